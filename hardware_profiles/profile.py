@@ -1,0 +1,375 @@
+"""The hardware profile: what a draft/target pair costs on given hardware, as a versioned JSON file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from hardware_profiles.atomic import atomic_write
+from hardware_profiles.costs import (
+    LEVELS,
+    Axis,
+    ConstantCost,
+    Frozen,
+    GridCost,
+    InterpolationError,
+    OperationCost,
+    Point,
+    Provenance,
+    Quantiles,
+    check_quantiles,
+    field_error,
+)
+
+__all__ = [
+    "AXES",
+    "LEVELS",
+    "SCHEMA",
+    "Axis",
+    "ConstantCost",
+    "DeviceInfo",
+    "GridCost",
+    "Host",
+    "InterpolationError",
+    "MeasuredRun",
+    "OperationCost",
+    "OperationName",
+    "Overlap",
+    "Point",
+    "Profile",
+    "ProfileError",
+    "Provenance",
+    "Quantiles",
+    "Role",
+    "RoleName",
+    "Roles",
+    "format_profile",
+    "load_profile",
+    "save_profile",
+]
+
+SCHEMA = "spectwin/profile/1"
+"""The one schema that this version reads and writes."""
+
+RoleName: TypeAlias = Literal["target", "draft"]
+OperationName: TypeAlias = Literal[
+    "target.forward", "target.prefill", "draft.forward", "draft.prefill", "draft.tree"
+]
+
+AXES: Mapping[OperationName, tuple[Axis, ...]] = {
+    "target.forward": ("batch", "new_tokens", "context"),
+    "target.prefill": ("batch", "new_tokens"),
+    "draft.forward": ("batch", "new_tokens", "context"),
+    "draft.prefill": ("batch", "new_tokens"),
+    "draft.tree": ("branches", "context"),
+}
+"""Axes that the grid of each operation may have."""
+
+_MOST_ERRORS_SHOWN = 5
+_LINE_WIDTH = 110
+
+
+class ProfileError(ValueError):
+    """A profile cannot be found, read or used; the message names the file and the field."""
+
+
+class DeviceInfo(Frozen):
+    """Hardware that a model runs on.
+
+    Attributes:
+        kind: What torch calls it, e.g. `cpu` or `cuda`.
+        name: The part, e.g. `NVIDIA H100 80GB HBM3`.
+        cores: CPU cores that the process is pinned to.
+        threads: Threads that the model computes with.
+    """
+
+    kind: str
+    name: str | None = None
+    cores: tuple[int, ...] = ()
+    threads: PositiveInt | None = None
+
+
+class Role(Frozen):
+    """The device and the model behind one of the two roles.  None means: not stated.
+
+    Attributes:
+        device: Where it runs.
+        model: Name of the model.
+        parameters: Number of its weights.
+        precision: Of weights and activations, e.g. `float32`.
+        backend: What runs it, e.g. `torch-eager`.
+        mode: Whether its kernels are launched one by one or as a captured graph.
+        tensor_parallel: Devices that it is spread over.
+    """
+
+    device: DeviceInfo
+    model: str
+    parameters: PositiveInt | None = None
+    precision: str | None = None
+    backend: str | None = None
+    mode: Literal["eager", "captured"] | None = None
+    tensor_parallel: PositiveInt = 1
+
+
+class Roles(Frozen):
+    """Both roles of a pair."""
+
+    target: Role
+    draft: Role
+
+
+class Host(Frozen):
+    """What the controller adds to the devices' own time, s.
+
+    Attributes:
+        submit_s: From a submit by the controller to the start of the work.
+        report_s: From the end of the work to the controller's learning of it.
+        round_s: The controller's own work per round.
+        message_latency_s: Time of one message between controller and worker, at `LEVELS`.
+    """
+
+    submit_s: NonNegativeFloat = 0.0
+    report_s: NonNegativeFloat = 0.0
+    round_s: NonNegativeFloat = 0.0
+    message_latency_s: Quantiles | None = None
+
+    _check_quantiles = field_validator("message_latency_s")(check_quantiles)
+
+
+class Overlap(Frozen):
+    """How much slower an operation runs while the other device is busy.
+
+    Attributes:
+        device: Device that runs the operation.
+        operation: The operation, without the device's name.
+        while_busy: The other device (`while` in the file).
+        slowdown: Factor on the duration; 1 where overlap costs nothing.
+    """
+
+    device: RoleName
+    operation: Literal["forward", "prefill", "tree"]
+    while_busy: Annotated[RoleName, Field(alias="while")]
+    # Below 1 it would be a speedup: noise, perhaps, but below one half a mistake.
+    slowdown: Annotated[float, Field(ge=0.5)]
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Overlap:
+        if self.device == self.while_busy:
+            raise field_error("while", f"must be the other device than {self.device!r}")
+        if f"{self.device}.{self.operation}" not in get_args(OperationName):
+            raise field_error("operation", f"the {self.device} has no operation {self.operation!r}")
+        return self
+
+
+class MeasuredRun(Frozen):
+    """Speed of one policy setting, run live during calibration beside plain decoding.
+
+    Attributes:
+        policy: Name of the policy.
+        lookahead: Drafted tokens per round, if it has that knob.
+        fanout: F_0 ... F_K, likewise.
+        backup: What it does on a cache miss, likewise.
+        tokens: Tokens emitted per pass over the prompts.
+        tokens_per_second: Over decode time, prefill left out.
+        speedup_vs_ar: Over plain decoding interleaved with it.
+    """
+
+    policy: str
+    lookahead: PositiveInt | None = None
+    fanout: tuple[int, ...] | None = None
+    backup: str | None = None
+    tokens: PositiveInt
+    tokens_per_second: PositiveFloat
+    speedup_vs_ar: PositiveFloat
+
+
+class Profile(Frozen):
+    """Costs of a draft/target pair on given hardware.
+
+    Attributes:
+        schema_version: Always `SCHEMA` (`schema` in the file).
+        name: Short name.
+        description: For people.
+        roles: Devices and models.
+        placement: Whether the two models have a device each or share one.
+        placement_note: Anything to add to that.
+        operations: Cost of each operation; `target.forward` is always there.
+        host: The controller's overheads.
+        overlap: What running both devices at the same time costs.
+        measured_runs: Settings run live during calibration, for comparison; no cost is taken from them.
+        provenance: Where the numbers come from, unless an operation says otherwise.
+    """
+
+    schema_version: Annotated[Literal["spectwin/profile/1"], Field(alias="schema")] = "spectwin/profile/1"
+    name: Annotated[str, Field(min_length=1)]
+    description: str = ""
+    roles: Roles
+    placement: Literal["split", "shared"] = "split"
+    placement_note: str = ""
+    operations: Mapping[OperationName, OperationCost]
+    host: Host = Host()
+    overlap: tuple[Overlap, ...] = ()
+    measured_runs: tuple[MeasuredRun, ...] = ()
+    provenance: Provenance
+
+    @field_validator("operations")
+    @classmethod
+    def _operations_fit(
+        cls, operations: Mapping[OperationName, OperationCost]
+    ) -> Mapping[OperationName, OperationCost]:
+        for name, cost in operations.items():
+            if strange := [axis for axis in cost.axes if axis not in AXES[name]]:
+                raise field_error(
+                    f"{name}.axes", f"{strange[0]!r} is no axis of {name}, which has {', '.join(AXES[name])}"
+                )
+        if "target.forward" not in operations:
+            raise field_error("target.forward", "is required")
+        return operations
+
+    @field_validator("overlap")
+    @classmethod
+    def _overlaps_differ(cls, overlap: tuple[Overlap, ...]) -> tuple[Overlap, ...]:
+        seen = set()
+        for index, entry in enumerate(overlap):
+            key = (entry.device, entry.operation)
+            if key in seen:
+                raise field_error(str(index), f"a second entry for {entry.device}.{entry.operation}")
+            seen.add(key)
+        return overlap
+
+    def operation(self, name: OperationName) -> OperationCost:
+        """Cost of one operation.
+
+        Raises:
+            ProfileError: The profile does not have it.
+        """
+        if name not in self.operations:
+            known = ", ".join(self.operations)
+            raise ProfileError(f"profile {self.name!r} has no operation {name!r}, only {known}")
+        return self.operations[name]
+
+    def slowdown(self, name: OperationName) -> float:
+        """Factor on the duration of an operation while the other device is busy; 1 if none is stated."""
+        for entry in self.overlap:
+            if f"{entry.device}.{entry.operation}" == name:
+                return entry.slowdown
+        return 1.0
+
+    def provenance_of(self, name: OperationName) -> Provenance:
+        """Where the numbers of one operation come from.
+
+        Raises:
+            ProfileError: The profile does not have the operation.
+        """
+        return self.operation(name).provenance or self.provenance
+
+
+def load_profile(path: str | os.PathLike[str]) -> Profile:
+    """Read and check a hardware profile.
+
+    Raises:
+        ProfileError: The file cannot be read or is no valid profile; the message names the file and
+            the dotted path of each bad field.
+    """
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise ProfileError(f"{path}: {error.strerror or error}") from error
+    try:
+        # Strict, so that a number in quotes is reported instead of guessed at.
+        profile = Profile.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        raise ProfileError(_describe(path, error)) from error
+    if "schema_version" not in profile.model_fields_set:
+        raise ProfileError(f"{path}: schema: is required, this version reads {SCHEMA!r}")
+    return profile
+
+
+def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
+    """Write a profile; the file appears complete or not at all.
+
+    Raises:
+        OSError: The file system refuses.
+    """
+    with atomic_write(path) as file:
+        file.write(format_profile(profile))
+
+
+def format_profile(profile: Profile) -> str:
+    """The text of a profile's file.  Fields that are None are left out."""
+    return _layout(profile.model_dump(mode="json", by_alias=True, exclude_none=True)) + "\n"
+
+
+def _layout(value: Any, indent: int = 0) -> str:
+    """JSON with every value that fits on one line (such as a point of a grid) on one line."""
+    line = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list) or not value or len(line) + indent < _LINE_WIDTH:
+        return line
+    pad = " " * (indent + 2)
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(k, ensure_ascii=False)}: {_layout(v, indent + 2)}" for k, v in value.items()]
+        opening, closing = "{}"
+    else:
+        parts = [_layout(item, indent + 2) for item in value]
+        opening, closing = "[]"
+    return f"{opening}\n{pad}" + f",\n{pad}".join(parts) + f"\n{' ' * indent}{closing}"
+
+
+def _describe(path: str | os.PathLike[str], error: ValidationError) -> str:
+    details = error.errors(include_url=False)
+    # A file of another schema has a wrong field everywhere; only one of them matters.
+    shown = [d for d in details if d["loc"] == ("schema",)] or details
+    lines = [_describe_one(detail) for detail in shown[:_MOST_ERRORS_SHOWN]]
+    if len(shown) > _MOST_ERRORS_SHOWN:
+        lines.append(f"and {len(shown) - _MOST_ERRORS_SHOWN} more")
+    if len(lines) == 1:
+        return f"{path}: {lines[0]}"
+    return f"{path}:\n  " + "\n  ".join(lines)
+
+
+def _describe_one(detail: ErrorDetails) -> str:
+    # Parts in brackets are pydantic's: the kind of a union's member, "[key]" of a mapping.
+    parts = [str(part) for part in detail["loc"] if str(part)[:1] not in ("<", "[")]
+    if detail["type"] == "field":
+        parts.append(detail["ctx"]["path"])
+    where = ".".join(parts)
+    return f"{where}: {_reason(detail)}" if where else _reason(detail)
+
+
+def _reason(detail: ErrorDetails) -> str:
+    context = detail.get("ctx", {})
+    given = detail["input"]
+    got = f", got {given!r}" if isinstance(given, str | int | float) else ""
+    match detail["type"]:
+        case "greater_than":
+            return f"must be > {context['gt']:g}{got}"
+        case "greater_than_equal":
+            return f"must be >= {context['ge']:g}{got}"
+        case "literal_error":
+            return f"must be {context['expected']}{got}"
+        case "missing":
+            return "is required"
+        case "extra_forbidden":
+            return "is no field of a profile"
+        case "value_error":
+            return str(context["error"])
+        case "field":
+            return str(context["message"])
+        case "json_invalid":
+            return f"is not JSON: {context['error']}"
+        case _:
+            return detail["msg"][:1].lower() + detail["msg"][1:] + got

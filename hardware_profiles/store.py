@@ -1,0 +1,106 @@
+"""Finding profiles and traces by name: the user's own first, then those that come with the package."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hardware_profiles.profile import ProfileError
+from hardware_profiles.trace_schema import TraceError
+
+_DATA = Path(__file__).parent / "data"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of file: its name in messages, its folder, its suffix and the error if it is not found."""
+
+    noun: str
+    folder: str
+    suffix: str
+    error: type[ValueError]
+
+
+_PROFILE = _Kind("profile", "profiles", ".json", ProfileError)
+_TRACE = _Kind("trace", "traces", ".parquet", TraceError)
+
+
+def user_directory() -> Path:
+    """Folder of the user's own profiles and traces, in its subfolders `profiles` and `traces`.
+
+    `$XDG_DATA_HOME/spectwin`, or `~/.local/share/spectwin` where that is not set to an absolute path.
+    It need not exist.
+    """
+    base = Path(os.environ.get("XDG_DATA_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".local" / "share") / "spectwin"
+
+
+def user_profile(name: str) -> Path:
+    """Path at which the user's own profile of that name is looked for, and is to be written."""
+    return _user_path(_PROFILE, name)
+
+
+def user_trace(name: str) -> Path:
+    """Path at which the user's own trace of that name is looked for, and is to be written."""
+    return _user_path(_TRACE, name)
+
+
+def shipped_profiles() -> list[str]:
+    """Names of the profiles that come with the package, sorted."""
+    return _names(_PROFILE, _DATA)
+
+
+def shipped_traces() -> list[str]:
+    """Names of the traces that come with the package, sorted."""
+    return _names(_TRACE, _DATA)
+
+
+def find_profile(name_or_path: str | os.PathLike[str]) -> Path:
+    """Path of a profile.
+
+    Args:
+        name_or_path: A name (`textbook`), looked for among the user's own profiles and then among the
+            shipped ones; or the path of a file, which has a separator or ends in `.json`.
+
+    Raises:
+        ProfileError: There is none; the message lists the names there are.
+    """
+    return _find(_PROFILE, os.fspath(name_or_path))
+
+
+def find_trace(name_or_path: str | os.PathLike[str]) -> Path:
+    """Path of a trace; like `find_profile`, with `.parquet`.
+
+    Raises:
+        TraceError: There is none; the message lists the names there are.
+    """
+    return _find(_TRACE, os.fspath(name_or_path))
+
+
+def _user_path(kind: _Kind, name: str) -> Path:
+    return user_directory() / kind.folder / f"{name}{kind.suffix}"
+
+
+def _names(kind: _Kind, root: Path) -> list[str]:
+    return sorted(path.stem for path in (root / kind.folder).glob(f"*{kind.suffix}"))
+
+
+def _find(kind: _Kind, wanted: str) -> Path:
+    if Path(wanted).name != wanted or wanted.endswith(kind.suffix):
+        if not Path(wanted).is_file():
+            raise kind.error(f"{wanted}: no such {kind.noun} file")
+        return Path(wanted)
+    for path in (_user_path(kind, wanted), _DATA / kind.folder / f"{wanted}{kind.suffix}"):
+        if path.is_file():
+            return path
+    raise kind.error(_explain_unknown(kind, wanted))
+
+
+def _explain_unknown(kind: _Kind, wanted: str) -> str:
+    shipped, own = _names(kind, _DATA), _names(kind, user_directory())
+    close = difflib.get_close_matches(wanted, [*own, *shipped], n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    mine = f"; yours: {', '.join(own)}" if own else ""
+    return f"no {kind.noun} {wanted!r}{hint} (shipped: {', '.join(shipped) or 'none'}{mine})"

@@ -1,0 +1,333 @@
+"""The trace: what a target really wrote, and what its draft would have proposed at every position."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from hardware_profiles.atomic import atomic_write
+from hardware_profiles.trace_schema import (
+    COLUMNS,
+    REQUIRED,
+    TRACE_SCHEMA,
+    Column,
+    TraceError,
+    TraceMeta,
+    TraceRequest,
+)
+
+if TYPE_CHECKING:  # slow to import, and a simulation without a trace never needs it
+    import pyarrow
+
+__all__ = ["COLUMNS", "Trace", "TraceError", "TraceMeta", "TraceRequest", "read_trace", "write_trace"]
+
+IntArray: TypeAlias = NDArray[np.int64]
+Int32Array: TypeAlias = NDArray[np.int32]
+Float32Array: TypeAlias = NDArray[np.float32]
+BoolArray: TypeAlias = NDArray[np.bool_]
+
+_REQUESTS = TypeAdapter(tuple[TraceRequest, ...])
+_KEY = "spectwin.{}"
+_COMPRESSION = "zstd"
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Recorded texts, one after the other: row i of every column is one generated position.
+
+    n is the number of positions of all requests together, M is `meta.draft_top`.  Log-probabilities are
+    natural; the target's are those at its sampling setting.  Columns that the file does not have, or
+    that were not read, are None: get at them through `column`, which explains what is missing.
+
+    Attributes:
+        requests: The requests, in the order of their rows.
+        meta: Where the trace comes from.
+        request: [n] request id.
+        position: [n] 0, 1, ... within each request.
+        token: [n] the token written.
+        target_logprob: [n] its log-probability under the target.
+        draft_logprob: [n] its log-probability under the draft.
+        draft_rank: [n] its rank under the draft, 0 being the draft's first choice.
+        draft_top_ids: [n, M] the draft's M most likely tokens, most likely first.
+        draft_top_logprobs: [n, M] their log-probabilities under the draft.
+        target_at_draft_top_logprobs: [n, M] their log-probabilities under the target.
+        target_top_ids: [n, meta.target_top] the target's most likely tokens, most likely first.
+        target_top_logprobs: [n, meta.target_top] their log-probabilities under the target.
+        accept_mass: [n] sum over the vocabulary of min(p, q).
+        draft_next_top1_logprob: [n] log-probability of the draft's first choice after its own first
+            choice at this position.
+        exit_ranks: Per early-exit layer the [n] rank of the token at that layer (`exit_rank_<layer>`).
+    """
+
+    requests: tuple[TraceRequest, ...]
+    meta: TraceMeta
+    request: IntArray
+    position: IntArray
+    token: IntArray
+    target_logprob: Float32Array | None = None
+    draft_logprob: Float32Array | None = None
+    draft_rank: IntArray | None = None
+    draft_top_ids: Int32Array | None = None
+    draft_top_logprobs: Float32Array | None = None
+    target_at_draft_top_logprobs: Float32Array | None = None
+    target_top_ids: Int32Array | None = None
+    target_top_logprobs: Float32Array | None = None
+    accept_mass: Float32Array | None = None
+    draft_next_top1_logprob: Float32Array | None = None
+    exit_ranks: Mapping[int, IntArray] | None = None
+
+    def __len__(self) -> int:
+        """Number of positions n."""
+        return len(self.request)
+
+    @cached_property
+    def offsets(self) -> IntArray:
+        """[R + 1] first row of each request, and n: request r has rows offsets[r] ... offsets[r+1] - 1."""
+        starts = np.flatnonzero(np.diff(self.request, prepend=self.request[:1] - 1))
+        return np.append(starts, len(self)).astype(np.int64)
+
+    @property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The columns that are there, by name, in the order of the file."""
+        found = {name: getattr(self, name) for name in COLUMNS if getattr(self, name) is not None}
+        for layer, ranks in sorted((self.exit_ranks or {}).items()):
+            found[f"exit_rank_{layer}"] = ranks
+        return found
+
+    def column(self, name: str) -> NDArray[Any]:
+        """One column, which must be there.
+
+        Raises:
+            TraceError: It is not; the message says what it is needed for and what to do.
+        """
+        if name not in self.columns:
+            raise TraceError(_explain_missing(name))
+        return self.columns[name]
+
+    def run_lengths(self) -> IntArray:
+        """[n] number of consecutive positions from each on that a greedy draft gets right (rank 0).
+
+        A run ends with its request.  With a lookahead of K, min(run, K) tokens drafted from there
+        are accepted when both models are greedy.
+
+        Raises:
+            TraceError: The column `draft_rank` is not there.
+        """
+        rows = np.arange(len(self), dtype=np.int64)
+        ends = np.repeat(self.offsets[1:], np.diff(self.offsets))
+        stops = np.where(self.column("draft_rank") == 0, ends, rows)
+        # A run stops at the nearest stop at or after it: a minimum, taken from the back.
+        return np.minimum.accumulate(stops[::-1])[::-1] - rows
+
+    def slice(self, ids: Iterable[int]) -> Trace:
+        """The trace of some requests only, in the order given.
+
+        Raises:
+            TraceError: A request is not in the trace, or is named twice.
+        """
+        index = {request.id: number for number, request in enumerate(self.requests)}
+        wanted = list(ids)
+        if unknown := [i for i in wanted if i not in index]:
+            raise TraceError(f"request {unknown[0]} is not in the trace")
+        if len(set(wanted)) < len(wanted):
+            raise TraceError("a request is named twice")
+        chosen = [index[i] for i in wanted]
+        spans = [np.arange(self.offsets[r], self.offsets[r + 1]) for r in chosen]
+        rows = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
+        taken: dict[str, Any] = {n: c[rows] for n, c in self.columns.items() if n in COLUMNS}
+        exits = None if self.exit_ranks is None else {n: c[rows] for n, c in self.exit_ranks.items()}
+        requests = tuple(self.requests[r] for r in chosen)
+        return replace(self, requests=requests, exit_ranks=exits, **taken)
+
+
+def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
+    """Write a trace as one Parquet file, which appears complete or not at all.
+
+    Raises:
+        TraceError: The trace contradicts itself; the message names the column and the first bad row.
+        OSError: The file system refuses.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    _check(trace, str(path))
+    texts = {
+        "schema": TRACE_SCHEMA,
+        "meta": trace.meta.model_dump_json(),
+        "requests": _REQUESTS.dump_json(trace.requests).decode(),
+    }
+    arrays = {name: _to_arrow(values, _describe(name)) for name, values in trace.columns.items()}
+    table = pa.table(arrays)
+    # Not as metadata of Arrow's schema, of which the file would hold a second copy, prompts and all.
+    with (
+        atomic_write(path, binary=True) as file,
+        pq.ParquetWriter(file, table.schema, compression=_COMPRESSION, store_schema=False) as writer,
+    ):
+        writer.write_table(table)
+        writer.add_key_value_metadata({_KEY.format(key): text for key, text in texts.items()})
+
+
+def read_trace(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Trace:
+    """Read and check a trace.
+
+    Args:
+        path: The file.
+        columns: Columns to read besides `request`, `position` and `token`; None for all there are.
+
+    Raises:
+        TraceError: The file cannot be read, is no trace, lacks a column that was asked for, or
+            contradicts itself.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            metadata = file.metadata.metadata or {}
+            names = _choose(file.schema_arrow.names, columns, str(path))
+            table = file.read(columns=names)
+    except (OSError, pa.ArrowException) as error:
+        raise TraceError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    texts = _read_texts(metadata, str(path))
+    fields: dict[str, Any] = {n: _from_arrow(table.column(n), _describe(n), str(path)) for n in names}
+    exits = {layer: fields.pop(n) for n in names if (layer := _exit_layer(n)) is not None}
+    trace = Trace(*texts, exit_ranks=exits or None, **fields)
+    _check(trace, str(path))
+    return trace
+
+
+def _exit_layer(name: str) -> int | None:
+    """Layer of an `exit_rank_<layer>` column; None for any other."""
+    prefix, _, layer = name.rpartition("_")
+    return int(layer) if prefix == "exit_rank" and layer.isdecimal() else None
+
+
+def _describe(name: str) -> Column:
+    return COLUMNS.get(name) or Column(name, "int32", "Mirror's early exits", low=0)
+
+
+def _explain_missing(name: str) -> str:
+    if name not in COLUMNS and _exit_layer(name) is None:
+        return f"column {name!r} is no column of a trace; there are {', '.join(COLUMNS)}, exit_rank_<layer>"
+    return (
+        f"column {name!r} is missing, which is needed for {_describe(name).purpose}; record the trace "
+        "again with `calibrate`, with this column, or choose a policy that does not need it"
+    )
+
+
+def _choose(present: Sequence[str], wanted: Sequence[str] | None, source: str) -> list[str]:
+    """Columns to read, in the order of the file format."""
+    required = [column.name for column in REQUIRED]
+    known = [n for n in present if n in COLUMNS or _exit_layer(n) is not None]
+    names = known if wanted is None else [*required, *wanted]
+    if missing := [name for name in dict.fromkeys([*required, *names]) if name not in known]:
+        raise TraceError(f"{source}: {_explain_missing(missing[0])}")
+    return [name for name in known if name in names]
+
+
+def _read_texts(metadata: Mapping[bytes, bytes], source: str) -> tuple[tuple[TraceRequest, ...], TraceMeta]:
+    texts = {}
+    for key in ("schema", "meta", "requests"):
+        value = metadata.get(_KEY.format(key).encode())
+        if value is None:
+            raise TraceError(f"{source}: is no trace, its metadata has no {_KEY.format(key)!r}")
+        texts[key] = value.decode()
+    if texts["schema"] != TRACE_SCHEMA:
+        raise TraceError(f"{source}: has schema {texts['schema']!r}, this version reads {TRACE_SCHEMA!r}")
+    try:
+        return _REQUESTS.validate_json(texts["requests"]), TraceMeta.model_validate_json(texts["meta"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise TraceError(f"{source}: metadata of {error.title}: {where}: {first['msg']}") from error
+
+
+def _to_arrow(values: NDArray[Any], column: Column) -> pyarrow.Array:
+    import pyarrow as pa
+
+    numbers = pa.array(np.ascontiguousarray(values, dtype=column.dtype).ravel())
+    if column.width is None:
+        return numbers
+    width = values.shape[1]
+    return pa.ListArray.from_arrays(np.arange(len(values) + 1, dtype=np.int32) * width, numbers)
+
+
+def _from_arrow(chunks: pyarrow.ChunkedArray, column: Column, source: str) -> NDArray[Any]:
+    import pyarrow as pa
+
+    array = pa.concat_arrays(chunks.chunks) if chunks.num_chunks else pa.array([], chunks.type)
+    if array.null_count:
+        raise _bad_row(source, column.name, array.is_null().to_numpy(zero_copy_only=False), "is empty")
+    if column.width is None:
+        # Flat integers are int64 in memory, to be indices without surprises.
+        return np.asarray(array, dtype="float32" if column.dtype == "float32" else "int64")
+    lengths = np.asarray(array.value_lengths())
+    width = int(lengths[0]) if len(lengths) else 0
+    if (lengths != width).any():
+        raise _bad_row(source, column.name, lengths != width, f"has not {width} numbers like row 0")
+    return np.asarray(array.flatten(), dtype=column.dtype).reshape(len(lengths), width)
+
+
+def _bad_row(source: str, column: str, bad: BoolArray, problem: str) -> TraceError:
+    return TraceError(f"{source}: column {column!r}, row {int(np.argmax(bad))}: {problem}")
+
+
+def _check(trace: Trace, source: str) -> None:
+    """Raise the error of the first thing in which the trace contradicts itself."""
+    for name, values in trace.columns.items():
+        _check_column(trace, _describe(name), values, source)
+    _check_layout(trace, source)
+    above = trace.token >= trace.meta.vocabulary
+    if above.any():
+        raise _bad_row(source, "token", above, f"is not below the vocabulary of {trace.meta.vocabulary}")
+
+
+def _check_column(trace: Trace, column: Column, values: NDArray[Any], source: str) -> None:
+    shape: tuple[int, ...] = (len(trace),)
+    if column.width is not None:
+        shape = (len(trace), getattr(trace.meta, column.width))
+    if values.shape != shape:
+        wanted = f" ({column.width} of the metadata)" if column.width else ""
+        raise TraceError(
+            f"{source}: column {column.name!r}, row 0: shape is {values.shape}, must be {shape}{wanted}"
+        )
+    bad = np.isnan(values)
+    if column.low is not None:
+        bad |= values < column.low
+    if column.high is not None:
+        bad |= values > column.high
+    if bad.any():
+        bad = bad.reshape(len(bad), -1)
+        row = int(np.argmax(bad.any(axis=1)))
+        value = values.reshape(len(bad), -1)[row, int(np.argmax(bad[row]))]
+        limits = f"between {column.low} and {column.high}".replace("None", "no limit")
+        raise _bad_row(source, column.name, bad.any(axis=1), f"{value} is not a number {limits}")
+
+
+def _check_layout(trace: Trace, source: str) -> None:
+    starts, sizes = trace.offsets[:-1], np.diff(trace.offsets)
+    expected = np.arange(len(trace)) - np.repeat(starts, sizes)
+    # Before the positions, whose error a scattered request would cause too.
+    found = trace.request[starts].tolist()
+    known = [request.id for request in trace.requests]
+    for row, identity, listed in zip(starts, found, known, strict=False):
+        if identity != listed:
+            problem = f"request {identity}, where the list of requests has {listed}"
+            raise TraceError(f"{source}: column 'request', row {row}: {problem}")
+    if len(found) != len(known):
+        raise TraceError(
+            f"{source}: column 'request', row {len(trace)}: {len(found)} groups of rows for {len(known)} "
+            "requests; the rows of a request must be together, and each must have one"
+        )
+    if len(set(known)) != len(known):
+        raise TraceError(f"{source}: column 'request': a request is listed twice")
+    if (trace.position != expected).any():
+        problem = "positions must be 0, 1, 2, ... within a request"
+        raise _bad_row(source, "position", trace.position != expected, problem)
