@@ -1,0 +1,1 @@
+"""Speculative-decoding policies: one generator per policy, run unchanged in simulated and in real time."""

@@ -1,0 +1,236 @@
+"""What a policy asks of a device, and what it gets back.
+
+Requests and answers are frozen values: they may cross a process boundary.  KV caches and logits
+never do; a device keeps them and finds them again by `slot`.
+
+Shapes: B is the number of slots of the batch (its *width*), K the lookahead.  Every per-row array of a
+value has length B and is indexed by slot, whether or not the row takes part; `View.slots` says which
+rows do.  That keeps the arrays of successive rounds aligned when rows finish or are replaced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray: TypeAlias = NDArray[np.int64]
+BoolArray: TypeAlias = NDArray[np.bool_]
+
+UNKNOWN = -1
+"""Token id of content that the world at hand does not know (coin tosses, off the recorded path)."""
+
+
+class Source(IntEnum):
+    """Which law sigma a row's verified tokens were drawn from (design.md, section 3)."""
+
+    NONE = 0
+    """Nothing was proposed: a plain decode."""
+    PRIMARY = 1
+    """The draft model, drafting on the very path that is verified."""
+    RANDOM = 2
+    """Uniform random tokens (SSD's fast backup speculator, paper section 4.3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to be continued.
+
+    Attributes:
+        id: Identity of the request; keys all of its randomness and its rows of a trace.
+        prompt_length: Tokens in the prompt, at least 1.
+        limit: Most tokens to emit (`max_tokens`), at least 1.
+        prompt: The prompt's token ids; None where only their number matters (simulated world).
+    """
+
+    id: int
+    prompt_length: int
+    limit: int
+    prompt: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.prompt_length < 1 or self.limit < 1:
+            raise ValueError(
+                f"request {self.id}: prompt_length and limit must be at least 1, "
+                f"got {self.prompt_length} and {self.limit}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The rows that an operation is about, as they stood when it was submitted.
+
+    Attributes:
+        slots: [n] slots that take part.
+        requests: [n] request id of each.
+        positions: [n] tokens emitted so far by each (the next one has this position).
+        contexts: [n] prompt plus emitted tokens of each.
+        rooms: [n] tokens that each may still emit.
+        tails: the last two tokens of each (one if there is only one), oldest first; None in a world
+            without token ids.
+    """
+
+    slots: IntArray
+    requests: IntArray
+    positions: IntArray
+    contexts: IntArray
+    rooms: IntArray
+    tails: tuple[tuple[int, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Drafted tokens awaiting verification.
+
+    Attributes:
+        lengths: [B] drafted tokens of each row (0: plain decode).
+        sources: [B] `Source` of each row's tokens.
+        tokens: [B, K] their ids, UNKNOWN beyond a row's length; None in a world without token ids.
+            A random row's tokens are known in every world.
+    """
+
+    lengths: IntArray
+    sources: IntArray
+    tokens: IntArray | None = None
+
+    @classmethod
+    def empty(cls, width: int) -> Speculation:
+        """No drafted token in any of `width` rows."""
+        zeros = np.zeros(width, dtype=np.int64)
+        return cls(zeros, zeros)
+
+    def merge(self, other: Speculation, rows: BoolArray) -> Speculation:
+        """This speculation with the rows marked in `rows` [B] taken from `other`."""
+        return Speculation(
+            np.where(rows, other.lengths, self.lengths),
+            np.where(rows, other.sources, self.sources),
+            _merge_tokens(self.tokens, other.tokens, rows),
+        )
+
+
+def _merge_tokens(mine: IntArray | None, theirs: IntArray | None, rows: BoolArray) -> IntArray | None:
+    if mine is None and theirs is None:
+        return None
+    depth = max(0 if t is None else t.shape[1] for t in (mine, theirs))
+    merged = np.full((len(rows), depth), UNKNOWN, dtype=np.int64)
+    for tokens, chosen in ((mine, ~rows), (theirs, rows)):
+        if tokens is not None:
+            merged[chosen, : tokens.shape[1]] = tokens[chosen]
+    return merged
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Outcome of a verification, cut at the end token and at the request's limit.
+
+    A row emits its accepted tokens and then the bonus token, unless the cut falls before it.
+
+    Attributes:
+        accepted: [B] drafted tokens accepted and emitted.
+        emitted: [B] tokens emitted: `accepted + 1`, or less where the row was cut.
+        ended: [B] whether the row emitted its last token.
+        bonus: [B] id of the bonus token, UNKNOWN if cut off or without ids.
+        tokens: per slot the emitted ids; None in a world without token ids.
+    """
+
+    accepted: IntArray
+    emitted: IntArray
+    ended: BoolArray
+    bonus: IntArray
+    tokens: tuple[tuple[int, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Fill the KV cache with the prompt but its last token.  Answer: None.
+
+    The last prompt token is fed by the first verification, so that every emitted token comes out of
+    a round and all rounds look alike.
+
+    Attributes:
+        view: The new rows.
+        prompts: Their prompts; None in a world without token ids.
+    """
+
+    view: View
+    prompts: tuple[tuple[int, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """One target forward over `1 + speculation.lengths` new tokens per row.  Answer: `Verdict`.
+
+    The prefix is never recomputed: the KV cache holds all committed tokens but the last.  With an
+    empty speculation this is one step of plain decoding.
+    """
+
+    view: View
+    speculation: Speculation
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Draft `lookahead` tokens autoregressively from the committed text.  Answer: `Speculation`.
+
+    May be stopped at a step boundary; the answer then holds the tokens drafted so far.
+
+    Attributes:
+        view: Rows to draft for.
+        lookahead: Tokens per row, at least 1.
+        unseen: [B] committed tokens of each row that the draft has not processed yet (at least 1,
+            the last token itself; 2 after all of a chain was accepted).
+    """
+
+    view: View
+    lookahead: int
+    unseen: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Prespeculate:
+    """Draft a speculation for the likely outcomes of verifying `speculation` (SSD, definitions 2-6, 10).
+
+    One *glue* forward over the last committed token and the speculation ranks the candidates for the
+    verified token after each number k of accepted tokens; `lookahead` tree steps then continue the
+    `fanout[k]` best of each, the rejected token left out.  Not interruptible.  Answer: `Cache`.
+
+    Attributes:
+        view: Rows to prepare for.
+        speculation: What is being verified meanwhile.
+        lookahead: Tokens per cached speculation.
+        fanout: `lookahead + 1` numbers F_k of cached outcomes with k tokens accepted.
+    """
+
+    view: View
+    speculation: Speculation
+    lookahead: int
+    fanout: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Draft on past `speculation`, on the bet that all of it will be accepted (PEARL).  Answer: `Cache`.
+
+    The cache holds one outcome: everything accepted and the bonus token equal to the first of the
+    `lookahead` newly drafted tokens; its speculation is the remaining `lookahead - 1`.
+
+    Attributes:
+        view: Rows to draft for.
+        speculation: What is being verified meanwhile.
+        lookahead: Tokens to draft, at least 1.
+    """
+
+    view: View
+    speculation: Speculation
+    lookahead: int
+
+
+Operation: TypeAlias = Prefill | Verify | Draft | Prespeculate | Continue
+
+
+def operation_name(operation: Operation) -> str:
+    """Name of an operation in timelines and logs: its class name in lower case."""
+    return type(operation).__name__.lower()

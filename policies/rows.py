@@ -1,0 +1,148 @@
+"""The rows of a batch: which request sits in which slot, how far it is, and what each round did."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from policies.operations import BoolArray, Prefill, Request, Speculation, Verdict, View
+from policies.protocols import Steps, World
+from policies.records import RoundLog
+
+
+class Rows:
+    """A batch of `width` slots, refilled from a queue of requests as rows finish.
+
+    All per-row arrays have length `width` and are indexed by slot.
+
+    Args:
+        requests: What to serve, first come first served.
+        width: Number of slots, at least 1 (the batch size).
+        keep_tokens: Whether the world knows token ids; then `texts` collects what each request emitted.
+
+    Raises:
+        ValueError: `width` below 1, no request, or a request without prompt where tokens are kept.
+    """
+
+    def __init__(self, requests: Sequence[Request], width: int, *, keep_tokens: bool = False) -> None:
+        if width < 1:
+            raise ValueError(f"batch must be at least 1, got {width}")
+        if not requests:
+            raise ValueError("no request to serve")
+        if keep_tokens and any(r.prompt is None for r in requests):
+            raise ValueError("a live run needs the prompt of every request")
+        self.width = width
+        self.waiting = deque(requests)
+        self.keep_tokens = keep_tokens
+        self.texts: dict[int, list[int]] = {}
+        self.log = RoundLog()
+        self._prompts: dict[int, tuple[int, ...]] = {}
+        self._request = np.full(width, -1, dtype=np.int64)
+        self._emitted = np.zeros(width, dtype=np.int64)
+        self._prompt_length = np.zeros(width, dtype=np.int64)
+        self._limit = np.zeros(width, dtype=np.int64)
+        self.alive: BoolArray = np.zeros(width, dtype=np.bool_)
+        """[width] slots that hold an unfinished request."""
+
+    @property
+    def active(self) -> bool:
+        """Whether any request is unfinished, in a slot or waiting."""
+        return bool(self.waiting) or bool(self.alive.any())
+
+    def admit(self) -> BoolArray:
+        """Put waiting requests into free slots; [width] mask of the slots filled just now."""
+        fresh = np.zeros(self.width, dtype=np.bool_)
+        if not self.waiting:
+            return fresh
+        for slot in np.flatnonzero(~self.alive):
+            if not self.waiting:
+                break
+            request = self.waiting.popleft()
+            self._request[slot] = request.id
+            self._emitted[slot] = 0
+            self._prompt_length[slot] = request.prompt_length
+            self._limit[slot] = request.limit
+            self.alive[slot] = fresh[slot] = True
+            if self.keep_tokens and request.prompt is not None:
+                self._prompts[request.id] = request.prompt
+                self.texts[request.id] = []
+        return fresh
+
+    def view(self, rows: BoolArray | None = None) -> View:
+        """Snapshot of the rows marked in `rows` [width], by default of all unfinished ones."""
+        slots = np.flatnonzero(self.alive if rows is None else rows)
+        requests = self._request[slots]
+        emitted = self._emitted[slots]
+        return View(
+            slots=slots,
+            requests=requests,
+            positions=emitted,
+            contexts=self._prompt_length[slots] + emitted,
+            rooms=self._limit[slots] - emitted,
+            tails=tuple(self._tail(int(r)) for r in requests) if self.keep_tokens else None,
+        )
+
+    def prompts(self, view: View) -> tuple[tuple[int, ...], ...] | None:
+        """Prompt token ids of a view's rows; None in a world without token ids."""
+        return tuple(self._prompts[int(r)] for r in view.requests) if self.keep_tokens else None
+
+    def commit(
+        self,
+        view: View,
+        verified: Speculation,
+        verdict: Verdict,
+        *,
+        hits: BoolArray | None = None,
+        now: float,
+    ) -> None:
+        """Append a round's tokens and log the round.
+
+        Args:
+            view: The rows verified, as submitted.
+            verified: The speculation that was verified.
+            verdict: Its outcome.
+            hits: [width] whether each row's outcome was in the speculation cache; None for policies
+                without one.
+            now: Seconds at which the verdict was acted on.
+        """
+        if verdict.tokens is not None and self.keep_tokens:
+            for slot, request in zip(view.slots, view.requests, strict=True):
+                self.texts[int(request)].extend(verdict.tokens[int(slot)])
+        self.log.append(view, verified, verdict, hits, now)
+        self._emitted += verdict.emitted
+        self.alive &= ~verdict.ended
+
+    def _tail(self, request: int) -> tuple[int, ...]:
+        text = self.texts[request]
+        if len(text) >= 2:
+            return tuple(text[-2:])
+        return (*self._prompts[request], *text)[-2:]
+
+
+def admit(world: World, rows: Rows) -> Steps:
+    """Admit waiting requests and prefill them on both devices; returns the [width] mask of new rows.
+
+    A target-only policy pays no draft prefill: it passes a world whose draft it never uses and calls
+    `admit_target` instead.
+    """
+    fresh = rows.admit()
+    if fresh.any():
+        view = rows.view(fresh)
+        prefill = Prefill(view, rows.prompts(view))
+        started = world.now
+        yield world.target.submit(prefill) & world.draft.submit(prefill)
+        rows.log.prefill_s += world.now - started
+    return fresh
+
+
+def admit_target(world: World, rows: Rows) -> Steps:
+    """As `admit`, for policies that use the target alone."""
+    fresh = rows.admit()
+    if fresh.any():
+        view = rows.view(fresh)
+        started = world.now
+        yield world.target.submit(Prefill(view, rows.prompts(view)))
+        rows.log.prefill_s += world.now - started
+    return fresh

@@ -1,0 +1,101 @@
+"""Metrics of a run, defined once for both worlds (docs/metrics.md gives the symbols)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.operations import Source
+from policies.records import NO_CACHE, RoundLog
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run of a policy achieved.
+
+    Rates are ratios of sums over all rows.  None where nothing was counted.
+
+    Attributes:
+        tokens: Tokens emitted.
+        rounds: Rounds, counted per row.
+        batch_rounds: Rounds of the batch.
+        seconds: Decode time: the whole run less the time the batch waited for prefills.
+        prefill_s: That waiting time.
+        tokens_per_second: tokens / seconds.
+        tokens_per_round: tokens / rounds, the bonus token included (the engines' acceptance length).
+        accepted_per_round: Drafted tokens accepted per round.
+        acceptance_rate: Accepted / verified positions of the primary draft; a position after the first
+            rejection is not verified.
+        cache_hit_rate: Rounds whose outcome was in the speculation cache / rounds in which it was looked up.
+        hit_rate_after_primary: The same over rounds that verified the primary draft's tokens (p_hit,p).
+        hit_rate_after_backup: The same over rounds that verified a backup's tokens or none (p_hit,b).
+        utilization: Per device, seconds of work / `seconds`.
+        stalled_s: Per device, decode seconds without work.
+        overlap_s: Seconds in which both devices worked.
+    """
+
+    tokens: int
+    rounds: int
+    batch_rounds: int
+    seconds: float
+    prefill_s: float
+    tokens_per_second: float
+    tokens_per_round: float
+    accepted_per_round: float
+    acceptance_rate: float | None
+    cache_hit_rate: float | None
+    hit_rate_after_primary: float | None
+    hit_rate_after_backup: float | None
+    utilization: dict[str, float]
+    stalled_s: dict[str, float]
+    overlap_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+
+def summarise(log: RoundLog, *, total_s: float, busy_s: dict[str, float], overlap_s: float) -> Summary:
+    """Metrics of a finished run.
+
+    Args:
+        log: Its rounds.
+        total_s: Seconds from start to end, prefills included.
+        busy_s: Seconds of work per device, prefills left out.
+        overlap_s: Seconds in which both devices worked, prefills left out.
+    """
+    table = log.table()
+    tokens = int(table["emitted"].sum())
+    rounds = len(table["emitted"])
+    seconds = total_s - log.prefill_s
+    primary = table["source"] == Source.PRIMARY
+    rejected = (table["accepted"] < table["length"]) & (table["emitted"] > table["accepted"])
+    verified = (table["accepted"] + rejected)[primary].sum()
+    looked_up = table["hit"] != NO_CACHE
+    return Summary(
+        tokens=tokens,
+        rounds=rounds,
+        batch_rounds=log.batch_rounds,
+        seconds=seconds,
+        prefill_s=log.prefill_s,
+        tokens_per_second=tokens / seconds if seconds > 0 else float("inf"),
+        tokens_per_round=tokens / rounds,
+        accepted_per_round=float(table["accepted"].sum()) / rounds,
+        acceptance_rate=_ratio(table["accepted"][primary].sum(), verified),
+        cache_hit_rate=_hit_rate(table["hit"], looked_up),
+        hit_rate_after_primary=_hit_rate(table["hit"], looked_up & primary),
+        hit_rate_after_backup=_hit_rate(table["hit"], looked_up & ~primary),
+        utilization={name: busy / seconds if seconds > 0 else 0.0 for name, busy in busy_s.items()},
+        stalled_s={name: seconds - busy for name, busy in busy_s.items()},
+        overlap_s=overlap_s,
+    )
+
+
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return float(numerator) / float(denominator) if denominator else None
+
+
+def _hit_rate(hit: np.ndarray, chosen: np.ndarray) -> float | None:
+    return _ratio(hit[chosen].sum(), chosen.sum())
