@@ -1,0 +1,239 @@
+"""Simulated devices: first-in first-out servers whose work progresses at a rate.
+
+A device's rate depends on whether its neighbour is busy (they share memory bandwidth, power, a chip), so
+it is constant between changes of who is busy and every change replans what is running
+(design.md, section 4).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import simpy
+from simpy.events import Event
+
+from policies.operations import Draft, Operation, Prefill, operation_name
+from policies.records import Span
+
+
+class Work(Protocol):
+    """What an operation costs and answers; one object serves all devices of a world."""
+
+    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
+        """Named pieces of work in seconds at full rate; an operation may be stopped between them."""
+        ...
+
+    def answer(self, operation: Operation, completed: int | None) -> Any:
+        """Answer of a finished operation; `completed` steps if it was stopped early, else None."""
+        ...
+
+
+class SimulatedTask(Event):
+    """A submitted operation; fires once, with its answer."""
+
+    def __init__(self, device: SimulatedDevice, operation: Operation) -> None:
+        super().__init__(device.env)
+        self.device = device
+        self.operation = operation
+
+    def stop(self) -> None:
+        """End a draft at its next step boundary, with the tokens drafted so far; else a no-op."""
+        self.device.stop(self)
+
+    def _finish(self, answer: Any, delay: float) -> None:
+        self._ok = True
+        self._value = answer
+        self.env.schedule(self, delay=delay)
+
+
+class Machine:
+    """Devices that can slow each other down, and the account of their time.
+
+    Args:
+        slowdowns: (device, operation, other device) to the factor by which the first runs slower while
+            the second is busy; absent pairs do not interfere.
+
+    Attributes:
+        busy_s: Seconds of work per device, prefills left out.
+        overlap_s: Seconds in which two or more devices worked at once, prefills left out.
+    """
+
+    def __init__(self, slowdowns: Mapping[tuple[str, str, str], float] | None = None) -> None:
+        self.slowdowns = dict(slowdowns or {})
+        self.devices: list[SimulatedDevice] = []
+        self.busy_s: dict[str, float] = {}
+        self.overlap_s = 0.0
+        self._since = 0.0
+        self._counted: list[str] = []
+
+    def account(self, now: float) -> None:
+        """Charge the time since the last change to the devices that were busy in it."""
+        elapsed = now - self._since
+        self._since = now
+        if elapsed > 0.0:
+            for name in self._counted:
+                self.busy_s[name] = self.busy_s.get(name, 0.0) + elapsed
+            if len(self._counted) > 1:
+                self.overlap_s += elapsed
+
+    def changed(self, now: float) -> None:
+        """Replan every running operation: someone has just started or stopped."""
+        self.account(now)
+        busy = [d for d in self.devices if d.running is not None]
+        self._counted = [d.name for d in busy if not isinstance(d.running.operation, Prefill)]  # type: ignore[union-attr]
+        if self.slowdowns:
+            for device in busy:
+                device.replan(now, self._rate(device, busy))
+
+    def _rate(self, device: SimulatedDevice, busy: list[SimulatedDevice]) -> float:
+        rate = 1.0
+        for other in busy:
+            if other is not device:
+                rate /= self.slowdowns.get((device.name, device.operation_name, other.name), 1.0)
+        return rate
+
+
+class SimulatedDevice:
+    """A first-in first-out server on simpy's clock.
+
+    Args:
+        env: Clock.
+        name: `target` or `draft`.
+        work: Costs and answers.
+        machine: Whom it shares its hardware with.
+        submit_s: From submission to the start of work on an idle device.
+        report_s: From the end of work to the task's event.
+        spans: Collects the timeline; None records nothing.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        name: str,
+        work: Work,
+        machine: Machine,
+        *,
+        submit_s: float = 0.0,
+        report_s: float = 0.0,
+        spans: list[Span] | None = None,
+    ) -> None:
+        self.env = env
+        self.name = name
+        self.work = work
+        self.machine = machine
+        self.submit_s = submit_s
+        self.report_s = report_s
+        self.spans = spans
+        self.running: SimulatedTask | None = None
+        self.operation_name = ""
+        self._queue: deque[SimulatedTask] = deque()
+        self._starting: SimulatedTask | None = None
+        self._steps: list[tuple[str, float]] = []
+        self._started = 0.0
+        self._remaining = 0.0
+        self._rate = 1.0
+        self._since = 0.0
+        self._completed: int | None = None
+        self._timer: Event | None = None
+        machine.devices.append(self)
+        machine.busy_s[name] = 0.0
+
+    def submit(self, operation: Operation) -> SimulatedTask:
+        """Queue an operation and return at once."""
+        task = SimulatedTask(self, operation)
+        self._queue.append(task)
+        if self.running is None and self._starting is None:
+            self._next(self.submit_s)
+        return task
+
+    def stop(self, task: SimulatedTask) -> None:
+        """See `SimulatedTask.stop`."""
+        if not isinstance(task.operation, Draft) or task.triggered:
+            return
+        if task is not self.running:
+            if task in self._queue:
+                self._queue.remove(task)
+                task._finish(self.work.answer(task.operation, 0), self.report_s)
+            elif task is self._starting:
+                self._completed = 0
+            return
+        self._advance(self.env.now)
+        total = sum(seconds for _, seconds in self._steps)
+        done, boundary = total - self._remaining, 0.0
+        for index, (_, seconds) in enumerate(self._steps):
+            boundary += seconds
+            if boundary >= done - 1e-15:
+                self._completed = index + 1
+                self._remaining = max(0.0, boundary - done)
+                self._schedule()
+                return
+
+    def replan(self, now: float, rate: float) -> None:
+        """Go on at another rate from now on."""
+        if rate != self._rate:
+            self._advance(now)
+            self._rate = rate
+            self._schedule()
+
+    def _next(self, delay: float) -> None:
+        self._starting = self._queue.popleft()
+        self._completed = None
+        if delay > 0.0:
+            self._after(delay, self._begin)
+        else:
+            self._begin(None)
+
+    def _begin(self, _: Event | None) -> None:
+        task, self._starting = self._starting, None
+        assert task is not None
+        now = self.env.now
+        if self._completed == 0:  # stopped before it began
+            task._finish(self.work.answer(task.operation, 0), self.report_s)
+            if self._queue:
+                self._next(0.0)
+            return
+        self.running = task
+        self.operation_name = operation_name(task.operation)
+        self._steps = self.work.steps(self.name, task.operation)
+        self._remaining = sum(seconds for _, seconds in self._steps)
+        self._rate = 1.0
+        self._started = self._since = now
+        self._schedule()
+        self.machine.changed(now)
+
+    def _advance(self, now: float) -> None:
+        self._remaining = max(0.0, self._remaining - (now - self._since) * self._rate)
+        self._since = now
+
+    def _schedule(self) -> None:
+        self._timer = self._after(self._remaining / self._rate, self._end)
+
+    def _after(self, delay: float, callback: Callable[[Event], None]) -> Event:
+        timer = self.env.timeout(delay)
+        timer.callbacks.append(callback)
+        return timer
+
+    def _end(self, timer: Event) -> None:
+        if timer is not self._timer:
+            return  # replanned since
+        task = self.running
+        assert task is not None
+        now = self.env.now
+        self._record(task, now)
+        self.running = None
+        self.machine.changed(now)
+        task._finish(self.work.answer(task.operation, self._completed), self.report_s)
+        if self._queue:
+            self._next(0.0)
+
+    def _record(self, task: SimulatedTask, now: float) -> None:
+        if self.spans is None:
+            return
+        steps = self._steps if self._completed is None else self._steps[: self._completed]
+        details = {
+            "rows": len(task.operation.view.slots),
+            "steps": [[name, seconds] for name, seconds in steps],
+        }
+        self.spans.append(Span(self.name, self.operation_name, self._started, now, details))

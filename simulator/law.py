@@ -1,0 +1,240 @@
+"""The law's opinion on a setting, and why the simulated world differs from it.
+
+The law is given what a reader of the papers would give it: an iid acceptance, a power-law hit curve, the
+cost of one target step and of one draft step.  The difference is then explained by switching the effects
+of real hardware and text on one after another, a *waterfall* of simulations from the law's assumptions
+to the full world.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from policies.curves import hit_curves
+from policies.laws.double import pearl_speedup
+from policies.laws.ssd import (
+    PowerLaw,
+    expected_tokens,
+    hit_rate,
+    hit_rate_primary,
+    power_law_hit,
+    sd_speedup,
+    ssd_speedup,
+)
+from policies.registry import Settings
+from simulator.costs import Effects, TextbookCosts
+from simulator.run import Scenario, simulate
+from simulator.tokens import TokenModel, coin
+
+NO_EFFECT = Effects(
+    verify_width=False,
+    draft_width=False,
+    batch_width=False,
+    context=False,
+    host=False,
+    overlap=False,
+    jitter=False,
+)
+STATEMENTS = {"ar": "-", "sd": "double.thm1 + mirror.eq5", "pearl": "S_PEARL under double.thm3"}
+LONG = 12_000
+"""Tokens of a simulation that is to show a long-run rate; about 1 % of sampling error remains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What the law is told.
+
+    Attributes:
+        acceptance: iid acceptance of a drafted token.
+        exponent: r of the hit curve's power law; None without a usable curve.
+        scale: c of the power law.
+        target_s: Seconds of one target step, whatever it verifies.
+        draft_s: Seconds of one draft step, however many branches it drafts.
+    """
+
+    acceptance: float
+    exponent: float | None
+    scale: float
+    target_s: float
+    draft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """The law's answer.
+
+    Attributes:
+        statement: Id of the formal statement(s) used.
+        speedup_vs_ar: Its speedup; None where the law does not apply, with `reason`.
+        tokens_per_second: `speedup_vs_ar` over the step time it was told, for the whole batch.
+        tokens_per_round: Its mean tokens per round.
+        cache_hit_rate: Its long-run hit rate; None without a cache.
+        assumptions: What it was told.
+        reason: Why it has no answer.
+    """
+
+    statement: str
+    speedup_vs_ar: float | None
+    tokens_per_second: float | None
+    tokens_per_round: float | None
+    cache_hit_rate: float | None
+    assumptions: Assumptions
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of the waterfall: speedup over AR once `effect` and all before it are on."""
+
+    effect: str
+    speedup_vs_ar: float
+
+
+def told_curve(tokens: TokenModel) -> PowerLaw | None:
+    """Power law of the hit curve: the coins' own, or fitted to a recording (None if that fails)."""
+    if tokens.law is not None:
+        return tokens.law
+    return hit_curves(np.where(tokens.run > 0, 0, tokens.need_rejected)).law
+
+
+def assume(scenario: Scenario) -> Assumptions:
+    """What the law is told about a scenario: means of the recording, step costs of the profile."""
+    tokens = scenario.tokens
+    curve = told_curve(tokens)
+    if scenario.textbook is not None:
+        target_s, draft_s = scenario.textbook.target_s, scenario.textbook.draft_s
+    else:
+        context = int(np.mean([r.prompt_length + r.limit / 2 for r in scenario.serving()[1]]))
+        at = {"batch": 1, "new_tokens": 1, "context": context}
+        target_s = scenario.surfaces["target.forward"].seconds(**at)
+        draft = scenario.surfaces.get("draft.forward")
+        draft_s = draft.seconds(**at) if draft is not None else 0.0
+    return Assumptions(
+        acceptance=float(np.mean(tokens.run > 0)),
+        exponent=None if curve is None else curve.exponent,
+        scale=1.0 if curve is None else curve.scale,
+        target_s=target_s,
+        draft_s=draft_s,
+    )
+
+
+def opinion(settings: Settings, assumptions: Assumptions, *, batch: int) -> Opinion:
+    """The papers' closed form for a setting."""
+    a, k = assumptions.acceptance, settings.lookahead or 0
+    t_draft = assumptions.draft_s / assumptions.target_s
+    hits: float | None = None
+    tokens: float | None = expected_tokens(a, k)
+    statement = STATEMENTS.get(settings.policy, "")
+    reason = None
+    speedup: float | None
+    if settings.policy == "ar":
+        speedup = 1.0
+    elif settings.policy == "sd":
+        speedup = sd_speedup(a, k, t_draft)
+    elif settings.policy == "pearl":
+        speedup, hits, reason = _pearl(a, k, t_draft, batch)
+        tokens = pearl_speedup(a, k, float(k)) if reason is None else tokens
+    else:
+        statement, speedup, hits, tokens, reason = _saguaro(settings, assumptions, batch)
+    return Opinion(
+        statement=statement,
+        speedup_vs_ar=speedup,
+        tokens_per_second=None if speedup is None else speedup * batch / assumptions.target_s,
+        tokens_per_round=tokens if speedup is not None else None,
+        cache_hit_rate=hits,
+        assumptions=assumptions,
+        reason=reason,
+    )
+
+
+def _pearl(a: float, k: int, t_draft: float, batch: int) -> tuple[float | None, float | None, str | None]:
+    """Speedup and hit rate; pearl_speedup(a, k, k) is its tokens per round, as rounds then last 1."""
+    if batch > 1:
+        return None, None, "the papers give no law for PEARL in batches"
+    ratio = 1.0 / t_draft if t_draft > 0 else float("inf")
+    per_round = pearl_speedup(a, k, float(k))
+    speedup = per_round / max(1.0, k / ratio) if ratio != float("inf") else per_round
+    # A miss is followed by a plain decode (hit with a), a hit by a block (hit with a^k).
+    hits = a / (1.0 + a - a**k) if a < 1.0 else 1.0
+    return speedup, hits, None
+
+
+def _saguaro(
+    settings: Settings, told: Assumptions, batch: int
+) -> tuple[str, float | None, float | None, float | None, str | None]:
+    statement = "ssd.thm7 + ssd.eq1" if batch == 1 else "ssd.cor16 + ssd.eq1"
+    if told.exponent is None or settings.fanout is None or settings.lookahead is None:
+        return statement, None, None, None, "no power law could be fitted to the hit curve"
+    k, fanout = settings.lookahead, settings.fanout
+    t_draft = told.draft_s / told.target_s
+    p_primary = hit_rate_primary(told.acceptance, fanout, told.exponent, told.scale)
+    e_hit = expected_tokens(told.acceptance, k)
+    if settings.backup == "primary":
+        p_backup, e_miss, t_backup = p_primary, e_hit, k * t_draft
+    else:  # a plain decode, or random tokens that are never accepted: position 0 alone can hit
+        p_backup = float(power_law_hit([fanout[0]], told.exponent, told.scale)[0])
+        e_miss, t_backup = 1.0, 0.0
+    try:
+        p_hit = hit_rate(p_primary, p_backup)
+    except ValueError as error:
+        return statement, None, None, None, str(error)
+    speedup = ssd_speedup(p_hit, e_hit, e_miss, k * t_draft, t_backup, batch=batch)
+    return statement, speedup, p_hit, p_hit * e_hit + (1.0 - p_hit) * e_miss, None
+
+
+def waterfall(scenario: Scenario, settings: Settings, law: Opinion) -> list[Stage]:
+    """Speedup over AR from the law's assumptions to the full simulated world, one effect at a time."""
+    if law.speedup_vs_ar is None:
+        return []
+    told = law.assumptions
+    lengths = [r.limit for r in scenario.tokens.requests]
+    ideal = _coin_speedup(scenario, settings, told, max(LONG // scenario.batch, *lengths))
+    stages = [Stage("law", law.speedup_vs_ar), Stage("simulated, law's assumptions", ideal)]
+    if scenario.tokens.tokens is None:
+        short = _coin_speedup(scenario, settings, told, round(float(np.mean(lengths))))
+        return [*stages, Stage("short outputs", short)]
+    effects = NO_EFFECT
+    bare = replace(scenario, effects=effects)
+    stages.append(Stage("recorded tokens, short outputs", _speedup(bare, settings)))
+    if scenario.textbook is None:
+        for name, on in _EFFECTS:
+            effects = replace(effects, **on)
+            stages.append(Stage(name, _speedup(replace(bare, effects=effects), settings)))
+    return stages
+
+
+def _coin_speedup(scenario: Scenario, settings: Settings, told: Assumptions, length: int) -> float:
+    """Speedup in the law's own world, with outputs of `length` tokens; AR takes a step per token there."""
+    tokens = coin(
+        told.acceptance,
+        exponent=told.exponent or 1.0,
+        scale=told.scale,
+        requests=max(scenario.batch, LONG // length),
+        length=length,
+        prompt_length=1,
+        seed=settings.seed,
+    )
+    textbook = TextbookCosts(told.target_s, told.draft_s)
+    world = Scenario(tokens=tokens, textbook=textbook, batch=scenario.batch)
+    if settings.policy == "ar":
+        return 1.0
+    speed = simulate(world, settings).summary.tokens_per_second
+    return speed * told.target_s / min(scenario.batch, len(tokens.requests))
+
+
+_EFFECTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("verification grows with its width", {"verify_width": True}),
+    ("drafting grows with its branches", {"draft_width": True}),
+    ("batch and context length", {"batch_width": True, "context": True}),
+    ("host and messages", {"host": True}),
+    ("devices slow each other", {"overlap": True}),
+    ("jitter", {"jitter": True}),
+)
+
+
+def _speedup(scenario: Scenario, settings: Settings) -> float:
+    ar = simulate(scenario, replace(settings, policy="ar", lookahead=None, fanout=None, backup=None))
+    return simulate(scenario, settings).summary.tokens_per_second / ar.summary.tokens_per_second

@@ -1,0 +1,225 @@
+"""What `simulate` prints: JSON for machines, tables for people, a picture for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from policies.timeline import chrome_trace
+from simulator.law import Opinion, Stage
+from simulator.run import Scenario, Simulated
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+METHOD = (
+    "tokens/s = emitted tokens / decode seconds (prefill left out), ratio of sums; "
+    "SD baseline: same lookahead, same devices"
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A simulated setting beside its law and its baselines.
+
+    Attributes:
+        scenario: Where it ran.
+        run: The setting's run.
+        ar: Plain decoding in the same scenario.
+        sd: Vanilla speculation at the same lookahead; None for policies without one.
+        law: The law's answer.
+        waterfall: From the law to the simulation, effect by effect.
+        sources: Names of the profile and the trace, for people.
+    """
+
+    scenario: Scenario
+    run: Simulated
+    ar: Simulated
+    sd: Simulated | None
+    law: Opinion
+    waterfall: list[Stage]
+    sources: dict[str, str]
+
+    @property
+    def speedup_vs_ar(self) -> float:
+        """Tokens per second over those of plain decoding."""
+        return self.run.summary.tokens_per_second / self.ar.summary.tokens_per_second
+
+    @property
+    def speedup_vs_sd(self) -> float | None:
+        """Tokens per second over those of vanilla speculation at the same lookahead."""
+        if self.sd is None:
+            return None
+        return self.run.summary.tokens_per_second / self.sd.summary.tokens_per_second
+
+    def as_dict(self) -> dict[str, Any]:
+        """The documented JSON object (docs/json.md)."""
+        settings, summary = self.run.settings, self.run.summary
+        return {
+            "policy": settings.policy,
+            "batch": self.scenario.batch,
+            "lookahead": settings.lookahead,
+            "fanout": None if settings.fanout is None else list(settings.fanout),
+            "backup": settings.backup,
+            "seed": settings.seed,
+            "speedup_vs_ar": self.speedup_vs_ar,
+            "speedup_vs_sd": self.speedup_vs_sd,
+            **summary.as_dict(),
+            "law": {
+                **asdict(self.law),
+                "waterfall": [asdict(stage) for stage in self.waterfall],
+            },
+            "extrapolated": list(self.run.extrapolated),
+            "sources": self.sources,
+        }
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Tables for people."""
+    settings, summary = report.run.settings, report.run.summary
+    console.print(
+        f"[bold]{settings.label}[/bold] · batch {report.scenario.batch} · {summary.tokens} tokens of "
+        f"{len(report.scenario.serving()[1])} requests"
+    )
+    for kind, source in report.sources.items():
+        console.print(f"[dim]{kind}: {source}[/dim]", highlight=False)
+    console.print(_opinions(report))
+    console.print(_time(report))
+    if len(report.waterfall) > 1:
+        console.print(_why(report))
+    if report.law.reason:
+        console.print(f"no law: {report.law.reason}")
+    if report.run.extrapolated:
+        console.print(
+            "[yellow]outside the measured grid, linearly extrapolated: "
+            + ", ".join(report.run.extrapolated)
+            + "[/yellow]"
+        )
+    console.print(f"[dim]{METHOD}[/dim]")
+
+
+def _opinions(report: Report) -> Any:
+    table = _table("", "tokens/s", "vs AR", "vs SD", "tokens/round", "hit rate")
+    law, summary = report.law, report.run.summary
+    table.add_row(
+        f"law ({law.statement})",
+        _number(law.tokens_per_second),
+        _factor(law.speedup_vs_ar),
+        "",
+        _number(law.tokens_per_round),
+        _share(law.cache_hit_rate),
+    )
+    table.add_row(
+        "simulated",
+        _number(summary.tokens_per_second),
+        _factor(report.speedup_vs_ar),
+        _factor(report.speedup_vs_sd),
+        _number(summary.tokens_per_round),
+        _share(summary.cache_hit_rate),
+    )
+    table.add_row("measured", "run `validate`", "", "", "", "")
+    return table
+
+
+def _time(report: Report) -> Any:
+    summary = report.run.summary
+    table = _table("where the time goes", "busy", "stalled", "both busy")
+    for device, share in summary.utilization.items():
+        table.add_row(
+            device,
+            _share(share),
+            _share(summary.stalled_s[device] / summary.seconds),
+            _share(summary.overlap_s / summary.seconds),
+        )
+    return table
+
+
+def _why(report: Report) -> Any:
+    table = _table("why law and simulation differ", "speedup vs AR", "change")
+    before: float | None = None
+    for stage in report.waterfall:
+        change = "" if before is None else f"{(stage.speedup_vs_ar / before - 1.0) * 100:+.1f} %"
+        effect = stage.effect if before is None or stage.effect.startswith("sim") else f"+ {stage.effect}"
+        table.add_row(effect, _factor(stage.speedup_vs_ar), change)
+        before = stage.speedup_vs_ar
+    return table
+
+
+def _table(title: str, *columns: str) -> Any:
+    from rich.table import Table
+
+    table = Table(title=None, title_justify="left", header_style="bold")
+    table.add_column(title)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _factor(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}x"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value * 100:.1f} %"
+
+
+def write_timeline(report: Report, path: Path) -> None:
+    """Chrome-trace JSON of the run, for Perfetto."""
+    from hardware_profiles.atomic import atomic_write
+
+    text = chrome_trace(report.run.spans, title=f"simulated {report.run.settings.label}")
+    with atomic_write(path) as file:
+        file.write(text)
+
+
+def plot(report: Report, path: Path) -> None:
+    """Picture of the waterfall and of where the time goes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from hardware_profiles.atomic import atomic_write
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    stages = report.waterfall or [Stage("simulated", report.speedup_vs_ar)]
+    values = [stage.speedup_vs_ar for stage in stages]
+    colours = ["#4c72b0", *["#9aa5b8"] * (len(stages) - 2), "#dd8452"][: len(stages)]
+    left.barh(range(len(stages)), values, color=colours)
+    left.set_yticks(range(len(stages)), [stage.effect for stage in stages])
+    left.invert_yaxis()
+    left.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
+    left.set_xlim(0, max(values) * 1.15)
+    for y, value in enumerate(values):
+        left.text(value, y, f" {value:.2f}", va="center", fontsize=9)
+    left.set_xlabel("speedup over AR")
+    left.set_title("from the law to the simulation, effect by effect", fontsize=10)
+    summary = report.run.summary
+    devices = list(summary.utilization)
+    both = summary.overlap_s / summary.seconds
+    alone = [summary.utilization[d] - both for d in devices]
+    right.barh(devices, [both] * len(devices), color="#55a868", label="busy, other busy too")
+    right.barh(devices, alone, left=both, color="#4c72b0", label="busy alone")
+    right.barh(
+        devices,
+        [1.0 - both - a for a in alone],
+        left=[both + a for a in alone],
+        color="#dddddd",
+        label="stalled",
+    )
+    right.set_xlim(0, 1)
+    right.set_xlabel("share of decode time")
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, fontsize=8, frameon=False)
+    right.set_title(f"{report.run.settings.label}, batch {report.scenario.batch}", fontsize=10)
+    with atomic_write(path, binary=True) as file:
+        figure.savefig(file, dpi=130, format=path.suffix.lstrip(".") or "png")
+    pyplot.close(figure)

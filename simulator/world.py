@@ -1,0 +1,211 @@
+"""The simulated world: two devices on simpy's clock, answering from a token model."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import simpy
+from simpy.events import Event as SimpyEvent
+
+from policies.operations import (
+    BoolArray,
+    Continue,
+    Draft,
+    IntArray,
+    Operation,
+    Prefill,
+    Prespeculate,
+    Source,
+    Speculation,
+    Verdict,
+    Verify,
+    View,
+)
+from policies.protocols import Steps
+from policies.records import Span
+from policies.registry import SettingError
+from simulator.costs import Costs, fanout_array
+from simulator.devices import Machine, SimulatedDevice
+from simulator.tokens import TokenModel
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """Seconds that no device works: host and messages.
+
+    Attributes:
+        submit_s: From submission to the start on an idle device.
+        report_s: From the end of work to the policy.
+        round_s: The policy's own work, once per round; charged to the target's submission.
+    """
+
+    submit_s: float = 0.0
+    report_s: float = 0.0
+    round_s: float = 0.0
+
+
+class SimulatedCache:
+    """Speculation cache of one simulated round (see `policies.protocols.Cache`)."""
+
+    def __init__(
+        self,
+        tokens: TokenModel,
+        view: View,
+        speculation: Speculation,
+        length: int,
+        fanout: IntArray | None,
+    ) -> None:
+        self.tokens = tokens
+        self.view = view
+        self.speculation = speculation
+        self.length = length
+        self.fanout = fanout
+
+    def lookup(self, verdict: Verdict) -> BoolArray:
+        """[B] whether each row's outcome was prepared for."""
+        if self.fanout is None:
+            return self.tokens.continues(self.view, self.speculation, verdict)
+        return self.tokens.hits(self.view, self.speculation, verdict, self.fanout)
+
+    def take(self, verdict: Verdict, hits: BoolArray) -> Speculation:
+        """The prepared speculation of the rows marked in `hits`."""
+        return _drafted(hits, self.length)
+
+
+class Answers:
+    """Costs and contents of operations (`simulator.devices.Work`)."""
+
+    def __init__(self, costs: Costs, tokens: TokenModel) -> None:
+        self.costs = costs
+        self.tokens = tokens
+        self._fanouts: dict[tuple[int, ...], IntArray] = {}
+
+    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
+        """See `Work`."""
+        return self.costs.steps(device, operation)
+
+    def answer(self, operation: Operation, completed: int | None) -> Any:
+        """See `Work`."""
+        match operation:
+            case Verify():
+                return self.tokens.verify(operation.view, operation.speculation)
+            case Prespeculate():
+                return SimulatedCache(
+                    self.tokens,
+                    operation.view,
+                    operation.speculation,
+                    operation.lookahead,
+                    self._fanout(operation.fanout),
+                )
+            case Continue():
+                return SimulatedCache(
+                    self.tokens, operation.view, operation.speculation, operation.lookahead - 1, None
+                )
+            case Draft():
+                marked = np.zeros(len(operation.unseen), dtype=np.bool_)
+                marked[operation.view.slots] = True
+                return _drafted(marked, operation.lookahead if completed is None else completed)
+            case Prefill():
+                return None
+
+    def _fanout(self, fanout: tuple[int, ...]) -> IntArray:
+        if fanout not in self._fanouts:
+            if max(fanout) > self.tokens.max_fanout:
+                raise SettingError(
+                    f"fan-out {max(fanout)} is more than this trace can decide: it records the draft's first "
+                    f"{self.tokens.max_fanout + 1} choices, enough for a fan-out of {self.tokens.max_fanout}"
+                )
+            self._fanouts[fanout] = fanout_array(fanout)
+        return self._fanouts[fanout]
+
+
+def _drafted(rows: BoolArray, length: int) -> Speculation:
+    """A speculation of the primary draft for the marked rows; its ids stay unknown."""
+    return Speculation(
+        np.where(rows, length, 0), np.where(rows & (length > 0), int(Source.PRIMARY), int(Source.NONE))
+    )
+
+
+class SimulatedWorld:
+    """Target and draft in simulated time (`policies.protocols.World`).
+
+    Args:
+        tokens: What is accepted.
+        costs: What operations cost.
+        overheads: Host time.
+        slowdowns: See `simulator.devices.Machine`.
+        timeline: Whether to keep the timeline in `spans`.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenModel,
+        costs: Costs,
+        *,
+        overheads: Overheads | None = None,
+        slowdowns: dict[tuple[str, str, str], float] | None = None,
+        timeline: bool = False,
+    ) -> None:
+        host = overheads or Overheads()
+        self.env = simpy.Environment()
+        self.machine = Machine(slowdowns)
+        self.spans: list[Span] = []
+        answers = Answers(costs, tokens)
+        spans = self.spans if timeline else None
+        self._target = SimulatedDevice(
+            self.env,
+            "target",
+            answers,
+            self.machine,
+            submit_s=host.submit_s + host.round_s,
+            report_s=host.report_s,
+            spans=spans,
+        )
+        self._draft = SimulatedDevice(
+            self.env,
+            "draft",
+            answers,
+            self.machine,
+            submit_s=host.submit_s,
+            report_s=host.report_s,
+            spans=spans,
+        )
+        self._vocabulary = tokens.vocabulary
+
+    @property
+    def target(self) -> SimulatedDevice:
+        """The target's device."""
+        return self._target
+
+    @property
+    def draft(self) -> SimulatedDevice:
+        """The draft's device."""
+        return self._draft
+
+    @property
+    def now(self) -> float:
+        """Simulated seconds."""
+        return float(self.env.now)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids; 0 in a world without."""
+        return self._vocabulary
+
+    def run(self, steps: Steps) -> None:
+        """Run a policy to its end.
+
+        Raises:
+            RuntimeError: The policy waits for something that nobody will do.
+        """
+        # A policy yields this world's own events, which are simpy's.
+        process = self.env.process(cast("Generator[SimpyEvent, Any, Any]", steps))
+        try:
+            self.env.run(until=process)
+        except RuntimeError as error:
+            if process.triggered:
+                raise
+            raise RuntimeError("the policy waits for an event that nothing will trigger") from error
