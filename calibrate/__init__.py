@@ -1,0 +1,1 @@
+"""Measure a real draft/target pair and fit the simulator to it."""

@@ -1,0 +1,94 @@
+"""Prompt sets in Spec-Bench's JSONL: `question_id`, `category`, `turns` (the first turn is used)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calibrate.pair.resolve import PROMPTS
+
+
+class PromptError(ValueError):
+    """A prompt file cannot be used; the message names the file and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        question_id: As in the file.
+        category: As in the file.
+        text: The first turn.
+        source: The document it was cut from; empty if the file does not say.
+    """
+
+    question_id: int
+    category: str
+    text: str
+    source: str = ""
+
+
+def find_prompts(name_or_path: str) -> Path:
+    """`calibration` or `heldout` (shipped with the pair), or a file.
+
+    Raises:
+        PromptError: Neither.
+    """
+    if name_or_path in PROMPTS:
+        return PROMPTS[name_or_path]
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise PromptError(f"no prompt file {name_or_path!r}; shipped sets: {', '.join(PROMPTS)}")
+    return path
+
+
+def load_prompts(path: Path) -> list[Prompt]:
+    """All prompts of a file.
+
+    Raises:
+        PromptError: Not JSONL, a field missing or empty, an id twice, or no prompt at all.
+    """
+    prompts: list[Prompt] = []
+    seen: set[int] = set()
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        prompt = _parse(line, f"{path}:{number}")
+        if prompt.question_id in seen:
+            raise PromptError(f"{path}:{number}: question_id {prompt.question_id} occurs twice")
+        seen.add(prompt.question_id)
+        prompts.append(prompt)
+    if not prompts:
+        raise PromptError(f"{path}: no prompt in it")
+    return prompts
+
+
+def _parse(line: str, where: str) -> Prompt:
+    try:
+        row: dict[str, Any] = json.loads(line)
+        text = row["turns"][0]
+        prompt = Prompt(int(row["question_id"]), str(row["category"]), text, str(row.get("source", "")))
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise PromptError(
+            f"{where}: not a Spec-Bench row with question_id, category and turns ({error!r})"
+        ) from error
+    if not isinstance(text, str) or not text.strip():
+        raise PromptError(f"{where}: turns[0] is empty")
+    return prompt
+
+
+def spread(prompts: list[Prompt], count: int) -> list[Prompt]:
+    """`count` prompts taken in turn from every category, so that a small sample is a fair one."""
+    by_category: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        by_category.setdefault(prompt.category, []).append(prompt)
+    chosen: list[Prompt] = []
+    queues = [list(group) for group in by_category.values()]
+    while len(chosen) < count and any(queues):
+        for queue in queues:
+            if queue and len(chosen) < count:
+                chosen.append(queue.pop(0))
+    return chosen
