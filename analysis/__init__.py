@@ -1,0 +1,1 @@
+"""Law, simulated and measured side by side: validation, tables, pictures, notebooks."""

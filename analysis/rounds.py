@@ -1,0 +1,103 @@
+"""Exactness of replay: do the simulated and the live run agree round by round?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hardware_profiles.trace import Trace
+from policies.records import Round
+from policies.registry import Settings
+
+GAP_BOUND = 1e-4
+"""Log-probability gap below which two tokens may swap places between runs: fp32 forwards of different
+shapes differ by about 1e-5 here, so a swap at a gap above this bound is a bug."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first round in which the two worlds disagree on a request.
+
+    Attributes:
+        settings: The setting.
+        request: The request.
+        simulated: That round, simulated; None if there was none any more.
+        live: Likewise, live.
+        gap: Smallest gap between log-probabilities that the round's decisions hang on: between the
+            target's first two choices, and between neighbours in the draft's ranking.
+    """
+
+    settings: Settings
+    request: int
+    simulated: Round | None
+    live: Round | None
+    gap: float
+
+    @property
+    def excused(self) -> bool:
+        """Whether the gap is so small that rounding explains the difference."""
+        return self.gap < GAP_BOUND
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Comparison of a setting's rounds over many requests.
+
+    Attributes:
+        settings: The setting.
+        requests: Requests compared.
+        rounds: Rounds that agree in (accepted, emitted, bonus, hit, position, length, source).
+        differences: First disagreement of each request that has one.
+    """
+
+    settings: Settings
+    requests: int
+    rounds: int
+    differences: tuple[Difference, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every difference is excused."""
+        return all(difference.excused for difference in self.differences)
+
+
+def compare_rounds(
+    settings: Settings,
+    simulated: Mapping[int, Sequence[Round]],
+    live: Mapping[int, Sequence[Round]],
+    trace: Trace,
+) -> Agreement:
+    """Compare round by round, up to the first difference of each request.
+
+    After a difference the two runs stand at different places, so that later rounds tell nothing.
+    """
+    agreeing, differences = 0, []
+    for request, rounds in live.items():
+        expected = simulated[request]
+        for index in range(max(len(rounds), len(expected))):
+            a = expected[index] if index < len(expected) else None
+            b = rounds[index] if index < len(rounds) else None
+            if a != b:
+                gap = _gap(trace.slice([request]), [r for r in (a, b) if r is not None], _depth(settings))
+                differences.append(Difference(settings, request, a, b, gap))
+                break
+            agreeing += 1
+    return Agreement(settings, len(live), agreeing, tuple(differences))
+
+
+def _depth(settings: Settings) -> int:
+    """Ranks of the draft that a setting looks at: its cached set, the rejected token, and the next one."""
+    return max(settings.fanout or (0,)) + 2
+
+
+def _gap(part: Trace, rounds: Sequence[Round], depth: int) -> float:
+    """Smallest gap at the positions that any of the rounds decided."""
+    first = min(r.position for r in rounds)
+    last = min(max(r.position + r.emitted for r in rounds) + 1, len(part))
+    gaps = [np.inf]
+    for column, ranks in (("target_top_logprobs", 2), ("draft_top_logprobs", depth)):
+        ranked = part.column(column)[first:last, :ranks]
+        gaps.append(float(np.min(-np.diff(ranked, axis=1), initial=np.inf)))
+    return min(gaps)
