@@ -30,9 +30,7 @@ def _list(_: click.Context, __: click.Parameter, value: str) -> list[str]:
 
 @click.command(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--policies", default="ar,sd,pearl,saguaro", show_default=True, callback=_list)
-@click.option(
-    "--prompts", default="heldout", show_default=True, help="Shipped set or a Spec-Bench JSONL file."
-)
+@click.option("--prompts", default="heldout", show_default=True, help="Shipped set or Spec-Bench JSONL.")
 @click.option("--count", default=12, show_default=True, type=click.IntRange(min=1), help="Prompts to use.")
 @click.option(
     "--hw", default="auto", show_default=True, help="Profile to predict with; auto: this machine's."

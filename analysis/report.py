@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -30,7 +31,7 @@ def errors(rows: Sequence[Row], which: str) -> np.ndarray:
         which: Property of `Row`: `error`, `calibration_error`, `law_error` or `nearest_error`.
     """
     values = [getattr(row, which) for row in rows if row.settings.policy != "ar"]
-    return np.abs(np.array([v for v in values if v is not None], dtype=float))
+    return np.array([abs(v) for v in values if v is not None], dtype=float)
 
 
 def summary(validation: Validation) -> dict[str, Any]:
@@ -79,9 +80,12 @@ def print_validation(validation: Validation) -> None:
     from rich.table import Table
 
     table = Table(header_style="bold")
-    table.add_column("setting")
-    for title in ("law", "simulated", "measured", "spread", "sim. error", "law error", "nearest", "overlap"):
+    table.add_column("speedup over AR", no_wrap=True)
+    for title in ("law", "simulated", "measured", "spread"):
         table.add_column(title, justify="right")
+    for title in ("simulated", "law", "nearest"):
+        table.add_column(f"error:\n{title}", justify="right")
+    table.add_column("overlap\nms/token", justify="right")
     for row in validation.rows:
         table.add_row(
             row.settings.label,
@@ -92,9 +96,11 @@ def print_validation(validation: Validation) -> None:
             _percent(row.error),
             _percent(row.law_error),
             _percent(row.nearest_error),
-            f"{row.measured.overlap_s * 1e3 / row.measured.tokens:.2f} ms/token",
+            f"{row.measured.overlap_s * 1e3 / row.measured.tokens:.2f}",
         )
     console = Console()
+    if not console.is_terminal:
+        console.width = 112  # a log or a pipe has room for whole rows
     console.print(table)
     found = summary(validation)
     for name in ("simulated", "simulated_from_calibration_prompts", "law", "nearest_calibrated_setting"):
@@ -119,7 +125,7 @@ def print_validation(validation: Validation) -> None:
 
 
 def _factor(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}x"
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _percent(value: float | None) -> str:
@@ -147,10 +153,8 @@ def write_outputs(validation: Validation, folder: Path) -> list[Path]:
             with atomic_write(path) as file:
                 file.write(chrome_trace(spans, title=f"{world} {row.settings.label}"))
             written.append(path)
-    try:
+    with contextlib.suppress(ImportError):
         written.append(plot(validation, folder / "validation.png"))
-    except ImportError:
-        pass
     return written
 
 
