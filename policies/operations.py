@@ -89,12 +89,14 @@ class Speculation:
         lengths: [B] drafted tokens of each row (0: plain decode).
         sources: [B] `Source` of each row's tokens.
         tokens: [B, K] their ids, UNKNOWN beyond a row's length; None in a world without token ids.
-            A random row's tokens are known in every world.
+            A random row's tokens are known in every world that has ids.
+        has_random: Whether any row may have the source RANDOM.
     """
 
     lengths: IntArray
     sources: IntArray
     tokens: IntArray | None = None
+    has_random: bool = False
 
     @classmethod
     def empty(cls, width: int) -> Speculation:
@@ -108,6 +110,7 @@ class Speculation:
             np.where(rows, other.lengths, self.lengths),
             np.where(rows, other.sources, self.sources),
             _merge_tokens(self.tokens, other.tokens, rows),
+            self.has_random or other.has_random,
         )
 
 

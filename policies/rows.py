@@ -43,6 +43,8 @@ class Rows:
         self._emitted = np.zeros(width, dtype=np.int64)
         self._prompt_length = np.zeros(width, dtype=np.int64)
         self._limit = np.zeros(width, dtype=np.int64)
+        self._every_slot = np.arange(width)
+        self._full = False
         self.alive: BoolArray = np.zeros(width, dtype=np.bool_)
         """[width] slots that hold an unfinished request."""
 
@@ -54,8 +56,9 @@ class Rows:
     def admit(self) -> BoolArray:
         """Put waiting requests into free slots; [width] mask of the slots filled just now."""
         fresh = np.zeros(self.width, dtype=np.bool_)
-        if not self.waiting:
+        if not self.waiting or self._full:
             return fresh
+        self._own_arrays()
         for slot in np.flatnonzero(~self.alive):
             if not self.waiting:
                 break
@@ -68,19 +71,24 @@ class Rows:
             if self.keep_tokens and request.prompt is not None:
                 self._prompts[request.id] = request.prompt
                 self.texts[request.id] = []
+        self._full = bool(self.alive.all())
         return fresh
 
     def view(self, rows: BoolArray | None = None) -> View:
         """Snapshot of the rows marked in `rows` [width], by default of all unfinished ones."""
-        slots = np.flatnonzero(self.alive if rows is None else rows)
-        requests = self._request[slots]
-        emitted = self._emitted[slots]
+        if rows is None and self._full:  # the usual case: nothing to select
+            slots, requests, emitted = self._every_slot, self._request, self._emitted
+            prompt_length, limit = self._prompt_length, self._limit
+        else:
+            slots = np.flatnonzero(self.alive if rows is None else rows)
+            requests, emitted = self._request[slots], self._emitted[slots]
+            prompt_length, limit = self._prompt_length[slots], self._limit[slots]
         return View(
             slots=slots,
             requests=requests,
             positions=emitted,
-            contexts=self._prompt_length[slots] + emitted,
-            rooms=self._limit[slots] - emitted,
+            contexts=prompt_length + emitted,
+            rooms=limit - emitted,
             tails=tuple(self._tail(int(r)) for r in requests) if self.keep_tokens else None,
         )
 
@@ -111,8 +119,17 @@ class Rows:
             for slot, request in zip(view.slots, view.requests, strict=True):
                 self.texts[int(request)].extend(verdict.tokens[int(slot)])
         self.log.append(view, verified, verdict, hits, now)
-        self._emitted += verdict.emitted
-        self.alive &= ~verdict.ended
+        # New arrays, not changes in place: views handed out before keep what they saw.
+        self._emitted = self._emitted + verdict.emitted
+        if verdict.ended.any():
+            self.alive = self.alive & ~verdict.ended
+            self._full = False
+
+    def _own_arrays(self) -> None:
+        """Copy the arrays about to be changed, which earlier views may share."""
+        self._request, self._emitted = self._request.copy(), self._emitted.copy()
+        self._prompt_length, self._limit = self._prompt_length.copy(), self._limit.copy()
+        self.alive = self.alive.copy()
 
     def _tail(self, request: int) -> tuple[int, ...]:
         text = self.texts[request]

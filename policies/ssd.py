@@ -86,4 +86,5 @@ def draw_random(rows: Rows, chosen: BoolArray, lookahead: int, seed: int, vocabu
         np.where(chosen, lookahead, 0),
         np.where(chosen, int(Source.RANDOM), int(Source.NONE)),
         tokens,
+        has_random=True,
     )

@@ -75,9 +75,8 @@ class TokenModel:
         here = self.starts[view.requests] + view.positions
         lengths = speculation.lengths[slots]
         accepted = np.minimum(lengths, self.run[here])
-        sources = speculation.sources[slots]
-        if sources.max(initial=0) > Source.PRIMARY:
-            random = sources == Source.RANDOM
+        if speculation.has_random:
+            random = speculation.sources[slots] == Source.RANDOM
             accepted[random] = self._accepted_random(here[random], speculation, slots[random])
         # `run` ends with the request, so the accepted tokens fit in its room unless the limit is lower.
         accepted = np.minimum(accepted, view.rooms)
@@ -102,9 +101,8 @@ class TokenModel:
         at = np.minimum(here + accepted, len(self.run) - 1)
         rejected = accepted < speculation.lengths[slots]
         need = np.where(rejected, self.need_rejected[at], self.need_free[at])
-        sources = speculation.sources[slots]
-        if sources.max(initial=0) > Source.PRIMARY:
-            random = (sources == Source.RANDOM) & rejected
+        if speculation.has_random:
+            random = (speculation.sources[slots] == Source.RANDOM) & rejected
             need[random] = self._need_after_random(at[random], accepted[random], speculation, slots[random])
         hit = (fanout[accepted] >= need) & ~verdict.ended[slots]
         return _spread(hit, slots, len(speculation.lengths))

@@ -47,6 +47,9 @@ class Overheads:
     round_s: float = 0.0
 
 
+_PRIMARY, _NONE = int(Source.PRIMARY), int(Source.NONE)
+
+
 class SimulatedCache:
     """Speculation cache of one simulated round (see `policies.protocols.Cache`)."""
 
@@ -124,9 +127,7 @@ class Answers:
 
 def _drafted(rows: BoolArray, length: int) -> Speculation:
     """A speculation of the primary draft for the marked rows; its ids stay unknown."""
-    return Speculation(
-        np.where(rows, length, 0), np.where(rows & (length > 0), int(Source.PRIMARY), int(Source.NONE))
-    )
+    return Speculation(rows * length, rows * (_PRIMARY if length else _NONE))
 
 
 class SimulatedWorld:

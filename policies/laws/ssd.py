@@ -119,7 +119,7 @@ def hit_rate(p_hit_primary: float, p_hit_backup: float) -> float:
     _check_probability(p_hit_primary=p_hit_primary, p_hit_backup=p_hit_backup)
     if p_hit_primary == 1.0 and p_hit_backup == 0.0:
         raise ValueError("p_hit_primary = 1 and p_hit_backup = 0: the hit rate depends on the first round")
-    return p_hit_backup / (1.0 + p_hit_backup - p_hit_primary)
+    return p_hit_backup / ((1.0 - p_hit_primary) + p_hit_backup)
 
 
 def ssd_speedup(
