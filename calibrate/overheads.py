@@ -140,8 +140,8 @@ def round_overheads(runs: Sequence[LiveRun]) -> RoundOverheads:
     """Host time as it is in real rounds, where messages carry tokens and the policy thinks in between.
 
     submit: from a submission to the worker's start, plus the worker's own time around its model calls.
-    report: from the worker's end to the policy.  round: the policy's own time between the last report of
-    a round and the next submission.
+    report: from the worker's end to the policy.  round: the policy's own time between a report and the
+    next submission.
     """
     submit, report, think = [], [], []
     for run in runs:

@@ -138,7 +138,7 @@ class Host(Frozen):
     Attributes:
         submit_s: From a submit by the controller to the start of the work.
         report_s: From the end of the work to the controller's learning of it.
-        round_s: The controller's own work per round.
+        round_s: The controller's own work between a report and the next submission.
         message_latency_s: Time of one message between controller and worker, at `LEVELS`.
     """
 

@@ -39,7 +39,7 @@ class Overheads:
     Attributes:
         submit_s: From submission to the start on an idle device.
         report_s: From the end of work to the policy.
-        round_s: The policy's own work, once per round; charged to the target's submission.
+        round_s: The policy's own work between a report and the next submission.
     """
 
     submit_s: float = 0.0
@@ -170,7 +170,7 @@ class SimulatedWorld:
             "draft",
             answers,
             self.machine,
-            submit_s=host.submit_s,
+            submit_s=host.submit_s + host.round_s,
             report_s=host.report_s,
             spans=spans,
         )

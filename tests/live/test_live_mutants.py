@@ -142,9 +142,10 @@ def test_branches_equal_chains_unless_the_mask_is_wrong(
 
     model = AutoModelForCausalLM.from_pretrained(pair[1], dtype=torch.float64, attn_implementation=attention)
     trunk, forks = (5, 6, 7, 8, 9, 10), (2, 2, 3, 5, 5)
+    # Eager attention computes its softmax in single precision, whatever the model.
     expected = chain_logits(ModelRunner(model), trunk, forks, 4)
     found = branch_logits((bug or ModelRunner)(model), trunk, forks, 4)
-    assert torch.allclose(found, expected, atol=1e-9) == (bug is None)
+    assert torch.allclose(found, expected, atol=1e-4) == (bug is None)
 
 
 @pytest.mark.parametrize("bug", [SiblingRunner, FullTrunkRunner])
@@ -198,12 +199,12 @@ def test_a_bonus_token_counted_twice_is_caught(
     plain_texts: list[list[int]],
 ) -> None:
     world = inline_world(target_model, draft_model, target_type=DoubleBonusDevice)
-    rows = new_rows(prompts[:1])
+    rows = new_rows(prompts[1:2])
     with pytest.raises(AuditError):  # the next round's context does not fit the cache
         world.run(start(world, rows, configure("sd", lookahead=2)))
     emitted = rows.texts[0]
     assert emitted
-    assert emitted != plain_texts[0][: len(emitted)]
+    assert emitted != plain_texts[1][: len(emitted)]
 
 
 def test_a_wrong_count_of_unseen_tokens_is_caught(
