@@ -10,10 +10,9 @@ import numpy as np
 from policies.curves import HitCurves
 from policies.laws.ssd import power_law_hit
 from policies.registry import configure
-from simulator.law import Stage, assume, opinion
+from simulator.law import assume, opinion
 from simulator.run import Scenario, simulate
 
-COLOURS = {"law": "#4c72b0", "simulated": "#dd8452", "measured": "#55a868"}
 POLICY_COLOURS = {"sd": "#4c72b0", "pearl": "#8172b3", "saguaro": "#c44e52"}
 
 
@@ -50,17 +49,3 @@ def draw_sweep(axes: Any, scenario: Scenario, lookaheads: Sequence[int], *, fano
     axes.set_ylabel("speedup over plain decoding")
     axes.legend(fontsize=8, ncols=2)
     axes.grid(alpha=0.3)
-
-
-def draw_waterfall(axes: Any, stages: Sequence[Stage]) -> None:
-    """Speedup from the law to the full simulation, one effect at a time."""
-    values = [stage.speedup_vs_ar for stage in stages]
-    colours = [COLOURS["law"], *["#9aa5b8"] * max(0, len(stages) - 2), COLOURS["simulated"]]
-    axes.barh(range(len(stages)), values, color=colours[: len(stages)])
-    axes.set_yticks(range(len(stages)), [stage.effect for stage in stages], fontsize=9)
-    axes.invert_yaxis()
-    axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
-    axes.set_xlim(0, max(values) * 1.15)
-    for y, value in enumerate(values):
-        axes.text(value, y, f" {value:.2f}", va="center", fontsize=9)
-    axes.set_xlabel("speedup over plain decoding")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from policies.summary import Summary
 from policies.timeline import chrome_trace
 from simulator.law import Opinion, Stage
 from simulator.run import Scenario, Simulated
@@ -193,35 +195,38 @@ def plot(report: Report, path: Path) -> None:
     from hardware_profiles.atomic import atomic_write
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    stages = report.waterfall or [Stage("simulated", report.speedup_vs_ar)]
-    values = [stage.speedup_vs_ar for stage in stages]
-    colours = ["#4c72b0", *["#9aa5b8"] * (len(stages) - 2), "#dd8452"][: len(stages)]
-    left.barh(range(len(stages)), values, color=colours)
-    left.set_yticks(range(len(stages)), [stage.effect for stage in stages])
-    left.invert_yaxis()
-    left.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
-    left.set_xlim(0, max(values) * 1.15)
-    for y, value in enumerate(values):
-        left.text(value, y, f" {value:.2f}", va="center", fontsize=9)
-    left.set_xlabel("speedup over AR")
+    draw_waterfall(left, report.waterfall or [Stage("simulated", report.speedup_vs_ar)])
     left.set_title("from the law to the simulation, effect by effect", fontsize=10)
-    summary = report.run.summary
-    devices = list(summary.utilization)
-    both = summary.overlap_s / summary.seconds
-    alone = [summary.utilization[d] - both for d in devices]
-    right.barh(devices, [both] * len(devices), color="#55a868", label="busy, other busy too")
-    right.barh(devices, alone, left=both, color="#4c72b0", label="busy alone")
-    right.barh(
-        devices,
-        [1.0 - both - a for a in alone],
-        left=[both + a for a in alone],
-        color="#dddddd",
-        label="stalled",
-    )
-    right.set_xlim(0, 1)
-    right.set_xlabel("share of decode time")
-    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, fontsize=8, frameon=False)
+    draw_time(right, report.run.summary)
     right.set_title(f"{report.run.settings.label}, batch {report.scenario.batch}", fontsize=10)
     with atomic_write(path, binary=True) as file:
         figure.savefig(file, dpi=130, format=path.suffix.lstrip(".") or "png")
     pyplot.close(figure)
+
+
+def draw_waterfall(axes: Any, stages: Sequence[Stage]) -> None:
+    """Speedup from the law to the full simulation, one effect at a time."""
+    values = [stage.speedup_vs_ar for stage in stages]
+    colours = ["#4c72b0", *["#9aa5b8"] * max(0, len(stages) - 2), "#dd8452"]
+    axes.barh(range(len(stages)), values, color=colours[: len(stages)])
+    axes.set_yticks(range(len(stages)), [stage.effect for stage in stages], fontsize=9)
+    axes.invert_yaxis()
+    axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
+    axes.set_xlim(0, max(values) * 1.15)
+    for y, value in enumerate(values):
+        axes.text(value, y, f" {value:.2f}", va="center", fontsize=9)
+    axes.set_xlabel("speedup over plain decoding")
+
+
+def draw_time(axes: Any, summary: Summary) -> None:
+    """Share of decode time in which each device works, alone or together, or waits."""
+    devices = list(summary.utilization)
+    both = summary.overlap_s / summary.seconds
+    alone = [summary.utilization[d] - both for d in devices]
+    axes.barh(devices, [both] * len(devices), color="#55a868", label="busy, other busy too")
+    axes.barh(devices, alone, left=both, color="#4c72b0", label="busy alone")
+    waiting = [1.0 - both - a for a in alone]
+    axes.barh(devices, waiting, left=[both + a for a in alone], color="#dddddd", label="stalled")
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("share of decode time")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, fontsize=8, frameon=False)

@@ -53,7 +53,7 @@ def with_noise(model: LlamaForCausalLM, scale: float) -> LlamaForCausalLM:
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for weights in draft.parameters():
-            weights += scale * weights.std() * torch.randn(weights.shape, generator=generator)
+            weights.add_(torch.randn(weights.shape, generator=generator), alpha=scale * float(weights.std()))
     return draft
 
 

@@ -48,9 +48,7 @@ def trained(folder: Path, stops: list[int]) -> tuple[torch.Tensor, list[int]]:
     raise AssertionError("never finished")
 
 
-def test_training_goes_on_where_it_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     whole, _ = trained(tmp_path / "a", [99])
@@ -89,6 +87,4 @@ def test_divergence_is_zero_for_equals_and_counts_masked_positions_only() -> Non
     wanted = 0.9 * math.log(1.8) + 0.1 * math.log(0.2)
     assert float(divergence(p, p, only_last)) == 0.0
     assert float(divergence(p, q, only_last)) == pytest.approx(wanted, rel=1e-5)
-    assert float(divergence(p, q, torch.ones_like(only_last))) == pytest.approx(
-        wanted / 2, rel=1e-5
-    )
+    assert float(divergence(p, q, torch.ones_like(only_last))) == pytest.approx(wanted / 2, rel=1e-5)

@@ -1,0 +1,201 @@
+"""Pure rules: verdicts, outcomes, agreement, ties, placements, conversions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from live_support import LIMIT, InlineWorld, new_rows, serve
+from transformers import PreTrainedModel
+
+from calibrate.live.codec import LiveCache, encode
+from calibrate.live.errors import AuditError, ModelError, PlacementError
+from calibrate.live.executor import Executor
+from calibrate.live.messages import DraftRow, PrefillRow, Probe, ProbeResult, Tokens, Verified
+from calibrate.live.outcomes import agreement, judge, prepared_outcomes
+from calibrate.live.placement import available_cores, is_local_model, parse_placement
+from calibrate.live.plain import plain_decode, plain_decode_many
+from calibrate.live.runner import ModelRunner, best_tokens, top_tokens
+from policies.operations import Draft, Speculation, Verdict, Verify
+from policies.registry import Settings, configure
+
+
+@pytest.mark.parametrize(
+    ("drafted", "best", "room", "expected"),
+    [
+        ([], [7], 9, Verified(0, (7,), False, 7)),
+        ([1, 2], [1, 2, 3], 9, Verified(2, (1, 2, 3), False, 3)),
+        ([1, 2], [1, 5, 2], 9, Verified(1, (1, 5), False, 5)),
+        ([4, 2], [1, 2, 3], 9, Verified(0, (1,), False, 1)),
+        # the limit: exactly reached, and before the bonus token, and before an accepted one
+        ([1, 2], [1, 2, 3], 3, Verified(2, (1, 2, 3), True, 3)),
+        ([1, 2], [1, 2, 3], 2, Verified(2, (1, 2), True, -1)),
+        ([1, 2], [1, 2, 3], 1, Verified(1, (1,), True, -1)),
+        # the end token 0: accepted, as the bonus, and rejected
+        ([1, 0, 2], [1, 0, 2, 3], 9, Verified(2, (1, 0), True, -1)),
+        ([1, 2], [1, 0, 3], 9, Verified(1, (1, 0), True, 0)),
+        ([0, 2], [1, 2, 3], 9, Verified(0, (1,), False, 1)),
+    ],
+)
+def test_verdicts(drafted: list[int], best: list[int], room: int, expected: Verified) -> None:
+    assert judge(drafted, best, room, {0}) == expected
+
+
+def test_outcomes_leave_out_the_rejected_token_only() -> None:
+    ranked = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert prepared_outcomes(ranked, [2, 6], (2, 2, 1)) == [(0, 1), (0, 3), (1, 4), (1, 5), (2, 7)]
+    assert prepared_outcomes(ranked[:1], [], (2, 9)) == [(0, 1), (0, 2)]
+    assert prepared_outcomes(ranked[:1], [], (0, 9)) == []
+
+
+def test_agreement() -> None:
+    held = [1, 2, 3, 4, 5]
+    assert agreement(held, 6, (5, 9)) == 5
+    assert agreement(held, 5, (4, 7)) == 4
+    assert agreement(held, 5, (8, 7)) == 3
+    assert agreement(held, 7, (8, 9)) == 5
+    assert agreement(held, 3, (2, 3), (4, 5)) == 4
+    assert agreement([], 1, (4,)) == 0
+    with pytest.raises(AuditError):
+        agreement(held, 8, (8, 9))
+
+
+def test_ties_rank_by_token_id() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [5.0, 4.0, 3.0, 2.0, 1.0]])
+    assert top_tokens(logits, 2) == [[1, 2], [0, 1]]
+    assert top_tokens(logits, 9) == [[1, 2, 4, 3, 0], [0, 1, 2, 3, 4]]
+    assert best_tokens(logits) == [row[0] for row in top_tokens(logits, 1)]
+    many = torch.randint(0, 4, (20, 50), generator=torch.Generator().manual_seed(0)).float()
+    for row, ranked in zip(many.tolist(), top_tokens(many, 7), strict=True):
+        assert ranked == sorted(range(50), key=lambda token, row=row: (-row[token], token))[:7]
+
+
+def test_cache_answers_only_for_live_rows() -> None:
+    cache = LiveCache(2, {0: {(1, 5): (6, 7)}, 1: {(0, 3): ()}})
+    verdict = Verdict(np.array([1, 0]), np.array([2, 1]), np.array([False, True]), np.array([5, 3]))
+    hits = cache.lookup(verdict)
+    assert hits.tolist() == [True, False]
+    taken = cache.take(verdict, hits)
+    assert taken.lengths.tolist() == [2, 0]
+    assert taken.sources.tolist() == [1, 0]
+    assert taken.tokens is not None
+    assert taken.tokens.tolist() == [[6, 7], [-1, -1]]
+
+
+def test_what_a_live_run_cannot_do_is_refused() -> None:
+    rows = new_rows([(1, 2)])
+    rows.admit()
+    view = rows.view()
+    with pytest.raises(ValueError, match="batch 1 for now"):
+        encode(Verify(view, Speculation.empty(2)))
+    with pytest.raises(ValueError, match="token ids"):
+        encode(Draft(replace(view, tails=None), 3, np.ones(1, dtype=np.int64)))
+    unknown = Speculation(np.array([1]), np.array([1]), np.array([[-1]]))
+    with pytest.raises(ValueError, match="unknown id"):
+        encode(Verify(view, unknown))
+
+
+def test_placements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calibrate.live.placement.available_cores", lambda: (0, 1))
+    split = parse_placement("split")
+    assert (split.target_cores, split.draft_cores) == ((0,), (1,))
+    shared = parse_placement("shared:0,1")
+    assert (shared.target_cores, shared.draft_cores) == ((0, 1), (0, 1))
+    for bad in ("shared:7", "shared:", "shared:0,0", "beside"):
+        with pytest.raises(PlacementError, match=bad):
+            parse_placement(bad)
+    assert available_cores()
+
+
+def test_models_that_are_not_there(tmp_path: Path) -> None:
+    assert not is_local_model("some-organisation/some-model")
+    for missing in ("model", str(tmp_path / "model"), "./model"):
+        with pytest.raises(ModelError, match="does not exist"):
+            is_local_model(missing)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        is_local_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="safetensors"):
+        is_local_model(str(tmp_path))
+
+
+def test_a_draft_stops_at_a_step_boundary(draft_model: PreTrainedModel) -> None:
+    prompt = (3, 1, 4)
+    for polls in (0, 1, 3):
+        answers = iter([False] * polls + [True])
+        executor = Executor(ModelRunner(draft_model), stopped=lambda answers=answers: next(answers))
+        executor.execute(PrefillRow(0, prompt))
+        drafted = executor.execute(DraftRow(0, 3, prompt[-2:], 8, 1))
+        assert drafted == tuple(plain_decode(draft_model, prompt, 8)[:polls])
+
+
+def test_slots_do_not_mix(draft_model: PreTrainedModel) -> None:
+    executor = Executor(ModelRunner(draft_model))
+    prompts: dict[int, Tokens] = {0: (3, 1, 4), 5: (9, 2, 6, 5)}
+    for slot, prompt in prompts.items():
+        executor.execute(PrefillRow(slot, prompt))
+    for slot, prompt in prompts.items():
+        drafted = executor.execute(DraftRow(slot, len(prompt), prompt[-2:], 4, 1))
+        assert drafted == tuple(plain_decode(draft_model, prompt, 4))
+
+
+def test_the_account_of_a_slot_is_audited(draft_model: PreTrainedModel) -> None:
+    runner = ModelRunner(draft_model)
+    with pytest.raises(AuditError, match="never prefilled"):
+        runner.forward(0, [1])
+    runner.reset(0)
+    runner.forward(0, [1, 2, 3])
+    runner.rollback(0, 2)
+    with pytest.raises(AuditError, match="cannot roll back to 3"):
+        runner.rollback(0, 3)
+    runner.held(0).append(7)
+    with pytest.raises(AuditError, match="cache of 2 tokens, account of 3"):
+        runner.rollback(0, 3)
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [
+        Probe(batch=3, new_tokens=4, context=20, repeats=2),
+        Probe(new_tokens=3, context=5, top=4, repeats=2),
+        Probe("tree", context=20, branches=6, repeats=2),
+        Probe("tree", branches=2, repeats=2, warmup=0),
+        Probe("prefill", new_tokens=16, repeats=2),
+    ],
+    ids=repr,
+)
+def test_probes_feed_what_they_say(draft_model: PreTrainedModel, probe: Probe) -> None:
+    executor = Executor(ModelRunner(draft_model))
+    result = executor.execute(probe)
+    assert isinstance(result, ProbeResult)
+    assert len(result.durations_s) == 2
+    fed = probe.branches if probe.kind == "tree" else probe.new_tokens
+    assert {step.tokens for step in executor.steps} == {fed}
+    assert len(executor.runner.held(-1)) == probe.context
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [configure("ar"), configure("sd"), configure("pearl"), configure("saguaro", backup="random")],
+    ids=lambda settings: settings.label,
+)
+def test_requests_stop_at_the_end_token(
+    settings: Settings,
+    target_model: PreTrainedModel,
+    draft_model: PreTrainedModel,
+    prompts: list[tuple[int, ...]],
+    plain_texts: list[list[int]],
+) -> None:
+    ends = {plain_texts[2][20], plain_texts[3][9]}
+    target = Executor(ModelRunner(target_model), end_token_ids=ends)
+    rows = serve(InlineWorld(target, Executor(ModelRunner(draft_model))), settings, prompts)
+    calls: list[tuple[int, int]] = []
+    expected = plain_decode_many(
+        target_model, prompts, LIMIT, ends, progress=lambda done, total: calls.append((done, total))
+    )
+    assert [rows.texts[i] for i in range(len(prompts))] == expected
+    assert {text[-1] in ends for text in expected} == {True, False}
+    assert calls == [(i + 1, len(prompts)) for i in range(len(prompts))]

@@ -1,0 +1,143 @@
+"""Simulated devices: order, stopping, and work that slows down while the neighbour is busy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import simpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.operations import Draft, Operation, Speculation, Verify, View
+from simulator.devices import Machine, SimulatedDevice
+
+ONE = np.ones(1, dtype=np.int64)
+VIEW = View(np.zeros(1, dtype=np.int64), ONE, ONE, ONE, ONE)
+VERIFY = Verify(VIEW, Speculation.empty(1))
+
+
+class Seconds:
+    """Work of given step lengths per device; the answer is the number of steps completed, or None."""
+
+    def __init__(self, **steps: list[float]) -> None:
+        self.by_device = steps
+
+    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
+        return [("step", seconds) for seconds in self.by_device[device]]
+
+    def answer(self, operation: Operation, completed: int | None) -> Any:
+        return completed
+
+
+def draft(lookahead: int) -> Draft:
+    return Draft(VIEW, lookahead, ONE)
+
+
+def test_first_in_first_out() -> None:
+    env = simpy.Environment()
+    device = SimulatedDevice(env, "a", Seconds(a=[1.0]), Machine())
+    order: list[tuple[int, float]] = []
+    for number in range(3):
+        task = device.submit(VERIFY)
+        task.callbacks.append(lambda _, n=number: order.append((n, env.now)))
+    env.run()
+    assert order == [(0, 1.0), (1, 2.0), (2, 3.0)]
+
+
+def test_host_time_delays_an_idle_device_but_hides_behind_a_busy_one() -> None:
+    # Submit .1, work 1, report .01.  The second operation was submitted long before the device is free.
+    env = simpy.Environment()
+    device = SimulatedDevice(env, "a", Seconds(a=[1.0]), Machine(), submit_s=0.1, report_s=0.01)
+    ends: list[float] = []
+    for _ in range(2):
+        device.submit(VERIFY).callbacks.append(lambda _: ends.append(env.now))
+    env.run()
+    assert ends == pytest.approx([0.1 + 1.0 + 0.01, 0.1 + 2.0 + 0.01])
+
+
+def test_work_slows_down_while_the_neighbour_is_busy() -> None:
+    # a: 10 s of work from 0; half as fast while b is busy.  b: 4 s from 2 to 6, undisturbed.
+    # a does 2 s by t = 2, 2 s more by t = 6, and the remaining 6 s by t = 12.
+    env = simpy.Environment()
+    machine = Machine({("a", "verify", "b"): 2.0})
+    work = Seconds(a=[10.0], b=[4.0])
+    a, b = (SimulatedDevice(env, name, work, machine) for name in "ab")
+    ends: dict[str, float] = {}
+
+    def user() -> Any:
+        first = a.submit(VERIFY)
+        first.callbacks.append(lambda _: ends.update(a=env.now))
+        yield env.timeout(2.0)
+        yield b.submit(VERIFY)
+        ends["b"] = env.now
+        yield first
+
+    env.run(env.process(user()))
+    assert ends == {"a": 12.0, "b": 6.0}
+    assert machine.busy_s == {"a": 12.0, "b": 4.0}
+    assert machine.overlap_s == 4.0
+
+
+def test_a_draft_stops_at_its_next_step_boundary() -> None:
+    # Steps of 1 s; asked at 1.5 it ends at 2 with two steps done.
+    env = simpy.Environment()
+    device = SimulatedDevice(env, "a", Seconds(a=[1.0] * 5), Machine())
+    answers: list[tuple[Any, float]] = []
+
+    def user() -> Any:
+        task = device.submit(draft(5))
+        yield env.timeout(1.5)
+        task.stop()
+        answers.append(((yield task), env.now))
+        task.stop()  # once done it is a no-op
+        answers.append(((yield device.submit(draft(5))), env.now))
+
+    env.run(env.process(user()))
+    assert answers == [(2, 2.0), (None, 7.0)]
+
+
+def test_a_waiting_draft_stops_with_nothing_and_a_verification_does_not_stop() -> None:
+    env = simpy.Environment()
+    device = SimulatedDevice(env, "a", Seconds(a=[1.0, 1.0]), Machine())
+    answers: list[tuple[Any, float]] = []
+
+    def user() -> Any:
+        verify, waiting = device.submit(VERIFY), device.submit(draft(2))
+        verify.stop()
+        waiting.stop()
+        answers.append(((yield waiting), env.now))
+        answers.append(((yield verify), env.now))
+
+    env.run(env.process(user()))
+    assert answers == [(0, 0.0), (None, 2.0)]
+
+
+@given(
+    st.lists(st.floats(0.01, 5.0), min_size=1, max_size=6),
+    st.lists(st.floats(0.01, 5.0), min_size=1, max_size=6),
+    st.floats(1.0, 3.0),
+    st.floats(1.0, 3.0),
+)
+def test_no_work_is_lost_or_invented(
+    a_work: list[float], b_work: list[float], slow_a: float, slow_b: float
+) -> None:
+    """Busy time = work + what overlap cost; with no slow-down it is the work itself."""
+    env = simpy.Environment()
+    machine = Machine({("a", "verify", "b"): slow_a, ("b", "verify", "a"): slow_b})
+    pending = {"a": list(a_work), "b": list(b_work)}
+
+    class Each(Seconds):
+        def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
+            return [("step", pending[device].pop(0))]
+
+    a, b = (SimulatedDevice(env, name, Each(), machine) for name in "ab")
+    for _ in a_work:
+        a.submit(VERIFY)
+    for _ in b_work:
+        b.submit(VERIFY)
+    env.run()
+    overlap = machine.overlap_s
+    assert machine.busy_s["a"] == pytest.approx(sum(a_work) + overlap * (1 - 1 / slow_a))
+    assert machine.busy_s["b"] == pytest.approx(sum(b_work) + overlap * (1 - 1 / slow_b))
