@@ -198,7 +198,7 @@ def test_no_worker_outlives_its_parent(pair: tuple[str, str], tmp_path: Path, en
     script = tmp_path / "endless.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), pair[0]]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True
     ) as parent:
