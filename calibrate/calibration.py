@@ -13,7 +13,7 @@ from calibrate.latency import Plan, measure_grids, plan
 from calibrate.live.placement import Placement, WorkerSpec, pair_specs
 from calibrate.live.world import LiveWorld
 from calibrate.machine import Machine
-from calibrate.overheads import host, measure_overlap, message_latency, round_overheads, time_shape
+from calibrate.overheads import measure_host, measure_overlap, message_latency, time_shape
 from calibrate.prompts import Prompt, spread
 from calibrate.recording import RecordingJob, model_facts
 from calibrate.runs import LiveRun, measure, run_matrix
@@ -115,7 +115,7 @@ def calibrate(job: Job, progress: Progress) -> tuple[Profile, Trace]:
         placement="split" if job.placement.name == "split" else "shared",
         placement_note=job.placement.name,
         operations=grids,  # type: ignore[arg-type]
-        host=host(round_overheads(runs), messages),
+        host=measure_host(runs, grids, overlap, messages),
         overlap=tuple(overlap),
         measured_runs=anchors(runs),
         provenance=Provenance(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from calibrate.live.device import Timing
 from calibrate.live.messages import Echo, Probe
 from calibrate.live.world import LiveWorld
 from calibrate.runs import LiveRun
-from hardware_profiles.costs import Quantiles
-from hardware_profiles.profile import Host, Overlap, RoleName
+from hardware_profiles.costs import GridCost, Quantiles
+from hardware_profiles.latency import LatencySurface
+from hardware_profiles.profile import Host, HostOperation, OperationHost, Overlap, RoleName
 from policies.protocols import Event, Steps
 
 NEIGHBOUR_REPEATS = 100_000
@@ -127,31 +128,72 @@ def _pause(world: LiveWorld, seconds: float) -> Event:
     return pause
 
 
-@dataclass(frozen=True, slots=True)
-class RoundOverheads:
-    """Host time of real rounds, s (medians over all operations of live runs)."""
+def measure_host(
+    runs: Sequence[LiveRun], grids: Mapping[str, GridCost], overlap: Sequence[Overlap], latency: Quantiles
+) -> Host:
+    """Host time as it is in real rounds, and what the grids leave out there.
 
-    submit_s: float
-    report_s: float
-    round_s: float
+    A probe repeats one forward; in a round a worker wakes up with cold caches, builds masks and answers,
+    and reads its message.  What an operation takes in live rounds beyond the grids' forwards is charged to
+    it as a constant.
 
-
-def round_overheads(runs: Sequence[LiveRun]) -> RoundOverheads:
-    """Host time as it is in real rounds, where messages carry tokens and the policy thinks in between.
-
-    submit: from a submission to the worker's start, plus the worker's own time around its model calls.
-    report: from the worker's end to the policy.  round: the policy's own time between a report and the
-    next submission.
+    Args:
+        runs: Live runs of the calibration's own settings.
+        grids: Measured surfaces.
+        overlap: Measured slow-downs; operations that ran beside the other device are expected slower.
+        latency: Message latency, for the record.
     """
-    submit, report, think = [], [], []
+    surfaces = {name: LatencySurface(cost) for name, cost in grids.items()}
+    slowdown = {f"{entry.device}.{entry.operation}": entry.slowdown for entry in overlap}
+    found: dict[HostOperation, list[tuple[float, float, float]]] = {}
+    think: list[float] = []
     for run in runs:
         timings = [t for t in run.timings if t.operation != "prefill"]
-        for timing in timings:
-            if timing.submit_overhead_s is not None:
-                submit.append(timing.submit_overhead_s + (timing.end_s - timing.start_s - timing.model_s))
-            report.append(timing.report_overhead_s)
         think += _thinking(timings)
-    return RoundOverheads(float(np.median(submit)), float(np.median(report)), float(np.median(think)))
+        for timing in timings:
+            submit = timing.submit_overhead_s
+            if submit is not None:
+                extra = timing.end_s - timing.start_s - _expected(timing, surfaces, slowdown)
+                found.setdefault(_host_name(timing), []).append((submit, timing.report_overhead_s, extra))
+    operations = {}
+    for name, samples in found.items():
+        submit_s, report_s, extra_s = (
+            trimmed_mean(np.array(column)) for column in zip(*samples, strict=True)
+        )
+        operations[name] = OperationHost(submit_s=submit_s, report_s=report_s, extra_s=extra_s)
+    return Host(
+        submit_s=float(np.mean([host.submit_s for host in operations.values()])),
+        report_s=float(np.mean([host.report_s for host in operations.values()])),
+        round_s=trimmed_mean(np.array(think)),
+        message_latency_s=latency,
+        operations=operations,
+    )
+
+
+def trimmed_mean(samples: np.ndarray) -> float:
+    """Mean without the highest and lowest 5 %, which on a shared machine belong to other processes."""
+    low, high = np.quantile(samples, [0.05, 0.95])
+    return float(samples[(samples >= low) & (samples <= high)].mean())
+
+
+def _host_name(timing: Timing) -> HostOperation:
+    if timing.operation == "verify" and timing.tokens == 1:
+        return "decode"
+    return cast("HostOperation", timing.operation)
+
+
+def _expected(timing: Timing, surfaces: Mapping[str, LatencySurface], slowdown: Mapping[str, float]) -> float:
+    """What the grids say of an operation's forwards, s."""
+    beside = timing.operation in {"prespeculate", "continue"}  # these run while the target verifies
+    total, context = 0.0, timing.context - 1
+    for step in timing.steps:
+        kind = "tree" if step.name == "tree" else "forward"
+        name = f"{timing.device}.{kind}"
+        shape = {"branches": step.tokens} if kind == "tree" else {"batch": 1, "new_tokens": step.tokens}
+        factor = slowdown.get(name, 1.0) if beside else 1.0
+        total += factor * surfaces[name].seconds(context=context, **shape)
+        context += step.tokens
+    return total
 
 
 def _thinking(timings: list[Timing]) -> list[float]:
@@ -163,13 +205,3 @@ def _thinking(timings: list[Timing]) -> list[float]:
             gaps.append(timing.submit_s - last)
         last = max(last, timing.arrival_s)
     return gaps
-
-
-def host(measured: RoundOverheads, latency: Quantiles) -> Host:
-    """The profile's entry."""
-    return Host(
-        submit_s=measured.submit_s,
-        report_s=measured.report_s,
-        round_s=measured.round_s,
-        message_latency_s=latency,
-    )

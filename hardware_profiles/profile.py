@@ -44,9 +44,11 @@ __all__ = [
     "DeviceInfo",
     "GridCost",
     "Host",
+    "HostOperation",
     "InterpolationError",
     "MeasuredRun",
     "OperationCost",
+    "OperationHost",
     "OperationName",
     "Overlap",
     "Point",
@@ -132,6 +134,24 @@ class Roles(Frozen):
     draft: Role
 
 
+class OperationHost(Frozen):
+    """What one operation costs beyond its forwards, in real rounds, s.
+
+    Attributes:
+        submit_s: From a submit by the controller to the start of the work on an idle device.
+        report_s: From the end of the work to the controller's learning of it.
+        extra_s: Work beyond what the grids say of its forwards: waking up with cold caches, masks,
+            building answers.  May be negative, where the grids say too much.
+    """
+
+    submit_s: NonNegativeFloat = 0.0
+    report_s: NonNegativeFloat = 0.0
+    extra_s: float = 0.0
+
+
+HostOperation: TypeAlias = Literal["decode", "verify", "draft", "prespeculate", "continue"]
+
+
 class Host(Frozen):
     """What the controller adds to the devices' own time, s.
 
@@ -140,12 +160,14 @@ class Host(Frozen):
         report_s: From the end of the work to the controller's learning of it.
         round_s: The controller's own work between a report and the next submission.
         message_latency_s: Time of one message between controller and worker, at `LEVELS`.
+        operations: What differs by operation; `decode` is a verification of nothing.
     """
 
     submit_s: NonNegativeFloat = 0.0
     report_s: NonNegativeFloat = 0.0
     round_s: NonNegativeFloat = 0.0
     message_latency_s: Quantiles | None = None
+    operations: Mapping[HostOperation, OperationHost] = Field(default_factory=dict)
 
     _check_quantiles = field_validator("message_latency_s")(check_quantiles)
 

@@ -25,6 +25,10 @@ class Work(Protocol):
         """Named pieces of work in seconds at full rate; an operation may be stopped between them."""
         ...
 
+    def latency(self, operation: Operation) -> tuple[float, float]:
+        """Seconds from submission to the start on an idle device, and from the end to the task's event."""
+        ...
+
     def answer(self, operation: Operation, completed: int | None) -> Any:
         """Answer of a finished operation; `completed` steps if it was stopped early, else None."""
         ...
@@ -103,8 +107,6 @@ class SimulatedDevice:
         name: `target` or `draft`.
         work: Costs and answers.
         machine: Whom it shares its hardware with.
-        submit_s: From submission to the start of work on an idle device.
-        report_s: From the end of work to the task's event.
         spans: Collects the timeline; None records nothing.
     """
 
@@ -115,16 +117,12 @@ class SimulatedDevice:
         work: Work,
         machine: Machine,
         *,
-        submit_s: float = 0.0,
-        report_s: float = 0.0,
         spans: list[Span] | None = None,
     ) -> None:
         self.env = env
         self.name = name
         self.work = work
         self.machine = machine
-        self.submit_s = submit_s
-        self.report_s = report_s
         self.spans = spans
         self.running: SimulatedTask | None = None
         self.operation_name = ""
@@ -145,7 +143,7 @@ class SimulatedDevice:
         task = SimulatedTask(self, operation)
         self._queue.append(task)
         if self.running is None and self._starting is None:
-            self._next(self.submit_s)
+            self._next(self.work.latency(operation)[0])
         return task
 
     def stop(self, task: SimulatedTask) -> None:
@@ -155,7 +153,7 @@ class SimulatedDevice:
         if task is not self.running:
             if task in self._queue:
                 self._queue.remove(task)
-                task._finish(self.work.answer(task.operation, 0), self.report_s)
+                self._report(task, 0)
             elif task is self._starting:
                 self._completed = 0
             return
@@ -190,7 +188,7 @@ class SimulatedDevice:
         assert task is not None
         now = self.env.now
         if self._completed == 0:  # stopped before it began
-            task._finish(self.work.answer(task.operation, 0), self.report_s)
+            self._report(task, 0)
             if self._queue:
                 self._next(0.0)
             return
@@ -224,9 +222,13 @@ class SimulatedDevice:
         self._record(task, now)
         self.running = None
         self.machine.changed(now)
-        task._finish(self.work.answer(task.operation, self._completed), self.report_s)
+        self._report(task, self._completed)
         if self._queue:
             self._next(0.0)
+
+    def _report(self, task: SimulatedTask, completed: int | None) -> None:
+        answer = self.work.answer(task.operation, completed)
+        task._finish(answer, self.work.latency(task.operation)[1])
 
     def _record(self, task: SimulatedTask, now: float) -> None:
         if self.spans is None:

@@ -14,7 +14,7 @@ from policies.rows import Rows
 from policies.summary import Summary, summarise
 from simulator.costs import Costs, Effects, ProfileCosts, TextbookCosts
 from simulator.tokens import TokenModel
-from simulator.world import Overheads, SimulatedWorld
+from simulator.world import SimulatedWorld
 
 SLOWED_BY_OVERLAP = {
     ("target", "forward"): ("verify",),
@@ -108,7 +108,7 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
     world = SimulatedWorld(
         tokens,
         costs,
-        overheads=_overheads(scenario),
+        host=scenario.profile.host if scenario.profile and scenario.effects.host else None,
         slowdowns=_slowdowns(scenario),
         timeline=timeline,
     )
@@ -151,13 +151,6 @@ def _costs(scenario: Scenario) -> Costs:
     if scenario.textbook is not None:
         return scenario.textbook
     return ProfileCosts(scenario.surfaces, effects=scenario.effects, seed=scenario.seed)
-
-
-def _overheads(scenario: Scenario) -> Overheads:
-    if scenario.profile is None or not scenario.effects.host:
-        return Overheads()
-    host = scenario.profile.host
-    return Overheads(host.submit_s, host.report_s, host.round_s)
 
 
 def _slowdowns(scenario: Scenario) -> dict[tuple[str, str, str], float]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import simpy
 from simpy.events import Event as SimpyEvent
 
+from hardware_profiles.profile import Host, HostOperation, OperationHost
 from policies.operations import (
     BoolArray,
     Continue,
@@ -23,6 +23,7 @@ from policies.operations import (
     Verdict,
     Verify,
     View,
+    operation_name,
 )
 from policies.protocols import Steps
 from policies.records import Span
@@ -30,22 +31,6 @@ from policies.registry import SettingError
 from simulator.costs import Costs, fanout_array
 from simulator.devices import Machine, SimulatedDevice
 from simulator.tokens import TokenModel
-
-
-@dataclass(frozen=True, slots=True)
-class Overheads:
-    """Seconds that no device works: host and messages.
-
-    Attributes:
-        submit_s: From submission to the start on an idle device.
-        report_s: From the end of work to the policy.
-        round_s: The policy's own work between a report and the next submission.
-    """
-
-    submit_s: float = 0.0
-    report_s: float = 0.0
-    round_s: float = 0.0
-
 
 _PRIMARY, _NONE = int(Source.PRIMARY), int(Source.NONE)
 
@@ -81,14 +66,35 @@ class SimulatedCache:
 class Answers:
     """Costs and contents of operations (`simulator.devices.Work`)."""
 
-    def __init__(self, costs: Costs, tokens: TokenModel) -> None:
+    def __init__(self, costs: Costs, tokens: TokenModel, host: Host) -> None:
         self.costs = costs
+        self.host = host
         self.tokens = tokens
         self._fanouts: dict[tuple[int, ...], IntArray] = {}
 
     def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
         """See `Work`."""
-        return self.costs.steps(device, operation)
+        steps = self.costs.steps(device, operation)
+        extra = self._host_of(operation).extra_s
+        if extra > 0.0:
+            return [("host", extra), *steps]
+        if extra < 0.0:  # the grids say too much: shorten all steps alike, but never below a fifth
+            total = sum(seconds for _, seconds in steps)
+            factor = max(0.2, 1.0 + extra / total)
+            return [(name, seconds * factor) for name, seconds in steps]
+        return steps
+
+    def latency(self, operation: Operation) -> tuple[float, float]:
+        """See `Work`."""
+        host = self._host_of(operation)
+        return host.submit_s + self.host.round_s, host.report_s
+
+    def _host_of(self, operation: Operation) -> OperationHost:
+        name = operation_name(operation)
+        if isinstance(operation, Verify) and not operation.speculation.lengths[operation.view.slots].any():
+            name = "decode"
+        found = self.host.operations.get(cast("HostOperation", name))
+        return found or OperationHost(submit_s=self.host.submit_s, report_s=self.host.report_s)
 
     def answer(self, operation: Operation, completed: int | None) -> Any:
         """See `Work`."""
@@ -136,7 +142,7 @@ class SimulatedWorld:
     Args:
         tokens: What is accepted.
         costs: What operations cost.
-        overheads: Host time.
+        host: Host time; None for none.
         slowdowns: See `simulator.devices.Machine`.
         timeline: Whether to keep the timeline in `spans`.
     """
@@ -146,34 +152,17 @@ class SimulatedWorld:
         tokens: TokenModel,
         costs: Costs,
         *,
-        overheads: Overheads | None = None,
+        host: Host | None = None,
         slowdowns: dict[tuple[str, str, str], float] | None = None,
         timeline: bool = False,
     ) -> None:
-        host = overheads or Overheads()
         self.env = simpy.Environment()
         self.machine = Machine(slowdowns)
         self.spans: list[Span] = []
-        answers = Answers(costs, tokens)
+        answers = Answers(costs, tokens, host or Host())
         spans = self.spans if timeline else None
-        self._target = SimulatedDevice(
-            self.env,
-            "target",
-            answers,
-            self.machine,
-            submit_s=host.submit_s + host.round_s,
-            report_s=host.report_s,
-            spans=spans,
-        )
-        self._draft = SimulatedDevice(
-            self.env,
-            "draft",
-            answers,
-            self.machine,
-            submit_s=host.submit_s + host.round_s,
-            report_s=host.report_s,
-            spans=spans,
-        )
+        self._target = SimulatedDevice(self.env, "target", answers, self.machine, spans=spans)
+        self._draft = SimulatedDevice(self.env, "draft", answers, self.machine, spans=spans)
         self._vocabulary = tokens.vocabulary
 
     @property

@@ -21,11 +21,15 @@ VERIFY = Verify(VIEW, Speculation.empty(1))
 class Seconds:
     """Work of given step lengths per device; the answer is the number of steps completed, or None."""
 
-    def __init__(self, **steps: list[float]) -> None:
+    def __init__(self, *, host: tuple[float, float] = (0.0, 0.0), **steps: list[float]) -> None:
         self.by_device = steps
+        self.host = host
 
     def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
         return [("step", seconds) for seconds in self.by_device[device]]
+
+    def latency(self, operation: Operation) -> tuple[float, float]:
+        return self.host
 
     def answer(self, operation: Operation, completed: int | None) -> Any:
         return completed
@@ -49,7 +53,7 @@ def test_first_in_first_out() -> None:
 def test_host_time_delays_an_idle_device_but_hides_behind_a_busy_one() -> None:
     # Submit .1, work 1, report .01.  The second operation was submitted long before the device is free.
     env = simpy.Environment()
-    device = SimulatedDevice(env, "a", Seconds(a=[1.0]), Machine(), submit_s=0.1, report_s=0.01)
+    device = SimulatedDevice(env, "a", Seconds(a=[1.0], host=(0.1, 0.01)), Machine())
     ends: list[float] = []
     for _ in range(2):
         device.submit(VERIFY).callbacks.append(lambda _: ends.append(env.now))
