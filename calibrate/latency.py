@@ -21,7 +21,7 @@ WARM = 3
 """Samples taken of a draft's forward per visit, after the first."""
 
 Timer: TypeAlias = Callable[[str, str, dict[str, int], int], list[float]]
-"""(device, kind, shape, repeats) to seconds of each repetition; kind is `forward` or `tree`."""
+"""(device, kind, shape, repeats) to seconds of each repetition; kind: `forward`, `tree` or `prefill`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +170,8 @@ def _visit(grid: Grid, at: tuple[int, ...], timer: Timer) -> list[float]:
     first of a visit, which finds cold caches, is left out; what it costs more is charged per operation
     (`calibrate.overheads.measure_host`).
     """
-    kind = "tree" if grid.operation.endswith("tree") else "forward"
-    if grid.device == "draft" and not grid.operation.endswith("prefill"):
+    kind = grid.operation.split(".")[1]
+    if grid.device == "draft" and kind != "prefill":
         return timer(grid.device, kind, shape_of(grid, at), 1 + WARM)[1:]
     return timer(grid.device, kind, shape_of(grid, at), 1)
 

@@ -204,7 +204,8 @@ class Prespeculate:
         view: Rows to prepare for.
         speculation: What is being verified meanwhile.
         lookahead: Tokens per cached speculation.
-        fanout: `lookahead + 1` numbers F_k of cached outcomes with k tokens accepted.
+        fanout: `lookahead + 1` numbers F_k of cached outcomes with k tokens accepted.  A row that
+            verifies nothing has the single position k = 0 and gets F_0 outcomes.
     """
 
     view: View

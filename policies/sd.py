@@ -23,4 +23,4 @@ def speculative(world: World, rows: Rows, *, lookahead: int) -> Steps:
         verdict = yield world.target.submit(Verify(view, speculation))
         rows.commit(view, speculation, verdict, now=world.now)
         # The last drafted token was never fed to the draft; if it was accepted, two are unseen.
-        unseen = np.where(verdict.accepted == lookahead, 2, 1)
+        unseen = np.where(verdict.accepted == speculation.lengths, 2, 1)

@@ -12,12 +12,9 @@ from policies.registry import Settings, configure
 SETTINGS = [
     configure("ar"),
     *(configure("sd", lookahead=k) for k in (1, 3, 8)),
-    *(configure("pearl", lookahead=k) for k in (1, 2, 5)),
-    *(
-        configure("saguaro", lookahead=k, fanout=(2,), backup=backup)
-        for k in (1, 4)
-        for backup in ("primary", "plain", "random")
-    ),
+    *(configure("pearl", lookahead=k) for k in (1, 4)),
+    configure("saguaro", lookahead=1, fanout=(2,), backup="primary"),
+    *(configure("saguaro", lookahead=4, fanout=(2,), backup=b) for b in ("primary", "plain", "random")),
     configure("saguaro", lookahead=3, fanout=(5, 3, 0, 1), backup="primary"),
     configure("saguaro", lookahead=2, fanout=(0, 0, 64), backup="plain"),
 ]

@@ -1,0 +1,219 @@
+"""A live device: a worker process behind the policies' `Device` protocol."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import simpy
+
+from calibrate.live.codec import Submission, decode, encode
+from calibrate.live.environment import LiveEnvironment
+from calibrate.live.errors import AuditError, WorkerError
+from calibrate.live.link import WorkerLink
+from calibrate.live.messages import Failure, Report, Work
+from policies.operations import View
+from policies.records import Span
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """One model call of an operation, in seconds since the environment began.
+
+    Attributes:
+        name: As `messages.Step.name`.
+        start_s: Begin of the call.
+        end_s: Its tokens are chosen.
+        tokens: New tokens fed.
+    """
+
+    name: str
+    start_s: float
+    end_s: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When one operation was where, in seconds since the environment began.
+
+    Attributes:
+        device: Name of the device.
+        operation: Name of the operation.
+        submit_s: `submit` was called.
+        start_s: The worker began.
+        end_s: The worker was done.
+        arrival_s: Its report was noticed here.
+        queued: Whether the device was busy at submission; then `start_s - submit_s` is no overhead.
+        steps: Model calls.
+        context: Committed tokens of the row at submission; 0 for calibration's own operations.
+    """
+
+    device: str
+    operation: str
+    submit_s: float
+    start_s: float
+    end_s: float
+    arrival_s: float
+    queued: bool
+    steps: tuple[StepTime, ...]
+    context: int
+
+    @property
+    def tokens(self) -> int:
+        """New tokens that went through the model."""
+        return sum(step.tokens for step in self.steps)
+
+    @property
+    def submit_overhead_s(self) -> float | None:
+        """From the submission to the worker's start; None where it waited for other work."""
+        return None if self.queued else self.start_s - self.submit_s
+
+    @property
+    def report_overhead_s(self) -> float:
+        """From the worker's end to the report's arrival."""
+        return self.arrival_s - self.end_s
+
+    @property
+    def model_s(self) -> float:
+        """Seconds within model calls; the rest of `end_s - start_s` is the worker's own overhead."""
+        return sum(step.end_s - step.start_s for step in self.steps)
+
+
+class Task(simpy.Event):
+    """A submitted operation.  Fires exactly once, with the operation's answer or its failure."""
+
+    def __init__(self, device: LiveDevice, number: int) -> None:
+        super().__init__(device.environment)
+        self._device = device
+        self.number = number
+
+    def stop(self) -> None:
+        """Ask for an end at the next step boundary; a no-op once done or where not interruptible.
+
+        Drafts and probes can be interrupted.  One that had not begun answers with nothing drafted.
+        """
+        self._device.stop(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    task: Task
+    submission: Submission
+    submit_s: float
+    queued: bool
+
+
+@dataclass
+class LiveDevice:
+    """Serves operations first-in first-out on a worker process.
+
+    Attributes:
+        environment: Where its tasks fire; it has to be attached there.
+        link: The worker.
+        clock_offset_s: Worker's clock plus this is this process's clock.
+        timings: Every finished operation, in order.
+        spans: The same as spans of a timeline.
+    """
+
+    environment: LiveEnvironment
+    link: WorkerLink
+    clock_offset_s: float = 0.0
+    timings: list[Timing] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    _pending: deque[_Pending] = field(default_factory=deque)
+    _numbers: Any = field(default_factory=itertools.count)
+
+    @property
+    def name(self) -> str:
+        """Name of the device."""
+        return self.link.spec.name
+
+    @property
+    def handles(self) -> Any:
+        """What the environment waits on."""
+        return self.link.handles
+
+    @property
+    def outstanding(self) -> int:
+        """Operations submitted and not yet answered."""
+        return len(self._pending)
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Tasks that have not fired, oldest first."""
+        return [pending.task for pending in self._pending]
+
+    def submit(self, operation: Submission) -> Task:
+        """Queue an operation and return at once.
+
+        Raises:
+            ValueError: The live world cannot do it (a batch, no token ids).
+            WorkerDied: The worker process has ended.
+        """
+        submit_s = self.environment.elapsed()
+        work = Work(next(self._numbers), encode(operation))
+        task = Task(self, work.number)
+        self._pending.append(_Pending(task, operation, submit_s, queued=bool(self._pending)))
+        self.link.post(work)
+        return task
+
+    def stop(self, task: Task) -> None:
+        """See `Task.stop`."""
+        if any(pending.task is task for pending in self._pending):
+            self.link.stop(task.number)
+
+    def receive(self) -> object:
+        """Read one report; see `environment.Port`."""
+        return self.link.receive()
+
+    def deliver(self, report: object, arrival_s: float) -> None:
+        """Fire the task that a report is about; the worker is FIFO, so it is the oldest."""
+        assert isinstance(report, Report | Failure)
+        pending = self._pending.popleft()
+        if report.number != pending.task.number:
+            raise AuditError(f"{self.name}: report of work {report.number}, expected {pending.task.number}")
+        self.link.acknowledge()
+        self._record(pending, report, arrival_s)
+        if isinstance(report, Failure):
+            pending.task.fail(WorkerError(self.name, submission_name(pending.submission), report.traceback))
+        else:
+            pending.task.succeed(decode(pending.submission, report.reply))
+
+    def clear_records(self) -> None:
+        """Forget timings and spans."""
+        self.timings.clear()
+        self.spans.clear()
+
+    def _record(self, pending: _Pending, report: Report | Failure, arrival_s: float) -> None:
+        shift = self.clock_offset_s - self.environment.origin
+        steps = report.steps if isinstance(report, Report) else ()
+        view: View | None = getattr(pending.submission, "view", None)
+        timing = Timing(
+            device=self.name,
+            operation=submission_name(pending.submission),
+            submit_s=pending.submit_s,
+            start_s=report.start + shift,
+            end_s=report.end + shift,
+            arrival_s=arrival_s,
+            queued=pending.queued,
+            steps=tuple(StepTime(s.name, s.start + shift, s.end + shift, s.tokens) for s in steps),
+            context=0 if view is None else int(view.contexts[0]),
+        )
+        self.timings.append(timing)
+        details: dict[str, Any] = {
+            "steps": [[s.name, s.end_s - s.start_s] for s in timing.steps],
+            "tokens": timing.tokens,
+        }
+        if view is not None:
+            details |= {"request": int(view.requests[0]), "context": timing.context}
+        if isinstance(report, Failure):
+            details["failed"] = True
+        self.spans.append(Span(self.name, timing.operation, timing.start_s, timing.end_s, details))
+
+
+def submission_name(submission: Submission) -> str:
+    """Name of an operation in timelines and errors: its class name in lower case."""
+    return type(submission).__name__.lower()

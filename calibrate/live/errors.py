@@ -1,0 +1,70 @@
+"""What can go wrong between the policy's process and its workers.
+
+simpy rebuilds an exception that crosses from an event into a process as `type(e)(*e.args)`, so every
+class here keeps its constructor's arguments in `args` and builds its message only when printed.
+"""
+
+from __future__ import annotations
+
+
+class LiveError(RuntimeError):
+    """Any failure of the live world."""
+
+
+class WorkerError(LiveError):
+    """An operation raised inside a worker; the worker lives on.
+
+    Args:
+        device: Name of the device.
+        operation: Name of the operation.
+        remote_traceback: The worker's traceback, as text.
+    """
+
+    def __init__(self, device: str, operation: str, remote_traceback: str) -> None:
+        super().__init__(device, operation, remote_traceback)
+        self.device = device
+        self.operation = operation
+        self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        return f"{self.operation} failed on worker {self.device!r}; its traceback:\n{self.remote_traceback}"
+
+
+class WorkerDied(LiveError):
+    """A worker process ended while it was needed.
+
+    Args:
+        device: Name of the device.
+        exit_code: Exit code of the process; negative: the signal that killed it; None if unknown.
+        last_words: End of what it wrote to stderr.
+    """
+
+    def __init__(self, device: str, exit_code: int | None, last_words: str) -> None:
+        super().__init__(device, exit_code, last_words)
+        self.device = device
+        self.exit_code = exit_code
+        self.last_words = last_words
+
+    def __str__(self) -> str:
+        words = f"; it last wrote:\n{self.last_words}" if self.last_words else "; it wrote nothing to stderr"
+        return f"worker {self.device!r} died with exit code {self.exit_code}{words}"
+
+
+class StuckPolicy(LiveError):
+    """A policy waits for something that nobody will ever do.
+
+    Args:
+        reason: What was found.
+    """
+
+
+class ModelError(LiveError):
+    """A model cannot be used: it is not there, or the two do not fit together."""
+
+
+class PlacementError(ValueError):
+    """A placement that this machine cannot provide, or that cannot be read."""
+
+
+class AuditError(AssertionError):
+    """A worker's bookkeeping contradicts its KV cache or what the policy said; never to be ignored."""

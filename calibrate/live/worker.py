@@ -1,0 +1,170 @@
+"""A worker process: loads a model, then executes what comes through its pipe, first-in first-out.
+
+This module is imported by the policy's process too (to name `worker_main`), so torch is imported inside
+the functions that run in the worker.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calibrate.live.messages import Exit, Failure, Ready, Report, Stop, Tokens, ToWorker, Work
+from calibrate.live.placement import WorkerSpec, is_local_model
+
+if TYPE_CHECKING:
+    from calibrate.live.executor import Executor
+
+LOADING = -1
+"""Number under which a failure to load the model is reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """What a worker is told at its start.
+
+    Attributes:
+        spec: What to load and where.
+        stderr: File that receives its stderr.
+        end_token_ids: Tokens that end a request; None: as the model says.
+        parent: Process id of the policy's process.
+        die_with_parent: Ask the kernel (Linux) to kill the worker with the thread that started it.
+    """
+
+    spec: WorkerSpec
+    stderr: str
+    end_token_ids: Tokens | None
+    parent: int
+    die_with_parent: bool
+
+
+class ParentGone(Exception):
+    """The other end of the pipe is closed."""
+
+
+class Inbox:
+    """Messages to this worker: a queue of work, and stop requests that overtake it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._queue: deque[Work | Exit] = deque()
+        self._stopped: set[int] = set()
+        self._running = -1
+        self._poller: Any = None
+        if hasattr(select, "poll"):
+            # `Connection.poll` builds a selector per call, which a 1 ms draft step would feel.
+            self._poller = select.poll()
+            self._poller.register(connection.fileno(), select.POLLIN | select.POLLHUP)
+
+    def next(self) -> Work | Exit:
+        """The next work, waiting for it; it is the running one from now on."""
+        while not self._queue:
+            self._read()
+        work = self._queue.popleft()
+        if isinstance(work, Work):
+            self._running = work.number
+            self._stopped = {number for number in self._stopped if number >= work.number}
+        return work
+
+    def stopped(self) -> bool:
+        """Whether the running work was asked to stop; reads what has arrived, without waiting."""
+        while self._ready():
+            self._read()
+        return self._running in self._stopped
+
+    def _ready(self) -> bool:
+        return bool(self._poller.poll(0)) if self._poller is not None else self._connection.poll()
+
+    def _read(self) -> None:
+        try:
+            message: ToWorker = self._connection.recv()
+        except (EOFError, OSError):
+            raise ParentGone from None
+        if isinstance(message, Stop):
+            self._stopped.add(message.number)
+        else:
+            self._queue.append(message)
+
+
+def worker_main(plan: WorkerPlan, connection: Connection) -> None:
+    """Entry point of the process."""
+    _settle_in(plan)
+    try:
+        executor, ready = _load(plan)
+    except Exception:
+        now = time.perf_counter()
+        connection.send(Failure(LOADING, now, now, traceback.format_exc()))
+        return
+    inbox = Inbox(connection)
+    executor.stopped = inbox.stopped
+    try:
+        connection.send(ready)
+        serve(inbox, executor, connection)
+    except (ParentGone, BrokenPipeError, ConnectionResetError):
+        return  # nobody is left to tell
+
+
+def serve(inbox: Inbox, executor: Executor, connection: Connection) -> None:
+    """Execute work until told to exit.  An operation that raises is reported; the worker lives on."""
+    while isinstance(work := inbox.next(), Work):
+        start = time.perf_counter()
+        try:
+            reply = executor.execute(work.message)
+        except ParentGone:
+            raise
+        except Exception:
+            failure = Failure(work.number, start, time.perf_counter(), traceback.format_exc())
+            connection.send(failure)
+        else:
+            end = time.perf_counter()
+            connection.send(Report(work.number, start, end, tuple(executor.steps), reply))
+
+
+def _settle_in(plan: WorkerPlan) -> None:
+    """Signals, stderr and cores; before torch is imported, so that its threads inherit the cores."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us
+    if plan.die_with_parent and sys.platform == "linux":
+        death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL)
+        if os.getppid() != plan.parent:
+            os._exit(1)  # the parent died before the request was in place
+    with Path(plan.stderr).open("ab", buffering=0) as file:
+        os.dup2(file.fileno(), 2)
+    faulthandler.enable()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, plan.spec.cores)
+
+
+def _load(plan: WorkerPlan) -> tuple[Executor, Ready]:
+    """Load the model; torch and transformers come into the process here."""
+    import torch
+    import transformers
+
+    from calibrate.live.executor import Executor
+    from calibrate.live.loading import load_model, model_end_tokens
+    from calibrate.live.runner import ModelRunner
+
+    spec = plan.spec
+    torch.set_num_threads(len(spec.cores))
+    torch.set_num_interop_threads(1)
+    model = load_model(spec.model, spec.precision, local=is_local_model(spec.model))
+    end_tokens = model_end_tokens(model) if plan.end_token_ids is None else plan.end_token_ids
+    runner = ModelRunner(model)
+    ready = Ready(
+        vocabulary=int(runner.config.get_text_config().vocab_size),
+        end_token_ids=end_tokens,
+        versions=(("torch", str(torch.__version__)), ("transformers", transformers.__version__)),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+    )
+    return Executor(runner, end_token_ids=end_tokens), ready

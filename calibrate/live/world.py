@@ -1,0 +1,216 @@
+"""The live world: a target and a draft, each in a process of its own, behind the policies' `World`."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+from calibrate.live.device import LiveDevice, Timing
+from calibrate.live.environment import LiveEnvironment
+from calibrate.live.errors import LiveError, ModelError, WorkerDied, WorkerError
+from calibrate.live.link import WorkerLink
+from calibrate.live.messages import Ready, Tokens
+from calibrate.live.placement import WorkerSpec, local_vocabulary
+from policies.protocols import Steps, World
+from policies.records import Span
+
+if TYPE_CHECKING:
+    from simpy.events import ProcessGenerator
+
+HANDSHAKES = 5
+PATIENCE_S = 2.0
+
+
+class LiveWorld:
+    """Worker processes and the environment that waits for them; use it in a `with` statement.
+
+    One world runs any number of policies, one after another: a request's prefill resets its slot.
+
+    Args:
+        target: The target's worker.
+        draft: The draft's; None where only plain decoding will run.
+        end_token_ids: Tokens that end a request; None: as the target's model says; () for none.
+        start_timeout_s: How long loading a model may take.
+
+    Raises:
+        ModelError: A model is not there, or the vocabularies differ.
+        WorkerError: A worker could not load its model; carries the worker's traceback.
+        WorkerDied: A worker ended while loading.
+    """
+
+    def __init__(
+        self,
+        target: WorkerSpec,
+        draft: WorkerSpec | None = None,
+        *,
+        end_token_ids: Sequence[int] | None = None,
+        start_timeout_s: float = 300.0,
+    ) -> None:
+        specs = [target] if draft is None else [target, draft]
+        if len({spec.name for spec in specs}) != len(specs):
+            raise ValueError(f"both workers are called {target.name!r}; a device needs a name of its own")
+        # What the folders tell is checked before any process starts; the hub's models afterwards.
+        _check_vocabularies(specs, {s.name: local_vocabulary(s.model) for s in specs})
+        ends = None if end_token_ids is None else tuple(int(token) for token in end_token_ids)
+        self._folder = Path(tempfile.mkdtemp(prefix="spectwin-live-"))
+        self._links: list[WorkerLink] = []
+        self._closed = False
+        try:
+            for spec in specs:  # one by one, so that `close` knows each
+                self._links.append(WorkerLink(spec, self._folder, ends))
+            self.workers: dict[str, Ready] = {
+                link.spec.name: link.wait_ready(start_timeout_s) for link in self._links
+            }
+            _check_vocabularies(specs, {name: ready.vocabulary for name, ready in self.workers.items()})
+            offsets = [clock_offset(link) for link in self._links]
+        except BaseException:
+            self.close(gently=False)
+            raise
+        self.environment = LiveEnvironment()
+        self.devices = [
+            LiveDevice(self.environment, link, offset)
+            for link, offset in zip(self._links, offsets, strict=True)
+        ]
+        for device in self.devices:
+            self.environment.attach(device)
+
+    @property
+    def target(self) -> LiveDevice:
+        """The target device."""
+        return self.devices[0]
+
+    @property
+    def draft(self) -> LiveDevice:
+        """The draft device.
+
+        Raises:
+            LiveError: The world was started without one.
+        """
+        if len(self.devices) < 2:
+            raise LiveError("this world was started without a draft; it can run plain decoding only")
+        return self.devices[1]
+
+    @property
+    def now(self) -> float:
+        """Seconds since the world began, of the moment the current event happened."""
+        return float(self.environment.now)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        return self.workers[self.target.name].vocabulary
+
+    @property
+    def end_token_ids(self) -> Tokens:
+        """Tokens that end a request."""
+        return self.workers[self.target.name].end_token_ids
+
+    def run(self, policy_steps: Steps) -> None:
+        """Run a policy to its end.
+
+        Whatever it raises, or a worker reports, comes out of here; work left behind is then waited
+        for, so that the next policy finds idle workers.
+
+        Raises:
+            StuckPolicy: The policy waits for something that nobody will do.
+            WorkerDied: A worker process ended; the world is of no further use.
+            WorkerError: An operation raised in a worker.
+        """
+        if self._closed:
+            raise LiveError("the world is closed")
+        process = self.environment.process(cast("ProcessGenerator", policy_steps))
+        try:
+            self.environment.run(until=process)
+        except WorkerDied:
+            policy_steps.close()
+            raise
+        except Exception:
+            policy_steps.close()  # else it would go on when one of its tasks is answered
+            process.defused = True
+            if process.callbacks:
+                process.callbacks.clear()
+            self._settle()
+            raise
+        self._settle()
+
+    def spans(self) -> list[Span]:
+        """What the devices did so far, in order of time."""
+        return sorted((s for d in self.devices for s in d.spans), key=lambda span: span.start_s)
+
+    def timings(self) -> list[Timing]:
+        """Every finished operation so far, in order of time."""
+        return sorted((t for d in self.devices for t in d.timings), key=lambda timing: timing.start_s)
+
+    def clear_records(self) -> None:
+        """Forget spans and timings, e.g. after a warm-up."""
+        for device in self.devices:
+            device.clear_records()
+
+    def close(self, *, gently: bool = True) -> None:
+        """End the workers: asked first if `gently`, else at once.  Does nothing the second time."""
+        self._closed = True
+        for link in self._links if gently else ():
+            link.dismiss()
+        for link in self._links:
+            link.close(patience_s=PATIENCE_S if gently else 0.0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> LiveWorld:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # After an error (or Ctrl-C) a worker may be in the middle of something long.
+        self.close(gently=kind is None)
+
+    def _settle(self) -> None:
+        """Wait for tasks that a policy left behind, whose answers and failures nobody awaits."""
+        for device in self.devices:
+            for task in device.tasks:
+                task.defused = True
+                task.stop()
+        environment = self.environment
+        while any(device.outstanding for device in self.devices) or environment.peek() <= environment.now:
+            with suppress(WorkerError):
+                environment.step()
+
+
+def clock_offset(link: WorkerLink) -> float:
+    """What to add to the worker's clock to get this process's: 0 where they share one.
+
+    The best of a few echoes bounds it: the worker's stamp lies between sending and receiving if the
+    clock is shared (as on Linux, where `perf_counter` is CLOCK_MONOTONIC); else its middle is taken.
+    """
+    best: tuple[float, float] | None = None
+    for number in range(HANDSHAKES):
+        sent = time.perf_counter()
+        report = link.ask(-2 - number, (number,))
+        received = time.perf_counter()
+        shared = sent <= report.start and report.end <= received
+        offset = 0.0 if shared else (sent + received - report.start - report.end) / 2
+        if best is None or received - sent < best[0]:
+            best = (received - sent, offset)
+    assert best is not None
+    return best[1]
+
+
+def _check_vocabularies(specs: Sequence[WorkerSpec], sizes: Mapping[str, int | None]) -> None:
+    """Refuse a pair whose sizes (None: not known yet) differ."""
+    if len({size for size in sizes.values() if size is not None}) > 1:
+        found = ", ".join(f"{spec.name} ({spec.model}) has {sizes[spec.name]}" for spec in specs)
+        raise ModelError(
+            f"vocabularies differ: {found} token ids; speculation needs the same tokenizer on both sides"
+        )
+
+
+if TYPE_CHECKING:
+
+    def _is_a_world(world: LiveWorld) -> World:
+        return world  # mypy compares the live world with the policies' protocols here
