@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from policies.commandline import HELP, Refusal, split_integers, split_list
+
 EXAMPLES = """
 \b
 Examples:
@@ -18,18 +20,8 @@ Examples:
 """
 
 
-class Refusal(click.ClickException):
-    """Bad input: one line on stderr, exit status 2."""
-
-    exit_code = 2
-
-
-def _list(_: click.Context, __: click.Parameter, value: str) -> list[str]:
-    return [part.strip() for part in value.split(",") if part.strip()]
-
-
-@click.command(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--policies", default="ar,sd,pearl,saguaro", show_default=True, callback=_list)
+@click.command(epilog=EXAMPLES, context_settings=HELP)
+@click.option("--policies", default="ar,sd,pearl,saguaro", show_default=True, callback=split_list)
 @click.option("--prompts", default="heldout", show_default=True, help="Shipped set or Spec-Bench JSONL.")
 @click.option("--count", default=12, show_default=True, type=click.IntRange(min=1), help="Prompts to use.")
 @click.option(
@@ -39,9 +31,11 @@ def _list(_: click.Context, __: click.Parameter, value: str) -> list[str]:
 @click.option("--target", default="pair:x20", show_default=True, help="Model name or folder.")
 @click.option("--draft", default="pair:draft", show_default=True, help="Model name or folder.")
 @click.option("--placement", default="split", show_default=True, help="split, or shared:0 / shared:0,1.")
-@click.option("--lookahead", default="4", show_default=True, callback=_list, help="List of K.")
-@click.option("--fanout", default="3", show_default=True, callback=_list, help="List of uniform fan-outs.")
-@click.option("--backup", default="primary", show_default=True, callback=_list, help="List of backups.")
+@click.option("--lookahead", default="4", show_default=True, callback=split_integers, help="List of K.")
+@click.option(
+    "--fanout", default="3", show_default=True, callback=split_integers, help="List of uniform fan-outs."
+)
+@click.option("--backup", default="primary", show_default=True, callback=split_list, help="List of backups.")
 @click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(min=1))
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Live repetitions.")
 @click.option("--seed", default=0, show_default=True)
@@ -74,8 +68,8 @@ def _validate(options: dict[str, Any]) -> None:
 
     settings = expand(
         options["policies"],
-        _integers(options["lookahead"], "lookahead"),
-        [(f,) for f in _integers(options["fanout"], "fanout")],
+        options["lookahead"],
+        [(f,) for f in options["fanout"]],
         options["backup"],
         seed=options["seed"],
     )
@@ -139,13 +133,6 @@ def _predictor(job: Any, options: dict[str, Any], progress: Any) -> tuple[Any, A
     write_trace(trace, trace_path)
     save_profile(profile, profile_path)
     return profile, trace
-
-
-def _integers(parts: list[str], name: str) -> list[int]:
-    try:
-        return [int(part) for part in parts]
-    except ValueError as error:
-        raise ValueError(f"--{name} takes a comma-separated list of whole numbers") from error
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ collocated on equal devices, not only AR (design.md, section 6).
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +24,14 @@ from calibrate.live.world import LiveWorld
 from calibrate.prompts import find_prompts, load_prompts, spread
 from calibrate.runs import Measured, measure, run_matrix
 from hardware_profiles.atomic import atomic_write
+from policies.commandline import split_integers
 from policies.registry import Settings, configure
 
 ONE, BOTH, SPLIT = "shared:0", "shared:0,1", "split"
 PLACES = {ONE: "one core", BOTH: "both cores", SPLIT: "a core each"}
 
 
-def contenders(lookaheads: list[int], fanout: int) -> list[tuple[str, Settings]]:
+def contenders(lookaheads: Sequence[int], fanout: int) -> list[tuple[str, Settings]]:
     """(placement, settings) of everything that is compared."""
     found = [(ONE, configure("ar")), (BOTH, configure("ar"))]
     for lookahead in lookaheads:
@@ -70,7 +72,7 @@ def _ratio(baseline: Measured, speed: Measured) -> list[float]:
 @click.command()
 @click.option("--target", default="pair:x20", show_default=True)
 @click.option("--draft", default="pair:draft", show_default=True)
-@click.option("--lookahead", default="4", show_default=True, help="List of K.")
+@click.option("--lookahead", default="4", show_default=True, callback=split_integers, help="List of K.")
 @click.option("--fanout", default=3, show_default=True)
 @click.option("--count", default=8, show_default=True, help="Held-out prompts.")
 @click.option("--repeats", default=3, show_default=True)
@@ -93,7 +95,6 @@ def main(**options: Any) -> None:
         }
     )
     prompts = tuple(spread(load_prompts(find_prompts("heldout")), options["count"]))
-    lookaheads = [int(part) for part in options["lookahead"].split(",")]
     with show_progress() as progress, ExitStack() as stack:
         requests = requests_of(record(replace(job, prompts=prompts), prompts, "heldout", progress))
         worlds = {
@@ -102,7 +103,7 @@ def main(**options: Any) -> None:
         }
         runs = run_matrix(
             worlds,
-            contenders(lookaheads, options["fanout"]),
+            contenders(options["lookahead"], options["fanout"]),
             requests,
             repeats=options["repeats"],
             seed=0,

@@ -14,6 +14,7 @@ import numpy as np
 
 from analysis.validation import Row, Validation
 from hardware_profiles.atomic import atomic_write
+from policies.commandline import wide_console
 from policies.timeline import chrome_trace
 
 METHOD = (
@@ -76,7 +77,6 @@ def as_json(validation: Validation) -> str:
 
 def print_validation(validation: Validation) -> None:
     """The table for people."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(header_style="bold")
@@ -98,9 +98,7 @@ def print_validation(validation: Validation) -> None:
             _percent(row.nearest_error),
             f"{row.measured.overlap_s * 1e3 / row.measured.tokens:.2f}",
         )
-    console = Console()
-    if not console.is_terminal:
-        console.width = 112  # a log or a pipe has room for whole rows
+    console = wide_console()
     console.print(table)
     found = summary(validation)
     for name in ("simulated", "simulated_from_calibration_prompts", "law", "nearest_calibrated_setting"):

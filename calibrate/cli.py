@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from calibrate.pair.cli import pair
+from policies.commandline import HELP, Refusal
 
 EXAMPLES = """
 \b
@@ -22,16 +23,10 @@ Examples:
 """
 
 
-class Refusal(click.ClickException):
-    """Bad input: one line on stderr, exit status 2."""
-
-    exit_code = 2
-
-
 @click.group(
     invoke_without_command=True,
     epilog=EXAMPLES,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
 )
 @click.option("--hw", default="auto", show_default=True, help="`auto`, or the name this machine must have.")
 @click.option("--target", default="pair:x20", show_default=True, help="Model name or folder.")

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from policies.commandline import HELP, Refusal, split_integers, wide_console
 from policies.registry import POLICIES, SettingError, Settings, configure
 from policies.ssd import BACKUPS
 
@@ -24,29 +25,13 @@ Examples:
 """
 
 
-class Refusal(click.ClickException):
-    """Bad input: one line on stderr, exit status 2."""
-
-    exit_code = 2
-
-
-def parse_fanout(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """`3` or `4,3,2,2,6` as a tuple of integers (a click callback)."""
-    if value is None:
-        return None
-    try:
-        return tuple(int(part) for part in value.split(","))
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is not a number or a comma-separated list") from error
-
-
-@click.command(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(epilog=EXAMPLES, context_settings=HELP)
 @click.option("--policy", default="saguaro", show_default=True, help="Policy (see --list-policies).")
 @click.option("--batch", default=1, show_default=True, help="Rows served at once.")
 @click.option("--hw", help=f"Hardware profile: a shipped name or a file.  [default: {DEFAULT_PROFILE}]")
 @click.option("--trace", help="Recorded trace: a shipped name or a file.  [default: the profile's]")
 @click.option("--lookahead", type=int, help="K, drafted tokens per round.  [default: 4]")
-@click.option("--fanout", callback=parse_fanout, help="F, or F_0,...,F_K.  [default: 3]")
+@click.option("--fanout", callback=split_integers, help="F, or F_0,...,F_K.  [default: 3]")
 @click.option("--backup", help=f"On a miss: {', '.join(BACKUPS)}.  [default: primary]")
 @click.option("--context", type=click.IntRange(min=1), help="Prompt length in place of the recorded ones.")
 @click.option("--requests", type=int, help="Requests to serve.  [default: 8 per row, at least 48]")
@@ -102,9 +87,7 @@ def _answer(settings: Settings, options: dict[str, Any]) -> None:
     if options["as_json"]:
         click.echo(json.dumps(report.as_dict(), indent=2))
         return
-    from rich.console import Console
-
-    print_report(report, Console())
+    print_report(report, wide_console())
 
 
 def build_scenario(options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
@@ -210,7 +193,6 @@ def list_policies(*, as_json: bool) -> None:
         ]
         click.echo(json.dumps(rows, indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(header_style="bold")
@@ -218,7 +200,7 @@ def list_policies(*, as_json: bool) -> None:
         table.add_column(title)
     for info in POLICIES.values():
         table.add_row(*(", ".join(v) if isinstance(v := getattr(info, f), tuple) else v for f in fields))
-    Console().print(table)
+    wide_console().print(table)
     click.echo("Every policy runs in both worlds: simulated (any batch) and live (batch 1).")
 
 

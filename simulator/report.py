@@ -80,8 +80,6 @@ class Report:
 def print_report(report: Report, console: Console) -> None:
     """Tables for people."""
     settings, summary = report.run.settings, report.run.summary
-    if not console.is_terminal:
-        console.width = 112  # a log or a pipe has room for whole rows
     console.print(
         f"[bold]{settings.label}[/bold] · batch {report.scenario.batch} · {summary.tokens} tokens of "
         f"{len(report.scenario.serving()[1])} requests"
