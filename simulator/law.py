@@ -26,7 +26,7 @@ from policies.laws.ssd import (
 )
 from policies.registry import Settings
 from simulator.costs import Effects, TextbookCosts
-from simulator.run import Scenario, simulate
+from simulator.run import Scenario, Simulated, simulate
 from simulator.tokens import TokenModel, coin
 
 NO_EFFECT = Effects(
@@ -195,15 +195,26 @@ def waterfall(scenario: Scenario, settings: Settings, law: Opinion) -> list[Stag
     stages = [Stage("law", law.speedup_vs_ar), Stage("simulated, law's assumptions", ideal)]
     if scenario.tokens.tokens is None:
         short = _coin_speedup(scenario, settings, told, round(float(np.mean(lengths))))
-        return [*stages, Stage("short outputs", short)]
+        return [*stages, Stage("short outputs: start, end, drain", short)]
     effects = NO_EFFECT
     bare = replace(scenario, effects=effects)
-    stages.append(Stage("recorded tokens, short outputs", _speedup(bare, settings)))
+    stages.append(Stage("recorded tokens; start, end, drain", _speedup(bare, settings)))
     if scenario.textbook is None:
         for name, on in _EFFECTS:
             effects = replace(effects, **on)
             stages.append(Stage(name, _speedup(replace(bare, effects=effects), settings)))
     return stages
+
+
+def _full_batch_speed(run: Simulated) -> float:
+    """Tokens per second while no row has finished: without the drain at the end, which no law knows."""
+    width = run.rows.width
+    table = run.rows.log.table()
+    counts = np.bincount(table["request"])
+    if len(counts) > width:  # rows are replaced: the batch drains only in the last of many requests
+        return run.summary.tokens_per_second
+    full = int(counts.min())
+    return float(table["emitted"][: full * width].sum() / run.rows.log.ends[full - 1])
 
 
 def _coin_speedup(scenario: Scenario, settings: Settings, told: Assumptions, length: int) -> float:
@@ -221,8 +232,7 @@ def _coin_speedup(scenario: Scenario, settings: Settings, told: Assumptions, len
     world = Scenario(tokens=tokens, textbook=textbook, batch=scenario.batch)
     if settings.policy == "ar":
         return 1.0
-    speed = simulate(world, settings).summary.tokens_per_second
-    return speed * told.target_s / min(scenario.batch, len(tokens.requests))
+    return _full_batch_speed(simulate(world, settings)) * told.target_s / scenario.batch
 
 
 _EFFECTS: tuple[tuple[str, dict[str, Any]], ...] = (
