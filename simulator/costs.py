@@ -72,6 +72,7 @@ class ProfileCosts:
         self.seed = seed
         self.extrapolated: set[str] = set()
         self._tables: dict[tuple[str, int, int], FloatArray] = {}
+        self._prefills: dict[tuple[str, int, int], float] = {}
         self._noise: dict[str, tuple[FloatArray, int]] = {}
 
     def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
@@ -88,11 +89,15 @@ class ProfileCosts:
             case Prespeculate():
                 return self._prespeculate(operation)
             case Prefill():
-                tokens = int(operation.view.contexts.max())
-                surface = self.surfaces[f"{device}.prefill"]
-                rows = self._rows(operation.view)
-                self._flag(f"{device}.prefill", surface.covers(batch=rows, new_tokens=tokens))
-                return [("prefill", surface.seconds(batch=rows, new_tokens=tokens))]
+                return [("prefill", self._prefill(f"{device}.prefill", operation.view))]
+
+    def _prefill(self, name: str, view: View) -> float:
+        rows, tokens = self._rows(view), int(view.contexts.max())
+        if (name, rows, tokens) not in self._prefills:
+            surface = self.surfaces[name]
+            self._prefills[name, rows, tokens] = surface.seconds(batch=rows, new_tokens=tokens)
+            self._flag(name, surface.covers(batch=rows, new_tokens=tokens))
+        return self._prefills[name, rows, tokens]
 
     def _verify(self, operation: Verify) -> list[tuple[str, float]]:
         view = operation.view
