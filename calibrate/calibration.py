@@ -208,7 +208,7 @@ def _role(job: Job, facts: dict[str, Any], cores: tuple[int, ...]) -> Role:
         device=DeviceInfo(kind="cpu", name=job.machine.processor, cores=cores, threads=len(cores)),
         model=facts["name"],
         parameters=facts["parameters"],
-        precision="float32",
+        precision="fp32",
         backend="torch-eager",
         mode="eager",
     )

@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from calibrate.live.placement import Precision, is_local_model
+
 DEFAULT_RANKS = 16
 
 
@@ -30,7 +32,7 @@ class RecordingJob:
         ranks: M, choices kept per position.
         seed: Keys the sampling, by request and position.
         threads: Threads of torch; the results do not depend on it beyond rounding.
-        precision: `float32` or another torch dtype name.
+        precision: Of the weights.
     """
 
     target: str
@@ -41,7 +43,7 @@ class RecordingJob:
     ranks: int = DEFAULT_RANKS
     seed: int = 0
     threads: int = 1
-    precision: str = "float32"
+    precision: Precision = "fp32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +71,22 @@ def record(job: RecordingJob, report: Callable[[Recording], None]) -> dict[str, 
     """
     import torch
     import transformers
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
+
+    from calibrate.live.loading import load_model, model_end_tokens
 
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(job.threads)
-    dtype = getattr(torch, job.precision)
+    target, draft = (
+        load_model(name, job.precision, local=is_local_model(name)) for name in (job.target, job.draft)
+    )
     tokenizer = AutoTokenizer.from_pretrained(job.target)
-    target = AutoModelForCausalLM.from_pretrained(job.target, dtype=dtype).eval()
-    draft = AutoModelForCausalLM.from_pretrained(job.draft, dtype=dtype).eval()
     if target.config.vocab_size != draft.config.vocab_size:
         raise ValueError(
             f"target and draft have {target.config.vocab_size} and {draft.config.vocab_size} token ids; "
             "a pair must share its vocabulary"
         )
-    ends = end_token_ids(target)
+    ends = set(model_end_tokens(target))
     with torch.inference_mode():
         for request, text in job.prompts:
             ids = tokenizer(text)["input_ids"]
@@ -92,14 +96,6 @@ def record(job: RecordingJob, report: Callable[[Recording], None]) -> dict[str, 
         "end_tokens": sorted(ends),
         "tokenizer": type(tokenizer).__name__,
     }
-
-
-def end_token_ids(model: Any) -> set[int]:
-    """Token ids at which a model's output ends."""
-    configured = getattr(model.generation_config, "eos_token_id", None) or model.config.eos_token_id
-    if configured is None:
-        return set()
-    return set(configured) if isinstance(configured, list) else {int(configured)}
 
 
 class _Reader:
