@@ -1,0 +1,152 @@
+"""The commands of the pair: ``build``, ``embed``, ``report`` and ``steps``. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from calibrate.pair.resolve import DATA, cache_folder
+
+
+@click.group()
+def pair() -> None:
+    """A real target/draft pair, trained from the Python standard library.
+
+    \b
+    Examples:
+      pair report                     how the shipped pair behaves
+      pair embed x20 --out big/       the shipped target at the cost of a larger shape
+      pair build --minutes 50 --out my-pair/
+    """
+
+
+@pair.command()
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the pair.")
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    help="Folder of checkpoints; a second call with it goes on.  [default: in the user's cache]",
+)
+@click.option("--minutes", type=float, help="Limit of the training stages.  [default: fixed steps]")
+@click.option("--seed", default=20240, show_default=True, help="Seed of weights and batches.")
+def build(out: Path, work: Path | None, minutes: float | None, seed: int) -> None:
+    """Train a pair: corpus, tokenizer, target, loop fix, draft, prompts and report.
+
+    Without --minutes the stages run a fixed number of steps (about an hour on two cores) and repeat
+    exactly; with it, the result depends on the speed of the machine. Stop it at any time: the same
+    command goes on from the last checkpoint, which is at most a minute old.
+
+    \b
+    Examples:
+      pair build --out my-pair/
+      pair build --out quick/ --minutes 5 --work /tmp/quick
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from calibrate.pair import build as building
+
+    columns = (
+        TextColumn("{task.description:>8}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    limit = "steps" if minutes is None else f"{minutes:g}min"
+    work = work or cache_folder() / f"build-{seed}-{limit}"
+    with Progress(*columns) as progress:
+        building.build(building.Job(out=out, work=work, seed=seed, minutes=minutes), progress)
+    click.echo(f"{out}")
+
+
+@pair.command()
+@click.argument("name_or_shape")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write.")
+@click.option(
+    "--source",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=DATA / "target",
+    help="Folder of the Llama to embed.  [default: the shipped target]",
+)
+def embed(name_or_shape: str, out: Path, source: Path) -> None:
+    """Put a model into a larger shape that computes the same function.
+
+    NAME_OR_SHAPE is a named shape (x5, x20) or WIDTHxDEPTH[xINTERMEDIATE], multipliers that may be
+    fractions as long as heads, units and layers stay whole.
+
+    \b
+    Examples:
+      pair embed x20 --out big/
+      pair embed 3x2 --out big/
+      pair embed 3/2x1 --source my-pair/target --out wider/
+    """
+    from calibrate.pair.embed import EMBEDDINGS, Shape, save_embedding
+
+    try:
+        shape = EMBEDDINGS.get(name_or_shape) or Shape.parse(name_or_shape)
+        save_embedding(source, shape, out)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    click.echo(f"{out}")
+
+
+@pair.command()
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=DATA,
+    help="Folder of the pair.  [default: the shipped one]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def report(data: Path, as_json: bool) -> None:
+    """Measure a pair: held-out losses, acceptance, loops and sizes (about a minute).
+
+    The held-out text is that of the running interpreter, so another version of Python than the one
+    the pair was trained on gives slightly other losses.
+
+    \b
+    Examples:
+      pair report
+      pair report --json > report.json
+      pair report --data my-pair/
+    """
+    from calibrate.pair.report import measure_pair, report_table
+
+    measured = measure_pair(data)
+    if as_json:
+        click.echo(measured.to_json(), nl=False)
+        return
+    from rich.console import Console
+
+    Console().print(report_table(measured))
+
+
+@pair.command()
+@click.argument("shapes", nargs=-1)
+@click.option("--repeats", default=30, show_default=True, help="Turns that every model takes.")
+def steps(shapes: tuple[str, ...], repeats: int) -> None:
+    """Time single-threaded steps of the shipped pair and of SHAPES (default: the named ones).
+
+    \b
+    Examples:
+      pair steps
+      pair steps 3/2x1 2x2 --repeats 10
+    """
+    from rich.console import Console
+
+    from calibrate.pair.embed import EMBEDDINGS, Shape, embed
+    from calibrate.pair.shapes import load_model
+    from calibrate.pair.steps import measure_steps, steps_table
+
+    models = {name: load_model(DATA / name) for name in ("draft", "target")}
+    try:
+        chosen = {s: EMBEDDINGS.get(s) or Shape.parse(s) for s in shapes or EMBEDDINGS}
+        models |= {name: embed(models["target"], shape) for name, shape in chosen.items()}
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    Console().print(steps_table(measure_steps(models, repeats=repeats)))
+
+
+if __name__ == "__main__":
+    pair()

@@ -1,0 +1,244 @@
+"""The same function in a larger shape: real tokens of a small model at the cost of a large one.
+
+`embed` puts a trained Llama into a wider and deeper one that computes exactly the same function:
+
+- the extra hidden dimensions stay 0: the embedding's extra columns are 0, and so are the rows of
+  ``o_proj`` and ``down_proj`` that would write to them;
+- extra heads and extra MLP units compute on real input with random weights, and are multiplied by
+  zero in ``o_proj`` and ``down_proj``;
+- RMSNorm averages over more dimensions, which is undone by ``weight / sqrt(width)`` and
+  ``eps / width``;
+- extra layers have a zero ``o_proj`` and ``down_proj``, so that they add nothing to the residual
+  stream. They stand evenly between the real ones, so that an early exit sees a real share of them.
+
+A dense kernel does not look at its operands, so a step costs what the shape costs; everything the
+step computes on the way is of ordinary size (random weights of the usual initialisation, no
+denormals). Acceptance belongs to the pair, cost to the shape: the two can be chosen apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import tempfile
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calibrate.pair.resolve import DATA, cache_folder
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import LlamaConfig
+
+_VERSION = 1
+_STD = 0.02
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How much larger the embedding is than the model it holds.
+
+    Attributes:
+        width: multiplier of the hidden size and of the number of heads.
+        depth: multiplier of the number of layers.
+        intermediate: multiplier of the number of MLP units; None: the same as ``width``.
+    """
+
+    width: Fraction = Fraction(1)
+    depth: Fraction = Fraction(1)
+    intermediate: Fraction | None = None
+
+    @property
+    def intermediate_or_width(self) -> Fraction:
+        """The multiplier of the MLP units."""
+        return self.width if self.intermediate is None else self.intermediate
+
+    def __str__(self) -> str:
+        """The form that `parse` reads."""
+        return f"{self.width}x{self.depth}x{self.intermediate_or_width}"
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """Read ``WIDTHxDEPTH`` or ``WIDTHxDEPTHxINTERMEDIATE``, such as ``3x2`` or ``3/2x1x5/2``.
+
+        Raises:
+            ValueError: where the text has another form.
+        """
+        parts = text.split("x")
+        try:
+            numbers = [Fraction(part) for part in parts]
+        except (ValueError, ZeroDivisionError):
+            numbers = []
+        if len(numbers) not in (2, 3) or any(number < 1 for number in numbers):
+            raise ValueError(f"{text!r} is no shape: write WIDTHxDEPTH[xINTERMEDIATE], each >= 1")
+        return cls(*numbers)
+
+
+# Named embeddings of the shipped target. The names say the aim: one target step costs about 5 (20)
+# draft steps on the machine the shapes were chosen on; README.md has the measurement.
+EMBEDDINGS: dict[str, Shape] = {
+    "x5": Shape.parse("3/2x1x5/4"),
+    "x20": Shape.parse("9/4x2x5/2"),
+}
+
+
+def _scaled(size: int, factor: Fraction, what: str) -> int:
+    scaled = size * factor
+    if scaled.denominator != 1:
+        raise ValueError(f"{what} {size} times {factor} is not an integer")
+    return int(scaled)
+
+
+def real_layers(layers: int, total: int) -> list[int]:
+    """The places of ``layers`` real layers among ``total``, evenly spread."""
+    return [(2 * i + 1) * total // (2 * layers) for i in range(layers)]
+
+
+def embedded_config(config: Any, shape: Shape) -> LlamaConfig:
+    """The configuration of the larger model.
+
+    Raises:
+        ValueError: where a size does not stay an integer.
+    """
+    import copy
+
+    width, eps = shape.width, config.rms_norm_eps
+    larger: LlamaConfig = copy.deepcopy(config)
+    larger.hidden_size = _scaled(config.hidden_size, width, "hidden size")
+    larger.num_attention_heads = _scaled(config.num_attention_heads, width, "heads")
+    larger.num_key_value_heads = _scaled(config.num_key_value_heads, width, "key-value heads")
+    larger.intermediate_size = _scaled(config.intermediate_size, shape.intermediate_or_width, "MLP units")
+    larger.num_hidden_layers = _scaled(config.num_hidden_layers, shape.depth, "layers")
+    larger.rms_norm_eps = eps / float(width)
+    note = {
+        "note": "function-preserving embedding of a smaller model; the weights beyond it are noise",
+        "width": str(width),
+        "depth": str(shape.depth),
+        "intermediate": str(shape.intermediate_or_width),
+        "real_layers": real_layers(config.num_hidden_layers, larger.num_hidden_layers),
+    }
+    setattr(larger, "embedding", note)  # noqa: B010 - not a field of the class
+    return larger
+
+
+def _place(larger: torch.Tensor, smaller: torch.Tensor, *, zero: str) -> None:
+    """Copy ``smaller`` to the corner of ``larger``, and zero what may not leak.
+
+    Args:
+        larger: holds random numbers, which stay where ``zero`` leaves them.
+        smaller: the trained weight ``(rows, columns)``.
+        zero: ``outputs`` clears everything around the corner: nothing extra writes to the residual
+            stream, nothing real writes to its extra dimensions. ``nothing`` leaves the noise:
+            extra input is 0 in any case.
+    """
+    rows, columns = smaller.shape
+    if zero == "outputs":
+        larger.zero_()
+    larger[:rows, :columns] = smaller
+
+
+def _embed_layer(larger: Any, smaller: Any, norm_scale: float) -> None:
+    for name in ("q_proj", "k_proj", "v_proj"):
+        new, old = getattr(larger.self_attn, name), getattr(smaller.self_attn, name)
+        _place(new.weight, old.weight, zero="nothing")
+    for name in ("gate_proj", "up_proj"):
+        _place(getattr(larger.mlp, name).weight, getattr(smaller.mlp, name).weight, zero="nothing")
+    _place(larger.self_attn.o_proj.weight, smaller.self_attn.o_proj.weight, zero="outputs")
+    _place(larger.mlp.down_proj.weight, smaller.mlp.down_proj.weight, zero="outputs")
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        _embed_norm(getattr(larger, name), getattr(smaller, name), norm_scale)
+
+
+def _embed_norm(larger: Any, smaller: Any, norm_scale: float) -> None:
+    larger.weight.fill_(norm_scale)
+    larger.weight[: len(smaller.weight)] = smaller.weight * norm_scale
+
+
+def embed(model: Any, shape: Shape, *, seed: int = 0) -> Any:
+    """A larger model that computes the same logits as ``model``, up to rounding.
+
+    Raises:
+        ValueError: where ``shape`` would need a fraction of a head, unit or layer.
+    """
+    import torch
+    from transformers import LlamaForCausalLM
+
+    config = embedded_config(model.config, shape)
+    random = torch.Generator().manual_seed(seed)
+    larger: Any = LlamaForCausalLM(config)
+    larger.float().eval()
+    norm_scale = 1.0 / math.sqrt(shape.width)
+    with torch.no_grad():
+        for parameter in larger.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, _STD, generator=random)
+            else:
+                parameter.fill_(norm_scale)
+        table, old = larger.get_input_embeddings().weight, model.get_input_embeddings().weight
+        _place(table, old, zero="outputs")
+        if not config.tie_word_embeddings:
+            _place(larger.lm_head.weight, model.lm_head.weight, zero="nothing")
+        _embed_norm(larger.model.norm, model.model.norm, norm_scale)
+        real = real_layers(len(model.model.layers), len(larger.model.layers))
+        for place, layer in enumerate(larger.model.layers):
+            if place in real:
+                _embed_layer(layer, model.model.layers[real.index(place)], norm_scale)
+            else:
+                layer.self_attn.o_proj.weight.zero_()
+                layer.mlp.down_proj.weight.zero_()
+    return larger
+
+
+def save_embedding(source: Path, shape: Shape, folder: Path) -> None:
+    """Embed the model in ``source`` and write it to ``folder`` (fp32), with its tokenizer."""
+    from calibrate.pair.shapes import load_model
+
+    folder.mkdir(parents=True, exist_ok=True)
+    embed(load_model(source), shape).save_pretrained(str(folder))
+    for name in _TOKENIZER_FILES:
+        shutil.copyfile(source / name, folder / name)
+
+
+def embedding_key(source: Path, shape: Shape) -> str:
+    """A digest of everything the embedding depends on: weights, shape and this module's version."""
+    digest = hashlib.sha256(json.dumps([_VERSION, str(shape)]).encode())
+    for name in ("model.safetensors", "config.json", *_TOKENIZER_FILES):
+        digest.update((source / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def ensure_embedded(name: str, cache_dir: Path | None = None) -> Path:
+    """The folder of the named embedding of the shipped target, built on first use.
+
+    Concurrent first uses are safe: each builds in a folder of its own, and the first rename wins.
+
+    Args:
+        name: a key of `EMBEDDINGS`.
+        cache_dir: where embeddings are kept; default: the user's cache.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    if name not in EMBEDDINGS:
+        raise ValueError(f"no embedding is called {name!r}; there are {', '.join(EMBEDDINGS)}")
+    source, shape = DATA / "target", EMBEDDINGS[name]
+    parent = cache_folder() if cache_dir is None else cache_dir
+    folder = parent / f"{name}-{embedding_key(source, shape)}"
+    if folder.is_dir():
+        return folder
+    parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
+    try:
+        save_embedding(source, shape, partial)
+        partial.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder

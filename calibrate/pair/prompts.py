@@ -1,0 +1,116 @@
+"""Prompts cut from documents that were not trained on, as rows of Spec-Bench's JSONL.
+
+A row has ``question_id``, ``category``, ``turns`` (one turn) and ``source``, the document it was
+cut from. Prompts end inside a document with text left to come, so that a continuation is natural.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+import numpy as np
+
+from calibrate.pair.corpus import CATEGORIES, Document
+from calibrate.pair.loops import find_loops
+from calibrate.pair.tokenizer import encode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+PER_CATEGORY = {"calibration": 12, "heldout": 16}
+# Five lengths rather than any: prompts of a length can share a batch without padding.
+LENGTHS = (48, 64, 80, 96, 112)
+_REMAINING = 48
+_SPACING = 400
+_FIRST_ID = {"calibration": 1000, "heldout": 2000}
+
+
+class Prompt(TypedDict):
+    """One row of the JSONL files."""
+
+    question_id: int
+    category: str
+    turns: list[str]
+    source: str
+
+
+def _cuts(tokenizer: PreTrainedTokenizerFast, document: Document) -> Iterator[str]:
+    """Prompts of one document, at random places, without overlap."""
+    seed = hashlib.sha256(document.name.encode()).digest()
+    random = np.random.default_rng(int.from_bytes(seed[:8], "big"))
+    tokens = encode(tokenizer, document.text)
+    # Not from the top: many files open with the same words.
+    start = int(random.integers(0, max(1, len(tokens) // 2)))
+    while True:
+        length = int(random.choice(LENGTHS))
+        if start + length + _REMAINING > len(tokens):
+            return
+        if text := _cut(tokenizer, tokens, start, length):
+            yield text
+            start += length + int(random.integers(_SPACING // 2, _SPACING))
+        else:
+            start += 1
+
+
+def _cut(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int], start: int, length: int) -> str | None:
+    """The text of ``tokens[start : start + length]`` where that is a good prompt."""
+    window = list(tokens[start : start + length])
+    text = str(tokenizer.decode(window))
+    following = str(tokenizer.decode([tokens[start + length]]))
+    natural = text[:1].strip() and text[-1:].strip() and not following[:1].strip()
+    # Cut inside a word or a character, a text would be tokenized otherwise than the document was.
+    if not natural or "\ufffd" in text or encode(tokenizer, text) != window:
+        return None
+    return None if find_loops(window) else text
+
+
+def cut_prompts(
+    tokenizer: PreTrainedTokenizerFast, documents: Iterable[Document], split: str
+) -> list[Prompt]:
+    """The prompts of ``split``: one of every document in turn until each category is full.
+
+    A category without any document is left out.
+
+    Raises:
+        ValueError: where a category has too little text.
+    """
+    documents = sorted(documents, key=lambda d: hashlib.sha256(d.name.encode()).digest())
+    prompts: list[Prompt] = []
+    for category in CATEGORIES:
+        present = [d for d in documents if d.category == category]
+        if not present:
+            continue  # no test-suite, say
+        chosen = [d for d in present if d.split == split]
+        cuts = [[(d, text) for text in _cuts(tokenizer, d)] for d in chosen]
+        in_turn = [cut for cut in chain.from_iterable(zip_longest(*cuts)) if cut is not None]
+        wanted = PER_CATEGORY[split]
+        if len(in_turn) < wanted:
+            raise ValueError(f"only {len(in_turn)} {split} prompts of category {category!r}")
+        prompts += [
+            Prompt(
+                question_id=_FIRST_ID[split] + len(prompts) + i,
+                category=category,
+                turns=[text],
+                source=document.name,
+            )
+            for i, (document, text) in enumerate(in_turn[:wanted])
+        ]
+    return prompts
+
+
+def write_prompts(prompts: Iterable[Prompt], path: Path) -> None:
+    """Write ``prompts`` as JSONL."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(prompt, ensure_ascii=False) + "\n" for prompt in prompts]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Read what `write_prompts` wrote."""
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
