@@ -103,6 +103,7 @@ def calibrate(job: Job, progress: Progress) -> tuple[Profile, Trace]:
         )
         overlap = _overlap(job, world, what, progress)
         runs = _anchor_runs(job, world, trace, progress)
+    host, overlap = measure_host(runs, grids, overlap, messages)
     profile = Profile(
         name=job.name,
         description=(
@@ -115,7 +116,7 @@ def calibrate(job: Job, progress: Progress) -> tuple[Profile, Trace]:
         placement="split" if job.placement.name == "split" else "shared",
         placement_note=job.placement.name,
         operations=grids,  # type: ignore[arg-type]
-        host=measure_host(runs, grids, overlap, messages),
+        host=host,
         overlap=tuple(overlap),
         measured_runs=anchors(runs),
         provenance=Provenance(
@@ -176,7 +177,7 @@ def anchors(runs: list[LiveRun]) -> tuple[MeasuredRun, ...]:
 
 
 def _anchor_runs(job: Job, world: LiveWorld, trace: Trace, progress: Progress) -> list[LiveRun]:
-    chosen = spread(list(job.prompts), 4 if job.quick else 8)
+    chosen = spread(list(job.prompts), 4 if job.quick else 6)
     wanted = [i for i, prompt in enumerate(job.prompts) if prompt in chosen]
     requests = [r for r in requests_of(trace, 64 if job.quick else None) if r.id in wanted]
     settings: list[tuple[str, Settings]] = [("", configure(**knobs)) for knobs in ANCHORS]
@@ -184,7 +185,7 @@ def _anchor_runs(job: Job, world: LiveWorld, trace: Trace, progress: Progress) -
         {"": world},
         settings,
         requests,
-        repeats=1 if job.quick else 3,
+        repeats=1 if job.quick else 2,
         seed=job.seed,
         progress=lambda done, total: progress("live settings", done, total),
     )

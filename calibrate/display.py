@@ -54,10 +54,12 @@ def summary_lines(profile: Profile, trace: Trace, curves: HitCurves) -> list[str
     verify = surfaces["target.forward"].seconds(new_tokens=5, **at)
     draft = surfaces["draft.forward"].seconds(new_tokens=1, **at)
     ratio = f"target step {step * 1e3:.2f} ms, verifying 5 tokens {verify * 1e3:.2f} ms"
-    times = [profile.host.submit_s, profile.host.report_s, profile.host.round_s]
-    start, report, think = (seconds * 1e6 for seconds in times)
     lines = [f"profile {profile.name}: {ratio}, draft step {draft * 1e3:.2f} ms; ratio {step / draft:.1f}"]
-    lines.append(f"host: {start:.0f} us to start, {report:.0f} us to report, {think:.0f} us of policy")
+    lines += [
+        f"host, {name}: {entry.submit_s * 1e6:.0f} us to start, {entry.report_s * 1e6:.0f} us to report, "
+        f"work {entry.scale:.3f} of the grids' {entry.extra_s * 1e6:+.0f} us, {entry.wake:.3f} of idling"
+        for name, entry in profile.host.operations.items()
+    ]
     lines += [
         f"overlap: {entry.device} {entry.operation} {(entry.slowdown - 1) * 100:+.1f} % slower while the "
         f"{entry.while_busy} works"

@@ -1,8 +1,7 @@
 """Measure the latency grids of a pair on its devices.
 
 Every repetition visits all points in a new random order, a target point and a draft point in turn, so that
-a drift of the machine's speed is spread over the whole grid and caches are as cold as they are when the
-devices take turns in a real round.
+a drift of the machine's speed is spread over the whole grid.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import numpy as np
 from hardware_profiles.costs import LEVELS, Axis, GridCost, InterpolationError, Point, Quantiles
 from hardware_profiles.latency import held_out_error
 
-WARM = 3
-"""Samples taken of a draft's forward per visit, after the first."""
+WARM = 2
+"""Samples taken per visit, after the first, which finds cold caches and freshly made tensors."""
 
 Timer: TypeAlias = Callable[[str, str, dict[str, int], int], list[float]]
 """(device, kind, shape, repeats) to seconds of each repetition; kind: `forward`, `tree` or `prefill`."""
@@ -88,8 +87,8 @@ def plan(*, quick: bool) -> Plan:
             Grid("draft.prefill", prefill, (prefill_batch, prompt)),
             Grid("draft.tree", ("branches", "context"), (trees, context), held_tree),
         ),
-        repeats=7 if quick else 15,
-        overlap_repeats=15 if quick else 40,
+        repeats=5 if quick else 7,
+        overlap_repeats=15 if quick else 30,
     )
 
 
@@ -164,16 +163,11 @@ def measure_grids(
 
 
 def _visit(grid: Grid, at: tuple[int, ...], timer: Timer) -> list[float]:
-    """Samples of one visit.
-
-    A target forward starts after a wait, in a round as here.  A draft's steps follow each other, so the
-    first of a visit, which finds cold caches, is left out; what it costs more is charged per operation
+    """Samples of one visit, warm; what waking up costs in real rounds is charged per operation
     (`calibrate.overheads.measure_host`).
     """
     kind = grid.operation.split(".")[1]
-    if grid.device == "draft" and kind != "prefill":
-        return timer(grid.device, kind, shape_of(grid, at), 1 + WARM)[1:]
-    return timer(grid.device, kind, shape_of(grid, at), 1)
+    return timer(grid.device, kind, shape_of(grid, at), 1 + WARM)[1:]
 
 
 Visit: TypeAlias = tuple[Grid, tuple[int, ...]]

@@ -138,15 +138,21 @@ class OperationHost(Frozen):
     """What one operation costs beyond its forwards, in real rounds, s.
 
     Attributes:
-        submit_s: From a submit by the controller to the start of the work on an idle device.
+        submit_s: From the report that the controller acted on to the start of the work on an idle device:
+            the policy's own time and the message.
         report_s: From the end of the work to the controller's learning of it.
-        extra_s: Work beyond what the grids say of its forwards: waking up with cold caches, masks,
-            building answers.  May be negative, where the grids say too much.
+        extra_s: Work beyond its forwards; negative where the fit says so.
+        scale: Seconds of its forwards in real rounds per second that the grids say.
+        wake: Seconds of further work per second that the device idled before: caches grow cold.
+        idle_cap_s: Longest idling that `wake` was fitted on; longer idling costs no more.
     """
 
     submit_s: NonNegativeFloat = 0.0
     report_s: NonNegativeFloat = 0.0
     extra_s: float = 0.0
+    scale: PositiveFloat = 1.0
+    wake: NonNegativeFloat = 0.0
+    idle_cap_s: NonNegativeFloat = 0.0
 
 
 HostOperation: TypeAlias = Literal["decode", "verify", "draft", "prespeculate", "continue"]
@@ -156,16 +162,14 @@ class Host(Frozen):
     """What the controller adds to the devices' own time, s.
 
     Attributes:
-        submit_s: From a submit by the controller to the start of the work.
+        submit_s: From the report that the controller acted on to the start of the work.
         report_s: From the end of the work to the controller's learning of it.
-        round_s: The controller's own work between a report and the next submission.
         message_latency_s: Time of one message between controller and worker, at `LEVELS`.
         operations: What differs by operation; `decode` is a verification of nothing.
     """
 
     submit_s: NonNegativeFloat = 0.0
     report_s: NonNegativeFloat = 0.0
-    round_s: NonNegativeFloat = 0.0
     message_latency_s: Quantiles | None = None
     operations: Mapping[HostOperation, OperationHost] = Field(default_factory=dict)
 

@@ -21,8 +21,11 @@ from policies.records import Span
 class Work(Protocol):
     """What an operation costs and answers; one object serves all devices of a world."""
 
-    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
-        """Named pieces of work in seconds at full rate; an operation may be stopped between them."""
+    def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
+        """Named pieces of work in seconds at full rate; an operation may be stopped between them.
+
+        `idle_s` is how long the device did nothing before.
+        """
         ...
 
     def latency(self, operation: Operation) -> tuple[float, float]:
@@ -130,6 +133,7 @@ class SimulatedDevice:
         self._starting: SimulatedTask | None = None
         self._steps: list[tuple[str, float]] = []
         self._started = 0.0
+        self._ended = 0.0
         self._remaining = 0.0
         self._rate = 1.0
         self._since = 0.0
@@ -194,7 +198,7 @@ class SimulatedDevice:
             return
         self.running = task
         self.operation_name = operation_name(task.operation)
-        self._steps = self.work.steps(self.name, task.operation)
+        self._steps = self.work.steps(self.name, task.operation, now - self._ended)
         self._remaining = sum(seconds for _, seconds in self._steps)
         self._rate = 1.0
         self._started = self._since = now
@@ -220,6 +224,7 @@ class SimulatedDevice:
         assert task is not None
         now = self.env.now
         self._record(task, now)
+        self._ended = now
         self.running = None
         self.machine.changed(now)
         self._report(task, self._completed)

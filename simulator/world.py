@@ -72,22 +72,22 @@ class Answers:
         self.tokens = tokens
         self._fanouts: dict[tuple[int, ...], IntArray] = {}
 
-    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
+    def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
         """See `Work`."""
         steps = self.costs.steps(device, operation)
-        extra = self._host_of(operation).extra_s
-        if extra > 0.0:
-            return [("host", extra), *steps]
-        if extra < 0.0:  # the grids say too much: shorten all steps alike, but never below a fifth
-            total = sum(seconds for _, seconds in steps)
-            factor = max(0.2, 1.0 + extra / total)
-            return [(name, seconds * factor) for name, seconds in steps]
-        return steps
+        host = self._host_of(operation)
+        factor, extra = host.scale, host.extra_s + host.wake * min(idle_s, host.idle_cap_s)
+        if extra < 0.0:  # taken off all steps alike, but never more than four fifths
+            total = host.scale * sum(seconds for _, seconds in steps)
+            factor *= max(0.2, 1.0 + extra / total)
+        if factor != 1.0:
+            steps = [(name, seconds * factor) for name, seconds in steps]
+        return [("host", extra), *steps] if extra > 0.0 else steps
 
     def latency(self, operation: Operation) -> tuple[float, float]:
         """See `Work`."""
         host = self._host_of(operation)
-        return host.submit_s + self.host.round_s, host.report_s
+        return host.submit_s, host.report_s
 
     def _host_of(self, operation: Operation) -> OperationHost:
         name = operation_name(operation)

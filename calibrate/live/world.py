@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
@@ -125,19 +126,20 @@ class LiveWorld:
         if self._closed:
             raise LiveError("the world is closed")
         process = self.environment.process(cast("ProcessGenerator", policy_steps))
-        try:
-            self.environment.run(until=process)
-        except WorkerDied:
-            policy_steps.close()
-            raise
-        except Exception:
-            policy_steps.close()  # else it would go on when one of its tasks is answered
-            process.defused = True
-            if process.callbacks:
-                process.callbacks.clear()
+        with _on_cores(self._links[-1].spec.cores):
+            try:
+                self.environment.run(until=process)
+            except WorkerDied:
+                policy_steps.close()
+                raise
+            except Exception:
+                policy_steps.close()  # else it would go on when one of its tasks is answered
+                process.defused = True
+                if process.callbacks:
+                    process.callbacks.clear()
+                self._settle()
+                raise
             self._settle()
-            raise
-        self._settle()
 
     def spans(self) -> list[Span]:
         """What the devices did so far, in order of time."""
@@ -180,6 +182,24 @@ class LiveWorld:
         while any(device.outstanding for device in self.devices) or environment.peek() <= environment.now:
             with suppress(WorkerError):
                 environment.step()
+
+
+@contextmanager
+def _on_cores(cores: tuple[int, ...]) -> Iterator[None]:
+    """Keep this process on the draft's cores for a while.
+
+    Left to the scheduler, a policy that has just woken the target may find the target's worker on its own
+    core and wait for a millisecond before it can wake the draft.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def clock_offset(link: WorkerLink) -> float:

@@ -121,7 +121,7 @@ def test_points_of_a_grid_take_one_line_each(tmp_path: Path) -> None:
 
 def test_defaults_say_that_nothing_else_costs(tmp_path: Path) -> None:
     profile = load_profile(written(tmp_path))
-    assert (profile.host.submit_s, profile.host.report_s, profile.host.round_s) == (0, 0, 0)
+    assert (profile.host.submit_s, profile.host.report_s, profile.host.operations) == (0, 0, {})
     assert profile.slowdown("target.forward") == 1.0
     assert profile.roles.target.tensor_parallel == 1
 

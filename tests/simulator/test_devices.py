@@ -25,7 +25,7 @@ class Seconds:
         self.by_device = steps
         self.host = host
 
-    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
+    def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
         return [("step", seconds) for seconds in self.by_device[device]]
 
     def latency(self, operation: Operation) -> tuple[float, float]:
@@ -133,7 +133,7 @@ def test_no_work_is_lost_or_invented(
     pending = {"a": list(a_work), "b": list(b_work)}
 
     class Each(Seconds):
-        def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
+        def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
             return [("step", pending[device].pop(0))]
 
     a, b = (SimulatedDevice(env, name, Each(), machine) for name in "ab")
