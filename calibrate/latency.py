@@ -120,11 +120,11 @@ def quantiles(samples: np.ndarray) -> Quantiles:
 
 
 def robust(samples: np.ndarray) -> np.ndarray:
-    """Samples without stragglers: those above three medians, where another process had the core.
+    """Samples without stragglers: those a quarter above the median, where another process had the core.
 
     A shared machine interrupts; keeping such samples would make the mean of a few repetitions a lottery.
     """
-    return samples[samples <= 3.0 * np.median(samples)]
+    return samples[samples <= 1.25 * np.median(samples)]
 
 
 def shape_of(grid: Grid, at: Sequence[int]) -> dict[str, int]:
