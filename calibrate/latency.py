@@ -72,7 +72,7 @@ def plan(*, quick: bool) -> Plan:
     context = (48, 240) if quick else (32, 128, 288)
     trees = (1, 2, 4, 8, 12, 16, 24, 32, 48) if quick else (1, 2, 4, 8, 12, 16, 24, 32, 48, 96, 192, 384, 512)
     prompt = (16, 64, 128) if quick else (16, 64, 128, 256)
-    prefill_batch = (1,) if quick else (1, 4, 16)
+    prefill_batch = (1,) if quick else (1, 4)
     forward: tuple[Axis, ...] = ("batch", "new_tokens", "context")
     prefill: tuple[Axis, ...] = ("batch", "new_tokens")
     held_forward: tuple[tuple[int, ...], ...] = ((1, 7, 96), (1, 10, 180), (1, 1, 180), (1, 5, 96))
