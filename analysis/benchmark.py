@@ -47,12 +47,12 @@ def scenarios(batch: int) -> dict[str, Scenario]:
         prompt_length=64,
         seed=0,
     )
-    trace = read_trace(find_trace("cpu2-x20"), columns=("draft_rank", "draft_top_ids"))
+    trace = read_trace(find_trace("cpu2-x5"), columns=("draft_rank", "draft_top_ids"))
     return {
         "textbook": Scenario(tokens=coins, textbook=TextbookCosts(1.0, 0.1), batch=batch),
-        "cpu2-x20": Scenario(
+        "cpu2-x5": Scenario(
             tokens=replay(trace),
-            profile=load_profile(find_profile("cpu2-x20")),
+            profile=load_profile(find_profile("cpu2-x5")),
             batch=batch,
             requests=max(batch, TOKENS // 128),
         ),

@@ -12,13 +12,13 @@ from policies.commandline import HELP, Refusal, split_integers, wide_console
 from policies.registry import POLICIES, SettingError, Settings, configure
 from policies.ssd import BACKUPS
 
-DEFAULT_PROFILE = "cpu2-x20"
+DEFAULT_PROFILE = "cpu2-x5"
 EXAMPLES = """
 \b
 Examples:
   simulate --policy saguaro --batch 16
   simulate --policy saguaro --lookahead 7 --fanout 3 --backup plain --json
-  simulate --policy sd --lookahead 7 --hw cpu2-x5
+  simulate --policy sd --lookahead 7 --hw cpu2-x20
   simulate --policy saguaro --target-time 1 --draft-time 0.1 --acceptance 0.8 --hit-exponent 1
   simulate --policy pearl --timeline run.json --plot run.png
   simulate --list-policies
