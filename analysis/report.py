@@ -206,7 +206,7 @@ def draw_speedups(axes: Any, rows: Sequence[Row]) -> None:
     axes.plot([v for v, _ in told], [i for _, i in told], "|", color="#4c72b0", label="law", markersize=12)
     axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
     axes.set_yticks(y, [row.settings.label for row in rows], fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.5, -0.5)  # first setting on top, both panels alike
     axes.set_xlabel("speedup over plain decoding")
     axes.legend(fontsize=8, loc="best")
     axes.grid(axis="x", alpha=0.3)
@@ -223,7 +223,7 @@ def draw_errors(axes: Any, rows: Sequence[Row]) -> None:
               label="nearest calibrated setting", markersize=5)  # fmt: skip
     axes.axvline(0.0, color="black", linewidth=0.8)
     axes.set_yticks(y, [])
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.5, -0.5)  # first setting on top, both panels alike
     axes.set_xlabel("error of the predicted speedup, %")
     axes.legend(fontsize=8, loc="best")
     axes.grid(axis="x", alpha=0.3)
