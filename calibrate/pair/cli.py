@@ -40,7 +40,7 @@ def build(out: Path, work: Path | None, minutes: float | None, seed: int) -> Non
     \b
     Examples:
       pair build --out my-pair/
-      pair build --out quick/ --minutes 5 --work /tmp/quick
+      pair build --out quick/ --minutes 5 --work quick-work/
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
