@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.latency import Plan, measure_grids, plan
-from calibrate.live.placement import Placement, WorkerSpec, pair_specs
+from calibrate.live.placement import Placement, pair_specs
 from calibrate.live.world import LiveWorld
 from calibrate.machine import Machine
 from calibrate.overheads import measure_host, measure_overlap, message_latency, time_shape
@@ -217,11 +217,6 @@ def _role(job: Job, facts: dict[str, Any], cores: tuple[int, ...]) -> Role:
 
 def _facts(folder: str, _: Callable[[Any], None]) -> dict[str, Any]:
     return model_facts(folder)
-
-
-def workers(job: Job) -> tuple[WorkerSpec, WorkerSpec]:
-    """The worker processes of a job's pair."""
-    return pair_specs(job.target, job.draft, job.placement)
 
 
 def default_name(machine: Machine, target: str, placement: Placement) -> str:

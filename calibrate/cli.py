@@ -40,7 +40,7 @@ Examples:
 )
 @click.option("--temperature", default=0.0, show_default=True, help="Of the recorded trace; 0 is greedy.")
 @click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(min=1))
-@click.option("--quick", is_flag=True, help="About a minute: batch 1 only, fewer repetitions.")
+@click.option("--quick", is_flag=True, help="Two to five minutes: batch 1 only.")
 @click.option("--name", help="Name of the profile.  [default: from machine, target and placement]")
 @click.option(
     "--out",
