@@ -236,7 +236,7 @@ class Profile(Frozen):
         operations: Cost of each operation; `target.forward` is always there.
         host: The controller's overheads.
         overlap: What running both devices at the same time costs.
-        measured_runs: Settings run live during calibration, for comparison; host time was fitted on these runs.
+        measured_runs: Settings run live during calibration, whose rounds gave the host time.
         provenance: Where the numbers come from, unless an operation says otherwise.
     """
 
