@@ -17,11 +17,17 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.sampling import GREEDY, Sampling
+
 IntArray: TypeAlias = NDArray[np.int64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 
 UNKNOWN = -1
 """Token id of content that the world at hand does not know (coin tosses, off the recorded path)."""
+
+
+NO_LAW = -1
+"""Handle of a row whose tokens were drawn from no law that is kept."""
 
 
 class Source(IntEnum):
@@ -33,6 +39,8 @@ class Source(IntEnum):
     """The draft model, drafting on the very path that is verified."""
     RANDOM = 2
     """Uniform random tokens (SSD's fast backup speculator, paper section 4.3)."""
+    NGRAM = 3
+    """What followed the same words earlier in the text (prompt lookup); its law is one-hot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +98,19 @@ class Speculation:
         sources: [B] `Source` of each row's tokens.
         tokens: [B, K] their ids, UNKNOWN beyond a row's length; None in a world without token ids.
             A random row's tokens are known in every world that has ids.
-        has_random: Whether any row may have the source RANDOM.
+        has_guesses: Whether any row may have the source RANDOM or NGRAM.
+        shape: F_0 ... F_(K-1) by which Saguaro sampling rescaled the laws of the primary tokens; None
+            where nothing was rescaled.
+        laws: [B] opaque handles of the laws that sampled tokens were drawn from, -1 for none; None in a
+            world that keeps none.
     """
 
     lengths: IntArray
     sources: IntArray
     tokens: IntArray | None = None
-    has_random: bool = False
+    has_guesses: bool = False
+    shape: tuple[int, ...] | None = None
+    laws: IntArray | None = None
 
     @classmethod
     def empty(cls, width: int) -> Speculation:
@@ -110,8 +124,21 @@ class Speculation:
             np.where(rows, other.lengths, self.lengths),
             np.where(rows, other.sources, self.sources),
             _merge_tokens(self.tokens, other.tokens, rows),
-            self.has_random or other.has_random,
+            self.has_guesses or other.has_guesses,
+            self.shape or other.shape,
+            _merge_laws(self.laws, other.laws, rows),
         )
+
+    def without(self, rows: BoolArray) -> Speculation:
+        """This speculation with nothing drafted in the rows marked in `rows` [B]."""
+        return self.merge(Speculation.empty(len(rows)), rows)
+
+
+def _merge_laws(mine: IntArray | None, theirs: IntArray | None, rows: BoolArray) -> IntArray | None:
+    if mine is None and theirs is None:
+        return None
+    none = np.full(len(rows), NO_LAW, dtype=np.int64)
+    return np.where(rows, none if theirs is None else theirs, none if mine is None else mine)
 
 
 def _merge_tokens(mine: IntArray | None, theirs: IntArray | None, rows: BoolArray) -> IntArray | None:
@@ -168,10 +195,42 @@ class Verify:
 
     The prefix is never recomputed: the KV cache holds all committed tokens but the last.  With an
     empty speculation this is one step of plain decoding.
+
+    Attributes:
+        view: Rows to verify.
+        speculation: What was drafted for them.
+        sampling: How tokens are chosen.
+        leave_open: Do not choose the bonus token of rows whose drafted tokens were all accepted; a
+            `Settle` will.  Their verdict counts the accepted tokens alone.
     """
 
     view: View
     speculation: Speculation
+    sampling: Sampling = GREEDY
+    leave_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Verify one token more where a `Verify` left the bonus open.  Answer: the completed `Verdict`.
+
+    No forward: the target still has the law of the open position.  The proposed token becomes the bonus
+    if it is accepted, else the bonus comes from the residual (sampled PEARL's check of the first token
+    past a block).
+
+    Attributes:
+        view: The rows as in the verification.
+        verdict: Its outcome.
+        speculation: What it verified.
+        proposal: One token per row.
+        sampling: As in the verification.
+    """
+
+    view: View
+    verdict: Verdict
+    speculation: Speculation
+    proposal: Speculation
+    sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +244,15 @@ class Draft:
         lookahead: Tokens per row, at least 1.
         unseen: [B] committed tokens of each row that the draft has not processed yet (at least 1,
             the last token itself; 2 after all of a chain was accepted).
+        sampling: How tokens are chosen.
+        shape: F_0 ... F_(K-1) for Saguaro sampling; None to draw from q itself.
     """
 
     view: View
     lookahead: int
     unseen: IntArray
+    sampling: Sampling = GREEDY
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +267,31 @@ class Prespeculate:
         view: Rows to prepare for.
         speculation: What is being verified meanwhile.
         lookahead: Tokens per cached speculation.
-        fanout: `lookahead + 1` numbers F_k of cached outcomes with k tokens accepted.  A row that
-            verifies nothing has the single position k = 0 and gets F_0 outcomes.
+        fanout: `lookahead + 1` numbers F_k of cached outcomes with k tokens accepted, for rows that
+            verify the primary draft's tokens.
+        fanout_backup: The same for rows that verify a backup's tokens or nothing; None: as `fanout`.  A
+            row that verifies nothing has the single position k = 0 and gets F_0 outcomes.
+        sampling: How tokens are chosen.
+        shape: F_0 ... F_(K-1) for Saguaro sampling of the cached speculations; None to draw from q.
+        keep_rejected: Whether the cached set is the draft's top F_k as it stands (proof of Theorem 15)
+            instead of leaving out the rejected token (the paper's A.3.1).
+        part: (i, n): prepare every n-th outcome from the i-th on, the share of one of n draft devices.
     """
 
     view: View
     speculation: Speculation
     lookahead: int
     fanout: tuple[int, ...]
+    fanout_backup: tuple[int, ...] | None = None
+    sampling: Sampling = GREEDY
+    shape: tuple[int, ...] | None = None
+    keep_rejected: bool = False
+    part: tuple[int, int] = (0, 1)
+
+    def fanout_of(self, slot: int) -> tuple[int, ...]:
+        """The fan-outs that apply to the row in `slot`."""
+        primary = int(self.speculation.sources[slot]) == Source.PRIMARY
+        return self.fanout if primary or self.fanout_backup is None else self.fanout_backup
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,14 +305,16 @@ class Continue:
         view: Rows to draft for.
         speculation: What is being verified meanwhile.
         lookahead: Tokens to draft, at least 1.
+        sampling: How tokens are chosen.
     """
 
     view: View
     speculation: Speculation
     lookahead: int
+    sampling: Sampling = GREEDY
 
 
-Operation: TypeAlias = Prefill | Verify | Draft | Prespeculate | Continue
+Operation: TypeAlias = Prefill | Verify | Settle | Draft | Prespeculate | Continue
 
 
 def operation_name(operation: Operation) -> str:

@@ -6,7 +6,7 @@ so that they import neither simpy nor torch.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from policies.operations import BoolArray, Operation, Speculation, Verdict
@@ -52,6 +52,10 @@ class Cache(Protocol):
         """The prepared speculation of the rows marked in `hits`; empty for all others."""
         ...
 
+    def opening(self) -> Speculation:
+        """The first token drafted past each row's speculation, of a cache with one outcome (`Continue`)."""
+        ...
+
 
 class World(Protocol):
     """Where a policy runs: a target device and a draft device, in simulated or in real time."""
@@ -60,6 +64,11 @@ class World(Protocol):
     def target(self) -> Device: ...
     @property
     def draft(self) -> Device: ...
+    @property
+    def drafts(self) -> Sequence[Device]:
+        """All draft devices, at least one; `draft` is the first."""
+        ...
+
     @property
     def now(self) -> float:
         """Seconds since the world began."""

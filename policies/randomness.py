@@ -28,16 +28,42 @@ def keyed_generator(seed: int, stream: str, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
 
 
-def random_tokens(seed: int, request: int, position: int, count: int, vocabulary: int) -> IntArray:
-    """[count] uniform token ids for the positions `position`, `position + 1`, ... of a request.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+def keyed_uniforms(seed: int, stream: str, *key: int | IntArray) -> FloatArray:
+    """Uniforms in [0, 1), one per key, each a function of its key alone.
+
+    A counter-based hash (splitmix64's finaliser over the words of the key): a thousand times cheaper than
+    a generator per draw, which the live engine could not afford within a round.
+
+    Args:
+        seed: The run's seed.
+        stream: Name of what is drawn; different names are independent.
+        key: Integers or arrays of them, broadcast against each other, e.g. request and position.
+    """
+    words = np.broadcast_arrays(*[np.asarray(k, dtype=np.int64) for k in key])
+    with np.errstate(over="ignore"):
+        state = _mix(np.full(words[0].shape, zlib.crc32(stream.encode()), dtype=np.uint64))
+        for word in (np.int64(seed), *words):
+            state = _mix(state ^ _mix(np.asarray(word).astype(np.uint64) + _GOLDEN))
+    uniforms: FloatArray = (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return uniforms
+
+
+def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    words = words + _GOLDEN
+    words = (words ^ (words >> np.uint64(30))) * _MIX[0]
+    words = (words ^ (words >> np.uint64(27))) * _MIX[1]
+    return words ^ (words >> np.uint64(31))
+
+
+def random_tokens(seed: int, request: int, position: int, count: int, vocabulary: int) -> tuple[int, ...]:
+    """`count` uniform token ids for the positions `position`, `position + 1`, ... of a request.
 
     The token of a position depends on that position alone, so that it is the same in both worlds and
     at every lookahead.
     """
-    return np.array(
-        [
-            keyed_generator(seed, "random-backup", request, position + i).integers(vocabulary)
-            for i in range(count)
-        ],
-        dtype=np.int64,
-    )
+    uniforms = keyed_uniforms(seed, "random-backup", request, position + np.arange(count))
+    return tuple(int(token) for token in uniforms * vocabulary)

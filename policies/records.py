@@ -47,12 +47,18 @@ class RoundLog:
         batch_rounds: Rounds of the batch so far.
         prefill_s: Seconds during which the batch waited for prefills; not part of decode speed.
         ends: Seconds at which each round of the batch was committed.
+        runs_on: Whether a hit's bonus token is a drafted one, so that runs go on past a block (PEARL).
+        admitted_s: Seconds at which each request got its slot.
+        first_token_s: Seconds at which each request's first tokens were committed.
     """
 
     def __init__(self) -> None:
         self.batch_rounds = 0
         self.prefill_s = 0.0
         self.ends: list[float] = []
+        self.runs_on = False
+        self.admitted_s: dict[int, float] = {}
+        self.first_token_s: dict[int, float] = {}
         self._columns: list[tuple[IntArray, ...]] = []
 
     def append(
@@ -76,8 +82,14 @@ class RoundLog:
                 looked_up,
             )
         )
+        for request in view.requests[view.positions == 0]:
+            self.first_token_s[int(request)] = now
         self.batch_rounds += 1
         self.ends.append(now)
+
+    def times_to_first_token(self) -> list[float]:
+        """Seconds from getting a slot to the first token, prefill included, of each request that has one."""
+        return [now - self.admitted_s.get(r, 0.0) for r, now in self.first_token_s.items()]
 
     def table(self) -> dict[str, IntArray]:
         """Columns named like the fields of `Round`, one entry per row and round."""

@@ -53,8 +53,21 @@ class Rows:
         """Whether any request is unfinished, in a slot or waiting."""
         return bool(self.waiting) or bool(self.alive.any())
 
-    def admit(self) -> BoolArray:
-        """Put waiting requests into free slots; [width] mask of the slots filled just now."""
+    def text(self, request: int) -> tuple[int, ...]:
+        """Prompt and emitted tokens of a request.
+
+        Raises:
+            ValueError: This run keeps no token ids.
+        """
+        if not self.keep_tokens:
+            raise ValueError("this run keeps no token ids, which the policy needs (n-gram lookup)")
+        return (*self._prompts[request], *self.texts[request])
+
+    def admit(self, now: float = 0.0) -> BoolArray:
+        """Put waiting requests into free slots; [width] mask of the slots filled just now.
+
+        `now` is noted as the moment from which the time to the first token counts.
+        """
         fresh = np.zeros(self.width, dtype=np.bool_)
         if not self.waiting or self._full:
             return fresh
@@ -68,6 +81,7 @@ class Rows:
             self._prompt_length[slot] = request.prompt_length
             self._limit[slot] = request.limit
             self.alive[slot] = fresh[slot] = True
+            self.log.admitted_s[request.id] = now
             if self.keep_tokens and request.prompt is not None:
                 self._prompts[request.id] = request.prompt
                 self.texts[request.id] = []
@@ -144,19 +158,22 @@ def admit(world: World, rows: Rows) -> Steps:
     A target-only policy pays no draft prefill: it passes a world whose draft it never uses and calls
     `admit_target` instead.
     """
-    fresh = rows.admit()
+    fresh = rows.admit(world.now)
     if fresh.any():
         view = rows.view(fresh)
         prefill = Prefill(view, rows.prompts(view))
         started = world.now
-        yield world.target.submit(prefill) & world.draft.submit(prefill)
+        everyone = world.target.submit(prefill)
+        for draft in world.drafts:
+            everyone = everyone & draft.submit(prefill)
+        yield everyone
         rows.log.prefill_s += world.now - started
     return fresh
 
 
 def admit_target(world: World, rows: Rows) -> Steps:
     """As `admit`, for policies that use the target alone."""
-    fresh = rows.admit()
+    fresh = rows.admit(world.now)
     if fresh.any():
         view = rows.view(fresh)
         started = world.now

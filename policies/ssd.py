@@ -1,90 +1,205 @@
 """SSD / Saguaro (`ssd` in the docs): while the target verifies, draft for the likely outcomes.
 
-Rounds, caches and misses follow Algorithm 1 and section 4 of the paper.  Two readings differ between
-the paper and its code; here, by name (design.md, section 7): only the missing rows are redrafted
-(Corollary 16; the code redrafts all), and the first speculation of a request is a primary draft made
-before its first round (Algorithm 1; in the code the first round is a miss).
-"""
+Rounds, caches and misses follow Algorithm 1 and section 4 of the paper.  Where the paper, its proofs and
+its code read differently, each reading has a name (design.md, section 7):
+
+| option | here by default | the other reading |
+|---|---|---|
+| `backup` | `primary`: the missing rows are redrafted (Corollary 16) | `primary-all`: the code redrafts every row, though it counts the hits |
+| `first` | `primary`: a request's first speculation is drafted before its first round (Algorithm 1) | `backup`: it counts as a miss (the code) |
+| `cache_set` | `others`: the rejected token is left out (A.3.1) | `top`: the draft's top F_k as it stands (proof of Theorem 15) |
+| `stall` | `batch`: every row waits while missing rows are redrafted (Corollary 16) | `rows`: the missing rows alone sit out |
+
+A tree pass is not interruptible: hit or miss, the target waits for it.
+"""  # noqa: E501
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from policies.operations import BoolArray, Draft, IntArray, Prespeculate, Source, Speculation, Verify
-from policies.protocols import Cache, Steps, World
+from policies.caches import JoinedCache
+from policies.ngram import lookup
+from policies.operations import (
+    UNKNOWN,
+    BoolArray,
+    Draft,
+    IntArray,
+    Prespeculate,
+    Source,
+    Speculation,
+    Verify,
+    View,
+)
+from policies.protocols import Cache, Steps, Task, World
 from policies.randomness import random_tokens
 from policies.rows import Rows, admit
+from policies.sampling import GREEDY, Sampling
 
-Backup: TypeAlias = Literal["primary", "plain", "random"]
+Backup: TypeAlias = Literal["primary", "primary-all", "plain", "random", "ngram"]
 BACKUPS: tuple[Backup, ...] = get_args(Backup)
+Stall: TypeAlias = Literal["batch", "rows"]
+STALLS: tuple[Stall, ...] = get_args(Stall)
+First: TypeAlias = Literal["primary", "backup"]
+FIRSTS: tuple[First, ...] = get_args(First)
+CacheSet: TypeAlias = Literal["others", "top"]
+CACHE_SETS: tuple[CacheSet, ...] = get_args(CacheSet)
 
 
-def saguaro(
-    world: World,
-    rows: Rows,
-    *,
-    lookahead: int,
-    fanout: tuple[int, ...],
-    backup: Backup = "primary",
-    seed: int = 0,
-) -> Steps:
-    """Verify and pre-speculate at the same time; on a miss fall back.
+@dataclass(frozen=True, slots=True)
+class SaguaroKnobs:
+    """Knobs of `saguaro`.
 
-    Args:
-        world: Devices.
-        rows: The batch.
+    Attributes:
         lookahead: K, drafted tokens per speculation.
-        fanout: F_0 ... F_K, cached outcomes per number of accepted tokens (definition 10).
-        backup: What a missing row verifies next: `primary`, K tokens drafted by the draft model while
-            the target waits; `plain`, nothing, so that its next round is a plain decode; `random`, K
-            uniform tokens at no cost.
-        seed: Keys the random tokens.
+        fanout: F_0 ... F_K, cached outcomes per number of accepted tokens (definition 10), in rounds that
+            verify the primary draft.
+        fanout_backup: The same in rounds that verify a backup's tokens or none; None: as `fanout`.
+        backup: What a missing row verifies next: `primary`, K tokens drafted by the draft model;
+            `primary-all`, the same for all rows as soon as one missed; `plain`, nothing, so that its next
+            round is a plain decode; `random`, K uniform tokens; `ngram`, what followed the same words
+            earlier in the text (nothing if there is no such place).
+        stall: Whether the batch or only the missing rows wait for a redraft.
+        first: Whether a request's first speculation is a primary draft or the backup's.
+        cache_set: Whether the rejected token is left out of the cached outcomes.
+        draft_devices: Devices that share the pre-speculation.
+        sampling: How tokens are chosen.
     """
+
+    lookahead: int
+    fanout: tuple[int, ...]
+    fanout_backup: tuple[int, ...] | None = None
+    backup: Backup = "primary"
+    stall: Stall = "batch"
+    first: First = "primary"
+    cache_set: CacheSet = "others"
+    draft_devices: int = 1
+    sampling: Sampling = GREEDY
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Fan-outs that rescale drafted laws; None where nothing is rescaled."""
+        rescaled = self.sampling.draft_sampled and self.sampling.scale < 1.0
+        return self.fanout[: self.lookahead] if rescaled else None
+
+
+def saguaro(world: World, rows: Rows, knobs: SaguaroKnobs) -> Steps:
+    """Verify and pre-speculate at the same time; on a miss fall back."""
     speculation = Speculation.empty(rows.width)
+    redrafting: Task | None = None  # of the rows that sit this round out
+    absent: BoolArray = np.zeros(rows.width, dtype=np.bool_)
     while rows.active:
         fresh = yield from admit(world, rows)
         if fresh.any():
-            speculation = yield from redraft(world, rows, speculation, fresh, lookahead)
-        view = rows.view()
-        verify = world.target.submit(Verify(view, speculation))
-        prepare = world.draft.submit(Prespeculate(view, speculation, lookahead, fanout))
+            backup = "primary" if knobs.first == "primary" else knobs.backup
+            speculation = yield from fall_back(world, rows, speculation, fresh, knobs, backup=backup)
+        view = rows.view(rows.alive & ~absent)
+        verify = world.target.submit(Verify(view, speculation, knobs.sampling))
+        prepares = prespeculate(world, view, speculation, knobs)
         verdict = yield verify
-        cache: Cache = yield prepare  # a tree pass is not interruptible: hit or miss, the target waits
+        parts: list[Cache] = []
+        for prepare in prepares:  # a tree pass is not interruptible: hit or miss, the target waits
+            parts.append((yield prepare))  # noqa: PERF401 - a comprehension cannot yield
+        cache = parts[0] if len(parts) == 1 else JoinedCache(parts)
         hits = cache.lookup(verdict)
         rows.commit(view, speculation, verdict, hits=hits, now=world.now)
         speculation = cache.take(verdict, hits)
-        misses = rows.alive & ~hits
+        misses = rows.alive & ~hits & ~absent
+        if redrafting is not None:  # served before the pre-speculation, so it has fired
+            speculation = speculation.merge((yield redrafting), absent)
+            redrafting, absent = None, np.zeros_like(absent)
         if misses.any():
-            if backup == "primary":
-                speculation = yield from redraft(world, rows, speculation, misses, lookahead)
-            elif backup == "random":
-                drawn = draw_random(rows, misses, lookahead, seed, world.vocabulary)
-                speculation = speculation.merge(drawn, misses)
+            if knobs.backup == "primary" and knobs.stall == "rows" and (rows.alive & ~misses).any():
+                redrafting, absent = redraft(world, rows, misses, knobs), misses
+            else:
+                speculation = yield from fall_back(
+                    world, rows, speculation, misses, knobs, backup=knobs.backup
+                )
 
 
-def redraft(world: World, rows: Rows, speculation: Speculation, chosen: BoolArray, lookahead: int) -> Steps:
-    """Draft anew for the rows marked in `chosen` [B]; returns `speculation` with them filled in."""
+def prespeculate(world: World, view: View, speculation: Speculation, knobs: SaguaroKnobs) -> list[Task]:
+    """Submit each draft device's share of the pre-speculation."""
+    count = knobs.draft_devices
+    return [
+        device.submit(
+            Prespeculate(
+                view,
+                speculation,
+                knobs.lookahead,
+                knobs.fanout,
+                knobs.fanout_backup,
+                sampling=knobs.sampling,
+                shape=knobs.shape,
+                keep_rejected=knobs.cache_set == "top",
+                part=(i, count),
+            )
+        )
+        for i, device in enumerate(world.drafts[:count])
+    ]
+
+
+def fall_back(
+    world: World,
+    rows: Rows,
+    speculation: Speculation,
+    chosen: BoolArray,
+    knobs: SaguaroKnobs,
+    *,
+    backup: Backup,
+) -> Steps:
+    """Returns `speculation` with the rows marked in `chosen` [B] filled in by `backup`."""
+    if backup == "plain":
+        return speculation
+    if backup in {"primary", "primary-all"}:
+        redrafted = rows.alive if backup == "primary-all" else chosen
+        drafted = yield redraft(world, rows, redrafted, knobs)
+        return speculation.merge(drafted, redrafted)
+    propose = _random(knobs.sampling.seed, world.vocabulary) if backup == "random" else _ngram
+    guessed = guess(rows, chosen, knobs.lookahead, propose, known=backup == "ngram" or world.vocabulary > 0)
+    return speculation.merge(guessed, chosen)
+
+
+def redraft(world: World, rows: Rows, chosen: BoolArray, knobs: SaguaroKnobs) -> Task:
+    """Submit a primary draft of the rows marked in `chosen` [B]."""
     unseen: IntArray = np.ones(rows.width, dtype=np.int64)
-    drafted = yield world.draft.submit(Draft(rows.view(chosen), lookahead, unseen))
-    return speculation.merge(drafted, chosen)
+    return world.draft.submit(Draft(rows.view(chosen), knobs.lookahead, unseen, knobs.sampling, knobs.shape))
 
 
-def draw_random(rows: Rows, chosen: BoolArray, lookahead: int, seed: int, vocabulary: int) -> Speculation:
-    """Uniform random tokens for the rows marked in `chosen` [B], the same in both worlds.
+Propose: TypeAlias = Callable[[Rows, int, int, int], tuple[Source, tuple[int, ...]]]
+"""(rows, request, position, lookahead) to the source and the tokens of a guess."""
 
-    Without token ids (`vocabulary` 0) the tokens stay unknown and are never accepted.
+
+def _random(seed: int, vocabulary: int) -> Propose:
+    def propose(_: Rows, request: int, position: int, lookahead: int) -> tuple[Source, tuple[int, ...]]:
+        return Source.RANDOM, random_tokens(seed, request, position, lookahead, vocabulary)
+
+    return propose
+
+
+def _ngram(rows: Rows, request: int, _: int, lookahead: int) -> tuple[Source, tuple[int, ...]]:
+    return Source.NGRAM, lookup(rows.text(request), lookahead)
+
+
+def guess(rows: Rows, chosen: BoolArray, lookahead: int, propose: Propose, *, known: bool) -> Speculation:
+    """Guessed tokens for the rows marked in `chosen` [B], the same in both worlds.
+
+    Where tokens are not `known` (a world without ids) they stay unknown and are never accepted.
     """
-    tokens = None
-    if vocabulary:
-        tokens = np.full((rows.width, lookahead), -1, dtype=np.int64)
-        view = rows.view(chosen)
-        for slot, request, position in zip(view.slots, view.requests, view.positions, strict=True):
-            tokens[slot] = random_tokens(seed, int(request), int(position), lookahead, vocabulary)
-    return Speculation(
-        np.where(chosen, lookahead, 0),
-        np.where(chosen, int(Source.RANDOM), int(Source.NONE)),
-        tokens,
-        has_random=True,
-    )
+    if not known:
+        return Speculation(
+            np.where(chosen, lookahead, 0),
+            np.where(chosen, int(Source.RANDOM), int(Source.NONE)),
+            has_guesses=True,
+        )
+    tokens = np.full((rows.width, lookahead), UNKNOWN, dtype=np.int64)
+    lengths, sources = np.zeros((2, rows.width), dtype=np.int64)
+    view = rows.view(chosen)
+    for slot, request, position in zip(view.slots, view.requests, view.positions, strict=True):
+        source, guessed = propose(rows, int(request), int(position), lookahead)
+        tokens[slot, : len(guessed)] = guessed
+        lengths[slot] = len(guessed)
+        sources[slot] = int(source) if guessed else int(Source.NONE)
+    return Speculation(lengths, sources, tokens, has_guesses=True)

@@ -31,6 +31,9 @@ class Summary:
         cache_hit_rate: Rounds whose outcome was in the speculation cache / rounds in which it was looked up.
         hit_rate_after_primary: The same over rounds that verified the primary draft's tokens (p_hit,p).
         hit_rate_after_backup: The same over rounds that verified a backup's tokens or none (p_hit,b).
+        run_length: Accepted tokens between two rejections (PEARL's M); a bonus token that goes on with the
+            draft's own block counts as accepted.
+        time_to_first_token_s: Mean over requests, from getting a slot to the first token.
         utilization: Per device, seconds of work / `seconds`.
         stalled_s: Per device, decode seconds without work.
         overlap_s: Seconds in which both devices worked.
@@ -48,6 +51,8 @@ class Summary:
     cache_hit_rate: float | None
     hit_rate_after_primary: float | None
     hit_rate_after_backup: float | None
+    run_length: float | None
+    time_to_first_token_s: float | None
     utilization: dict[str, float]
     stalled_s: dict[str, float]
     overlap_s: float
@@ -87,10 +92,32 @@ def summarise(log: RoundLog, *, total_s: float, busy_s: dict[str, float], overla
         cache_hit_rate=_hit_rate(table["hit"], looked_up),
         hit_rate_after_primary=_hit_rate(table["hit"], looked_up & primary),
         hit_rate_after_backup=_hit_rate(table["hit"], looked_up & ~primary),
+        run_length=_run_length(table, runs_on=log.runs_on),
+        time_to_first_token_s=_mean(log.times_to_first_token()),
         utilization={name: busy / seconds if seconds > 0 else 0.0 for name, busy in busy_s.items()},
         stalled_s={name: seconds - busy for name, busy in busy_s.items()},
         overlap_s=overlap_s,
     )
+
+
+def _run_length(table: dict[str, np.ndarray], *, runs_on: bool) -> float | None:
+    """Accepted tokens per rejection of a drafted token.
+
+    Where runs go on past a block (PEARL), a hit's bonus token is a drafted one that was accepted, and a
+    miss after everything else was accepted is a rejection.
+    """
+    whole = table["accepted"] == table["length"]
+    cut = table["emitted"] == table["accepted"]
+    rejected = ~cut & ~whole
+    accepted = table["accepted"].sum()
+    if runs_on:
+        rejected |= ~cut & (table["hit"] == 0)
+        accepted += (table["hit"] == 1).sum()
+    return _ratio(accepted, rejected.sum())
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

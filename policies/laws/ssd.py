@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
+FloatArray: TypeAlias = NDArray[np.float64]
 
 
 def _check_probability(**values: float) -> None:
@@ -40,14 +44,20 @@ def sd_speedup(acceptance: float, lookahead: int, t_draft: float, t_verify: floa
     return expected_tokens(acceptance, lookahead) / (lookahead * t_draft + t_verify)
 
 
-def outcome_weights(acceptance: float, lookahead: int) -> np.ndarray:
-    """[K + 1] probability that exactly k drafted tokens are accepted: a^k (1 - a), and a^K at k = K."""
+def outcome_weights(acceptance: float, lookahead: int) -> FloatArray:
+    """[K + 1] probability that exactly k drafted tokens are accepted: a^k (1 - a), and a^K at k = K.
+
+    Raises:
+        ValueError: `acceptance` outside 0..1 or `lookahead` below 0.
+    """
     _check_probability(acceptance=acceptance)
+    if lookahead < 0:
+        raise ValueError(f"lookahead must be at least 0, got {lookahead}")
     powers = np.power(acceptance, np.arange(lookahead + 1))
     return np.append(powers[:-1] * (1.0 - acceptance), powers[-1])
 
 
-def power_law_hit(fanout: np.ndarray | Sequence[int], exponent: float, scale: float = 1.0) -> np.ndarray:
+def power_law_hit(fanout: NDArray[np.number] | Sequence[int], exponent: float, scale: float = 1.0) -> FloatArray:
     """Hit probability of F guesses: 1 - c F^-r for F >= 1, and 0 without a guess (`ssd.def11`).
 
     The paper's law has c = 1, by which a single guess never hits; c is fitted (see the docs).
