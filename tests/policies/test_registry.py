@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.registry import POLICIES, SettingError, configure, find_policy
+from policies.registry import POLICIES, SettingError, configure, find_policy, saguaro_knobs
 
 
 def test_defaults_are_filled_in() -> None:
@@ -23,20 +23,79 @@ def test_labels_tell_settings_apart() -> None:
         configure("sd", lookahead=2).label,
         configure("saguaro", lookahead=2, fanout=(1,)).label,
         configure("saguaro", lookahead=2, fanout=(1, 2, 3), backup="plain").label,
+        configure("saguaro", fanout_backup=(9, 0, 0, 0, 0), stall="rows", draft_devices=2).label,
+        configure("pearl", temperature=0.7, top_p=0.9, draft_sampling="greedy").label,
+        configure("saguaro", lookahead=1, temperature=1.0, scale=0.5).label,
     ]
-    assert labels == ["sd K=2", "saguaro K=2 F=1 primary", "saguaro K=2 F=1,2,3 plain"]
+    assert labels == [
+        "sd K=2",
+        "saguaro K=2 F=1 primary",
+        "saguaro K=2 F=1,2,3 plain",
+        "saguaro K=4 F=3 Fb=9,0,0,0,0 primary stall=rows draft_devices=2",
+        "pearl K=4 draft_sampling=greedy T=0.7 top-p=0.9",
+        "saguaro K=1 F=3 primary scale=0.5 T=1",
+    ]
 
 
-@pytest.mark.parametrize("knob", ["lookahead", "fanout", "backup"])
+KNOBS = {
+    "lookahead": 3,
+    "fanout": (2,),
+    "fanout_backup": (2,),
+    "backup": "plain",
+    "stall": "rows",
+    "first": "backup",
+    "cache_set": "top",
+    "draft_devices": 2,
+    "draft_sampling": "greedy",
+    "scale": 0.5,
+}
+
+
+@pytest.mark.parametrize("knob", KNOBS)
 def test_a_knob_that_would_be_ignored_is_refused(knob: str) -> None:
-    value = {"lookahead": 3, "fanout": (2,), "backup": "plain"}[knob]
+    value = KNOBS[knob]
     for info in POLICIES.values():
         if knob not in info.knobs:
             with pytest.raises(SettingError, match=f"has no {knob}"):
-                configure(info.name, **{knob: value})  # type: ignore[arg-type]
+                configure(info.name, temperature=1.0, **{knob: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fanout", [(0,), (-1, 2, 2, 2, 2), (0, 0, 0, 0, 0), (1, 2)])
 def test_bad_fanouts(fanout: tuple[int, ...]) -> None:
     with pytest.raises(SettingError, match="fanout"):
         configure("saguaro", fanout=fanout)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"scale": 0.5}, "changes nothing at temperature 0"),
+        ({"draft_sampling": "greedy"}, "changes nothing at temperature 0"),
+        ({"top_p": 0.9}, "changes nothing at temperature 0"),
+        ({"temperature": -1.0}, "temperature must be at least 0"),
+        ({"temperature": float("nan")}, "temperature must be at least 0"),
+        ({"temperature": 1.0, "top_p": 0.0}, "top_p must be above 0"),
+        ({"temperature": 1.0, "scale": 1.5}, "between 0 and 1"),
+        ({"temperature": 1.0, "scale": 0.5, "draft_sampling": "greedy"}, "nothing with a greedy draft"),
+        ({"stall": "rows", "backup": "plain"}, "makes no row wait"),
+        ({"stall": "rows", "backup": "primary-all"}, "redrafts every row"),
+        ({"backup": "primry"}, "unknown backup 'primry'; choices: primary"),
+        ({"draft_devices": 0}, "draft_devices must be at least 1"),
+        ({"fanout_backup": (1, 2)}, "fanout needs 1 number or"),
+    ],
+)
+def test_settings_that_contradict_themselves(knobs: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        configure("saguaro", **knobs)  # type: ignore[arg-type]
+
+
+def test_an_unresolved_backup_cannot_run() -> None:
+    with pytest.raises(SettingError, match="resolved against a profile"):
+        saguaro_knobs(configure("saguaro", backup="auto"))
+
+
+def test_saguaro_rescales_only_where_its_scale_says_so() -> None:
+    plain = configure("saguaro", lookahead=2, fanout=(3, 2, 5), temperature=1.0)
+    rescaled = configure("saguaro", lookahead=2, fanout=(3, 2, 5), temperature=1.0, scale=0.5)
+    assert saguaro_knobs(plain).shape is None
+    assert saguaro_knobs(rescaled).shape == (3, 2)  # the bonus position drafts nothing

@@ -1,0 +1,50 @@
+"""Metrics of hand-written rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policies.operations import Request, Source, Speculation, Verdict
+from policies.rows import Rows
+from policies.summary import Summary, summarise
+
+PRIMARY = int(Source.PRIMARY)
+
+
+def summary_of(rounds: list[tuple[int, int, bool | None]], *, runs_on: bool = False) -> Summary:
+    """One request; each round is (drafted, accepted, hit) and takes a second."""
+    rows = Rows([Request(0, 1, 999)], 1)
+    rows.log.runs_on = runs_on
+    rows.admit(0.0)
+    for now, (length, accepted, hit) in enumerate(rounds, start=1):
+        drafted = Speculation(np.array([length]), np.array([PRIMARY if length else 0]))
+        verdict = Verdict(np.array([accepted]), np.array([accepted + 1]), np.array([False]), np.array([-1]))
+        hits = None if hit is None else np.array([hit])
+        rows.commit(rows.view(), drafted, verdict, hits=hits, now=float(now))
+    return summarise(rows.log, total_s=float(len(rounds)), busy_s={}, overlap_s=0.0)
+
+
+def test_run_length_of_chains() -> None:
+    # Accepted 2 + 4 + 1 = 7; rejections in the first and the last round: 7 / 2.
+    assert summary_of([(4, 2, None), (4, 4, None), (4, 1, None)]).run_length == pytest.approx(3.5)
+
+
+def test_a_miss_after_all_was_accepted_is_no_rejection_of_a_drafted_token() -> None:
+    # SSD: accepted 4 + 4 + 0; only the last chain was broken.
+    assert summary_of([(4, 4, True), (4, 4, False), (4, 0, False)]).run_length == pytest.approx(8.0)
+
+
+def test_pearl_runs_go_on_past_a_block() -> None:
+    # Pre-verify succeeds (the block's first token, 1), then 3 accepted and on (4), then 3 accepted and the
+    # next block's first token rejected (3), then a pre-verify that fails: 8 accepted, 2 rejections.
+    rounds = [(0, 0, True), (3, 3, True), (3, 3, False), (0, 0, False)]
+    assert summary_of(rounds, runs_on=True).run_length == pytest.approx(4.0)
+
+
+def test_no_rejection_no_run_length() -> None:
+    assert summary_of([(2, 2, None)]).run_length is None
+
+
+def test_the_first_token_comes_with_the_first_round() -> None:
+    assert summary_of([(2, 2, None), (2, 2, None)]).time_to_first_token_s == pytest.approx(1.0)
