@@ -35,7 +35,7 @@ def switch_batch_printed(p_hit: float, e_hit: float, e_miss: float, t_primary: f
     """
     _check_domain(e_hit, e_miss, t_primary)
     _check_probability(p_hit=p_hit)
-    return _solve(p_hit, p_hit, e_hit, e_miss, t_primary, round_time=1.0)
+    return _solve(p_hit, p_hit, e_hit, e_miss, t_primary)
 
 
 def switch_batch(
@@ -64,37 +64,43 @@ def switch_batch(
     """
     _check_domain(e_hit, e_miss, t_primary)
     p_fast = _fast_hit_rate(p_hit_primary, p_hit_backup)
-    return _solve(p_hit_primary, p_fast, e_hit, e_miss, t_primary, round_time=max(1.0, t_primary))
+    return _solve(p_hit_primary, p_fast, e_hit, e_miss, min(1.0, t_primary))
 
 
-def _solve(p: float, p_fast: float, e_hit: float, e_miss: float, t_primary: float, round_time: float) -> float:
-    """Batch size at which both backups are equally fast."""
+def _solve(p: float, p_fast: float, e_hit: float, e_miss: float, pace: float) -> float:
+    """Batch size at which both backups are equally fast; `pace` is T_p over the time of a round."""
     if p == 1.0:
         return 0.0
     tokens = p_fast * e_hit + (1.0 - p_fast) * e_miss
     lost = (1.0 - p_fast) * (e_hit - e_miss)  # E_hit - D, exactly 0 where they are equal
     if lost == 0.0:
         return 0.0
-    if t_primary == 0.0:
+    if pace == 0.0:
         return math.copysign(math.inf, lost)
-    argument = 1.0 - round_time * lost / (t_primary * tokens)
-    if argument <= 0.0:
+    argument = 1.0 - lost / (pace * tokens)
+    if argument <= _TIE:  # 0 but for rounding: the fast backup catches up, and only in the limit
         return math.inf
     return 0.0 if p == 0.0 else math.log(argument) / math.log(p)
 
 
 def fallback_speedups(
-    batch: int, p_hit_primary: float, p_hit_backup: float, e_hit: float, e_miss: float, t_primary: float
+    p_hit_primary: float,
+    p_hit_backup: float,
+    e_hit: float,
+    e_miss: float,
+    t_primary: float,
+    *,
+    batch: int = 1,
 ) -> tuple[float, float]:
     """Speedup over AR with the slow and with the fast backup at a batch size (`ssd.cor16`, twice).
 
     Args:
-        batch: b.
         p_hit_primary: As in `switch_batch`.
         p_hit_backup: As in `switch_batch`.
         e_hit: As in `switch_batch`.
         e_miss: As in `switch_batch`.
         t_primary: As in `switch_batch`.
+        batch: b.
 
     Raises:
         ValueError: Outside the domain.
@@ -126,7 +132,7 @@ def switch_batch_brute(
         ValueError: Outside the domain.
     """
     for batch in range(1, largest + 1):
-        slow, fast = fallback_speedups(batch, p_hit_primary, p_hit_backup, e_hit, e_miss, t_primary)
+        slow, fast = fallback_speedups(p_hit_primary, p_hit_backup, e_hit, e_miss, t_primary, batch=batch)
         if fast >= slow * (1.0 - _TIE):
             return batch
     return None
@@ -140,6 +146,8 @@ def _fast_hit_rate(p_hit_primary: float, p_hit_backup: float) -> float:
 
 def _check_domain(e_hit: float, e_miss: float, t_primary: float) -> None:
     if not (0.0 < e_hit < math.inf and 0.0 < e_miss < math.inf):
-        raise ValueError(f"a round yields tokens: e_hit and e_miss must be above 0, got {e_hit:g}, {e_miss:g}")
+        raise ValueError(
+            f"a round yields tokens: e_hit and e_miss must be above 0, got {e_hit:g}, {e_miss:g}"
+        )
     if not 0.0 <= t_primary < math.inf:
         raise ValueError(f"t_primary must be at least 0, got {t_primary:g}")

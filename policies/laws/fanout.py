@@ -109,7 +109,7 @@ def relaxed_optimum(
         raise ValueError(f"scale must be a probability in 0..1, got {scale:g}")
     order = np.argsort(-w, kind="stable")
     best, best_value = np.zeros_like(w), -1.0
-    for m in range(1, min(np.count_nonzero(w), math.floor(budget)) + 1):
+    for m in range(1, min(int(np.count_nonzero(w)), math.floor(budget)) + 1):
         chosen = order[:m]
         fanout = _fill(roots[chosen], budget)
         value = float((w[chosen] * (1.0 - scale * fanout**-exponent)).sum())
@@ -167,14 +167,14 @@ def exact_fanout(
     """
     _check_budget(budget)
     w, table = _check_table(weights, hit)
-    gains = w[:, None] * table
-    most = float(gains.max(axis=1).sum())
     deepest = min(table.shape[1] - 1, budget)
     budget = min(budget, deepest * len(w))
-    if most <= 0.0 or budget == 0:
+    gains = w[:, None] * table[:, : deepest + 1]
+    most = float(gains.max(axis=1).sum())
+    if most <= 0.0:
         return (0,) * len(w)
     # Whole numbers make ties exact; a guess costs 1 where a unit of hit probability is worth budget + 1.
-    units = np.rint(gains[:, : deepest + 1] * (RESOLUTION / most)).astype(np.int64)
+    units = np.rint(gains / most * RESOLUTION).astype(np.int64)
     worth = units * (budget + 1) - np.arange(deepest + 1)
     values = _best_values(worth, budget)
     fanout, left = [], budget

@@ -57,7 +57,9 @@ def outcome_weights(acceptance: float, lookahead: int) -> FloatArray:
     return np.append(powers[:-1] * (1.0 - acceptance), powers[-1])
 
 
-def power_law_hit(fanout: NDArray[np.number] | Sequence[int], exponent: float, scale: float = 1.0) -> FloatArray:
+def power_law_hit(
+    fanout: NDArray[np.number] | Sequence[int], exponent: float, scale: float = 1.0
+) -> FloatArray:
     """Hit probability of F guesses: 1 - c F^-r for F >= 1, and 0 without a guess (`ssd.def11`).
 
     The paper's law has c = 1, by which a single guess never hits; c is fitted (see the docs).
