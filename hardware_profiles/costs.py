@@ -27,7 +27,8 @@ Axis: TypeAlias = Literal["batch", "new_tokens", "branches", "context"]
 
 - ``batch``: rows that take part.
 - ``new_tokens``: tokens computed per row.
-- ``branches``: tokens computed by one step of a tree, over all rows.
+- ``branches``: tokens computed by one step of a tree: per row, padded to the widest row, where the grid
+  has the axis ``batch``; over all rows where it has not.
 - ``context``: tokens already in the KV cache, per row (the mean, where rows differ).
 """
 
@@ -145,12 +146,16 @@ class GridCost(Frozen):
     Attributes:
         axes: What the duration depends on.
         points: One point per cell of the grid that their coordinates span, in any order.
+        block_factors: How fast the machine was in each repetition of the measurement: mean ratio of a
+            repetition's durations to their points' means.  A slow drift, to be drawn anew for each
+            simulated run, where the quantiles are noise from one duration to the next.
         interpolation_error: Error of the interpolation on points held out.
         provenance: Where the points come from, if not from where the profile says.
     """
 
     axes: tuple[Axis, ...]
     points: tuple[Point, ...]
+    block_factors: tuple[PositiveFloat, ...] = ()
     interpolation_error: InterpolationError | None = None
     provenance: Provenance | None = None
 

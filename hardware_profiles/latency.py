@@ -87,6 +87,10 @@ class LatencySurface:
         self._require(coordinates)
         return all(bool(t[0] <= coordinates[axis] <= t[-1]) for axis, t in self._ticks.items())
 
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        """Smallest and largest measured coordinate on each axis; none for a constant."""
+        return {axis: (float(self._ticks[axis][0]), float(self._ticks[axis][-1])) for axis in self.axes}
+
     def relative_spread(self) -> FloatArray:
         """[5] ratios quantile / mean at `LEVELS`, pooled over the grid; ones where no spread is known.
 

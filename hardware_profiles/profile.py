@@ -6,17 +6,9 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from hardware_profiles.atomic import atomic_write
@@ -31,8 +23,21 @@ from hardware_profiles.costs import (
     Point,
     Provenance,
     Quantiles,
-    check_quantiles,
     field_error,
+)
+from hardware_profiles.parts import (
+    AXES,
+    DeviceInfo,
+    Forward,
+    Host,
+    HostOperation,
+    MeasuredRun,
+    OperationHost,
+    OperationName,
+    Overlap,
+    Role,
+    RoleName,
+    Roles,
 )
 
 __all__ = [
@@ -42,6 +47,7 @@ __all__ = [
     "Axis",
     "ConstantCost",
     "DeviceInfo",
+    "Forward",
     "GridCost",
     "Host",
     "HostOperation",
@@ -67,160 +73,12 @@ __all__ = [
 SCHEMA = "spectwin/profile/1"
 """The one schema that this version reads and writes."""
 
-RoleName: TypeAlias = Literal["target", "draft"]
-OperationName: TypeAlias = Literal[
-    "target.forward", "target.prefill", "draft.forward", "draft.prefill", "draft.tree"
-]
-
-AXES: Mapping[OperationName, tuple[Axis, ...]] = {
-    "target.forward": ("batch", "new_tokens", "context"),
-    "target.prefill": ("batch", "new_tokens"),
-    "draft.forward": ("batch", "new_tokens", "context"),
-    "draft.prefill": ("batch", "new_tokens"),
-    "draft.tree": ("branches", "context"),
-}
-"""Axes that the grid of each operation may have."""
-
 _MOST_ERRORS_SHOWN = 5
 _LINE_WIDTH = 110
 
 
 class ProfileError(ValueError):
     """A profile cannot be found, read or used; the message names the file and the field."""
-
-
-class DeviceInfo(Frozen):
-    """Hardware that a model runs on.
-
-    Attributes:
-        kind: What torch calls it, e.g. `cpu` or `cuda`.
-        name: The part, e.g. `NVIDIA H100 80GB HBM3`.
-        cores: CPU cores that the process is pinned to.
-        threads: Threads that the model computes with.
-    """
-
-    kind: str
-    name: str | None = None
-    cores: tuple[int, ...] = ()
-    threads: PositiveInt | None = None
-
-
-class Role(Frozen):
-    """The device and the model behind one of the two roles.  None means: not stated.
-
-    Attributes:
-        device: Where it runs.
-        model: Name of the model.
-        parameters: Number of its weights.
-        precision: Of weights and activations, e.g. `float32`.
-        backend: What runs it, e.g. `torch-eager`.
-        mode: Whether its kernels are launched one by one or as a captured graph.
-        tensor_parallel: Devices that it is spread over.
-    """
-
-    device: DeviceInfo
-    model: str
-    parameters: PositiveInt | None = None
-    precision: str | None = None
-    backend: str | None = None
-    mode: Literal["eager", "captured"] | None = None
-    tensor_parallel: PositiveInt = 1
-
-
-class Roles(Frozen):
-    """Both roles of a pair."""
-
-    target: Role
-    draft: Role
-
-
-class OperationHost(Frozen):
-    """What one operation costs beyond its forwards, in real rounds, s.
-
-    Attributes:
-        submit_s: From the report that the controller acted on to the start of the work on an idle device:
-            the policy's own time and the message.
-        report_s: From the end of the work to the controller's learning of it.
-        extra_s: Work beyond its forwards; negative where the fit says so.
-        scale: Seconds of its forwards in real rounds per second that the grids say.
-        wake: Seconds of further work per second that the device idled before: caches grow cold.
-        idle_cap_s: Longest idling that `wake` was fitted on; longer idling costs no more.
-    """
-
-    submit_s: NonNegativeFloat = 0.0
-    report_s: NonNegativeFloat = 0.0
-    extra_s: float = 0.0
-    scale: PositiveFloat = 1.0
-    wake: NonNegativeFloat = 0.0
-    idle_cap_s: NonNegativeFloat = 0.0
-
-
-HostOperation: TypeAlias = Literal["decode", "verify", "draft", "prespeculate", "continue"]
-
-
-class Host(Frozen):
-    """What the controller adds to the devices' own time, s.
-
-    Attributes:
-        submit_s: From the report that the controller acted on to the start of the work.
-        report_s: From the end of the work to the controller's learning of it.
-        message_latency_s: Time of one message between controller and worker, at `LEVELS`.
-        operations: What differs by operation; `decode` is a verification of nothing.
-    """
-
-    submit_s: NonNegativeFloat = 0.0
-    report_s: NonNegativeFloat = 0.0
-    message_latency_s: Quantiles | None = None
-    operations: Mapping[HostOperation, OperationHost] = Field(default_factory=dict)
-
-    _check_quantiles = field_validator("message_latency_s")(check_quantiles)
-
-
-class Overlap(Frozen):
-    """How much slower an operation runs while the other device is busy.
-
-    Attributes:
-        device: Device that runs the operation.
-        operation: The operation, without the device's name.
-        while_busy: The other device (`while` in the file).
-        slowdown: Factor on the duration; 1 where overlap costs nothing.
-    """
-
-    device: RoleName
-    operation: Literal["forward", "prefill", "tree"]
-    while_busy: Annotated[RoleName, Field(alias="while")]
-    # Below 1 it would be a speedup: noise, perhaps, but below one half a mistake.
-    slowdown: Annotated[float, Field(ge=0.5)]
-
-    @model_validator(mode="after")
-    def _is_possible(self) -> Overlap:
-        if self.device == self.while_busy:
-            raise field_error("while", f"must be the other device than {self.device!r}")
-        if f"{self.device}.{self.operation}" not in get_args(OperationName):
-            raise field_error("operation", f"the {self.device} has no operation {self.operation!r}")
-        return self
-
-
-class MeasuredRun(Frozen):
-    """Speed of one policy setting, run live during calibration beside plain decoding.
-
-    Attributes:
-        policy: Name of the policy.
-        lookahead: Drafted tokens per round, if it has that knob.
-        fanout: F_0 ... F_K, likewise.
-        backup: What it does on a cache miss, likewise.
-        tokens: Tokens emitted per pass over the prompts.
-        tokens_per_second: Over decode time, prefill left out.
-        speedup_vs_ar: Over plain decoding interleaved with it.
-    """
-
-    policy: str
-    lookahead: PositiveInt | None = None
-    fanout: tuple[int, ...] | None = None
-    backup: str | None = None
-    tokens: PositiveInt
-    tokens_per_second: PositiveFloat
-    speedup_vs_ar: PositiveFloat
 
 
 class Profile(Frozen):
@@ -237,6 +95,8 @@ class Profile(Frozen):
         host: The controller's overheads.
         overlap: What running both devices at the same time costs.
         measured_runs: Settings run live during calibration, whose rounds gave the host time.
+        model_error: Standard deviation of log(simulated / measured speedup) over those settings; None:
+            not known.
         provenance: Where the numbers come from, unless an operation says otherwise.
     """
 
@@ -250,6 +110,7 @@ class Profile(Frozen):
     host: Host = Host()
     overlap: tuple[Overlap, ...] = ()
     measured_runs: tuple[MeasuredRun, ...] = ()
+    model_error: NonNegativeFloat | None = None
     provenance: Provenance
 
     @field_validator("operations")
@@ -271,9 +132,10 @@ class Profile(Frozen):
     def _overlaps_differ(cls, overlap: tuple[Overlap, ...]) -> tuple[Overlap, ...]:
         seen = set()
         for index, entry in enumerate(overlap):
-            key = (entry.device, entry.operation)
+            key = (entry.device, entry.operation, entry.while_operation)
             if key in seen:
-                raise field_error(str(index), f"a second entry for {entry.device}.{entry.operation}")
+                beside = f" while {entry.while_operation}" if entry.while_operation else ""
+                raise field_error(str(index), f"a second entry for {entry.device}.{entry.operation}{beside}")
             seen.add(key)
         return overlap
 
@@ -288,12 +150,13 @@ class Profile(Frozen):
             raise ProfileError(f"profile {self.name!r} has no operation {name!r}, only {known}")
         return self.operations[name]
 
-    def slowdown(self, name: OperationName) -> float:
-        """Factor on the duration of an operation while the other device is busy; 1 if none is stated."""
-        for entry in self.overlap:
-            if f"{entry.device}.{entry.operation}" == name:
-                return entry.slowdown
-        return 1.0
+    def slowdown(self, name: OperationName, while_operation: Forward | None = None) -> float:
+        """Factor on the duration of an operation while the other device is busy; 1 if none is stated.
+
+        An entry for just what the other device does counts before one for anything it may do.
+        """
+        found = {e.while_operation: e.slowdown for e in self.overlap if f"{e.device}.{e.operation}" == name}
+        return found.get(while_operation, found.get(None, 1.0))
 
     def provenance_of(self, name: OperationName) -> Provenance:
         """Where the numbers of one operation come from.

@@ -47,6 +47,18 @@ def user_trace(name: str) -> Path:
     return _user_path(_TRACE, name)
 
 
+def trace_name(profile: str, temperature: float = 0.0, top_p: float = 1.0) -> str:
+    """Name of the trace that belongs to a profile: its own at temperature 0, else e.g. `cpu2-x5-t1`.
+
+    Args:
+        profile: Name of the profile.
+        temperature: Of the target.
+        top_p: Mass of the target's law that is kept; `-p0.9` is added below 1.
+    """
+    name = profile if temperature == 0.0 else f"{profile}-t{temperature:g}"
+    return name if top_p == 1.0 else f"{name}-p{top_p:g}"
+
+
 def shipped_profiles() -> list[str]:
     """Names of the profiles that come with the package, sorted."""
     return _names(_PROFILE, _DATA)

@@ -43,8 +43,10 @@ class Trace:
     """Recorded texts, one after the other: row i of every column is one generated position.
 
     n is the number of positions of all requests together, M is `meta.draft_top`.  Log-probabilities are
-    natural; the target's are those at its sampling setting.  Columns that the file does not have, or
-    that were not read, are None: get at them through `column`, which explains what is missing.
+    natural and those of both laws at the sampling setting, after the top-p cut: minus infinity for a token
+    that was cut.  Rankings are those before the cut, so that a cut token has a rank, too.  Columns that the
+    file does not have, or that were not read, are None: get at them through `column`, which explains what
+    is missing.
 
     Attributes:
         requests: The requests, in the order of their rows.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -32,6 +32,16 @@ def split_integers(_: click.Context, __: click.Parameter, value: str | None) -> 
         return tuple(int(part) for part in value.split(","))
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is not a number or a comma-separated list of them") from error
+
+
+def integer_or_auto(_: click.Context, __: click.Parameter, value: str | None) -> int | Literal["auto"] | None:
+    """`4` as a number, `auto` as it is (a click callback); None stays None."""
+    if value is None or value == "auto":
+        return value  # type: ignore[return-value]
+    try:
+        return int(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is neither a number nor 'auto'") from error
 
 
 def wide_console() -> Console:

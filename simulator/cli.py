@@ -8,17 +8,23 @@ from typing import Any
 
 import click
 
-from policies.commandline import HELP, Refusal, split_integers, wide_console
-from policies.registry import POLICIES, SettingError, Settings, configure
-from policies.ssd import BACKUPS
+from policies.commandline import HELP, Refusal, integer_or_auto, split_integers, wide_console
+from policies.registry import POLICIES, SettingError
+from policies.sampling import DRAFT_MODES
+from policies.ssd import BACKUPS, CACHE_SETS, FIRSTS, STALLS
 
 DEFAULT_PROFILE = "cpu2-x5"
+SHAPES = ("uniform", "geometric", "exact")
 EXAMPLES = """
 \b
 Examples:
   simulate --policy saguaro --batch 16
-  simulate --policy saguaro --lookahead 7 --fanout 3 --backup plain --json
-  simulate --policy sd --lookahead 7 --hw cpu2-x20
+  simulate --policy saguaro --lookahead auto --shape exact --backup auto --batch 8
+  simulate --policy saguaro --lookahead 7 --fanout 3 --fanout-backup 12,0,0,0,0,0,0,0 --backup plain --json
+  simulate --policy saguaro --temperature 1 --scale 0.7 --budget 12
+  simulate --policy saguaro --draft-devices 2 --budget auto
+  simulate --policy pearl --lookahead auto
+  simulate --policy sd --lookahead 7 --hw cpu2-x20 --prompt-length 400
   simulate --policy saguaro --target-time 1 --draft-time 0.1 --acceptance 0.8 --hit-exponent 1
   simulate --policy pearl --timeline run.json --plot run.png
   simulate --list-policies
@@ -29,11 +35,73 @@ Examples:
 @click.option("--policy", default="saguaro", show_default=True, help="Policy (see --list-policies).")
 @click.option("--batch", default=1, show_default=True, help="Rows served at once.")
 @click.option("--hw", help=f"Hardware profile: a shipped name or a file.  [default: {DEFAULT_PROFILE}]")
-@click.option("--trace", help="Recorded trace: a shipped name or a file.  [default: the profile's]")
-@click.option("--lookahead", type=int, help="K, drafted tokens per round.  [default: 4]")
-@click.option("--fanout", callback=split_integers, help="F, or F_0,...,F_K.  [default: 3]")
-@click.option("--backup", help=f"On a miss: {', '.join(BACKUPS)}.  [default: primary]")
-@click.option("--context", type=click.IntRange(min=1), help="Prompt length in place of the recorded ones.")
+@click.option(
+    "--trace",
+    help="Recorded trace: a shipped name or a file.  [default: the profile's, at this temperature]",
+)
+@click.option(
+    "--lookahead",
+    metavar="N|auto",
+    callback=integer_or_auto,
+    help="K, drafted tokens per round; auto: the fastest (pearl: the balanced one).  [default: 4]",
+)
+@click.option("--fanout", metavar="F,...", callback=split_integers, help="F, or F_0,...,F_K.  [default: 3]")
+@click.option(
+    "--fanout-backup",
+    metavar="F,...",
+    callback=split_integers,
+    help="The same in rounds that verify a backup's tokens or none.  [default: as --fanout]",
+)
+@click.option(
+    "--shape",
+    type=click.Choice(SHAPES),
+    help="Compute both fan-outs instead, from a budget: spread evenly, by the paper's closed form, or "
+    "optimally for the recording.  [default with --budget: exact]",
+)
+@click.option(
+    "--budget",
+    metavar="N|auto",
+    callback=integer_or_auto,
+    help="Cached outcomes per row; auto: as many as the target's verification leaves time for.  "
+    "[default with --shape: auto]",
+)
+@click.option(
+    "--backup", help=f"On a miss: {', '.join(BACKUPS)}, or auto, the fastest.  [default: {BACKUPS[0]}]"
+)
+@click.option(
+    "--find-switch", is_flag=True, help="With --backup auto: find the batch to switch at by simulation, too."
+)
+@click.option("--stall", type=click.Choice(STALLS), help="Who waits for a redraft.  [default: batch]")
+@click.option(
+    "--first", type=click.Choice(FIRSTS), help="Where a first speculation comes from.  [default: primary]"
+)
+@click.option(
+    "--cache-set",
+    type=click.Choice(CACHE_SETS),
+    help="Cache the draft's top outcomes, or those other than the rejected token.  [default: others]",
+)
+@click.option("--draft-devices", type=int, help="Devices that share the pre-speculation.  [default: 1]")
+@click.option(
+    "--temperature",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Of both models; needs a trace recorded at it.",
+)
+@click.option("--top-p", type=float, default=1.0, show_default=True, help="Mass of the laws that is kept.")
+@click.option(
+    "--draft-sampling",
+    type=click.Choice(DRAFT_MODES),
+    help="How the draft chooses at a temperature above 0.  [default: sampled]",
+)
+@click.option("--scale", type=float, help="Saguaro's C: cached tokens are drafted C times as often.")
+@click.option(
+    "--prompt-length",
+    "--context",
+    "prompt_length",
+    type=click.IntRange(min=1),
+    help="Prompt tokens in place of the recorded ones: prefill and context.",
+)
 @click.option("--requests", type=int, help="Requests to serve.  [default: 8 per row, at least 48]")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens per request.")
 @click.option("--target-time", type=float, help="Constant seconds of a target step (no profile).")
@@ -56,30 +124,51 @@ def main(**options: Any) -> None:
         list_policies(as_json=options["as_json"])
         return
     try:
-        settings = configure(
-            options["policy"],
-            lookahead=options["lookahead"],
-            fanout=options["fanout"],
-            backup=options["backup"],
-            seed=options["seed"],
-        )
-        _answer(settings, options)
+        _answer(options)
     except (ValueError, OSError) as error:
         raise Refusal(str(error)) from error
     except ImportError as error:
         raise Refusal(f"{error}; pip install 'spectwin[plot]'") from error
 
 
-def _answer(settings: Settings, options: dict[str, Any]) -> None:
+KNOBS = (
+    "fanout",
+    "fanout_backup",
+    "backup",
+    "stall",
+    "first",
+    "cache_set",
+    "draft_devices",
+    "temperature",
+    "top_p",
+    "draft_sampling",
+    "scale",
+    "seed",
+)
+
+
+def _answer(options: dict[str, Any]) -> None:
     from simulator.law import assume, opinion, waterfall
     from simulator.report import Report, plot, print_report, write_timeline
+    from simulator.resolve import Wish, check_wish, resolve
     from simulator.run import baselines, simulate
 
+    wish = Wish(
+        options["policy"],
+        options["lookahead"],
+        options["shape"],
+        options["budget"],
+        {knob: options[knob] for knob in KNOBS},
+    )
+    check_wish(wish, find_switch=options["find_switch"])
     scenario, sources = build_scenario(options)
-    law = opinion(settings, assume(scenario), batch=scenario.batch)
+    found = resolve(scenario, wish, find_switch=options["find_switch"])
+    settings = found.settings
+    law = opinion(settings, assume(scenario, settings), batch=scenario.batch)
     run = simulate(scenario, settings, timeline=options["timeline"] is not None)
     ar, sd = baselines(scenario, settings)
-    report = Report(scenario, run, ar, sd, law, waterfall(scenario, settings, law), sources)
+    why = waterfall(scenario, settings, law)
+    report = Report(scenario, run, ar, sd, law, why, sources, found.choices)
     if options["timeline"]:
         write_timeline(report, options["timeline"])
     if options["plot"]:
@@ -119,7 +208,7 @@ def build_scenario(options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
             textbook=textbook,
             batch=options["batch"],
             requests=options["requests"] or max(48, 8 * options["batch"]),
-            prompt_length=options["context"],
+            prompt_length=options["prompt_length"],
             effects=Effects(jitter=options["jitter"]),
             seed=options["seed"],
         ),
@@ -134,12 +223,22 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
     if options["target_time"] is not None or options["draft_time"] is not None:
         _check_textbook(options)
     if options["acceptance"] is not None:
-        if options["trace"]:
-            raise SettingError("give either --trace or --acceptance, not both")
+        _check_coins(options)
     elif options["hit_exponent"] is not None or options["hit_scale"] is not None:
         raise SettingError(
             "--hit-exponent and --hit-scale shape coin tosses: give --acceptance too, or leave them out to "
             "use the recorded trace"
+        )
+
+
+def _check_coins(options: dict[str, Any]) -> None:
+    if options["trace"]:
+        raise SettingError("give either --trace or --acceptance, not both")
+    if options["temperature"] != 0.0:
+        raise SettingError("coins have no temperature: give --acceptance or --temperature, not both")
+    if options["cache_set"] == "top":
+        raise SettingError(
+            "--cache-set changes nothing with --acceptance: coins hit by the curve they are given"
         )
 
 
@@ -166,21 +265,49 @@ def _tokens(options: dict[str, Any], profile_name: str) -> tuple[Any, str]:
             scale=scale,
             requests=options["requests"] or max(48, 8 * options["batch"]),
             length=options["max_tokens"] or 128,
-            prompt_length=options["context"] or 128,
+            prompt_length=options["prompt_length"] or 128,
             seed=options["seed"],
         )
         described = f"acceptance {options['acceptance']:g}, hit 1 - {scale:g} F^-{exponent:g}"
         return model, f"coin tosses, {described} (synthetic)"
-    from hardware_profiles.store import find_trace
     from hardware_profiles.trace import read_trace
+    from simulator.tokens import REPLAY_COLUMNS
 
-    name = options["trace"] or profile_name
-    trace = read_trace(find_trace(name), columns=("draft_rank", "draft_top_ids"))
+    name, path = _find_trace(options, profile_name)
+    columns = GREEDY_COLUMNS if options["temperature"] == 0.0 else REPLAY_COLUMNS
+    trace = read_trace(path, columns=columns)
+    sampled = f" at temperature {options['temperature']:g}" if options["temperature"] else ""
     described = (
         f"trace {name}: {len(trace)} tokens of {len(trace.requests)} {trace.meta.prompt_set} prompts, "
-        f"recorded by plain decoding of {trace.meta.target_model}"
+        f"recorded by plain decoding of {trace.meta.target_model}{sampled}"
     )
-    return replay(trace, limit=options["max_tokens"]), described
+    return replay(trace, limit=options["max_tokens"], seed=options["seed"]), described
+
+
+GREEDY_COLUMNS = ("draft_rank", "draft_top_ids")
+
+
+def _find_trace(options: dict[str, Any], profile_name: str) -> tuple[str, Path]:
+    """Name and path of the trace: the one asked for, or the profile's at this temperature."""
+    from hardware_profiles.store import find_trace, trace_name
+    from hardware_profiles.trace_schema import TraceError
+
+    temperature, top_p = options["temperature"], options["top_p"]
+    if options["trace"]:
+        return options["trace"], find_trace(options["trace"])
+    name = trace_name(profile_name, temperature, top_p)
+    try:
+        return name, find_trace(name)
+    except TraceError as error:
+        if temperature == 0.0:
+            raise
+        more = f" --top-p {top_p:g}" if top_p < 1.0 else ""
+        raise SettingError(
+            f"no trace of profile {profile_name!r} at temperature {temperature:g}"
+            + (f" and top-p {top_p:g}" if more else "")
+            + f": every temperature needs a recording of its own.  Record one with `calibrate --temperature "
+            f"{temperature:g}{more}`, or name one with --trace ({error})"
+        ) from error
 
 
 def list_policies(*, as_json: bool) -> None:
@@ -201,7 +328,7 @@ def list_policies(*, as_json: bool) -> None:
     for info in POLICIES.values():
         table.add_row(*(", ".join(v) if isinstance(v := getattr(info, f), tuple) else v for f in fields))
     wide_console().print(table)
-    click.echo("Every policy runs in both worlds: simulated (any batch) and live (batch 1).")
+    click.echo("Every policy runs in both worlds, simulated and live.")
 
 
 if __name__ == "__main__":

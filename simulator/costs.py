@@ -9,18 +9,35 @@ An operation is a list of forwards, each looked up in a measured surface:
 | draft | draft forward over the unseen tokens, then K - 1 single steps |
 | prespeculate | glue: draft forward over 1 + K tokens; then K tree steps over all branches |
 | continue | K draft steps of one token |
+| settle | none: host time only |
+
+A tree step over B rows computes, in each of them, as many branches as the widest row has: rows are padded.
+That is what a `draft.tree` grid with the axis `batch` says; one without it knows the total alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from hardware_profiles.latency import LatencySurface
-from policies.operations import Continue, Draft, IntArray, Operation, Prefill, Prespeculate, Verify, View
+from policies.operations import (
+    Continue,
+    Draft,
+    IntArray,
+    Operation,
+    Prefill,
+    Prespeculate,
+    Settle,
+    Source,
+    Verify,
+    View,
+)
 from policies.randomness import FloatArray, keyed_generator
+from simulator.devices import role_of
 
 NOISE_BLOCK = 1024
 
@@ -48,6 +65,28 @@ class Effects:
     jitter: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Extrapolation:
+    """A coordinate outside the measured grid of an operation, where its cost is a linear guess.
+
+    Attributes:
+        operation: Name in the profile.
+        axis: What lay outside.
+        value: The farthest coordinate asked for.
+        measured_to: The nearest measured one.
+    """
+
+    operation: str
+    axis: str
+    value: int
+    measured_to: int
+
+    def __str__(self) -> str:
+        side = "up to" if self.value > self.measured_to else "from"
+        axis = self.axis.replace("_", " ")
+        return f"{self.operation} at {axis} {self.value} (measured {side} {self.measured_to})"
+
+
 class Costs(Protocol):
     """Seconds of the steps of an operation on a device."""
 
@@ -64,13 +103,22 @@ class ProfileCosts:
             `draft.prefill`, `draft.tree`.
         effects: What to simulate.
         seed: Keys the noise, by operation and its ordinal number.
+        drift: Factors on the duration of whole operations, by name; 1 for those that are not there.
     """
 
-    def __init__(self, surfaces: dict[str, LatencySurface], *, effects: Effects, seed: int) -> None:
+    def __init__(
+        self,
+        surfaces: Mapping[str, LatencySurface],
+        *,
+        effects: Effects,
+        seed: int,
+        drift: Mapping[str, float] | None = None,
+    ) -> None:
         self.surfaces = surfaces
         self.effects = effects
         self.seed = seed
-        self.extrapolated: set[str] = set()
+        self.drift = dict(drift or {})
+        self._ranges: dict[tuple[str, str], tuple[int, int]] = {}
         self._tables: dict[tuple[str, int, int], FloatArray] = {}
         self._prefills: dict[tuple[str, int, int], float] = {}
         self._noise: dict[str, tuple[FloatArray, int]] = {}
@@ -88,15 +136,20 @@ class ProfileCosts:
                 return self._draft(operation.view, 1, operation.lookahead, "draft", int(ahead.max()))
             case Prespeculate():
                 return self._prespeculate(operation)
+            case Settle():
+                return []
             case Prefill():
-                return [("prefill", self._prefill(f"{device}.prefill", operation.view))]
+                return [("prefill", self._prefill(f"{role_of(device)}.prefill", operation.view))]
 
     def _prefill(self, name: str, view: View) -> float:
+        """Seconds of a prefill; nothing if it was not measured."""
         rows, tokens = self._rows(view), int(view.contexts.max())
         if (name, rows, tokens) not in self._prefills:
-            surface = self.surfaces[name]
-            self._prefills[name, rows, tokens] = surface.seconds(batch=rows, new_tokens=tokens)
-            self._flag(name, surface.covers(batch=rows, new_tokens=tokens))
+            surface = self.surfaces.get(name)
+            seconds = 0.0 if surface is None else surface.seconds(batch=rows, new_tokens=tokens)
+            self._prefills[name, rows, tokens] = seconds * self.drift.get(name, 1.0)
+            self._note(name, "batch", rows)
+            self._note(name, "new_tokens", tokens)
         return self._prefills[name, rows, tokens]
 
     def _verify(self, operation: Verify) -> list[tuple[str, float]]:
@@ -105,7 +158,9 @@ class ProfileCosts:
         name = "verify" if width > 1 else "decode"
         if not self.effects.verify_width:
             width = 1
-        seconds = self._forward("target.forward", self._rows(view), width)[self._context(view)]
+        context = self._context(view)
+        seconds = self._forward("target.forward", self._rows(view), width)[context]
+        self._note("target.forward", "context", context)
         return [(name, float(seconds) * self._factor("target.forward"))]
 
     def _draft(
@@ -117,6 +172,7 @@ class ProfileCosts:
         opening = float(self._forward("draft.forward", rows, first)[context])
         steps = self._forward("draft.forward", rows, 1, least=context + lookahead)
         factor = self._factor("draft.forward", lookahead)
+        self._note("draft.forward", "context", context, context + lookahead - 1)
         if self.effects.context:
             rest = steps[context + 1 : context + lookahead] * factor
         else:
@@ -129,15 +185,19 @@ class ProfileCosts:
         if not self.effects.draft_width:
             step = float(self._forward("draft.forward", rows, 1)[context])
             return [("tree", step * self._factor("draft.tree", operation.lookahead))] * operation.lookahead
-        lengths = operation.speculation.lengths[slots]
-        deepest = int(lengths.max())
+        deepest = int(operation.speculation.lengths[slots].max())
         glue = float(self._forward("draft.forward", rows, 1 + deepest)[context])
-        branches = int(np.cumsum(operation.fanout)[lengths].sum())
-        per_row = -(-branches // len(slots))
-        reach = context + 1 + deepest + (operation.lookahead - 1) * per_row
-        table = self._tree(branches, reach)
+        branches = branches_per_row(operation)
+        widest, total = int(branches.max()), int(branches.sum())
+        if "batch" in self.surfaces["draft.tree"].axes:
+            shape, stride = {"batch": rows, "branches": widest}, widest
+        else:
+            shape, stride = {"branches": total}, -(-total // len(slots))
+        reach = context + 1 + deepest + (operation.lookahead - 1) * stride
+        table = self._table("draft.tree", rows, shape["branches"], reach, **shape)
         first = context + 1 + deepest if self.effects.context else context
-        stride = per_row if self.effects.context else 0
+        stride = stride if self.effects.context else 0
+        self._note("draft.tree", "context", first, first + (operation.lookahead - 1) * stride)
         factor = self._factor("draft.tree", operation.lookahead)
         trees = [("tree", float(table[first + j * stride]) * factor) for j in range(operation.lookahead)]
         return [("glue", glue * self._factor("draft.forward")), *trees]
@@ -155,22 +215,37 @@ class ProfileCosts:
         """Seconds by context of a forward over `width` new tokens in each of `rows` rows."""
         return self._table(name, rows, width, least, batch=rows, new_tokens=width)
 
-    def _tree(self, branches: int, least: int) -> FloatArray:
-        return self._table("draft.tree", branches, 0, least, branches=branches)
-
     def _table(self, name: str, a: int, b: int, least: int, **fixed: int) -> FloatArray:
         key = (name, a, b)
         table = self._tables.get(key)
         if table is None or len(table) <= least:
             upto = max(1024, 2 * least)
             surface = self.surfaces[name]
-            table = self._tables[key] = surface.along("context", upto, **fixed)
-            self._flag(name, surface.covers(context=1, **fixed) or surface.covers(context=256, **fixed))
+            table = surface.along("context", upto, **fixed) * self.drift.get(name, 1.0)
+            self._tables[key] = table
+            for axis, value in fixed.items():
+                self._note(name, axis, value)
         return table
 
-    def _flag(self, name: str, covered: bool) -> None:
-        if not covered:
-            self.extrapolated.add(name)
+    def _note(self, name: str, axis: str, low: int, high: int | None = None) -> None:
+        """Remember the range of coordinates that was asked of an operation."""
+        top = low if high is None else high
+        known = self._ranges.get((name, axis))
+        if known is None:
+            self._ranges[name, axis] = (low, top)
+        elif low < known[0] or top > known[1]:
+            self._ranges[name, axis] = (min(low, known[0]), max(top, known[1]))
+
+    def extrapolated(self) -> tuple[Extrapolation, ...]:
+        """Where the costs asked for so far lay outside what was measured."""
+        found = []
+        for (name, axis), (low, high) in sorted(self._ranges.items()):
+            bounds = self.surfaces[name].bounds().get(axis) if name in self.surfaces else None
+            if bounds is not None and low < bounds[0]:
+                found.append(Extrapolation(name, axis, low, int(bounds[0])))
+            if bounds is not None and high > bounds[1]:
+                found.append(Extrapolation(name, axis, high, int(bounds[1])))
+        return tuple(found)
 
     def _factor(self, name: str, forwards: int = 1) -> float:
         """Noise of the next operation; the mean of `forwards` independent steps varies that much less."""
@@ -202,12 +277,25 @@ class TextbookCosts:
         match operation:
             case Verify():
                 return [("verify", self.target_s)]
+            case Settle():
+                return []
             case Prefill():
                 return [("prefill", 0.0)]
             case Draft() | Continue() | Prespeculate():
                 return [("draft", self.draft_s)] * operation.lookahead
 
 
-def fanout_array(fanout: tuple[int, ...]) -> IntArray:
-    """Fan-outs as an array [K + 1] for fancy indexing."""
-    return np.asarray(fanout, dtype=np.int64)
+def branches_per_row(operation: Prespeculate) -> IntArray:
+    """[n] outcomes that one draft device prepares for in each row: its share, rounded up.
+
+    A row that verifies l tokens has the positions 0 ... l, with the fan-outs that belong to where its
+    tokens come from.
+    """
+    slots = operation.view.slots
+    lengths = operation.speculation.lengths[slots]
+    branches = np.cumsum(operation.fanout)[lengths]
+    if operation.fanout_backup is not None:
+        guessed = operation.speculation.sources[slots] != Source.PRIMARY
+        branches = np.where(guessed, np.cumsum(operation.fanout_backup)[lengths], branches)
+    share: IntArray = -(-branches // operation.part[1])
+    return share

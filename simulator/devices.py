@@ -1,7 +1,7 @@
 """Simulated devices: first-in first-out servers whose work progresses at a rate.
 
-A device's rate depends on whether its neighbour is busy (they share memory bandwidth, power, a chip), so
-it is constant between changes of who is busy and every change replans what is running
+A device's rate depends on what its neighbours do (they share memory bandwidth, power, a chip), so it is
+constant between changes of who is busy with what, and every change replans what is running
 (design.md, section 4).
 """
 
@@ -9,13 +9,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import simpy
 from simpy.events import Event
 
 from policies.operations import Draft, Operation, Prefill, operation_name
 from policies.records import Span
+
+Slowdowns: TypeAlias = Mapping[tuple[str, str, str, str | None], float]
+"""(role, operation, other role, other operation) to the factor by which the first runs slower while the
+second is busy; None as the other operation: anything that has no entry of its own."""
+
+
+def role_of(device: str) -> str:
+    """The role that a device plays: `draft` of the devices `draft`, `draft-1`, ...; else its own name."""
+    return device.partition("-")[0]
 
 
 class Work(Protocol):
@@ -59,15 +68,14 @@ class Machine:
     """Devices that can slow each other down, and the account of their time.
 
     Args:
-        slowdowns: (device, operation, other device) to the factor by which the first runs slower while
-            the second is busy; absent pairs do not interfere.
+        slowdowns: See `Slowdowns`; absent pairs do not interfere.
 
     Attributes:
         busy_s: Seconds of work per device, prefills left out.
-        overlap_s: Seconds in which two or more devices worked at once, prefills left out.
+        overlap_s: Seconds in which devices of two roles worked at once, prefills left out.
     """
 
-    def __init__(self, slowdowns: Mapping[tuple[str, str, str], float] | None = None) -> None:
+    def __init__(self, slowdowns: Slowdowns | None = None) -> None:
         self.slowdowns = dict(slowdowns or {})
         self.devices: list[SimulatedDevice] = []
         self.busy_s: dict[str, float] = {}
@@ -82,11 +90,11 @@ class Machine:
         if elapsed > 0.0:
             for name in self._counted:
                 self.busy_s[name] = self.busy_s.get(name, 0.0) + elapsed
-            if len(self._counted) > 1:
+            if len({role_of(name) for name in self._counted}) > 1:
                 self.overlap_s += elapsed
 
     def changed(self, now: float) -> None:
-        """Replan every running operation: someone has just started or stopped."""
+        """Replan every running operation: someone has just started, stopped or gone on to something else."""
         self.account(now)
         busy = [d for d in self.devices if d.running is not None]
         self._counted = [d.name for d in busy if not isinstance(d.running.operation, Prefill)]  # type: ignore[union-attr]
@@ -98,8 +106,13 @@ class Machine:
         rate = 1.0
         for other in busy:
             if other is not device:
-                rate /= self.slowdowns.get((device.name, device.operation_name, other.name), 1.0)
+                rate /= self._slowdown(device, other)
         return rate
+
+    def _slowdown(self, device: SimulatedDevice, other: SimulatedDevice) -> float:
+        mine, its = (role_of(device.name), device.operation_name), role_of(other.name)
+        always = self.slowdowns.get((*mine, its, None), 1.0)
+        return self.slowdowns.get((*mine, its, other.operation_name), always)
 
 
 class SimulatedDevice:
@@ -107,7 +120,7 @@ class SimulatedDevice:
 
     Args:
         env: Clock.
-        name: `target` or `draft`.
+        name: `target`, `draft`, `draft-1`, ...
         work: Costs and answers.
         machine: Whom it shares its hardware with.
         spans: Collects the timeline; None records nothing.

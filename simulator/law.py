@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from policies.curves import hit_curves
-from policies.laws.double import pearl_speedup
+from policies.laws.double import pearl_speedup, psd_ceiling
 from policies.laws.ssd import (
-    PowerLaw,
     expected_tokens,
     hit_rate,
     hit_rate_primary,
@@ -24,10 +22,11 @@ from policies.laws.ssd import (
     sd_speedup,
     ssd_speedup,
 )
-from policies.registry import Settings, configure
+from policies.registry import Settings
 from simulator.costs import Effects, TextbookCosts
-from simulator.run import Scenario, Simulated, simulate
-from simulator.tokens import TokenModel, coin
+from simulator.probe import Manner, mean_acceptance, rejection_law
+from simulator.run import Scenario, Simulated, baseline_settings, simulate
+from simulator.tokens import coin
 
 NO_EFFECT = Effects(
     verify_width=False,
@@ -48,7 +47,8 @@ class Assumptions:
     """What the law is told.
 
     Attributes:
-        acceptance: iid acceptance of a drafted token.
+        acceptance: iid acceptance of a drafted token: greedy, the share of positions where the draft's
+            first choice is the target's token; sampled, the mean of sum min(p, sigma).
         exponent: r of the hit curve's power law; None without a usable curve.
         scale: c of the power law.
         target_s: Seconds of one target step, whatever it verifies.
@@ -74,6 +74,8 @@ class Opinion:
         cache_hit_rate: Its long-run hit rate; None without a cache.
         assumptions: What it was told.
         reason: Why it has no answer.
+        ceiling: C, target step over draft step, which PEARL's speedup cannot exceed (as printed; a draft
+            slower than its target can); None for other policies.
     """
 
     statement: str
@@ -83,6 +85,7 @@ class Opinion:
     cache_hit_rate: float | None
     assumptions: Assumptions
     reason: str | None = None
+    ceiling: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +96,24 @@ class Stage:
     speedup_vs_ar: float
 
 
-def told_curve(tokens: TokenModel) -> PowerLaw | None:
-    """Power law of the hit curve: the coins' own, or fitted to a recording (None if that fails)."""
-    if tokens.law is not None:
-        return tokens.law
-    return hit_curves(np.where(tokens.run > 0, 0, tokens.need_rejected)).law
+def manner_of(settings: Settings) -> Manner:
+    """How a setting drafts and caches tokens."""
+    sampling = settings.sampling
+    rescaled = settings.fanout is not None and sampling.draft_sampled and sampling.scale < 1.0
+    shape = settings.fanout[:-1] if rescaled and settings.fanout is not None else None
+    return Manner(sampling, shape, keep_rejected=settings.cache_set == "top")
 
 
-def assume(scenario: Scenario) -> Assumptions:
-    """What the law is told about a scenario: means of the recording, step costs of the profile."""
+def assume(scenario: Scenario, settings: Settings | None = None) -> Assumptions:
+    """What the law is told about a scenario: means of the recording, step costs of the profile.
+
+    Args:
+        scenario: Its tokens and costs.
+        settings: How tokens are drafted; greedily by default.
+    """
     tokens = scenario.tokens
-    curve = told_curve(tokens)
+    manner = Manner() if settings is None else manner_of(settings)
+    curve = tokens.law or rejection_law(tokens, manner)
     if scenario.textbook is not None:
         target_s, draft_s = scenario.textbook.target_s, scenario.textbook.draft_s
     else:
@@ -113,7 +123,7 @@ def assume(scenario: Scenario) -> Assumptions:
         draft = scenario.surfaces.get("draft.forward")
         draft_s = draft.seconds(**at) if draft is not None else 0.0
     return Assumptions(
-        acceptance=float(np.mean(tokens.run > 0)),
+        acceptance=mean_acceptance(tokens, manner),
         exponent=None if curve is None else curve.exponent,
         scale=1.0 if curve is None else curve.scale,
         target_s=target_s,
@@ -147,6 +157,7 @@ def opinion(settings: Settings, assumptions: Assumptions, *, batch: int) -> Opin
         cache_hit_rate=hits,
         assumptions=assumptions,
         reason=reason,
+        ceiling=psd_ceiling(1.0 / t_draft) if settings.policy == "pearl" and t_draft > 0.0 else None,
     )
 
 
@@ -168,14 +179,23 @@ def _saguaro(
     statement = "ssd.thm7 + ssd.eq1" if batch == 1 else "ssd.cor16 + ssd.eq1"
     if told.exponent is None or settings.fanout is None or settings.lookahead is None:
         return statement, None, None, None, "no power law could be fitted to the hit curve"
+    if settings.stall == "rows" and batch > 1:
+        return (
+            statement,
+            None,
+            None,
+            None,
+            "the papers give no law for a batch that goes on without the misses",
+        )
     k, fanout = settings.lookahead, settings.fanout
     t_draft = told.draft_s / told.target_s
     p_primary = hit_rate_primary(told.acceptance, fanout, told.exponent, told.scale)
     e_hit = expected_tokens(told.acceptance, k)
-    if settings.backup == "primary":
+    if settings.backup in {"primary", "primary-all"}:
         p_backup, e_miss, t_backup = p_primary, e_hit, k * t_draft
-    else:  # a plain decode, or random tokens that are never accepted: position 0 alone can hit
-        p_backup = float(power_law_hit([fanout[0]], told.exponent, told.scale)[0])
+    else:  # a plain decode, or guesses that are taken never to be accepted: position 0 alone can hit
+        first = (settings.fanout_backup or fanout)[0]
+        p_backup = float(power_law_hit([first], told.exponent, told.scale)[0])
         e_miss, t_backup = 1.0, 0.0
     try:
         p_hit = hit_rate(p_primary, p_backup)
@@ -193,7 +213,7 @@ def waterfall(scenario: Scenario, settings: Settings, law: Opinion) -> list[Stag
     lengths = [r.limit for r in scenario.tokens.requests]
     ideal = _coin_speedup(scenario, settings, told, max(LONG // scenario.batch, *lengths))
     stages = [Stage("law", law.speedup_vs_ar), Stage("simulated, law's assumptions", ideal)]
-    if scenario.tokens.tokens is None:
+    if scenario.tokens.law is not None:
         short = _coin_speedup(scenario, settings, told, round(float(np.mean(lengths))))
         return [*stages, Stage("short outputs: start, end, drain", short)]
     speedup = _Speedup(scenario, settings)
@@ -232,7 +252,14 @@ def _coin_speedup(scenario: Scenario, settings: Settings, told: Assumptions, len
     world = Scenario(tokens=tokens, textbook=textbook, batch=scenario.batch)
     if settings.policy == "ar":
         return 1.0
-    return _full_batch_speed(simulate(world, settings)) * told.target_s / scenario.batch
+    return _full_batch_speed(simulate(world, tossed(settings))) * told.target_s / scenario.batch
+
+
+def tossed(settings: Settings) -> Settings:
+    """A setting as coins can run it: they have neither laws to rescale nor words to look up."""
+    scale = None if settings.scale is None else 1.0
+    backup = "plain" if settings.backup == "ngram" else settings.backup
+    return replace(settings, scale=scale, backup=backup)
 
 
 _EFFECTS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -256,8 +283,7 @@ class _Speedup:
     def __call__(self, effects: Effects) -> float:
         felt = replace(effects, verify_width=True, draft_width=True, overlap=True)
         if felt not in self._ar:
-            plain = configure("ar", seed=self.settings.seed)
-            self._ar[felt] = self._speed(felt, plain)
+            self._ar[felt] = self._speed(felt, baseline_settings(self.settings)[0])
         return self._speed(effects, self.settings) / self._ar[felt]
 
     def _speed(self, effects: Effects, settings: Settings) -> float:

@@ -7,9 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from policies.summary import Summary
 from policies.timeline import chrome_trace
-from simulator.law import Opinion, Stage
+from simulator.law import Opinion, Stage, manner_of
+from simulator.resolve import Choice
 from simulator.run import Scenario, Simulated
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ class Report:
         law: The law's answer.
         waterfall: From the law to the simulation, effect by effect.
         sources: Names of the profile and the trace, for people.
+        choices: What was left open, and decided.
     """
 
     scenario: Scenario
@@ -42,6 +46,12 @@ class Report:
     law: Opinion
     waterfall: list[Stage]
     sources: dict[str, str]
+    choices: tuple[Choice, ...] = ()
+
+    @property
+    def prompt_length(self) -> float:
+        """Mean prompt tokens of the requests served."""
+        return float(np.mean([r.prompt_length for r in self.scenario.serving()[1]]))
 
     @property
     def speedup_vs_ar(self) -> float:
@@ -58,13 +68,13 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The documented JSON object (docs/json.md)."""
         settings, summary = self.run.settings, self.run.summary
+        knobs = {name: value for name, value in asdict(settings).items() if name != "policy"}
         return {
             "policy": settings.policy,
             "batch": self.scenario.batch,
-            "lookahead": settings.lookahead,
-            "fanout": None if settings.fanout is None else list(settings.fanout),
-            "backup": settings.backup,
-            "seed": settings.seed,
+            "requests": len(self.scenario.serving()[1]),
+            "prompt_length": self.prompt_length,
+            **{name: list(value) if isinstance(value, tuple) else value for name, value in knobs.items()},
             "speedup_vs_ar": self.speedup_vs_ar,
             "speedup_vs_sd": self.speedup_vs_sd,
             **summary.as_dict(),
@@ -72,7 +82,12 @@ class Report:
                 **asdict(self.law),
                 "waterfall": [asdict(stage) for stage in self.waterfall],
             },
-            "extrapolated": list(self.run.extrapolated),
+            "choices": [choice.as_dict() for choice in self.choices],
+            "memory": [need.as_dict() for need in self.run.memory],
+            "extrapolated": [asdict(entry) for entry in self.run.extrapolated],
+            "hit_rate_tail_error": None
+            if settings.fanout is None
+            else self.scenario.tokens.tail_error(settings.sampling, manner_of(settings).shape),
             "sources": self.sources,
         }
 
@@ -82,22 +97,21 @@ def print_report(report: Report, console: Console) -> None:
     settings, summary = report.run.settings, report.run.summary
     console.print(
         f"[bold]{settings.label}[/bold] · batch {report.scenario.batch} · {summary.tokens} tokens of "
-        f"{len(report.scenario.serving()[1])} requests"
+        f"{len(report.scenario.serving()[1])} requests, prompts of {report.prompt_length:.0f}"
     )
     for kind, source in report.sources.items():
         console.print(f"[dim]{kind}: {source}[/dim]", highlight=False)
+    for choice in report.choices:
+        console.print(f"[cyan]{choice.knob} {_value(choice.value)}[/cyan]: {choice.why}", highlight=False)
     console.print(_opinions(report))
     console.print(_time(report))
+    console.print(_latency(report), highlight=False)
     if len(report.waterfall) > 1:
         console.print(_why(report))
     if report.law.reason:
         console.print(f"no law: {report.law.reason}")
-    if report.run.extrapolated:
-        console.print(
-            "[yellow]outside the measured grid, linearly extrapolated: "
-            + ", ".join(report.run.extrapolated)
-            + "[/yellow]"
-        )
+    for entry in report.run.extrapolated:
+        console.print(f"[yellow]extrapolated: {entry}[/yellow]", highlight=False)
     console.print(f"[dim]{METHOD}[/dim]")
 
 
@@ -121,6 +135,8 @@ def _opinions(report: Report) -> Any:
         _share(summary.cache_hit_rate),
     )
     table.add_row("measured", "run `validate`", "", "", "", "")
+    if law.ceiling is not None:
+        table.add_row("ceiling C", "", _factor(law.ceiling), "", "", "")
     return table
 
 
@@ -132,9 +148,21 @@ def _time(report: Report) -> Any:
             device,
             _share(share),
             _share(summary.stalled_s[device] / summary.seconds),
-            _share(summary.overlap_s / summary.seconds),
+            _share(min(share, summary.overlap_s / summary.seconds)),
         )
     return table
+
+
+def _latency(report: Report) -> str:
+    summary = report.run.summary
+    first = summary.time_to_first_token_s
+    told = "-" if first is None else f"{first:.4g} s"
+    held_up = f"prefills held the batch up for {summary.prefill_s:.4g} s"
+    return f"time to first token {told} on average, prefill included; {held_up}"
+
+
+def _value(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _why(report: Report) -> Any:
@@ -219,12 +247,13 @@ def draw_waterfall(axes: Any, stages: Sequence[Stage]) -> None:
 def draw_time(axes: Any, summary: Summary) -> None:
     """Share of decode time in which each device works, alone or together, or waits."""
     devices = list(summary.utilization)
-    both = summary.overlap_s / summary.seconds
-    alone = [summary.utilization[d] - both for d in devices]
-    axes.barh(devices, [both] * len(devices), color="#55a868", label="busy, other busy too")
+    # Of several drafts each is busy beside the target for at most as long as any of them is.
+    both = [min(summary.utilization[d], summary.overlap_s / summary.seconds) for d in devices]
+    alone = [summary.utilization[d] - b for d, b in zip(devices, both, strict=True)]
+    axes.barh(devices, both, color="#55a868", label="busy, other busy too")
     axes.barh(devices, alone, left=both, color="#4c72b0", label="busy alone")
-    waiting = [1.0 - both - a for a in alone]
-    axes.barh(devices, waiting, left=[both + a for a in alone], color="#dddddd", label="stalled")
+    busy = [summary.utilization[d] for d in devices]
+    axes.barh(devices, [1.0 - b for b in busy], left=busy, color="#dddddd", label="stalled")
     axes.set_xlim(0, 1)
     axes.set_xlabel("share of decode time")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, fontsize=8, frameon=False)

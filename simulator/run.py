@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from hardware_profiles.latency import LatencySurface
-from hardware_profiles.profile import Profile
+from hardware_profiles.profile import Host, Overlap, Profile
 from policies.operations import Request
 from policies.records import Span
-from policies.registry import SettingError, Settings, configure, start
+from policies.registry import SettingError, Settings, configure, find_policy, start
 from policies.rows import Rows
 from policies.summary import Summary, summarise
-from simulator.costs import Costs, Effects, ProfileCosts, TextbookCosts
+from simulator.costs import Costs, Effects, Extrapolation, ProfileCosts, TextbookCosts
+from simulator.devices import Slowdowns
+from simulator.memory import MemoryNeed, check_memory
 from simulator.tokens import TokenModel
 from simulator.world import SimulatedWorld
 
-SLOWED_BY_OVERLAP = {
+OPERATIONS = {
     ("target", "forward"): ("verify",),
+    ("target", "prefill"): ("prefill",),
     ("draft", "forward"): ("draft", "continue"),
+    ("draft", "prefill"): ("prefill",),
     ("draft", "tree"): ("prespeculate",),
 }
-"""Which operations each measured slow-down applies to."""
+"""The operations of policies that each measured forward stands for."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,8 @@ class Scenario:
         prompt_length: Prompt tokens of every request in place of the recorded ones.
         effects: Which effects of real hardware are simulated.
         seed: Keys latency noise.
+        drift: Factors on the durations of a profile's operations, by name (`target.forward`): how fast the
+            machine is today, as drawn from `GridCost.block_factors`.  None by default.
     """
 
     tokens: TokenModel
@@ -48,6 +55,7 @@ class Scenario:
     prompt_length: int | None = None
     effects: Effects = field(default_factory=Effects)
     seed: int = 0
+    drift: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.profile is None) == (self.textbook is None):
@@ -56,6 +64,30 @@ class Scenario:
             raise SettingError(f"batch must be at least 1, got {self.batch}")
         if self.requests is not None and self.requests < 1:
             raise SettingError(f"requests must be at least 1, got {self.requests}")
+
+    @property
+    def host(self) -> Host | None:
+        """Host time; None where none is simulated."""
+        return self.profile.host if self.profile is not None and self.effects.host else None
+
+    @property
+    def slowdowns(self) -> Slowdowns:
+        """What devices cost each other, by the operations of policies."""
+        if self.profile is None or not self.effects.overlap:
+            return {}
+        return {
+            (entry.device, mine, entry.while_busy, other): entry.slowdown
+            for entry in self.profile.overlap
+            for mine in OPERATIONS[entry.device, entry.operation]
+            for other in _others(entry)
+        }
+
+    @property
+    def costs(self) -> Costs:
+        """A fresh account of what operations cost."""
+        if self.textbook is not None:
+            return self.textbook
+        return ProfileCosts(self.surfaces, effects=self.effects, seed=self.seed, drift=self.drift)
 
     @cached_property
     def surfaces(self) -> dict[str, LatencySurface]:
@@ -85,34 +117,43 @@ class Simulated:
         summary: Metrics.
         rows: The batch, with its round log.
         spans: Timeline, if asked for.
-        extrapolated: Operations whose cost lay outside the measured grid.
+        extrapolated: Where costs lay outside the measured grid.
+        memory: What each device had to hold, as far as the profile states sizes.
     """
 
     settings: Settings
     summary: Summary
     rows: Rows
     spans: list[Span]
-    extrapolated: tuple[str, ...]
+    extrapolated: tuple[Extrapolation, ...]
+    memory: tuple[MemoryNeed, ...] = ()
 
 
 def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) -> Simulated:
     """Run one configured policy to the end of its requests in simulated time.
 
     Raises:
-        SettingError: The profile lacks an operation that the policy needs, or the trace cannot decide
-            the fan-out.
+        SettingError: The profile lacks an operation that the policy needs or memory for the setting, or the
+            tokens cannot decide the fan-out or the backup.
     """
     tokens, requests = scenario.serving()
+    batch = min(scenario.batch, len(requests))
     _check_profile(scenario.profile, settings)
-    costs = _costs(scenario)
+    _check_tokens(tokens, settings)
+    memory: tuple[MemoryNeed, ...] = ()
+    if scenario.profile is not None:
+        longest = max(r.prompt_length + r.limit for r in requests)
+        memory = check_memory(scenario.profile, settings, batch, longest, vocabulary=tokens.vocabulary)
+    costs = scenario.costs
     world = SimulatedWorld(
         tokens,
         costs,
-        host=scenario.profile.host if scenario.profile and scenario.effects.host else None,
-        slowdowns=_slowdowns(scenario),
+        host=scenario.host,
+        slowdowns=scenario.slowdowns,
         timeline=timeline,
+        draft_devices=settings.draft_devices or 1,
     )
-    rows = Rows(requests, min(scenario.batch, len(requests)))
+    rows = Rows(requests, batch, keep_tokens=settings.backup == "ngram")
     world.run(start(world, rows, settings))
     summary = summarise(
         rows.log,
@@ -120,25 +161,40 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
         busy_s=world.machine.busy_s,
         overlap_s=world.machine.overlap_s,
     )
-    extrapolated = tuple(sorted(costs.extrapolated)) if isinstance(costs, ProfileCosts) else ()
-    return Simulated(settings, summary, rows, world.spans, extrapolated)
+    extrapolated = costs.extrapolated() if isinstance(costs, ProfileCosts) else ()
+    return Simulated(settings, summary, rows, world.spans, extrapolated, memory)
+
+
+def baseline_settings(settings: Settings) -> tuple[Settings, Settings | None]:
+    """Plain decoding and, for a policy with a lookahead, SD at the same lookahead and sampling."""
+    target = {"temperature": settings.temperature, "top_p": settings.top_p, "seed": settings.seed}
+    ar = configure("ar", **target)  # type: ignore[arg-type]
+    if settings.lookahead is None:
+        return ar, None
+    draft = {"lookahead": settings.lookahead, "draft_sampling": settings.draft_sampling}
+    return ar, configure("sd", **target, **draft)  # type: ignore[arg-type]
 
 
 def baselines(scenario: Scenario, settings: Settings) -> tuple[Simulated, Simulated | None]:
     """AR and, for a policy with a lookahead, SD at the same lookahead, in the same scenario."""
-    ar = simulate(scenario, configure("ar", seed=settings.seed))
-    if settings.lookahead is None:
-        return ar, None
-    return ar, simulate(scenario, configure("sd", lookahead=settings.lookahead, seed=settings.seed))
+    ar, sd = baseline_settings(settings)
+    return simulate(scenario, ar), None if sd is None else simulate(scenario, sd)
+
+
+def _others(entry: Overlap) -> tuple[str | None, ...]:
+    """Operations of the other device that an entry is about; None for any."""
+    if entry.while_operation is None:
+        return (None,)
+    return OPERATIONS[entry.while_busy, entry.while_operation]
 
 
 def _check_profile(profile: Profile | None, settings: Settings) -> None:
     if profile is None:
         return
     needed = ["target.forward"]
-    if settings.policy != "ar":
+    if find_policy(settings.policy).needs_draft:
         needed.append("draft.forward")
-    if settings.policy == "saguaro":
+    if settings.fanout is not None:
         needed.append("draft.tree")
     missing = [name for name in needed if name not in profile.operations]
     if missing:
@@ -147,17 +203,15 @@ def _check_profile(profile: Profile | None, settings: Settings) -> None:
         )
 
 
-def _costs(scenario: Scenario) -> Costs:
-    if scenario.textbook is not None:
-        return scenario.textbook
-    return ProfileCosts(scenario.surfaces, effects=scenario.effects, seed=scenario.seed)
-
-
-def _slowdowns(scenario: Scenario) -> dict[tuple[str, str, str], float]:
-    if scenario.profile is None or not scenario.effects.overlap:
-        return {}
-    return {
-        (entry.device, operation, entry.while_busy): entry.slowdown
-        for entry in scenario.profile.overlap
-        for operation in SLOWED_BY_OVERLAP.get((entry.device, entry.operation), ())
-    }
+def _check_tokens(tokens: TokenModel, settings: Settings) -> None:
+    widest = max((*(settings.fanout or (0,)), *(settings.fanout_backup or (0,))))
+    if widest > tokens.max_fanout:
+        raise SettingError(
+            f"fan-out {widest} is more than this trace can decide: it records the draft's first "
+            f"{tokens.max_fanout + 1} choices, enough for a fan-out of {tokens.max_fanout}"
+        )
+    if settings.backup == "ngram" and (tokens.vocabulary == 0 or tokens.requests[0].prompt is None):
+        raise SettingError(
+            "backup 'ngram' looks words up in the text, and coin tosses have none; use a recorded trace, or "
+            "another backup"
+        )

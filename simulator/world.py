@@ -1,4 +1,4 @@
-"""The simulated world: two devices on simpy's clock, answering from a token model."""
+"""The simulated world: a target and its drafts on simpy's clock, answering from a token model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from policies.operations import (
     BoolArray,
     Continue,
     Draft,
-    IntArray,
     Operation,
     Prefill,
     Prespeculate,
+    Settle,
     Source,
     Speculation,
     Verdict,
@@ -27,40 +27,43 @@ from policies.operations import (
 )
 from policies.protocols import Steps
 from policies.records import Span
-from policies.registry import SettingError
-from simulator.costs import Costs, fanout_array
-from simulator.devices import Machine, SimulatedDevice
+from simulator.costs import Costs
+from simulator.devices import Machine, SimulatedDevice, Slowdowns
 from simulator.tokens import TokenModel
 
 _PRIMARY, _NONE = int(Source.PRIMARY), int(Source.NONE)
 
 
 class SimulatedCache:
-    """Speculation cache of one simulated round (see `policies.protocols.Cache`)."""
+    """Speculation cache of one simulated round (see `policies.protocols.Cache`).
 
-    def __init__(
-        self,
-        tokens: TokenModel,
-        view: View,
-        speculation: Speculation,
-        length: int,
-        fanout: IntArray | None,
-    ) -> None:
+    Args:
+        tokens: Decides which outcomes were prepared for.
+        operation: What made the cache.
+    """
+
+    def __init__(self, tokens: TokenModel, operation: Prespeculate | Continue) -> None:
         self.tokens = tokens
-        self.view = view
-        self.speculation = speculation
-        self.length = length
-        self.fanout = fanout
+        self.operation = operation
 
     def lookup(self, verdict: Verdict) -> BoolArray:
         """[B] whether each row's outcome was prepared for."""
-        if self.fanout is None:
-            return self.tokens.continues(self.view, self.speculation, verdict)
-        return self.tokens.hits(self.view, self.speculation, verdict, self.fanout)
+        operation = self.operation
+        if isinstance(operation, Continue):
+            return self.tokens.continues(operation.view, operation, verdict)
+        return self.tokens.hits(operation.view, operation, verdict)
 
     def take(self, verdict: Verdict, hits: BoolArray) -> Speculation:
         """The prepared speculation of the rows marked in `hits`."""
-        return _drafted(hits, self.length)
+        operation = self.operation
+        if isinstance(operation, Continue):  # its first token is the outcome's bonus
+            return _drafted(hits, operation.lookahead - 1)
+        return _drafted(hits, operation.lookahead, operation.shape)
+
+    def opening(self) -> Speculation:
+        """The first token drafted past each row's speculation; its id stays unknown."""
+        operation = self.operation
+        return _drafted(_marked(operation.view, len(operation.speculation.lengths)), 1)
 
 
 class Answers:
@@ -70,16 +73,20 @@ class Answers:
         self.costs = costs
         self.host = host
         self.tokens = tokens
-        self._fanouts: dict[tuple[int, ...], IntArray] = {}
+        self._hosts: dict[tuple[str, bool], OperationHost] = {}
+        self._same = not host.operations and not host.sampled
+        self._common = host.of("verify")
 
     def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
         """See `Work`."""
         steps = self.costs.steps(device, operation)
         host = self._host_of(operation)
-        factor, extra = host.scale, host.extra_s + host.wake * min(idle_s, host.idle_cap_s)
-        if extra < 0.0:  # taken off all steps alike, but never more than four fifths
+        rows = len(operation.view.slots)
+        extra = host.extra_s + host.row_s * (rows - 1) + host.wake * min(idle_s, host.idle_cap_s)
+        factor = host.scale
+        if extra < 0.0 and steps:  # taken off all steps alike, but never more than four fifths
             total = host.scale * sum(seconds for _, seconds in steps)
-            factor *= max(0.2, 1.0 + extra / total)
+            factor *= max(0.2, 1.0 + extra / total) if total > 0.0 else 1.0
         if factor != 1.0:
             steps = [(name, seconds * factor) for name, seconds in steps]
         return [("host", extra), *steps] if extra > 0.0 else steps
@@ -90,54 +97,49 @@ class Answers:
         return host.submit_s, host.report_s
 
     def _host_of(self, operation: Operation) -> OperationHost:
+        if self._same:
+            return self._common
         name = operation_name(operation)
         if isinstance(operation, Verify) and not operation.speculation.lengths[operation.view.slots].any():
             name = "decode"
-        found = self.host.operations.get(cast("HostOperation", name))
-        return found or OperationHost(submit_s=self.host.submit_s, report_s=self.host.report_s)
+        sampled = not isinstance(operation, Prefill) and not operation.sampling.greedy
+        if (name, sampled) not in self._hosts:
+            self._hosts[name, sampled] = self.host.of(cast("HostOperation", name), sampled=sampled)
+        return self._hosts[name, sampled]
 
     def answer(self, operation: Operation, completed: int | None) -> Any:
         """See `Work`."""
         match operation:
             case Verify():
-                return self.tokens.verify(operation.view, operation.speculation)
-            case Prespeculate():
-                return SimulatedCache(
-                    self.tokens,
-                    operation.view,
-                    operation.speculation,
-                    operation.lookahead,
-                    self._fanout(operation.fanout),
-                )
-            case Continue():
-                return SimulatedCache(
-                    self.tokens, operation.view, operation.speculation, operation.lookahead - 1, None
-                )
+                return self.tokens.verify(operation.view, operation)
+            case Settle():
+                return self.tokens.settle(operation)
+            case Prespeculate() | Continue():
+                return SimulatedCache(self.tokens, operation)
             case Draft():
-                marked = np.zeros(len(operation.unseen), dtype=np.bool_)
-                marked[operation.view.slots] = True
-                return _drafted(marked, operation.lookahead if completed is None else completed)
+                length = operation.lookahead if completed is None else completed
+                return _drafted(_marked(operation.view, len(operation.unseen)), length, operation.shape)
             case Prefill():
                 return None
 
-    def _fanout(self, fanout: tuple[int, ...]) -> IntArray:
-        if fanout not in self._fanouts:
-            if max(fanout) > self.tokens.max_fanout:
-                raise SettingError(
-                    f"fan-out {max(fanout)} is more than this trace can decide: it records the draft's first "
-                    f"{self.tokens.max_fanout + 1} choices, enough for a fan-out of {self.tokens.max_fanout}"
-                )
-            self._fanouts[fanout] = fanout_array(fanout)
-        return self._fanouts[fanout]
+
+def _marked(view: View, width: int) -> BoolArray:
+    """[width] mask of a view's rows."""
+    marked = np.zeros(width, dtype=np.bool_)
+    marked[view.slots] = True
+    return marked
 
 
-def _drafted(rows: BoolArray, length: int) -> Speculation:
-    """A speculation of the primary draft for the marked rows; its ids stay unknown."""
-    return Speculation(rows * length, rows * (_PRIMARY if length else _NONE))
+def _drafted(rows: BoolArray, length: int, shape: tuple[int, ...] | None = None) -> Speculation:
+    """A speculation of the primary draft for the marked rows; its ids stay unknown.
+
+    `shape` are the fan-outs that rescaled the laws its tokens are drawn from, if anything did.
+    """
+    return Speculation(rows * length, rows * (_PRIMARY if length else _NONE), shape=shape)
 
 
 class SimulatedWorld:
-    """Target and draft in simulated time (`policies.protocols.World`).
+    """Target and drafts in simulated time (`policies.protocols.World`).
 
     Args:
         tokens: What is accepted.
@@ -145,6 +147,7 @@ class SimulatedWorld:
         host: Host time; None for none.
         slowdowns: See `simulator.devices.Machine`.
         timeline: Whether to keep the timeline in `spans`.
+        draft_devices: How many draft devices there are: `draft`, `draft-1`, ...  All cost the same.
     """
 
     def __init__(
@@ -153,8 +156,9 @@ class SimulatedWorld:
         costs: Costs,
         *,
         host: Host | None = None,
-        slowdowns: dict[tuple[str, str, str], float] | None = None,
+        slowdowns: Slowdowns | None = None,
         timeline: bool = False,
+        draft_devices: int = 1,
     ) -> None:
         self.env = simpy.Environment()
         self.machine = Machine(slowdowns)
@@ -162,7 +166,10 @@ class SimulatedWorld:
         answers = Answers(costs, tokens, host or Host())
         spans = self.spans if timeline else None
         self._target = SimulatedDevice(self.env, "target", answers, self.machine, spans=spans)
-        self._draft = SimulatedDevice(self.env, "draft", answers, self.machine, spans=spans)
+        names = ["draft", *(f"draft-{i}" for i in range(1, draft_devices))]
+        self._drafts = tuple(
+            SimulatedDevice(self.env, name, answers, self.machine, spans=spans) for name in names
+        )
         self._vocabulary = tokens.vocabulary
 
     @property
@@ -172,8 +179,13 @@ class SimulatedWorld:
 
     @property
     def draft(self) -> SimulatedDevice:
-        """The draft's device."""
-        return self._draft
+        """The first draft device."""
+        return self._drafts[0]
+
+    @property
+    def drafts(self) -> tuple[SimulatedDevice, ...]:
+        """All draft devices."""
+        return self._drafts
 
     @property
     def now(self) -> float:

@@ -26,7 +26,7 @@ from hardware_profiles.profile import (
     load_profile,
     save_profile,
 )
-from hardware_profiles.store import find_profile
+from hardware_profiles.store import find_profile, shipped_profiles
 
 ROLE = {"device": {"kind": "cpu"}, "model": "tiny"}
 
@@ -133,6 +133,60 @@ def test_overlap_slows_the_operation_it_names(tmp_path: Path) -> None:
     assert profile.slowdown("draft.forward") == 1.0
 
 
+def test_overlap_may_depend_on_what_the_other_device_does(tmp_path: Path) -> None:
+    anything = {"device": "target", "operation": "forward", "while": "draft", "slowdown": 1.12}
+    profile = load_profile(
+        written(tmp_path, overlap=[anything, anything | {"while_operation": "tree", "slowdown": 1.5}])
+    )
+    assert profile.slowdown("target.forward") == 1.12
+    assert profile.slowdown("target.forward", "tree") == 1.5
+    assert profile.slowdown("target.forward", "prefill") == 1.12
+
+
+def test_host_time_of_sampled_runs_falls_back_on_that_of_greedy_ones(tmp_path: Path) -> None:
+    host = {
+        "submit_s": 0.5,
+        "operations": {"verify": {"submit_s": 1.0}, "draft": {"submit_s": 2.0, "row_s": 0.25}},
+        "sampled": {"verify": {"submit_s": 3.0}, "settle": {"submit_s": 4.0}},
+    }
+    found = load_profile(written(tmp_path, host=host)).host
+    assert [found.of(name).submit_s for name in ("verify", "draft", "settle")] == [1.0, 2.0, 0.5]
+    assert [found.of(name, sampled=True).submit_s for name in ("verify", "draft", "settle")] == [
+        3.0,
+        2.0,
+        4.0,
+    ]
+    assert found.of("draft", sampled=True).row_s == 0.25
+
+
+def test_sizes_drift_and_model_error_are_optional_and_survive(tmp_path: Path) -> None:
+    sizes = {"kv_bytes_per_token": 4096, "weight_bytes": 10**9, "layers": 24}
+    role = {"device": {"kind": "cuda", "memory_bytes": 80 * 2**30}, "model": "m"} | sizes
+    cost = grid(((1, 1), 1.0)) | {"block_factors": [0.98, 1.02]}
+    run = {"policy": "sd", "lookahead": 4, "batch": 8, "temperature": 1.0, "tokens": 9}
+    path = written(
+        tmp_path,
+        roles={"target": role, "draft": ROLE},
+        operations={"target.forward": cost},
+        measured_runs=[run | {"tokens_per_second": 5.0, "speedup_vs_ar": 1.5}],
+        model_error=0.02,
+    )
+    profile = load_profile(path)
+    save_profile(profile, path)
+    assert load_profile(path) == profile
+    assert profile.roles.target.weight_bytes == 10**9 and profile.roles.draft.weight_bytes is None
+    assert profile.roles.target.device.memory_bytes == 80 * 2**30
+    entry = profile.operations["target.forward"]
+    assert isinstance(entry, GridCost) and entry.block_factors == (0.98, 1.02)
+    assert (profile.measured_runs[0].batch, profile.measured_runs[0].temperature) == (8, 1.0)
+    assert profile.model_error == 0.02
+
+
+@pytest.mark.parametrize("name", shipped_profiles())
+def test_shipped_profiles_load(name: str) -> None:
+    assert load_profile(find_profile(name)).name == name
+
+
 def test_an_operation_may_come_from_elsewhere(tmp_path: Path) -> None:
     entry = {"seconds": 1.0, "provenance": {"kind": "paper", "note": "table 3"}}
     profile = load_profile(
@@ -151,6 +205,7 @@ def test_an_absent_operation_is_named() -> None:
 FOUR = [((1, 64), 1.0), ((1, 128), 1.0), ((2, 64), 1.0), ((2, 128), 1.0)]
 BAD_QUANTILES = {"axes": ["batch"], "points": [{"at": [1], "mean_s": 1.0, "quantiles_s": [1, 2, 3, 2, 4]}]}
 OVERLAP = {"device": "target", "operation": "forward", "while": "draft", "slowdown": 1.1}
+DRAFTING = {"device": "draft", "while": "target", "while_operation": "tree"}
 
 
 @pytest.mark.parametrize(
@@ -188,6 +243,8 @@ def test_an_error_names_the_file_and_the_field_of_an_operation(
         ({"roles": {"target": ROLE, "draft": ROLE | {"mode": "jit"}}}, r"roles\.draft\.mode: must be 'eag"),
         ({"provenance": {"kind": "guessed"}}, r"provenance\.kind: must be 'measured', 'paper'"),
         ({"overlap": [OVERLAP, OVERLAP]}, r"overlap\.1: a second entry for target\.forward"),
+        ({"overlap": [OVERLAP | {"while_operation": "tree"}] * 2}, r"overlap\.1: .*forward while tree"),
+        ({"overlap": [OVERLAP | DRAFTING]}, r"overlap\.0\.while_operation: the target has no"),
         ({"overlap": [OVERLAP | {"while": "target"}]}, r"overlap\.0\.while: must be the other device"),
         ({"overlap": [OVERLAP | {"operation": "tree"}]}, r"overlap\.0\.operation: the target has no"),
         ({"overlap": [OVERLAP | {"slowdown": 0.1}]}, r"overlap\.0\.slowdown: must be >= 0\.5, got 0\.1"),

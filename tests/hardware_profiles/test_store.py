@@ -12,6 +12,7 @@ from hardware_profiles.store import (
     find_trace,
     shipped_profiles,
     shipped_traces,
+    trace_name,
     user_directory,
     user_profile,
     user_trace,
@@ -71,3 +72,9 @@ def test_an_unknown_name_lists_those_there_are() -> None:
         find_profile("textbok")
     with pytest.raises(TraceError, match=r"no trace 'zzz' \(shipped: "):
         find_trace("zzz")
+
+
+def test_a_trace_is_named_after_its_profile_and_its_sampling() -> None:
+    assert trace_name("cpu2-x5") == "cpu2-x5"
+    assert trace_name("cpu2-x5", 1.0) == "cpu2-x5-t1"
+    assert trace_name("cpu2-x5", 0.7, 0.9) == "cpu2-x5-t0.7-p0.9"

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from chains import Chain, sampled_trace
 from click.testing import CliRunner, Result
 
+from hardware_profiles.store import user_trace
+from hardware_profiles.trace import write_trace
 from simulator.cli import main
 
 COIN = ["--target-time", "1", "--draft-time", "0.1", "--acceptance", "0.8", "--hit-exponent", "1"]
+FEW = ["--requests", "6", "--max-tokens", "48"]
 KEYS = {
-    "policy", "batch", "lookahead", "tokens", "rounds", "seconds", "tokens_per_second", "speedup_vs_ar",
-    "speedup_vs_sd", "tokens_per_round", "accepted_per_round", "cache_hit_rate", "utilization", "law",
+    # the setting
+    "policy", "batch", "requests", "prompt_length", "lookahead", "fanout", "fanout_backup", "backup", "stall",
+    "first", "cache_set", "draft_devices", "temperature", "top_p", "draft_sampling", "scale", "seed",
+    # metrics
+    "tokens", "rounds", "batch_rounds", "seconds", "prefill_s", "tokens_per_second", "tokens_per_round",
+    "accepted_per_round", "acceptance_rate", "cache_hit_rate", "hit_rate_after_primary",
+    "hit_rate_after_backup", "run_length", "time_to_first_token_s", "utilization", "stalled_s", "overlap_s",
+    "speedup_vs_ar", "speedup_vs_sd",
+    # what it rests on
+    "law", "choices", "memory", "extrapolated", "hit_rate_tail_error", "sources",
+}  # fmt: skip
+LAW_KEYS = {
+    "statement", "speedup_vs_ar", "tokens_per_second", "tokens_per_round", "cache_hit_rate", "assumptions",
+    "reason", "ceiling", "waterfall",
 }  # fmt: skip
 
 
@@ -31,11 +48,20 @@ def answer(*arguments: str) -> dict[str, object]:
 
 
 def test_json_has_the_documented_keys() -> None:
-    assert set(answer(*COIN)) >= KEYS
+    found = answer(*COIN)
+    assert set(found) == KEYS
+    law = found["law"]
+    assert isinstance(law, dict) and set(law) == LAW_KEYS
+    assert set(law["assumptions"]) == {"acceptance", "exponent", "scale", "target_s", "draft_s"}
+
+
+def test_every_key_is_documented() -> None:
+    words = set(re.findall(r"\w+", (Path(__file__).parents[2] / "docs" / "json.md").read_text()))
+    assert sorted((KEYS | LAW_KEYS) - words) == []
 
 
 def test_same_seed_same_bytes() -> None:
-    first, second = (run("--policy", "saguaro", "--batch", "4", "--json").stdout for _ in range(2))
+    first, second = (run(*FEW, "--batch", "4", "--json").stdout for _ in range(2))
     assert first == second
 
 
@@ -50,9 +76,18 @@ def test_same_seed_same_bytes() -> None:
         ["--fanout", "1,2,3,4,5"],
         ["--backup", "plain"],
         ["--backup", "random"],
-        ["--requests", "50"],
-        ["--max-tokens", "64"],
-        ["--context", "400"],
+        ["--backup", "ngram"],
+        ["--backup", "auto"],
+        ["--lookahead", "auto"],
+        ["--shape", "uniform"],
+        ["--shape", "geometric", "--budget", "7"],
+        ["--budget", "9"],
+        ["--budget", "auto", "--backup", "plain"],
+        ["--cache-set", "top"],
+        ["--draft-devices", "2"],
+        ["--requests", "9"],
+        ["--max-tokens", "32"],
+        ["--prompt-length", "400"],
         ["--no-jitter"],
         ["--seed", "5"],
         ["--hw", "textbook"],
@@ -65,11 +100,66 @@ def test_same_seed_same_bytes() -> None:
     ids=" ".join,
 )
 def test_every_option_changes_the_answer(extra: list[str]) -> None:
-    base = answer()
+    base = answer(*FEW)
     if "--hw" in extra:
         extra = [*extra, "--trace", "cpu2-x5"]
-    changed = answer(*extra)
+    changed = answer(*FEW, *extra)
     assert {k: v for k, v in changed.items() if k != "seed"} != {k: v for k, v in base.items() if k != "seed"}
+
+
+@pytest.mark.parametrize(
+    ("base", "extra"),
+    [
+        (["--backup", "plain"], ["--fanout-backup", "9,0,0,0,0"]),
+        (["--backup", "plain"], ["--first", "backup"]),
+        (["--batch", "4"], ["--stall", "rows"]),
+        (["--batch", "4"], ["--backup", "primary-all"]),
+        (["--backup", "auto"], ["--find-switch"]),
+    ],
+    ids=" ".join,
+)
+def test_options_that_need_another(base: list[str], extra: list[str]) -> None:
+    assert answer(*FEW, *base) != answer(*FEW, *base, *extra)
+
+
+def test_context_is_another_name_of_the_prompt_length() -> None:
+    assert answer(*FEW, "--context", "300") == answer(*FEW, "--prompt-length", "300")
+
+
+def test_a_longer_prompt_takes_longer_to_prefill_and_to_read() -> None:
+    short, long = (answer(*FEW, "--no-jitter", "--prompt-length", str(n)) for n in (32, 256))
+    for key in ("prefill_s", "time_to_first_token_s", "seconds"):
+        assert float(str(long[key])) > float(str(short[key]))
+
+
+def test_what_auto_chose_is_reported() -> None:
+    found = answer(*FEW, "--lookahead", "auto", "--shape", "exact", "--backup", "auto", "--batch", "4")
+    choices = found["choices"]
+    assert isinstance(choices, list)
+    assert [c["knob"] for c in choices] == ["lookahead", "backup", "fanout"]
+    assert [c["value"] for c in choices] == [found["lookahead"], found["backup"], found["fanout"]]
+    assert {"b_printed", "b_corrected", "tokens_per_second"} <= set(choices[1]["numbers"])
+    assert {"budget", "bound", "verify_s", "prepare_s"} <= set(choices[2]["numbers"])
+    printed = run(*FEW, "--lookahead", "auto", "--budget", "auto").stdout
+    assert "the fastest of" in printed and "exact shape of a budget of" in printed
+
+
+def test_extrapolation_is_told_by_how_much() -> None:
+    found = answer(*FEW, "--batch", "64", "--requests", "64")
+    extrapolated = found["extrapolated"]
+    assert isinstance(extrapolated, list)
+    target = [e for e in extrapolated if (e["operation"], e["axis"]) == ("target.forward", "batch")]
+    assert [e["value"] for e in target] == [64] and target[0]["measured_to"] < 64
+    assert (
+        "target.forward at batch 64 (measured up to" in run(*FEW, "--batch", "64", "--requests", "64").stdout
+    )
+    assert answer(*COIN)["extrapolated"] == []
+
+
+def test_pearl_has_a_ceiling() -> None:
+    law = answer(*COIN, "--policy", "pearl")["law"]
+    assert isinstance(law, dict) and law["ceiling"] == pytest.approx(10.0)
+    assert "ceiling C" in run(*COIN, "--policy", "pearl").stdout
 
 
 @pytest.mark.parametrize(
@@ -93,6 +183,28 @@ def test_every_option_changes_the_answer(extra: list[str]) -> None:
         (["--acceptance", "1.5"], "between 0 and 1"),
         (["--acceptance", "0.5", "--trace", "cpu2-x20"], "not both"),
         (["--max-tokens", "100000"], "needs a longer recording"),
+        (["--temperature", "0.3"], "every temperature needs a recording of its own"),
+        (["--temperature", "0.3", "--trace", "cpu2-x5"], "recorded at temperature 0"),
+        (["--temperature", "-1"], "at least 0"),
+        (["--temperature", "1", "--acceptance", "0.5"], "not both"),
+        (["--top-p", "0.9"], "temperature 0"),
+        (["--scale", "0.5"], "temperature 0"),
+        (["--draft-sampling", "greedy"], "temperature 0"),
+        (["--policy", "sd", "--scale", "0.5", "--temperature", "1"], "has no scale"),
+        (["--lookahead", "many"], "neither a number nor 'auto'"),
+        (["--budget", "0"], "at least 1"),
+        (["--budget", "4", "--fanout", "2"], "not both"),
+        (["--policy", "sd", "--budget", "4"], "has no fan-out"),
+        (["--policy", "ar", "--lookahead", "auto"], "has no lookahead"),
+        (["--fanout-backup", "2"], "changes nothing"),
+        (["--first", "backup"], "changes nothing"),
+        (["--stall", "rows"], "at batch 1"),
+        (["--stall", "rows", "--backup", "plain", "--batch", "2"], "changes nothing"),
+        (["--find-switch"], "backup 'auto' only"),
+        (["--draft-devices", "0"], "at least 1"),
+        ([*COIN, "--draft-devices", "2"], "constant times"),
+        ([*COIN, "--backup", "ngram"], "recorded trace"),
+        ([*COIN, "--cache-set", "top"], "changes nothing"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -115,6 +227,57 @@ def test_extreme_acceptance(policy: str, acceptance: str) -> None:
     assert found["acceptance_rate"] == (None if nothing_verified else float(acceptance))
 
 
+@pytest.fixture
+def sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's own trace at temperature 1, in the place where it is looked for."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    path = user_trace("cpu2-x5-t1")
+    path.parent.mkdir(parents=True)
+    write_trace(sampled_trace(Chain.drawn(3, vocabulary=9), requests=8, length=60, ranks=8, seed=4), path)
+    return path
+
+
+HOT = ["--temperature", "1", "--requests", "8"]
+
+
+def test_the_trace_of_a_temperature_is_found_by_its_name(sampled: Path) -> None:
+    found = answer(*HOT)
+    assert (found["temperature"], found["draft_sampling"], found["scale"]) == (1.0, "sampled", 1.0)
+    assert "cpu2-x5-t1" in str(found["sources"]) and "at temperature 1" in str(found["sources"])
+    law = found["law"]
+    assert isinstance(law, dict)
+    # The mean of sum min(p, q), as verification meets it.
+    assert law["assumptions"]["acceptance"] == pytest.approx(float(str(found["acceptance_rate"])), abs=0.08)
+    assert answer(*HOT, "--trace", str(sampled))["tokens_per_second"] == found["tokens_per_second"]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["--draft-sampling", "greedy"],
+        ["--scale", "0.5"],
+        ["--cache-set", "top"],
+        ["--seed", "3"],
+        ["--policy", "pearl"],
+        ["--policy", "sd"],
+        ["--shape", "exact", "--budget", "9"],
+        ["--backup", "auto"],
+        ["--backup", "random"],
+        ["--backup", "ngram"],
+    ],
+    ids=" ".join,
+)
+def test_every_option_changes_a_sampled_answer(sampled: Path, extra: list[str]) -> None:
+    same = [{k: v for k, v in answer(*HOT, *e).items() if k != "seed"} for e in ([], extra)]
+    assert same[0] != same[1]
+
+
+def test_a_top_p_needs_a_trace_of_its_own(sampled: Path) -> None:
+    result = run(*HOT, "--top-p", "0.9")
+    assert result.exit_code == 2
+    assert "no trace of profile 'cpu2-x5' at temperature 1 and top-p 0.9" in result.stderr
+
+
 def test_malformed_profile_names_the_field(tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text('{"schema": "spectwin/profile/1", "name": "bad"}')
@@ -134,13 +297,20 @@ def test_timeline_is_a_chrome_trace(tmp_path: Path) -> None:
 
 def test_plot_is_written(tmp_path: Path) -> None:
     path = tmp_path / "run.png"
-    assert run("--plot", str(path), "--json").exit_code == 0
+    assert run(*FEW, "--plot", str(path), "--json", "--draft-devices", "2").exit_code == 0
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_tables_for_people() -> None:
-    printed = run("--policy", "saguaro", "--batch", "16").stdout
-    for expected in ("law", "simulated", "measured", "where the time goes", "why law and simulation differ"):
+    printed = run(*FEW, "--policy", "saguaro", "--batch", "4").stdout
+    for expected in (
+        "time to first token",
+        "law",
+        "simulated",
+        "measured",
+        "where the time goes",
+        "why law and simulation differ",
+    ):
         assert expected in printed
 
 

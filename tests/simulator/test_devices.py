@@ -65,7 +65,7 @@ def test_work_slows_down_while_the_neighbour_is_busy() -> None:
     # a: 10 s of work from 0; half as fast while b is busy.  b: 4 s from 2 to 6, undisturbed.
     # a does 2 s by t = 2, 2 s more by t = 6, and the remaining 6 s by t = 12.
     env = simpy.Environment()
-    machine = Machine({("a", "verify", "b"): 2.0})
+    machine = Machine({("a", "verify", "b", None): 2.0})
     work = Seconds(a=[10.0], b=[4.0])
     a, b = (SimulatedDevice(env, name, work, machine) for name in "ab")
     ends: dict[str, float] = {}
@@ -82,6 +82,63 @@ def test_work_slows_down_while_the_neighbour_is_busy() -> None:
     assert ends == {"a": 12.0, "b": 6.0}
     assert machine.busy_s == {"a": 12.0, "b": 4.0}
     assert machine.overlap_s == 4.0
+
+
+def test_the_slowdown_depends_on_what_the_neighbour_does_and_switches_midway() -> None:
+    # a: 10 s of work from 0.  b drafts from 0 (4 s of work), then verifies (2 s).
+    # Beside a draft a runs at half speed, beside anything else at 1/1.25 = .8; b is not disturbed.
+    # a does 4/2 = 2 s by t = 4 and 2 x .8 = 1.6 s more by t = 6; the other 6.4 s take until 12.4.
+    env = simpy.Environment()
+    machine = Machine({("a", "verify", "b", "draft"): 2.0, ("a", "verify", "b", None): 1.25})
+    pending = [4.0, 2.0]
+
+    class Each(Seconds):
+        def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
+            return [("step", pending.pop(0) if device == "b" else 10.0)]
+
+    a, b = (SimulatedDevice(env, name, Each(), machine) for name in "ab")
+    ends: list[tuple[str, float]] = []
+    for name, task in (("a", a.submit(VERIFY)), ("b", b.submit(draft(1))), ("b", b.submit(VERIFY))):
+        task.callbacks.append(lambda _, n=name: ends.append((n, env.now)))
+    env.run()
+    assert ends == [("b", 4.0), ("b", 6.0), ("a", pytest.approx(12.4))]
+
+
+def test_both_slow_each_other_and_each_speeds_up_when_the_other_is_done() -> None:
+    # a: 6 s, twice slower beside b; b: 2 s, 1.5 times slower beside a.  b ends at 3, when a has done 1.5 s;
+    # the other 4.5 s run at full speed: 7.5.
+    env = simpy.Environment()
+    machine = Machine({("a", "verify", "b", None): 2.0, ("b", "verify", "a", "verify"): 1.5})
+    a, b = (SimulatedDevice(env, name, Seconds(a=[6.0], b=[2.0]), machine) for name in "ab")
+    ends: dict[str, float] = {}
+    for device in (a, b):
+        device.submit(VERIFY).callbacks.append(lambda _, n=device.name: ends.update({n: env.now}))
+    env.run()
+    assert ends == {"b": pytest.approx(3.0), "a": pytest.approx(7.5)}
+
+
+def test_two_draft_devices_are_one_role() -> None:
+    # Both drafts slow the target: 2 x 2 = 4 times while both work.  Overlap is target beside any draft.
+    # target: 4 s; drafts 1 s and 2 s: .25 s done by t = 1, .5 s more by t = 2, 3.25 s alone: 5.25.
+    env = simpy.Environment()
+    machine = Machine({("target", "verify", "draft", None): 2.0})
+    work = Seconds(**{"target": [4.0], "draft": [1.0], "draft-1": [2.0]})
+    ends: dict[str, float] = {}
+    for name in ("target", "draft", "draft-1"):
+        task = SimulatedDevice(env, name, work, machine).submit(VERIFY)
+        task.callbacks.append(lambda _, n=name: ends.update({n: env.now}))
+    env.run()
+    assert ends == {"draft": 1.0, "draft-1": 2.0, "target": 5.25}
+    assert machine.overlap_s == 2.0
+
+
+def test_work_without_steps_costs_host_time_alone() -> None:
+    env = simpy.Environment()
+    device = SimulatedDevice(env, "a", Seconds(a=[], host=(0.1, 0.01)), Machine())
+    task = device.submit(VERIFY)
+    env.run(task)
+    assert env.now == pytest.approx(0.11)
+    assert device.machine.busy_s == {"a": 0.0}
 
 
 def test_a_draft_stops_at_its_next_step_boundary() -> None:
@@ -129,7 +186,7 @@ def test_no_work_is_lost_or_invented(
 ) -> None:
     """Busy time = work + what overlap cost; with no slow-down it is the work itself."""
     env = simpy.Environment()
-    machine = Machine({("a", "verify", "b"): slow_a, ("b", "verify", "a"): slow_b})
+    machine = Machine({("a", "verify", "b", None): slow_a, ("b", "verify", "a", None): slow_b})
     pending = {"a": list(a_work), "b": list(b_work)}
 
     class Each(Seconds):

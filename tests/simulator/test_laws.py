@@ -121,3 +121,35 @@ def test_hit_rates_by_what_was_verified() -> None:
     assert summary.hit_rate_after_primary == pytest.approx(p_primary, abs=0.018)
     assert summary.hit_rate_after_backup == pytest.approx(p_backup, abs=0.018)
     assert summary.cache_hit_rate == pytest.approx(hit_rate(p_primary, p_backup), abs=0.018)
+
+
+TOLD = Assumptions(0.8, 1.0, 1.0, 1.0, 0.1)
+
+
+def test_what_is_cached_after_a_backup_has_fan_outs_of_its_own() -> None:
+    # K = 4, F = 4 everywhere: p_hit,p = 1 - 1/4.  After a plain decode F_0 alone counts: 1 - 1/4 or 1 - 1/20.
+    found = {}
+    for backup, p_backup in ((None, 0.75), ((20, 0, 0, 0, 0), 0.95)):
+        settings = configure("saguaro", lookahead=4, fanout=(4,), fanout_backup=backup, backup="plain")
+        found[p_backup] = opinion(settings, TOLD, batch=1).cache_hit_rate
+        assert found[p_backup] == pytest.approx(hit_rate(0.75, p_backup))
+    assert found[0.95] > found[0.75]  # type: ignore[operator]
+
+
+def test_there_is_no_law_for_a_batch_that_goes_on_without_the_misses() -> None:
+    settings = configure("saguaro", lookahead=4, fanout=(4,), stall="rows")
+    assert opinion(settings, TOLD, batch=2).speedup_vs_ar is None
+    assert "no law" in str(opinion(settings, TOLD, batch=2).reason)
+
+
+def test_redrafting_all_rows_has_the_same_law_as_redrafting_the_missing_ones() -> None:
+    one, all_rows = (
+        opinion(configure("saguaro", lookahead=4, fanout=(4,), backup=backup), TOLD, batch=8)
+        for backup in ("primary", "primary-all")
+    )
+    assert one == all_rows
+
+
+def test_pearls_ceiling_is_the_ratio_of_the_steps() -> None:
+    assert opinion(configure("pearl", lookahead=4), TOLD, batch=1).ceiling == pytest.approx(10.0)
+    assert opinion(configure("sd", lookahead=4), TOLD, batch=1).ceiling is None

@@ -1,0 +1,175 @@
+"""How much a profile can prepare while the target verifies: one round of each operation, timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.operations import Draft, Prespeculate, Source, Speculation, Verify, View
+from policies.protocols import Steps
+from policies.registry import Settings
+from policies.rows import Rows
+from simulator.run import Scenario
+from simulator.world import SimulatedWorld
+
+MOST_PER_POSITION = 32
+"""Largest mean fan-out that is tried."""
+_TIE = 1.0 + 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The largest budget whose pre-speculation is done when the verification is.
+
+    Attributes:
+        budget: Outcomes per row.
+        verify_s: Seconds of the verification beside it.
+        prepare_s: Seconds of the pre-speculation.
+        bound: What kept it from being larger: `time`, `grid` (the profile measured no wider tree), `tokens`
+            (the recording decides no larger fan-out), `cap`; or `late` if even one outcome per position
+            takes longer than a verification.
+    """
+
+    budget: int
+    verify_s: float
+    prepare_s: float
+    bound: str
+
+    @property
+    def why(self) -> str:
+        """For people."""
+        reasons = {
+            "time": "the most that can be prepared for while the target verifies",
+            "grid": "the widest tree that the profile has measured",
+            "tokens": "the most that the recording can decide",
+            "cap": "as much as is ever tried: it is done before the verification",
+            "late": "one per position, although even that takes longer than the verification",
+        }
+        return reasons[self.bound]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {"verify_s": self.verify_s, "prepare_s": self.prepare_s, "bound": self.bound}
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of single operations at a scenario's batch, host time included."""
+
+    verify_s: float
+    draft_s: float
+
+
+def fitting_budget(scenario: Scenario, settings: Settings, *, most: int) -> Fit:
+    """The largest budget per row that can be prepared for during a verification of K tokens.
+
+    Args:
+        scenario: Batch, texts and profile; its jitter should be off.
+        settings: Lookahead, sampling and draft devices.
+        most: Largest fan-out of a position that the tokens can decide.
+    """
+    positions = (settings.lookahead or 1) + 1
+    bounds = {"cap": MOST_PER_POSITION * positions, "tokens": most * positions}
+    if (widest := _measured_branches(scenario)) is not None:
+        bounds["grid"] = max(1, widest * (settings.draft_devices or 1))
+    bound = min(bounds, key=bounds.__getitem__)
+
+    def fit(budget: int, bound: str) -> Fit:
+        return Fit(budget, *_race(scenario, settings, budget), bound)
+
+    low = fit(1, "time")
+    if not _in_time(low):
+        return fit(min(positions, bounds[bound]), "late")
+    high = fit(bounds[bound], bound)
+    if _in_time(high):
+        return high
+    while high.budget - low.budget > 1:
+        middle = fit((low.budget + high.budget) // 2, "time")
+        low, high = (middle, high) if _in_time(middle) else (low, middle)
+    return low
+
+
+def step_times(scenario: Scenario, settings: Settings) -> StepTimes:
+    """Seconds of a verification of K tokens and of a redraft, each alone, at the scenario's batch."""
+    depth = settings.lookahead or 1
+    times = []
+    for name in ("verify", "draft"):
+        world, view, speculation = _stage(scenario, settings)
+        unseen = np.ones(len(view.slots), dtype=np.int64)
+        operation = (
+            Verify(view, speculation, settings.sampling)
+            if name == "verify"
+            else Draft(view, depth, unseen, settings.sampling)
+        )
+        world.run(_alone(world, operation))
+        times.append(world.now)
+    return StepTimes(*times)
+
+
+def _in_time(fit: Fit) -> bool:
+    return fit.prepare_s <= fit.verify_s * _TIE
+
+
+def _measured_branches(scenario: Scenario) -> int | None:
+    """Most branches per row that the profile's tree grid has measured; None for a constant."""
+    surface = scenario.surfaces.get("draft.tree")
+    if surface is None or "branches" not in surface.axes:
+        return None
+    widest = int(surface.bounds()["branches"][1])
+    return widest if "batch" in surface.axes else widest // scenario.batch
+
+
+def _race(scenario: Scenario, settings: Settings, budget: int) -> tuple[float, float]:
+    """Seconds of a verification and of the pre-speculation beside it."""
+    world, view, speculation = _stage(scenario, settings)
+    depth, count = settings.lookahead or 1, settings.draft_devices or 1
+    fanout = (budget, *[0] * depth)  # the cost depends on the sum alone
+    ends: list[float] = []
+
+    def round_of_both() -> Steps:
+        verify = world.target.submit(Verify(view, speculation, settings.sampling))
+        verify.callbacks.append(lambda _: ends.append(world.now))
+        prepares = [
+            device.submit(
+                Prespeculate(view, speculation, depth, fanout, sampling=settings.sampling, part=(i, count))
+            )
+            for i, device in enumerate(world.drafts)
+        ]
+        everything: Any = prepares[0]
+        for prepare in prepares[1:]:
+            everything = everything & prepare
+        yield everything
+        prepared = world.now
+        yield verify
+        ends.append(prepared)
+
+    world.run(round_of_both())
+    return ends[0], ends[1]
+
+
+def _alone(world: SimulatedWorld, operation: Verify | Draft) -> Steps:
+    device = world.target if isinstance(operation, Verify) else world.draft
+    yield device.submit(operation)
+
+
+def _stage(scenario: Scenario, settings: Settings) -> tuple[SimulatedWorld, View, Speculation]:
+    """A world, a full batch half-way through its texts, and a primary speculation for it."""
+    tokens, requests = scenario.serving()
+    rows = Rows(requests, min(scenario.batch, len(requests)))
+    rows.admit()
+    view = rows.view()
+    halves = view.rooms // 2
+    view = View(view.slots, view.requests, view.positions, view.contexts + halves, view.rooms)
+    width, depth = len(view.slots), settings.lookahead or 1
+    sources = np.full(width, int(Source.PRIMARY), dtype=np.int64)
+    speculation = Speculation(np.full(width, depth, dtype=np.int64), sources)
+    world = SimulatedWorld(
+        tokens,
+        scenario.costs,
+        host=scenario.host,
+        slowdowns=scenario.slowdowns,
+        draft_devices=settings.draft_devices or 1,
+    )
+    return world, view, speculation

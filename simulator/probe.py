@@ -1,0 +1,189 @@
+"""What a token model says of rounds, without any time: outcome weights, acceptance and hit curves.
+
+Asked of the model itself, a batch of all rounds at once, so that the answers hold for recordings at any
+temperature, for greedy and sampled drafts, for Saguaro's rescaling and for either cache set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from policies.curves import PRIOR_ROUNDS
+from policies.laws.ssd import PowerLaw, fit_power_law
+from policies.operations import BoolArray, IntArray, Prespeculate, Source, Speculation, Verdict, Verify, View
+from policies.randomness import FloatArray
+from policies.sampling import GREEDY, Sampling
+
+if TYPE_CHECKING:
+    from simulator.tokens import TokenModel
+
+DEEPEST = 32
+"""Largest fan-out of a curve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How tokens are drafted and cached in the rounds that are asked about.
+
+    Attributes:
+        sampling: How tokens are chosen.
+        shape: F_0 ... F_(K-1) of Saguaro's rescaling; None without.
+        keep_rejected: Whether the cached set keeps the rejected token.
+    """
+
+    sampling: Sampling = GREEDY
+    shape: tuple[int, ...] | None = None
+    keep_rejected: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundStatistics:
+    """Rounds of a lookahead on a token model.
+
+    Attributes:
+        weights: [K + 1] share of rounds that accept k = 0 ... K tokens of the primary draft; not iid.
+        after_primary: [K + 1, F + 1] hit rate of F = 0, 1, ... outcomes prepared after k accepted tokens.
+        after_nothing: [F + 1] the same in a round that verifies nothing, or tokens never accepted.
+    """
+
+    weights: FloatArray
+    after_primary: FloatArray
+    after_nothing: FloatArray
+
+    @property
+    def lookahead(self) -> int:
+        """K."""
+        return len(self.weights) - 1
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Mean tokens of a round that verifies the primary draft, with the bonus token."""
+        return 1.0 + float((self.weights * np.arange(len(self.weights))).sum())
+
+
+def round_statistics(
+    tokens: TokenModel, lookahead: int, manner: Manner, *, deepest: int = DEEPEST
+) -> RoundStatistics:
+    """Roll all requests out with chains of `lookahead` primary tokens, and look at where rounds begin.
+
+    A curve of few rounds is mixed with that of all its kind (see `policies.curves.round_curves`).
+
+    Args:
+        tokens: Asked.
+        lookahead: K.
+        manner: How tokens are drafted and cached.
+        deepest: Largest fan-out; less where the recording does not decide as much.
+
+    Raises:
+        ValueError: Every round reaches the end of its request.
+    """
+    view = _round_starts(tokens, lookahead, manner)
+    if len(view.slots) == 0:
+        raise ValueError(f"no round of lookahead {lookahead} ends before its request does")
+    deepest = min(deepest, tokens.max_fanout)
+    accepted, after = _curves(tokens, view, lookahead, manner, deepest)
+    _, free = _curves(tokens, view, 0, manner, deepest)
+    rounds = np.bincount(accepted, minlength=lookahead + 1).astype(float)
+    rejected = accepted < lookahead
+    pooled = after[rejected].mean(axis=0) if rejected.any() else free.mean(axis=0)
+    rows = [
+        (after[accepted == k].sum(axis=0) + PRIOR_ROUNDS * (pooled if k < lookahead else free.mean(axis=0)))
+        / (rounds[k] + PRIOR_ROUNDS)
+        for k in range(lookahead + 1)
+    ]
+    return RoundStatistics(rounds / rounds.sum(), np.array(rows), free.mean(axis=0))
+
+
+def mean_acceptance(tokens: TokenModel, manner: Manner) -> float:
+    """Share of positions at which a token of the primary draft is accepted.
+
+    Sampled, it estimates E[sum min(p, sigma)]; greedy, it is the share of positions whose token is the
+    draft's first choice.
+    """
+    view = _all_positions(tokens)
+    verdict = tokens.verify(view, Verify(view, _drafted(len(view.slots), 1, manner), manner.sampling))
+    return float(verdict.accepted.mean())
+
+
+def rejection_law(tokens: TokenModel, manner: Manner, *, deepest: int = DEEPEST) -> PowerLaw | None:
+    """Power law fitted to P(miss | F) after a rejection, all positions pooled; None if that fails."""
+    view = _all_positions(tokens)
+    accepted, hits = _curves(tokens, view, 1, manner, min(deepest, tokens.max_fanout))
+    rejected = hits[accepted == 0]
+    if len(rejected) == 0:
+        return None
+    try:
+        return fit_power_law(range(1, hits.shape[1]), (1.0 - rejected.mean(axis=0)[1:]).tolist())
+    except ValueError:
+        return None
+
+
+def _curves(
+    tokens: TokenModel, view: View, lookahead: int, manner: Manner, deepest: int
+) -> tuple[IntArray, FloatArray]:
+    """Of the rows that do not end: [n] accepted tokens, and [n, deepest + 1] whether F outcomes hit."""
+    sampling = manner.sampling
+    speculation = _drafted(len(view.slots), lookahead, manner)
+    verdict: Verdict = tokens.verify(view, Verify(view, speculation, sampling))
+    going: BoolArray = ~verdict.ended
+    columns = [np.zeros(len(view.slots), dtype=np.bool_)]
+    for fanout in range(1, deepest + 1):
+        ahead = max(1, lookahead)
+        prepare = Prespeculate(
+            view,
+            speculation,
+            ahead,
+            (fanout,) * (ahead + 1),
+            sampling=sampling,
+            shape=manner.shape if lookahead else None,
+            keep_rejected=manner.keep_rejected,
+        )
+        columns.append(tokens.hits(view, prepare, verdict))
+    return verdict.accepted[going], np.stack(columns, axis=1)[going].astype(float)
+
+
+def _drafted(width: int, lookahead: int, manner: Manner) -> Speculation:
+    if lookahead == 0:
+        return Speculation.empty(width)
+    sources = np.full(width, int(Source.PRIMARY), dtype=np.int64)
+    shape = None if manner.shape is None else manner.shape[:lookahead]
+    return Speculation(np.full(width, lookahead, dtype=np.int64), sources, shape=shape)
+
+
+def _round_starts(tokens: TokenModel, lookahead: int, manner: Manner) -> View:
+    """The rows at the beginning of each round but the requests' last ones, as one wide batch."""
+    requests = tokens.requests
+    width = len(requests)
+    ids = np.array([r.id for r in requests], dtype=np.int64)
+    limits = np.array([r.limit for r in requests], dtype=np.int64)
+    prompts = np.array([r.prompt_length for r in requests], dtype=np.int64)
+    position = np.zeros(width, dtype=np.int64)
+    speculation = _drafted(width, lookahead, manner)
+    slots, found = np.arange(width), []
+    while len(slots):
+        at = position[slots]
+        view = View(slots, ids[slots], at, prompts[slots] + at, limits[slots] - at)
+        verdict = tokens.verify(view, Verify(view, speculation, manner.sampling))
+        slots = slots[~verdict.ended[slots]]
+        found.append((ids[slots], position[slots], prompts[slots], limits[slots]))
+        position = position + verdict.emitted
+    return _wide(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def _all_positions(tokens: TokenModel) -> View:
+    """Every position of every request, as one wide batch."""
+    requests = tokens.requests
+    limits = np.array([r.limit for r in requests], dtype=np.int64)
+    positions = np.concatenate([np.arange(n) for n in limits])
+    ids, prompts = (
+        np.repeat(np.array(values, dtype=np.int64), limits)
+        for values in ([r.id for r in requests], [r.prompt_length for r in requests])
+    )
+    return _wide(ids, positions, prompts, np.repeat(limits, limits))
+
+
+def _wide(ids: IntArray, positions: IntArray, prompts: IntArray, limits: IntArray) -> View:
+    return View(np.arange(len(ids)), ids, positions, prompts + positions, limits - positions)

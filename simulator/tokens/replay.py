@@ -1,0 +1,114 @@
+"""Replay: the token model of a recorded trace, greedy or sampled (docs/replay.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from policies.operations import Request, Source
+from policies.registry import SettingError
+from policies.sampling import Sampling
+from simulator.tokens.model import TokenModel, index_requests
+from simulator.tokens.outcomes import NEVER
+
+if TYPE_CHECKING:
+    from hardware_profiles.trace import Trace
+
+REPLAY_COLUMNS = (
+    "target_logprob",
+    "draft_logprob",
+    "draft_rank",
+    "draft_top_ids",
+    "draft_top_logprobs",
+    "target_at_draft_top_logprobs",
+    "accept_mass",
+)
+"""Columns that `replay` reads; of a greedy trace only `draft_rank` and `draft_top_ids`."""
+
+
+def replay(trace: Trace, *, limit: int | None = None, seed: int = 0) -> TokenModel:
+    """The exact token model of a recorded trace, for runs at the target sampling it was recorded with.
+
+    Args:
+        trace: Recorded by plain decoding.  A greedy one needs `draft_rank`; `draft_top_ids` is used where
+            present.  A sampled one needs all of `REPLAY_COLUMNS`.
+        limit: Most tokens per request; by default all that were recorded.
+        seed: Keys the luck of sampled decoding, beside the seed of the run; a greedy trace has none.
+
+    Raises:
+        TraceError: A column is missing.
+        SettingError: The trace is shorter than `limit` for a request that did not end by itself, or its
+            text cannot have been sampled from the target's recorded law.
+    """
+    sampling = recorded_sampling(trace)
+    return _greedy(trace, limit) if sampling.greedy else _sampled(trace, sampling, limit, seed)
+
+
+def recorded_sampling(trace: Trace) -> Sampling:
+    """The target sampling that a trace was recorded with."""
+    setting = {name: float(str(trace.meta.sampling.get(name, d))) for name, d in _DEFAULTS.items()}
+    return Sampling(temperature=setting["temperature"], top_p=setting["top_p"])
+
+
+_DEFAULTS = {"temperature": 0.0, "top_p": 1.0}
+
+
+def _greedy(trace: Trace, limit: int | None) -> TokenModel:
+    rank = trace.column("draft_rank")
+    known = trace.draft_top_ids
+    recorded = NEVER if known is None else known.shape[1]
+    starts, lengths = index_requests([r.id for r in trace.requests], np.diff(trace.offsets))
+    return TokenModel(
+        starts=starts,
+        lengths=lengths,
+        run=trace.run_lengths(),
+        # The rejected token is the draft's first choice, rank 0, which outranks every other.
+        need_rejected=np.where(rank < recorded, rank, NEVER),
+        need_free=np.where(rank < recorded, rank + 1, NEVER),
+        tokens=trace.token,
+        ranked=None if known is None else known.astype(np.int64),
+        max_fanout=NEVER if known is None else recorded - 1,
+        vocabulary=trace.meta.vocabulary,
+        requests=tuple(_traced_requests(trace, limit)),
+        setting=(0.0, 1.0),
+    )
+
+
+def _sampled(trace: Trace, sampling: Sampling, limit: int | None, seed: int) -> TokenModel:
+    from simulator.tokens.sampled import SampledLaws
+
+    if not np.isfinite(trace.column("target_logprob")).all():
+        raise SettingError("this trace holds a token of probability 0: its text was not sampled as it says")
+    laws = SampledLaws(trace, seed)
+    plain = laws.outcomes(sampling, Source.PRIMARY)
+    rank, ranked = trace.column("draft_rank"), trace.column("draft_top_ids").astype(np.int64)
+    recorded = ranked.shape[1]
+    starts, lengths = index_requests([r.id for r in trace.requests], np.diff(trace.offsets))
+    return TokenModel(
+        starts=starts,
+        lengths=lengths,
+        run=plain.run,
+        need_rejected=plain.need[0],
+        need_free=np.where(rank < recorded, rank + 1, NEVER),
+        tokens=trace.token,
+        ranked=ranked,
+        max_fanout=recorded - 1,
+        vocabulary=trace.meta.vocabulary,
+        requests=tuple(_traced_requests(trace, limit)),
+        setting=(sampling.temperature, sampling.top_p),
+        laws=laws,
+    )
+
+
+def _traced_requests(trace: Trace, limit: int | None) -> list[Request]:
+    requests = []
+    for entry, length in zip(trace.requests, np.diff(trace.offsets), strict=True):
+        if limit is not None and limit > length and entry.ended == "limit":
+            raise SettingError(
+                f"the trace holds {length} tokens of request {entry.id}; --max-tokens {limit} needs a "
+                f"longer recording (at most {length} with this trace)"
+            )
+        wanted = int(length) if limit is None else min(limit, int(length))
+        requests.append(Request(entry.id, len(entry.prompt), wanted, entry.prompt))
+    return requests
