@@ -1,138 +1,217 @@
-"""The calibration stage: from a pair and a machine to a profile and a trace."""
+"""The calibration stage: from a pair and a machine to a profile and traces."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from calibrate.latency import Plan, measure_grids, plan
-from calibrate.live.placement import Placement, pair_specs
+from calibrate import checks
+from calibrate.anchors import measured_runs, run_part, runs_of
+from calibrate.job import PRECISION, Job, check, recorders, worker_specs
+from calibrate.journal import Journal
+from calibrate.latency import measure_grids
 from calibrate.live.world import LiveWorld
-from calibrate.machine import Machine
-from calibrate.overheads import measure_host, measure_overlap, message_latency, time_shape
+from calibrate.observations import LiveRecord
+from calibrate.overheads import fit_host
+from calibrate.plans import LivePart, Plan
+from calibrate.probes import latency_quantiles, measure_overlap, message_latency, time_shape
 from calibrate.prompts import Prompt, spread
-from calibrate.recording import RecordingJob, model_facts
-from calibrate.runs import LiveRun, measure, run_matrix
+from calibrate.recording import RecordingJob, hub_size
 from calibrate.subprocesses import run_apart
 from calibrate.traces import now, record_trace, versions
-from hardware_profiles.profile import (
-    DeviceInfo,
-    MeasuredRun,
-    Profile,
-    Provenance,
-    Role,
-    Roles,
-)
+from hardware_profiles.costs import GridCost
+from hardware_profiles.profile import DeviceInfo, Overlap, Profile, Provenance, Role, Roles
 from hardware_profiles.trace import Trace
 from policies.operations import Request
-from policies.registry import Settings, configure
 
-ANCHORS: tuple[dict[str, Any], ...] = (
-    {"policy": "ar"},
-    {"policy": "sd", "lookahead": 3},
-    {"policy": "sd", "lookahead": 6},
-    {"policy": "pearl", "lookahead": 3},
-    {"policy": "pearl", "lookahead": 6},
-    {"policy": "saguaro", "lookahead": 3, "fanout": (2,), "backup": "primary"},
-    {"policy": "saguaro", "lookahead": 3, "fanout": (2,), "backup": "plain"},
-    {"policy": "saguaro", "lookahead": 6, "fanout": (2,), "backup": "primary"},
-    {"policy": "saguaro", "lookahead": 6, "fanout": (2,), "backup": "plain"},
-)
-"""Settings run live during calibration: they give the host's overheads, and whoever has no simulator
-would extrapolate from them (the naive baseline of `validate`)."""
+__all__ = ["Calibrated", "Job", "calibrate", "record", "requests_of", "run_calibration"]
 
-Progress = Callable[[str, int, int], None]
+Progress: TypeAlias = Callable[[str, int, int], None]
 """(stage, done, total)."""
 
+MESSAGES = 50
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to calibrate.
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What a calibration finds.
 
     Attributes:
-        machine: Where.
-        target: Folder or hub name of the target.
-        draft: Likewise of the draft.
-        names: How the user called them.
-        prompts: Calibration prompts.
-        prompt_set: Their name.
-        placement: Which cores each model gets.
-        temperature: Sampling setting of the trace; 0 is greedy.
-        limit: Tokens recorded per prompt.
-        quick: Fewer points and repetitions, batch 1 only.
-        name: Name of the profile.
-        seed: Keys orders and sampling.
-        command: For the provenance.
+        profile: Costs.
+        traces: Recordings by temperature, in the order asked for.
     """
 
-    machine: Machine
-    target: str
-    draft: str
-    names: tuple[str, str]
-    prompts: tuple[Prompt, ...]
-    prompt_set: str
-    placement: Placement
-    temperature: float
-    limit: int
-    quick: bool
-    name: str
-    seed: int
-    command: str
+    profile: Profile
+    traces: Mapping[float, Trace]
+
+    @property
+    def trace(self) -> Trace:
+        """The recording at the first temperature."""
+        return next(iter(self.traces.values()))
 
 
 def calibrate(job: Job, progress: Progress) -> tuple[Profile, Trace]:
-    """Measure the pair on the machine and record its trace.
+    """`run_calibration` of the first temperature, from the beginning and without a journal."""
+    found = run_calibration(replace(job, temperatures=job.temperatures[:1]), progress)
+    return found.profile, found.trace
 
-    Nothing else of ours runs while latencies are measured: the trace is recorded first, the workers are
+
+def run_calibration(
+    job: Job, progress: Progress, *, journal: Journal | None = None, what: Plan | None = None
+) -> Calibrated:
+    """Record the pair's traces and measure it on the machine.
+
+    Nothing else of ours runs while latencies are measured: the traces are recorded first, the workers are
     idle but for the probe at hand.
+
+    Args:
+        job: What to calibrate.
+        progress: Called with (stage, done, total).
+        journal: Keeps every piece that is done; pieces that are there are taken from it.
+        what: What to measure; by default the job's plan.
+
+    Raises:
+        MisfitError: The pair, the batches or the limit cannot work here.
     """
-    trace = record(job, job.prompts, job.prompt_set, progress)
-    facts = [run_apart(_facts, folder, lambda _: None) for folder in (job.target, job.draft)]
-    what = plan(quick=job.quick)
-    with LiveWorld(*pair_specs(job.target, job.draft, job.placement)) as world:
-        messages = message_latency(world, "draft", 50)
-        grids = measure_grids(
-            what,
-            lambda *shape: time_shape(world, *shape),
-            seed=job.seed,
-            progress=lambda done, total: progress("latency grids", done, total),
-        )
-        overlap = _overlap(job, world, what, progress)
-        runs = _anchor_runs(job, world, trace, progress)
-    host, overlap = measure_host(runs, grids, overlap, messages)
+    what = what or job.plan
+    check(job, what)
+    journal = journal or Journal()
+    if journal.resumed:
+        journal.put(now(), "resumed", sum(journal.resumed.values()))
+    journal.once(now, "started")
+    traces = {t: record_at(job, t, progress, journal) for t in dict.fromkeys(job.temperatures)}
+    with ExitStack() as stack:
+        bench = Bench(job, what, Workers(job, what, stack), journal, progress)
+        messages = journal.once(lambda: message_latency(bench.workers(), "draft", MESSAGES), "messages")
+        grids, overlap = bench.grids(), bench.overlap()
+        records = bench.live(traces)
+    host, overlap = fit_host(records, grids, overlap, latency_quantiles(messages))
     profile = Profile(
         name=job.name,
         description=(
             f"{job.names[0]} drafted for by {job.names[1]} on {job.machine}, placement {job.placement.name}"
         ),
         roles=Roles(
-            target=_role(job, facts[0], job.placement.target_cores),
-            draft=_role(job, facts[1], job.placement.draft_cores),
+            target=_role(job, job.target, job.placement.target_cores),
+            draft=_role(job, job.draft, job.placement.draft_cores),
         ),
         placement="split" if job.placement.name == "split" else "shared",
         placement_note=job.placement.name,
         operations=grids,  # type: ignore[arg-type]
         host=host,
         overlap=tuple(overlap),
-        measured_runs=anchors(runs),
+        measured_runs=measured_runs(records),
         provenance=Provenance(
             kind="measured",
-            when=now(),
+            when=journal.get("started"),
             machine=str(job.machine),
             versions=versions(),
             command=job.command,
-            note=f"eager torch, one thread per core; {what.repeats} repetitions per point, interleaved",
+            note=_note(job, what, journal),
         ),
     )
-    return profile, trace
+    return Calibrated(profile, traces)
 
 
-def record(job: Job, prompts: tuple[Prompt, ...], prompt_set: str, progress: Progress) -> Trace:
-    """Record a trace of `prompts` by plain decoding, in a process of its own."""
+class Workers:
+    """The live world, started when something is first to be measured.
+
+    Args:
+        job: Models, placement and mode.
+        what: Tells how large a batch and how long a text there will be.
+        stack: Ends the workers.
+    """
+
+    def __init__(self, job: Job, what: Plan, stack: ExitStack) -> None:
+        self._specs = worker_specs(job, batch=what.largest_batch, length=what.longest)
+        self._stack = stack
+        self._world: LiveWorld | None = None
+
+    def __call__(self) -> LiveWorld:
+        """The world."""
+        if self._world is None:
+            self._world = self._stack.enter_context(LiveWorld(*self._specs))
+        return self._world
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The measurements of a calibration, each resumable piece by piece.
+
+    Attributes:
+        job: What is calibrated.
+        what: What is measured.
+        workers: The live world.
+        journal: What is done.
+        progress: Called with (stage, done, total).
+    """
+
+    job: Job
+    what: Plan
+    workers: Workers
+    journal: Journal
+    progress: Progress
+
+    def grids(self) -> dict[str, GridCost]:
+        """Latency surfaces."""
+        return measure_grids(
+            self.what,
+            lambda *shape: time_shape(self.workers(), *shape),
+            seed=self.job.seed,
+            progress=lambda done, total: self.progress("latency grids", done, total),
+            journal=self.journal,
+        )
+
+    def overlap(self) -> list[Overlap]:
+        """Slow-downs of models on cores of their own; those on the same cores take turns."""
+        if self.job.placement.name != "split":
+            return []
+        return measure_overlap(
+            self.workers,
+            self.what.overlap_repeats,
+            lambda done, total: self.progress("overlap", done, total),
+            self.journal,
+        )
+
+    def live(self, traces: Mapping[float, Trace]) -> list[LiveRecord]:
+        """The plan's settings, run live."""
+        job, records = self.job, list[LiveRecord]()
+        total = sum(map(runs_of, self.what.live))
+        for number, part in enumerate(self.what.live):
+            before = len(records)
+            records += run_part(
+                part,
+                part.settings(top_p=job.top_p, seed=job.seed),
+                part_requests(job, part, traces),
+                self.workers,
+                number=number,
+                seed=job.seed,
+                journal=self.journal,
+                progress=lambda done, before=before: self.progress("live settings", before + done, total),  # type: ignore[misc]
+            )
+        return records
+
+
+def record(job: Job, prompts: Sequence[Prompt], prompt_set: str, progress: Progress) -> Trace:
+    """Record a trace of `prompts` by plain decoding at the job's `temperature`, in processes of its own."""
+    return _record(job, prompts, prompt_set, progress, Journal())
+
+
+def record_at(job: Job, temperature: float, progress: Progress, journal: Journal) -> Trace:
+    """Record the calibration prompts at a temperature, as far as the journal does not have them."""
+    return _record(replace(job, temperature=temperature), job.prompts, job.prompt_set, progress, journal)
+
+
+def _record(
+    job: Job, prompts: Sequence[Prompt], prompt_set: str, progress: Progress, journal: Journal
+) -> Trace:
+    sampled = job.temperature > 0.0
+    stage = f"trace at T={job.temperature:g}" if sampled else "trace"
     return record_trace(
         prompts,
         RecordingJob(
@@ -141,11 +220,17 @@ def record(job: Job, prompts: tuple[Prompt, ...], prompt_set: str, progress: Pro
             prompts=(),
             limit=job.limit,
             temperature=job.temperature,
+            top_p=job.top_p if sampled else 1.0,
+            ranks=job.ranks,
             seed=job.seed,
+            precision=PRECISION,
         ),
         prompt_set=prompt_set,
         names=job.names,
-        progress=lambda done, total: progress("trace", done, total),
+        progress=lambda done, total: progress(stage, done, total),
+        journal=journal,
+        processes=recorders(job),
+        when=journal.get("started") if journal.has("started") else None,
     )
 
 
@@ -158,71 +243,44 @@ def requests_of(trace: Trace, limit: int | None = None) -> list[Request]:
     ]
 
 
-def anchors(runs: list[LiveRun]) -> tuple[MeasuredRun, ...]:
-    """Speeds of the calibration's own live runs, over AR interleaved with them."""
-    measured = measure(runs)
-    ar = measured["", configure("ar")]
-    return tuple(
-        MeasuredRun(
-            policy=settings.policy,
-            lookahead=settings.lookahead,
-            fanout=settings.fanout,
-            backup=settings.backup,
-            tokens=speed.tokens,
-            tokens_per_second=speed.tokens_per_second,
-            speedup_vs_ar=speed.tokens_per_second / ar.tokens_per_second,
-        )
-        for (_, settings), speed in measured.items()
-    )
-
-
-def _anchor_runs(job: Job, world: LiveWorld, trace: Trace, progress: Progress) -> list[LiveRun]:
-    chosen = spread(list(job.prompts), 4 if job.quick else 6)
+def part_requests(job: Job, part: LivePart, traces: Mapping[float, Trace]) -> list[Request]:
+    """Requests of a part of the plan: prompts of all categories, with the lengths recorded for them."""
+    chosen = spread(list(job.prompts), part.prompts)
     wanted = [i for i, prompt in enumerate(job.prompts) if prompt in chosen]
-    requests = [r for r in requests_of(trace, 64 if job.quick else None) if r.id in wanted]
-    settings: list[tuple[str, Settings]] = [("", configure(**knobs)) for knobs in ANCHORS]
-    return run_matrix(
-        {"": world},
-        settings,
-        requests,
-        repeats=1 if job.quick else 2,
-        seed=job.seed,
-        progress=lambda done, total: progress("live settings", done, total),
-    )
+    trace = traces.get(part.temperature) or next(iter(traces.values()))
+    return [request for request in requests_of(trace) if request.id in wanted]
 
 
-def _overlap(job: Job, world: LiveWorld, what: Plan, progress: Progress) -> list[Any]:
-    if job.placement.name != "split":
-        return []
-    done = 0
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        progress("overlap", done, 3 * what.overlap_repeats)
-
-    return measure_overlap(world, what.overlap_repeats, tick)
-
-
-def _role(job: Job, facts: dict[str, Any], cores: tuple[int, ...]) -> Role:
+def _role(job: Job, model: str, cores: tuple[int, ...]) -> Role:
+    size = checks.model_size(model)
+    if size.parameters is None:
+        size = run_apart(_hub_size, model, lambda _: None)
+    path = Path(model)
+    eager = job.mode == "eager"
     return Role(
-        device=DeviceInfo(kind="cpu", name=job.machine.processor, cores=cores, threads=len(cores)),
-        model=facts["name"],
-        parameters=facts["parameters"],
-        precision="fp32",
-        backend="torch-eager",
-        mode="eager",
+        device=DeviceInfo(
+            kind="cpu",
+            name=job.machine.processor,
+            cores=cores,
+            threads=len(cores),
+            memory_bytes=job.machine.memory_bytes,
+        ),
+        model=path.name if path.is_dir() else model,
+        parameters=size.parameters,
+        precision=PRECISION,
+        backend="torch-eager" if eager else "torch-compile",
+        mode="eager" if eager else "captured",
+        kv_bytes_per_token=size.kv_bytes_per_token(PRECISION),
+        weight_bytes=size.weight_bytes(PRECISION),
+        layers=size.layers,
     )
 
 
-def _facts(folder: str, _: Callable[[Any], None]) -> dict[str, Any]:
-    return model_facts(folder)
+def _hub_size(name: str, _: Callable[[Any], None]) -> checks.ModelSize:
+    return hub_size(name)
 
 
-def default_name(machine: Machine, target: str, placement: Placement) -> str:
-    """`cpu2-x20`, or `cpu2-x20-shared-0-1` for another placement than split."""
-    short = target.removeprefix("pair:") if target.startswith("pair:") else Path(target).name
-    name = f"{machine.name}-{short}"
-    if placement.name != "split":
-        name += "-" + placement.name.replace(":", "-").replace(",", "-")
-    return name
+def _note(job: Job, what: Plan, journal: Journal) -> str:
+    note = f"{job.mode} torch, one thread per core; {what.repeats} repetitions per point, interleaved"
+    pauses = journal.stage("resumed")
+    return note + (f"; interrupted, and resumed at {', '.join(pauses)}" if pauses else "")

@@ -6,21 +6,36 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from calibrate.pair.cli import pair
-from policies.commandline import HELP, Refusal
+from policies.commandline import HELP, Refusal, split_integers
+
+if TYPE_CHECKING:
+    from calibrate.journal import Journal
 
 EXAMPLES = """
 \b
 Examples:
   calibrate                                  the shipped pair on this machine
-  calibrate --quick --target pair:x5
+  calibrate --quick --target pair:x5         batch 1 only, two to three minutes
   calibrate --target ./my-70b --draft ./my-1b --prompts prompts.jsonl --out profiles/
+  calibrate --temperature 0,0.7 --top-p 0.95 a greedy trace, and one at that sampling
+  calibrate --batches 1,4,16 --ranks 64      wider grids; fan-outs up to 63
   calibrate pair report                      what the shipped pair is
+\b
+A run that was interrupted goes on where it was: give the same command again.
 """
+
+
+def split_numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
+    """`0,0.7` as a tuple of numbers (a click callback)."""
+    try:
+        return tuple(float(part) for part in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not a number or a comma-separated list of them") from error
 
 
 @click.group(
@@ -38,16 +53,41 @@ Examples:
 @click.option(
     "--placement", default="split", show_default=True, help="split, or shared:0 / shared:0,1 (cores)."
 )
-@click.option("--temperature", default=0.0, show_default=True, help="Of the recorded trace; 0 is greedy.")
+@click.option(
+    "--temperature",
+    default="0,1",
+    show_default=True,
+    callback=split_numbers,
+    help="Of the recorded traces, a list; 0 is greedy.",
+)
+@click.option(
+    "--top-p", default=1.0, show_default=True, help="Mass of both laws kept where tokens are sampled."
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    help="Draft choices kept per position.  [default: 16, or 32 where tokens are sampled]",
+)
 @click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(min=1))
-@click.option("--quick", is_flag=True, help="Two to five minutes: batch 1 only.")
+@click.option(
+    "--batches", default="1,2,4,8", show_default=True, callback=split_integers, help="Batches to measure."
+)
+@click.option("--quick", is_flag=True, help="Two to three minutes: batch 1 only, half of the prompts.")
+@click.option(
+    "--mode",
+    type=click.Choice(["eager", "compiled"]),
+    default="eager",
+    show_default=True,
+    help="How the models are called.",
+)
 @click.option("--name", help="Name of the profile.  [default: from machine, target and placement]")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for profile and trace.  [default: the user's profile directory]",
+    help="Folder for profile and traces.  [default: the user's profile directory]",
 )
 @click.option("--seed", default=0, show_default=True)
+@click.option("--fresh", is_flag=True, help="Begin anew: discard what an interrupted run of this name left.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def main(context: click.Context, /, **options: Any) -> None:
@@ -71,26 +111,36 @@ main.add_command(pair)
 
 
 def make_job(options: dict[str, Any]) -> Any:
-    """The calibration job that the options describe.
+    """The calibration job that the options describe; options left out have the command's defaults.
 
     Raises:
         WrongMachine: `--hw` names another machine.
-        ValueError: Bad prompts, models or placement.
+        ValueError: Bad prompts, models, placement, sampling or batches.
     """
-    from calibrate.calibration import Job, default_name
+    from calibrate.job import Job, default_name
     from calibrate.live.placement import is_local_model, parse_placement
     from calibrate.machine import find_machine, require
     from calibrate.pair.resolve import resolve_model
     from calibrate.prompts import find_prompts, load_prompts, spread
+    from policies.sampling import Sampling
 
-    if options["temperature"] < 0:
-        raise ValueError(f"temperature must be at least 0, got {options['temperature']:g}")
+    options = DEFAULTS | options
+    temperatures = options["temperature"]
+    if isinstance(temperatures, int | float):
+        temperatures = (float(temperatures),)
+    for temperature in temperatures:
+        Sampling(temperature, options["top_p"])
+    if options["top_p"] != 1.0 and not any(temperatures):
+        raise ValueError(
+            "--top-p changes nothing at temperature 0; give a temperature, e.g. --temperature 0,1"
+        )
     machine = find_machine()
     require(options["hw"], machine)
     placement = parse_placement(options["placement"])
     prompts = load_prompts(find_prompts(options["prompts"]))
-    if options["count"] is not None:
-        prompts = spread(prompts, options["count"])
+    count = options["count"] or (-(-len(prompts) // 2) if options["quick"] else None)
+    if count is not None:
+        prompts = spread(prompts, count)
     folders = [str(resolve_model(options[role])) for role in ("target", "draft")]
     for folder in folders:
         is_local_model(folder)
@@ -102,51 +152,87 @@ def make_job(options: dict[str, Any]) -> Any:
         prompts=tuple(prompts),
         prompt_set=options["prompts"] if "/" not in options["prompts"] else Path(options["prompts"]).stem,
         placement=placement,
-        temperature=options["temperature"],
         limit=options["max_tokens"],
         quick=options["quick"],
         name=options["name"] or default_name(machine, options["target"], placement),
         seed=options["seed"],
         command=shlex.join(["calibrate", *sys.argv[1:]]),
+        temperatures=tuple(temperatures),
+        top_p=options["top_p"],
+        ranks=options["ranks"],
+        batches=tuple(options["batches"]),
+        mode=options["mode"],
+        temperature=temperatures[0],
     )
+
+
+DEFAULTS: dict[str, Any] = {
+    "top_p": 1.0,
+    "ranks": None,
+    "batches": (1, 2, 4, 8),
+    "mode": "eager",
+    "count": None,
+    "quick": False,
+    "name": None,
+}
+"""Options that other commands, which make a job too, need not give."""
 
 
 def _calibrate(options: dict[str, Any]) -> None:
-    from calibrate.calibration import calibrate
-    from calibrate.display import show_progress, summary_lines
-    from hardware_profiles.profile import save_profile
-    from hardware_profiles.store import user_profile, user_trace
-    from hardware_profiles.trace import write_trace
-    from policies.curves import hit_curves
+    from calibrate.calibration import run_calibration
+    from calibrate.display import as_json, show_progress, summary_lines
+    from calibrate.files import open_work, trace_path, write_all
+    from calibrate.job import check
 
     job = make_job(options)
+    check(job, job.plan)
     out: Path | None = options["out"]
-    profile_path = out / f"{job.name}.json" if out else user_profile(job.name)
-    trace_path = out / f"{job.name}.parquet" if out else user_trace(job.name)
-    if not options["as_json"]:
+    quiet = options["as_json"]
+    if not quiet:
         click.echo(f"found {job.machine}", err=True)
-    with show_progress() as progress:
-        profile, trace = calibrate(job, progress)
-    for path in (profile_path, trace_path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_trace(trace, trace_path)
-    save_profile(profile, profile_path)
-    curves = hit_curves(trace.column("draft_rank"))
-    if options["as_json"]:
-        from dataclasses import asdict
-
-        click.echo(
-            json.dumps(
-                {"profile": str(profile_path), "trace": str(trace_path), "curves": asdict(curves)}, indent=2
-            )
-        )
+    with open_work(job, out, fresh=options["fresh"]) as journal:
+        for line in () if quiet else resume_lines(journal):
+            click.echo(line, err=True)
+        try:
+            with show_progress() as progress:
+                found = run_calibration(job, progress, journal=journal)
+        except KeyboardInterrupt:
+            click.echo("interrupted; the same command goes on from here (--fresh begins anew)", err=True)
+            raise
+        resumed = dict(journal.resumed)
+        profile_path = write_all(found, job, out)
+        journal.discard()
+    traces = {t: trace_path(job, t, out) for t in found.traces}
+    if quiet:
+        click.echo(json.dumps(as_json(found, profile_path, traces, resumed), indent=2))
         return
-    for line in summary_lines(profile, trace, curves):
+    for line in summary_lines(found):
         click.echo(line)
-    click.echo(f"wrote {profile_path}\nwrote {trace_path}")
+    for path in (profile_path, *traces.values()):
+        click.echo(f"wrote {path}")
+    first = next(iter(traces.values()))
     click.echo(
-        f"next: simulate --hw {profile_path if out else job.name} --trace {trace_path if out else job.name}"
+        f"next: simulate --hw {profile_path if out else job.name} --trace {first if out else first.stem}"
     )
+
+
+def resume_lines(journal: Journal) -> list[str]:
+    """What an interrupted run left, and whether it is used."""
+    from calibrate.journal import other_inputs
+
+    names = {
+        "trace": "prompts recorded",
+        "grids": "repetitions of the grids",
+        "overlap": "repetitions of the overlap",
+        "live": "live runs",
+    }
+    found = [f"{journal.resumed[stage]} {what}" for stage, what in names.items() if stage in journal.resumed]
+    lines = []
+    if found:
+        lines.append(f"resuming: {', '.join(found)} (--fresh begins anew)")
+    if other := other_inputs(journal):
+        lines.append(f"an unfinished calibration of this name differs in {', '.join(other)}; it is not used")
+    return lines
 
 
 if __name__ == "__main__":

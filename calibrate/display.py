@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hardware_profiles.profile import Profile
+from hardware_profiles.costs import GridCost
+from hardware_profiles.latency import LatencySurface
+from hardware_profiles.profile import Host, Profile
 from hardware_profiles.trace import Trace
-from policies.curves import HitCurves, hit_curves
+from policies.curves import hit_curves
+
+if TYPE_CHECKING:
+    from calibrate.calibration import Calibrated
+
+
+MUCH_DRIFT = 0.05
+"""Repetitions further apart than this call for a warning."""
 
 
 @contextmanager
@@ -44,40 +56,86 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
         yield move
 
 
-def summary_lines(profile: Profile, trace: Trace, curves: HitCurves) -> list[str]:
+def summary_lines(found: Calibrated) -> list[str]:
     """What was found, in a few lines of text."""
-    from hardware_profiles.latency import LatencySurface
+    lines = [_step_line(found.profile), *_host_lines(found.profile.host)]
+    lines += [
+        f"overlap: {entry.device} {entry.operation} {(entry.slowdown - 1) * 100:+.1f} % slower beside "
+        f"the {entry.while_busy}'s {entry.while_operation or 'work'}"
+        for entry in found.profile.overlap
+    ]
+    for name, cost in found.profile.operations.items():
+        error = cost.interpolation_error
+        if error is not None:
+            worst = f"median {error.median:.1%}, worst {error.worst:.1%}"
+            lines.append(f"interpolation of {name}: {worst} on {error.held_out_points} points held out")
+    lines += _drift_lines(found.profile)
+    for temperature, trace in found.traces.items():
+        lines += _greedy_lines(trace) if temperature == 0.0 else [_sampled_line(temperature, trace)]
+    return lines
 
+
+def _drift_lines(profile: Profile) -> list[str]:
+    """How far the repetitions of the grids were apart, and a warning where that is much."""
+    drift = {
+        name: float(np.ptp(cost.block_factors)) / 2
+        for name, cost in profile.operations.items()
+        if isinstance(cost, GridCost) and cost.block_factors
+    }
+    if not drift:
+        return []
+    lines = ["drift between repetitions: " + ", ".join(f"{n} +-{d:.1%}" for n, d in drift.items())]
+    if max(drift.values()) > MUCH_DRIFT:
+        lines.append(
+            "warning: the machine's speed varied that much while it was measured; was something else "
+            "running?  Predictions inherit it: calibrate again on an idle machine"
+        )
+    return lines
+
+
+def _step_line(profile: Profile) -> str:
     surfaces = {name: LatencySurface(cost) for name, cost in profile.operations.items()}
     at = {"batch": 1, "context": 128}
     step = surfaces["target.forward"].seconds(new_tokens=1, **at)
     verify = surfaces["target.forward"].seconds(new_tokens=5, **at)
     draft = surfaces["draft.forward"].seconds(new_tokens=1, **at)
-    ratio = f"target step {step * 1e3:.2f} ms, verifying 5 tokens {verify * 1e3:.2f} ms"
-    lines = [f"profile {profile.name}: {ratio}, draft step {draft * 1e3:.2f} ms; ratio {step / draft:.1f}"]
-    lines += [
-        f"host, {name}: {entry.submit_s * 1e6:.0f} us to start, {entry.report_s * 1e6:.0f} us to report, "
-        f"work {entry.scale:.3f} of the grids' {entry.extra_s * 1e6:+.0f} us, {entry.wake:.3f} of idling"
-        for name, entry in profile.host.operations.items()
+    return (
+        f"profile {profile.name}: target step {step * 1e3:.2f} ms, verifying 5 tokens {verify * 1e3:.2f} ms, "
+        f"draft step {draft * 1e3:.2f} ms; ratio {step / draft:.1f}"
+    )
+
+
+def _host_lines(host: Host) -> list[str]:
+    return [
+        f"host, {name}{kind}: {entry.submit_s * 1e6:.0f} us to start, {entry.report_s * 1e6:.0f} us to "
+        f"report, work {entry.scale:.3f} of the grids' {entry.extra_s * 1e6:+.0f} us "
+        f"{entry.row_s * 1e6:+.0f} us per further row, {entry.wake:.3f} of idling"
+        for kind, entries in (("", host.operations), (" (sampled)", host.sampled))
+        for name, entry in entries.items()
     ]
-    lines += [
-        f"overlap: {entry.device} {entry.operation} {(entry.slowdown - 1) * 100:+.1f} % slower while the "
-        f"{entry.while_busy} works"
-        for entry in profile.overlap
-    ]
-    for name, cost in profile.operations.items():
-        error = cost.interpolation_error
-        if error is not None:
-            found = f"median {error.median:.1%}, worst {error.worst:.1%}"
-            lines.append(f"interpolation of {name}: {found} on {error.held_out_points} points held out")
-    lines.append(f"acceptance {curves.acceptance:.3f} over {curves.positions} positions; by category: ")
-    lines[-1] += ", ".join(f"{name} {value:.2f}" for name, value in acceptance_by_category(trace).items())
+
+
+def _greedy_lines(trace: Trace) -> list[str]:
+    curves = hit_curves(trace.column("draft_rank"))
+    categories = ", ".join(f"{name} {value:.2f}" for name, value in acceptance_by_category(trace).items())
     hits = ", ".join(f"F={f} {curves.after_rejection[f - 1]:.2f}" for f in (1, 2, 3, 5, 8, 15))
-    lines.append(f"hits after a rejection: {hits}")
+    lines = [
+        f"acceptance {curves.acceptance:.3f} over {curves.positions} positions; by category: {categories}",
+        f"hits after a rejection: {hits}",
+    ]
     if (law := curves.law) is not None:
         fit = f"R2 {law.r_squared:.3f} (log-log), off by at most {law.worst:.3f}"
         lines.append(f"power law 1 - {law.scale:.2f} F^-{law.exponent:.2f}: {fit}")
     return lines
+
+
+def _sampled_line(temperature: float, trace: Trace) -> str:
+    mass = float(trace.column("accept_mass").mean())
+    kept = np.exp(trace.column("draft_top_logprobs").astype(np.float64)).sum(axis=1).mean()
+    return (
+        f"at temperature {temperature:g}: acceptance {mass:.3f} over {len(trace)} positions; the draft's "
+        f"first {trace.meta.draft_top} choices hold {kept:.1%} of its mass"
+    )
 
 
 def acceptance_by_category(trace: Trace) -> dict[str, float]:
@@ -88,3 +146,31 @@ def acceptance_by_category(trace: Trace) -> dict[str, float]:
     return {
         str(name): hit_curves(rank[category == name]).acceptance for name in dict.fromkeys(category.tolist())
     }
+
+
+def as_json(
+    found: Calibrated, profile: Path, traces: Mapping[float, Path], resumed: Mapping[str, int]
+) -> dict[str, Any]:
+    """What `--json` prints: where the files are, acceptance and hit curves by temperature.
+
+    Args:
+        found: The calibration.
+        profile: Its profile's file.
+        traces: Files of its traces by temperature.
+        resumed: Pieces taken over from an interrupted run, by stage.
+    """
+    return {
+        "profile": str(profile),
+        "trace": str(next(iter(traces.values()))),
+        "traces": {f"{t:g}": str(path) for t, path in traces.items()},
+        "acceptance": {f"{t:g}": _acceptance(t, trace) for t, trace in found.traces.items()},
+        "curves": asdict(hit_curves(found.trace.column("draft_rank"))),
+        "resumed": dict(resumed),
+    }
+
+
+def _acceptance(temperature: float, trace: Trace) -> float:
+    """Of a draft that decodes as the target does: greedy, or sampling from q."""
+    if temperature == 0.0:
+        return hit_curves(trace.column("draft_rank")).acceptance
+    return float(trace.column("accept_mass").mean())

@@ -1,116 +1,72 @@
 """Measure the latency grids of a pair on its devices.
 
 Every repetition visits all points in a new random order, a target point and a draft point in turn, so that
-a drift of the machine's speed is spread over the whole grid.
+a drift of the machine's speed is spread over the whole grid.  How much it drifted is kept: the mean speed of
+each repetition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import product
 from typing import TypeAlias
 
 import numpy as np
 
-from hardware_profiles.costs import LEVELS, Axis, GridCost, InterpolationError, Point, Quantiles
+from calibrate.journal import Journal, Json
+from calibrate.plans import Grid, Plan
+from hardware_profiles.costs import LEVELS, GridCost, InterpolationError, Point, Quantiles
 from hardware_profiles.latency import held_out_error
 
 WARM = 2
 """Samples taken per visit, after the first, which finds cold caches and freshly made tensors."""
+SLOW_S = 0.2
+"""A point whose visit takes longer is visited in every second repetition only."""
+VERY_SLOW_S = 1.0
+"""Likewise in every third one."""
+STAGE = "grids"
+"""Under which the journal keeps repetitions."""
 
 Timer: TypeAlias = Callable[[str, str, dict[str, int], int], list[float]]
 """(device, kind, shape, repeats) to seconds of each repetition; kind: `forward`, `tree` or `prefill`."""
+Place: TypeAlias = tuple[str, tuple[int, ...]]
+"""Operation and coordinates."""
+Repetition: TypeAlias = dict[Place, list[float]]
+"""Seconds measured at every point that was visited."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Points of one operation.
-
-    Attributes:
-        operation: As in the profile, e.g. `target.forward`.
-        axes: Its axes.
-        values: Grid values per axis.
-        held_out: Further points, measured but kept out of the grid, that tell the interpolation error.
-    """
-
-    operation: str
-    axes: tuple[Axis, ...]
-    values: tuple[tuple[int, ...], ...]
-    held_out: tuple[tuple[int, ...], ...] = ()
-
-    @property
-    def points(self) -> list[tuple[int, ...]]:
-        """All points to measure, grid first."""
-        return [*product(*self.values), *self.held_out]
-
-    @property
-    def device(self) -> str:
-        """`target` or `draft`."""
-        return self.operation.split(".")[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to measure and how often.
-
-    Attributes:
-        grids: Grids of all operations.
-        repeats: Repetitions of each point.
-        overlap_repeats: Repetitions of each overlap measurement.
-    """
-
-    grids: tuple[Grid, ...]
-    repeats: int
-    overlap_repeats: int
-
-
-def plan(*, quick: bool) -> Plan:
-    """The grids of a calibration; `quick` covers batch 1 only and repeats less."""
-    batch = (1,) if quick else (1, 2, 4, 8, 16)
-    width = (1, 2, 3, 4, 5, 6, 8, 12)
-    context = (48, 240) if quick else (32, 128, 288)
-    trees = (1, 2, 4, 8, 12, 16, 24, 32, 48) if quick else (1, 2, 4, 8, 12, 16, 24, 32, 48, 96, 192, 384, 512)
-    prompt = (16, 64, 128) if quick else (16, 64, 128, 256)
-    prefill_batch = (1,) if quick else (1, 4)
-    forward: tuple[Axis, ...] = ("batch", "new_tokens", "context")
-    prefill: tuple[Axis, ...] = ("batch", "new_tokens")
-    held_forward: tuple[tuple[int, ...], ...] = ((1, 7, 96), (1, 10, 180), (1, 1, 180), (1, 5, 96))
-    if not quick:
-        held_forward += ((3, 3, 96), (6, 5, 200), (12, 2, 64), (3, 7, 180))
-    held_tree = ((3, 96), (10, 180), (20, 96), (40, 180))
-    return Plan(
-        grids=(
-            Grid("target.forward", forward, (batch, width, context), held_forward),
-            Grid("target.prefill", prefill, (prefill_batch, prompt)),
-            Grid("draft.forward", forward, (batch, width, context), held_forward),
-            Grid("draft.prefill", prefill, (prefill_batch, prompt)),
-            Grid("draft.tree", ("branches", "context"), (trees, context), held_tree),
-        ),
-        repeats=5 if quick else 7,
-        overlap_repeats=15 if quick else 30,
-    )
-
-
-@dataclass
 class Samples:
-    """Seconds measured per operation and point."""
+    """Seconds measured per operation and point, repetition by repetition.
 
-    by_point: dict[tuple[str, tuple[int, ...]], list[float]] = field(default_factory=dict)
+    Args:
+        repetitions: In the order in which they were measured.
+    """
 
-    def add(self, operation: str, at: tuple[int, ...], seconds: float) -> None:
-        """One more sample."""
-        self.by_point.setdefault((operation, at), []).append(seconds)
+    def __init__(self, repetitions: Sequence[Repetition]) -> None:
+        self.repetitions = list(repetitions)
+
+    def at(self, operation: str, at: tuple[int, ...]) -> np.ndarray:
+        """All samples of a point, stragglers left out (see `robust`)."""
+        found = [s for repetition in self.repetitions for s in repetition.get((operation, at), [])]
+        return robust(np.array(found))
 
     def point(self, operation: str, at: tuple[int, ...]) -> Point:
-        """Mean and quantiles of a point, stragglers trimmed (see `robust`)."""
-        kept = robust(np.array(self.by_point[operation, at]))
-        return Point(
-            at=at,
-            mean_s=float(kept.mean()),
-            quantiles_s=quantiles(kept),
-            samples=len(kept),
-        )
+        """Mean and quantiles of a point."""
+        kept = self.at(operation, at)
+        return Point(at=at, mean_s=float(kept.mean()), quantiles_s=quantiles(kept), samples=len(kept))
+
+    def block_factors(self, operation: str) -> tuple[float, ...]:
+        """How long the operation took in each repetition, relative to all of them; the mean is 1.
+
+        The median over the points visited every time, so that a single interruption does not count.
+        """
+        places = [place for place in self.repetitions[0] if place[0] == operation]
+        places = [place for place in places if all(place in r for r in self.repetitions)]
+        if not places or len(self.repetitions) < 2:
+            return ()
+        means = np.array([[np.median(r[place]) for place in places] for r in self.repetitions])
+        factors = np.median(means / means.mean(axis=0), axis=1)
+        return tuple(float(f) for f in factors / factors.mean())
 
 
 def quantiles(samples: np.ndarray) -> Quantiles:
@@ -135,42 +91,73 @@ def shape_of(grid: Grid, at: Sequence[int]) -> dict[str, int]:
 
 
 def measure_grids(
-    plan: Plan, timer: Timer, *, seed: int, progress: Callable[[int, int], None]
+    plan: Plan,
+    timer: Timer,
+    *,
+    seed: int,
+    progress: Callable[[int, int], None],
+    journal: Journal | None = None,
 ) -> dict[str, GridCost]:
     """Measure all grids of a plan.
 
     Args:
         plan: What to measure.
         timer: Times one shape on one device.
-        seed: Keys the order of the points.
+        seed: Keys the order of the points, by repetition.
         progress: Called with (visits done, visits in all).
+        journal: Keeps every repetition that is done; those that are there are not measured again.
     """
-    samples = Samples()
-    random = np.random.default_rng(seed)
-    todo = [(grid, at) for grid in plan.grids for at in grid.points]
+    journal = journal or Journal()
+    todo: list[Visit] = [(grid, at) for grid in plan.grids for at in grid.points]
     total, done = len(todo) * plan.repeats, 0
-    for _ in range(plan.repeats):
-        target = [t for t in todo if t[0].device == "target"]
-        draft = [t for t in todo if t[0].device == "draft"]
-        random.shuffle(target)
-        random.shuffle(draft)
-        for grid, at in _alternate(target, draft):
-            for seconds in _visit(grid, at, timer):
-                samples.add(grid.operation, at, seconds)
-            done += 1
+    repetitions: list[Repetition] = []
+    for number in range(plan.repeats):
+        due = [visit for visit in todo if number % _stride(visit, repetitions) == 0]
+        done += len(todo) - len(due)
+        if not journal.has(STAGE, number):
+            found: Repetition = {}
+            for grid, at in _shuffled(due, seed, number):
+                found[grid.operation, at] = _visit(grid, at, timer)
+                done += 1
+                progress(done, total)
+            journal.put(_pack(found), STAGE, number)
+        else:
+            done += len(due)
             progress(done, total)
+        repetitions.append(_unpack(journal.get(STAGE, number)))
+    samples = Samples(repetitions)
     return {grid.operation: _cost(grid, samples) for grid in plan.grids}
+
+
+Visit: TypeAlias = tuple[Grid, tuple[int, ...]]
 
 
 def _visit(grid: Grid, at: tuple[int, ...], timer: Timer) -> list[float]:
     """Samples of one visit, warm; what waking up costs in real rounds is charged per operation
-    (`calibrate.overheads.measure_host`).
+    (`calibrate.overheads.fit_host`).
     """
     kind = grid.operation.split(".")[1]
     return timer(grid.device, kind, shape_of(grid, at), 1 + WARM)[1:]
 
 
-Visit: TypeAlias = tuple[Grid, tuple[int, ...]]
+def _stride(visit: Visit, before: Sequence[Repetition]) -> int:
+    """A point is visited in every `stride`-th repetition, by what its first visit took."""
+    if not before:
+        return 1
+    grid, at = visit
+    seconds = sum(before[0][grid.operation, at])
+    return 1 if seconds <= SLOW_S else 2 if seconds <= VERY_SLOW_S else 3
+
+
+def _shuffled(visits: Sequence[Visit], seed: int, repetition: int) -> list[Visit]:
+    """Visits in random order, target and draft in turn; the order of a repetition is its own."""
+    random = np.random.default_rng([seed, repetition])
+    target = [visit for visit in visits if visit[0].device == "target"]
+    draft = [visit for visit in visits if visit[0].device == "draft"]
+    return _alternate(
+        [target[i] for i in random.permutation(len(target))],
+        [draft[i] for i in random.permutation(len(draft))],
+    )
 
 
 def _alternate(first: list[Visit], second: list[Visit]) -> list[Visit]:
@@ -179,9 +166,19 @@ def _alternate(first: list[Visit], second: list[Visit]) -> list[Visit]:
     return [item for _, item in sorted(keyed, key=lambda pair: pair[0])]
 
 
+def _pack(repetition: Repetition) -> Json:
+    return [[operation, list(at), seconds] for (operation, at), seconds in repetition.items()]
+
+
+def _unpack(kept: Json) -> Repetition:
+    return {(operation, tuple(at)): seconds for operation, at, seconds in kept}
+
+
 def _cost(grid: Grid, samples: Samples) -> GridCost:
     cost = GridCost(
-        axes=grid.axes, points=tuple(samples.point(grid.operation, at) for at in product(*grid.values))
+        axes=grid.axes,
+        points=tuple(samples.point(grid.operation, at) for at in product(*grid.values)),
+        block_factors=samples.block_factors(grid.operation),
     )
     if not grid.held_out:
         return cost

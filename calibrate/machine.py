@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calibrate.checks import total_memory
 from calibrate.live.placement import available_cores
 from calibrate.subprocesses import run_apart
 from hardware_profiles.store import shipped_profiles
@@ -25,11 +26,13 @@ class Machine:
         processor: Model name of the CPU.
         cores: CPU cores this process may use.
         accelerators: Names of the accelerators that torch sees, e.g. `cuda: NVIDIA H100`.
+        memory_bytes: Memory of the machine; None where the system does not say.
     """
 
     processor: str
     cores: tuple[int, ...]
     accelerators: tuple[str, ...]
+    memory_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -44,7 +47,7 @@ class Machine:
 def find_machine() -> Machine:
     """Look at this machine; torch is asked in a process of its own."""
     accelerators = run_apart(_accelerators, None, lambda _: None)
-    return Machine(_processor(), available_cores(), tuple(accelerators))
+    return Machine(_processor(), available_cores(), tuple(accelerators), total_memory())
 
 
 def require(wanted: str, machine: Machine) -> None:

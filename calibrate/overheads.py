@@ -1,27 +1,30 @@
-"""What the grids leave out: host time, waking up, and what two busy devices cost each other."""
+"""What the grids leave out, fitted on live runs: host time, waking up, and what overlap costs in real rounds.
+
+A probe repeats one warm forward; in a round a worker wakes up with cold caches, builds masks and answers,
+reads messages, and the policy thinks in between.  Per operation the live work is taken to be
+
+    extra_s + scale * (what the grids say) + wake * (idling before) + row_s * (rows - 1)
+
+in three steps, each on the residuals of the one before: greedy runs of one row give `extra_s`, `scale` and
+`wake`; greedy batches give `row_s`, which could not be told from `scale` otherwise, since a batch's grids
+grow with its rows too; sampled runs give `extra_s` and `row_s` of their own and keep the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import TypeAlias
 
 import numpy as np
 from scipy.optimize import lsq_linear
 
-from calibrate.latency import quantiles
-from calibrate.live.device import Timing
-from calibrate.live.messages import Echo, Probe
-from calibrate.live.world import LiveWorld
-from calibrate.runs import LiveRun
+from calibrate.observations import LiveRecord, Observation, Step
 from hardware_profiles.costs import GridCost, Quantiles
-from hardware_profiles.latency import LatencySurface
-from hardware_profiles.profile import Host, HostOperation, OperationHost, Overlap, RoleName
-from policies.protocols import Event, Steps
+from hardware_profiles.latency import FloatArray, LatencySurface
+from hardware_profiles.profile import Forward, Host, HostOperation, OperationHost, Overlap
 from policies.registry import Settings
 
-TURN = Probe("forward", new_tokens=1, context=128, repeats=3, warmup=0)
-"""What the draft does between two repetitions of a target's probe."""
 LEVER = 1.2
 """A slope is fitted if the longest expected operation is this many times the shortest."""
 FEW = 50
@@ -30,165 +33,46 @@ TINY = 1e-9
 MOST_WAKE = 0.5
 MOST_SCALE = 1.5
 """A slope beyond this, or below its inverse, is noise: only the constant is fitted then."""
-NEIGHBOUR_REPEATS = 100_000
-"""More repetitions than any neighbour lasts: it is stopped when the measured one is done."""
+LEAST_SLOWDOWN, MOST_SLOWDOWN = 0.9, 2.0
+"""In-situ factors are cut to these."""
 
-
-def ask(world: LiveWorld, device: str, message: Any) -> Any:
-    """Submit one calibration message and wait for its answer."""
-    answers: list[Any] = []
-
-    def steps() -> Steps:
-        answers.append((yield getattr(world, device).submit(message)))
-
-    world.run(steps())
-    return answers[0]
-
-
-def time_shape(world: LiveWorld, device: str, kind: str, shape: dict[str, int], repeats: int) -> list[float]:
-    """Seconds of `repeats` forwards of a shape (a `calibrate.latency.Timer`).
-
-    A draft's steps follow each other, and so do its repetitions here.  A target's verifications wait for
-    their turn: between its repetitions the draft takes a few steps, as in a round.
-    """
-    if device == "draft":
-        probe = Probe(kind=kind, repeats=repeats, warmup=0, **shape)  # type: ignore[arg-type]
-        return list(ask(world, device, probe).durations_s)
-    once = Probe(kind=kind, repeats=1, warmup=0, **shape)  # type: ignore[arg-type]
-    durations: list[float] = []
-    for _ in range(repeats):
-        durations += ask(world, device, once).durations_s
-        ask(world, "draft", TURN)
-    return durations
-
-
-def message_latency(world: LiveWorld, device: str, count: int) -> Quantiles:
-    """Quantiles (`hardware_profiles.costs.LEVELS`) of half a round trip, s."""
-    samples = []
-    for _ in range(count):
-        world.clear_records()
-        ask(world, device, Echo())
-        timing = world.timings()[-1]
-        samples.append((timing.arrival_s - timing.submit_s) / 2)
-    return quantiles(np.array(samples))
-
-
-@dataclass(frozen=True, slots=True)
-class OverlapCase:
-    """Which operation is slowed by which.
-
-    Attributes:
-        device: The one that is measured.
-        operation: Its operation in the profile.
-        probe: Its shape.
-        other: The other device.
-        neighbour: What the other device does meanwhile, over and over.
-    """
-
-    device: RoleName
-    operation: Literal["forward", "prefill", "tree"]
-    probe: Probe
-    other: RoleName
-    neighbour: Probe
-
-
-def overlap_cases() -> list[OverlapCase]:
-    """The shapes of a typical round at lookahead 4 and fan-out 3."""
-    verify = Probe("forward", new_tokens=5, context=128, repeats=NEIGHBOUR_REPEATS, warmup=0)
-    tree = Probe("tree", branches=15, context=128, repeats=NEIGHBOUR_REPEATS, warmup=0)
-
-    def few(probe: Probe, repeats: int) -> Probe:
-        fields = {name: getattr(probe, name) for name in probe.__dataclass_fields__}
-        return Probe(**fields | {"repeats": repeats})
-
-    step = Probe("forward", new_tokens=1, context=128, repeats=20, warmup=0)
-    return [
-        OverlapCase("target", "forward", few(verify, 3), "draft", tree),
-        OverlapCase("draft", "tree", few(tree, 20), "target", verify),
-        OverlapCase("draft", "forward", step, "target", verify),
-    ]
-
-
-def measure_overlap(world: LiveWorld, repeats: int, progress: Callable[[], None]) -> list[Overlap]:
-    """Slow-down of each case: median seconds with a busy neighbour over those without, interleaved."""
-    found = []
-    for case in overlap_cases():
-        alone, together = [], []
-        for _ in range(repeats):
-            alone += ask(world, case.device, case.probe).durations_s
-            together += _with_neighbour(world, case)
-            progress()
-        slowdown = float(np.median(together) / np.median(alone))
-        found.append(
-            Overlap(
-                device=case.device,
-                operation=case.operation,
-                while_busy=case.other,
-                slowdown=max(0.5, slowdown),
-            )
-        )
-    return found
-
-
-def _with_neighbour(world: LiveWorld, case: OverlapCase) -> list[float]:
-    durations: list[float] = []
-
-    def steps() -> Steps:
-        neighbour = getattr(world, case.other).submit(case.neighbour)
-        # Its first forward runs before the measured one starts: let it get going.
-        yield _pause(world, 0.002)
-        result = yield getattr(world, case.device).submit(case.probe)
-        neighbour.stop()
-        yield neighbour
-        durations.extend(result.durations_s)
-
-    world.run(steps())
-    return durations
-
-
-def _pause(world: LiveWorld, seconds: float) -> Event:
-    pause: Event = world.environment.timeout(seconds)
-    return pause
+Slowdowns: TypeAlias = Mapping[tuple[str, str, Forward], float]
+"""(device, operation, the other device's operation) to a factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One operation of a live run.
+    """One operation of a live run, with what the grids say of it.
 
     Attributes:
-        setting: The setting it ran in.
+        settings: The setting and the batch that it ran in.
         alone: Whether the other device was idle by the policy's design.
-        lead_s: From the report that the policy acted on to the start of its work.
-        work_s: From start to end.
-        report_s: From the end to the policy.
-        expected_s: What the grids say of its forwards.
-        overlap_s: Seconds of its work in which the other device worked, too.
-        idle_s: How long its device did nothing before.
+        seen: What was measured.
+        expected_s: Seconds of its forwards by the grids, slow-downs by the neighbour included for the draft.
     """
 
-    setting: Settings
+    settings: tuple[Settings, int]
     alone: bool
-    lead_s: float
-    work_s: float
-    report_s: float
+    seen: Observation
     expected_s: float
-    overlap_s: float
-    idle_s: float
 
 
-def measure_host(
-    runs: Sequence[LiveRun], grids: Mapping[str, GridCost], overlap: Sequence[Overlap], latency: Quantiles
+Samples: TypeAlias = dict[HostOperation, list[Sample]]
+
+
+def fit_host(
+    records: Sequence[LiveRecord],
+    grids: Mapping[str, GridCost],
+    overlap: Sequence[Overlap],
+    latency: Quantiles | None = None,
 ) -> tuple[Host, list[Overlap]]:
     """Host time as it is in real rounds, and how the grids' forwards fare there.
 
-    A probe repeats one warm forward; in a round a worker wakes up with cold caches, builds masks and
-    answers, reads messages, and the policy thinks in between.  Per operation the live work is fitted by
-    `extra_s + scale * (what the grids say) + wake * (idling before)` over the calibration's settings.
     Target operations are fitted where the draft is idle by design (AR, SD); what they take longer beside a
-    busy draft then gives the target's slow-down, in place of the probes'.
+    busy draft then gives the target's slow-downs, in place of the probes'.
 
     Args:
-        runs: Live runs of the calibration's own settings.
+        records: Live runs of the calibration's own settings.
         grids: Measured surfaces.
         overlap: Slow-downs measured by probes.
         latency: Message latency, for the record.
@@ -196,63 +80,83 @@ def measure_host(
     Returns:
         The host's entry, and the slow-downs with the target's replaced.
     """
-    surfaces = {name: LatencySurface(cost) for name, cost in grids.items()}
-    slowdown = {f"{entry.device}.{entry.operation}": entry.slowdown for entry in overlap}
-    samples: dict[HostOperation, list[Sample]] = {}
-    for run in runs:
-        for name, sample in _samples(run, surfaces, slowdown):
-            samples.setdefault(name, []).append(sample)
-    fitted = {name: _fit(name, found) for name, found in samples.items()}
+    surfaces = Tables(grids)
+    factors: dict[tuple[str, str, Forward], float] = {
+        (o.device, o.operation, o.while_operation): o.slowdown for o in overlap if o.while_operation
+    }
+    greedy = _samples([r for r in records if r.settings.temperature == 0.0], surfaces, factors)
+    hot = _samples([r for r in records if r.settings.temperature > 0.0], surfaces, factors)
+    fitted = {name: fit_operation(name, found) for name, found in greedy.items()}
+    sampled = {name: fit_sampled(name, found, fitted.get(name)) for name, found in hot.items()}
     host = Host(
-        submit_s=float(np.mean([entry.submit_s for entry in fitted.values()])),
-        report_s=float(np.mean([entry.report_s for entry in fitted.values()])),
+        submit_s=float(np.mean([entry.submit_s for entry in fitted.values()])) if fitted else 0.0,
+        report_s=float(np.mean([entry.report_s for entry in fitted.values()])) if fitted else 0.0,
         message_latency_s=latency,
         operations=fitted,
+        sampled=sampled,
     )
-    return host, [_in_situ(entry, samples, fitted) for entry in overlap]
+    return host, in_situ(overlap, greedy, fitted)
 
 
-def _samples(
-    run: LiveRun, surfaces: Mapping[str, LatencySurface], slowdown: Mapping[str, float]
-) -> list[tuple[HostOperation, Sample]]:
-    timings = sorted((t for t in run.timings if t.operation != "prefill"), key=lambda t: t.submit_s)
-    found = []
-    for timing in timings:
-        before = [t.arrival_s for t in timings if t.arrival_s <= timing.submit_s][-3:]
-        if timing.queued or not before or timing.start_s < 0:
-            continue
-        name = "decode" if timing.operation == "verify" and timing.tokens == 1 else timing.operation
-        sample = Sample(
-            setting=run.settings,
-            alone=run.settings.policy in {"ar", "sd"},
-            lead_s=timing.start_s - max(before),
-            work_s=timing.end_s - timing.start_s,
-            report_s=timing.report_overhead_s,
-            expected_s=_expected(timing, surfaces, slowdown),
-            overlap_s=sum(
-                max(0.0, min(timing.end_s, t.end_s) - max(timing.start_s, t.start_s))
-                for t in timings
-                if t.device != timing.device
-            ),
-            idle_s=timing.start_s
-            - max(
-                (t.end_s for t in timings if t.device == timing.device and t.end_s <= timing.start_s),
-                default=0.0,
-            ),
-        )
-        found.append((cast("HostOperation", name), sample))
+def _samples(records: Sequence[LiveRecord], surfaces: Tables, factors: Slowdowns) -> Samples:
+    found: Samples = {}
+    for record in records:
+        for seen in record.observations:
+            sample = Sample(
+                (record.settings, record.batch), record.alone, seen, _expected(seen, surfaces, factors)
+            )
+            found.setdefault(seen.operation, []).append(sample)
     return found
 
 
-def _fit(name: HostOperation, samples: list[Sample]) -> OperationHost:
-    """Host time, and work = extra + scale * expected + wake * idle by bounded least squares."""
+class Tables:
+    """Seconds of forwards by context, looked up once per shape: a run has tens of thousands of steps.
+
+    Args:
+        grids: Measured surfaces by operation.
+    """
+
+    def __init__(self, grids: Mapping[str, GridCost]) -> None:
+        self._surfaces = {name: LatencySurface(cost) for name, cost in grids.items()}
+        self._tables: dict[tuple[str, int, int], FloatArray] = {}
+
+    def seconds(self, device: str, step: Step) -> float:
+        """What the grids say of one forward."""
+        name, context = f"{device}.{step.kind}", round(step.context)
+        key = (name, step.rows, step.width)
+        if key not in self._tables or len(self._tables[key]) <= context:
+            shape = {"branches" if step.kind == "tree" else "new_tokens": step.width}
+            upto = max(1023, 2 * context)
+            self._tables[key] = self._surfaces[name].along("context", upto, batch=step.rows, **shape)
+        return float(self._tables[key][context])
+
+
+def _expected(seen: Observation, surfaces: Tables, factors: Slowdowns) -> float:
+    """What the grids say of an operation's forwards, s.
+
+    A draft's forwards are charged with the neighbour for the share of the time in which it worked; a
+    target's are not, since its factors are what is to be found.
+    """
+    total = 0.0
+    for step in seen.steps:
+        seconds = surfaces.seconds(seen.device, step)
+        if seen.device == "draft" and seen.work_s > 0.0:
+            rate = 1.0
+            for other, shared_s in seen.beside_s.items():
+                slowdown = factors.get((seen.device, step.kind, other), 1.0)
+                rate -= min(1.0, shared_s / seen.work_s) * (1.0 - 1.0 / slowdown)
+            seconds /= rate
+        total += seconds
+    return total
+
+
+def fit_operation(name: HostOperation, samples: Sequence[Sample]) -> OperationHost:
+    """Host time and work of one operation from greedy runs; see the module's first lines."""
     alone = [s for s in samples if s.alone]
-    chosen = alone if name in {"decode", "verify"} and alone else samples
-    groups: dict[Settings, list[Sample]] = {}
-    for sample in chosen:
-        groups.setdefault(sample.setting, []).append(sample)
-    kept = [s for group in groups.values() for s in _trim(group)]
-    work, expected, idle = np.array([(s.work_s, s.expected_s, s.idle_s) for s in kept]).T
+    chosen = alone if name in {"decode", "verify"} and alone else list(samples)
+    single = [s for s in chosen if s.seen.rows == 1] or chosen
+    kept = _trimmed(single)
+    work, expected, idle = np.array([(s.seen.work_s, s.expected_s, s.seen.idle_s) for s in kept]).T
     cap = float(np.quantile(idle, 0.95))
     idle = np.minimum(idle, cap)
     # A regressor that hardly varies explains nothing: its coefficient stays at its neutral value.
@@ -262,64 +166,126 @@ def _fit(name: HostOperation, samples: list[Sample]) -> OperationHost:
     high = [np.inf, MOST_SCALE if free_scale else 1.0 + TINY, MOST_WAKE if free_wake else TINY]
     design = np.column_stack([np.ones(len(kept)), expected, idle])
     extra, scale, wake = (float(v) for v in lsq_linear(design, work, bounds=(low, high)).x)
-    return OperationHost(
-        submit_s=trimmed_mean(np.array([s.lead_s for s in chosen])),
-        report_s=trimmed_mean(np.array([s.report_s for s in chosen])),
+    entry = OperationHost(
+        submit_s=trimmed_mean([s.seen.lead_s for s in single]),
+        report_s=trimmed_mean([s.seen.report_s for s in single]),
         extra_s=extra,
         scale=scale,
         wake=wake,
         idle_cap_s=cap,
     )
+    return entry.model_copy(update={"row_s": _row_seconds(entry, chosen)})
 
 
-def _trim(samples: list[Sample]) -> list[Sample]:
-    """A setting's samples without the longest and shortest 5 %, relative to what is expected."""
-    ratio = np.array([s.work_s / s.expected_s for s in samples])
-    low, high = np.quantile(ratio, [0.05, 0.95])
-    return [s for s, r in zip(samples, ratio, strict=True) if low <= r <= high]
+def fit_sampled(
+    name: HostOperation, samples: Sequence[Sample], greedy: OperationHost | None
+) -> OperationHost:
+    """Host time of one operation in sampled runs: constants of its own, slopes of the greedy ones.
 
-
-def _in_situ(
-    entry: Overlap,
-    samples: Mapping[HostOperation, list[Sample]],
-    fitted: Mapping[HostOperation, OperationHost],
-) -> Overlap:
-    """The target's slow-down in real rounds: work W took T seconds, O of them beside a busy draft.
-
-    At a slow-down f, W = (T - O) + O / f.
+    What no greedy run does (`settle`) has no slope to take over and is fitted like a greedy operation, or
+    without one where it has no forward.
     """
-    if (entry.device, entry.operation) != ("target", "forward"):
-        return entry
-    work = took = beside = 0.0
-    names: tuple[HostOperation, ...] = ("decode", "verify")
-    for name in names:
-        host = fitted.get(name)
-        for s in samples.get(name, []):
-            if host is not None and not s.alone:
-                woken = host.extra_s + host.wake * min(s.idle_s, host.idle_cap_s)
-                work += host.submit_s + woken + host.scale * s.expected_s + host.report_s
-                took += s.lead_s + s.work_s + s.report_s
-                beside += s.overlap_s
-    if beside == 0.0 or work - took + beside <= 0.0:
-        return entry
-    return entry.model_copy(update={"slowdown": float(np.clip(beside / (work - took + beside), 0.9, 2.0))})
+    if greedy is None and any(s.seen.steps for s in samples):
+        return fit_operation(name, samples)
+    alone = [s for s in samples if s.alone]
+    chosen = alone if name in {"decode", "verify"} and alone else list(samples)
+    single = [s for s in chosen if s.seen.rows == 1] or chosen
+    slopes = (greedy or OperationHost()).model_copy(update={"extra_s": 0.0, "row_s": 0.0})
+    entry = slopes.model_copy(
+        update={
+            "submit_s": trimmed_mean([s.seen.lead_s for s in single]),
+            "report_s": trimmed_mean([s.seen.report_s for s in single]),
+            "extra_s": trimmed_mean([s.seen.work_s - predicted(slopes, s) for s in _trimmed(single)]),
+        }
+    )
+    return entry.model_copy(update={"row_s": _row_seconds(entry, chosen)})
 
 
-def trimmed_mean(samples: np.ndarray) -> float:
+def predicted(host: OperationHost, sample: Sample) -> float:
+    """Work of an operation by its fit, s."""
+    rows, idle = sample.seen.rows - 1, min(sample.seen.idle_s, host.idle_cap_s)
+    return host.extra_s + host.row_s * rows + host.wake * idle + host.scale * sample.expected_s
+
+
+def _row_seconds(host: OperationHost, samples: Sequence[Sample]) -> float:
+    """Seconds per further row that a fit on single rows leaves over; 0 if no batch was run."""
+    several = _trimmed([s for s in samples if s.seen.rows > 1])
+    if not several:
+        return 0.0
+    rows = np.array([s.seen.rows - 1 for s in several], dtype=np.float64)
+    left = np.array([s.seen.work_s - predicted(host, s) for s in several])
+    return float((rows * left).sum() / (rows * rows).sum())
+
+
+def _trimmed(samples: Sequence[Sample]) -> list[Sample]:
+    """Every setting's samples without the longest and shortest 5 %, relative to what is expected."""
+    groups: dict[tuple[Settings, int], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.settings, []).append(sample)
+    kept = []
+    for group in groups.values():
+        ratio = np.array([s.seen.work_s / (s.expected_s or 1.0) for s in group])
+        low, high = np.quantile(ratio, [0.05, 0.95])
+        kept += [s for s, r in zip(group, ratio, strict=True) if low <= r <= high]
+    return kept
+
+
+def trimmed_mean(values: Sequence[float]) -> float:
     """Mean without the highest and lowest 5 %, which on a shared machine belong to other processes."""
+    samples = np.array(values)
     low, high = np.quantile(samples, [0.05, 0.95])
     return float(samples[(samples >= low) & (samples <= high)].mean())
 
 
-def _expected(timing: Timing, surfaces: Mapping[str, LatencySurface], slowdown: Mapping[str, float]) -> float:
-    """What the grids say of an operation's forwards, s."""
-    beside = timing.operation in {"prespeculate", "continue"}  # these run while the target verifies
-    total, context = 0.0, timing.context - 1
-    for step in timing.steps:
-        kind = "tree" if step.name == "tree" else "forward"
-        name = f"{timing.device}.{kind}"
-        shape = {"branches": step.tokens} if kind == "tree" else {"batch": 1, "new_tokens": step.tokens}
-        factor = slowdown.get(name, 1.0) if beside else 1.0
-        total += factor * surfaces[name].seconds(context=context, **shape)
-        context += step.tokens
-    return total
+def in_situ(
+    overlap: Sequence[Overlap], samples: Samples, fitted: Mapping[HostOperation, OperationHost]
+) -> list[Overlap]:
+    """The entries, with the target's slow-downs as they are in real rounds where those tell.
+
+    A target operation is W seconds of work at full speed by its fit.  It took T seconds, O_f of them beside
+    a draft that fed chains and O_t beside one that grew trees: W = T - O_f - O_t + O_f / f + O_t / t.
+    Rounds without trees (PEARL) give f; the others (SSD, whose glue step is a chain) then give t.
+    """
+    seen = [
+        (sample, fitted[name])
+        for name in ("decode", "verify")
+        if name in fitted
+        for sample in _trimmed([s for s in samples.get(name, []) if not s.alone])
+    ]
+    chains = [(s, h) for s, h in seen if "tree" not in s.seen.beside_s]
+    trees = [(s, h) for s, h in seen if "tree" in s.seen.beside_s]
+    probed = {o.while_operation: o.slowdown for o in overlap if (o.device, o.operation) == _FORWARD}
+    beside_chain = _factor(chains, "forward", {}) or probed.get("forward", 1.0)
+    found = {"forward": beside_chain, "tree": _factor(trees, "tree", {"forward": beside_chain})}
+
+    def replaced(entry: Overlap) -> Overlap:
+        slowdown = found.get(entry.while_operation or "")
+        if (entry.device, entry.operation) != _FORWARD or slowdown is None:
+            return entry
+        return entry.model_copy(update={"slowdown": slowdown})
+
+    return [replaced(entry) for entry in overlap]
+
+
+_FORWARD = ("target", "forward")
+
+
+def _factor(
+    seen: Sequence[tuple[Sample, OperationHost]], kind: Forward, known: Mapping[Forward, float]
+) -> float | None:
+    """Slow-down beside one kind of work, the others' being known; None where it cannot be told."""
+    work = took = beside = 0.0
+    for sample, host in seen:
+        here = sample.seen
+        work += host.submit_s + predicted(host, sample) + host.report_s
+        took += here.lead_s + here.work_s + here.report_s
+        for other, shared_s in here.beside_s.items():
+            if other == kind:
+                beside += shared_s
+            else:
+                took -= shared_s * (1.0 - 1.0 / known.get(other, 1.0))
+    # Work done beside the neighbour, at full speed.
+    done = work - took + beside
+    if beside <= 0.0 or done <= 0.0:
+        return None
+    return float(np.clip(beside / done, LEAST_SLOWDOWN, MOST_SLOWDOWN))

@@ -3,20 +3,30 @@
 This module holds no speculative code and runs in a process of its own: what it writes down is what plain
 decoding does, so that replaying it is a test and not a tautology.  The draft is only ever asked what it
 would have said at each position of the target's path.
+
+At a temperature above 0 the path is sampled from the target's law p, and both laws are recorded as they
+are after the cut to `top_p`: a log-probability of minus infinity says that a token was cut.  Ranks are
+those of the uncut law, since a speculation cache is filled by them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from calibrate.checks import ModelSize
 from calibrate.live.placement import Precision, is_local_model
+from hardware_profiles.trace_schema import COLUMNS
+from policies.randomness import keyed_generator
+from policies.sampling import Sampling
 
-DEFAULT_RANKS = 16
+RANKS = 16
+"""M of a greedy trace: the draft's choices kept per position."""
+SAMPLED_RANKS = 32
+"""M of a sampled one, where rejected tokens come from the tail and its mass should be small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +39,8 @@ class RecordingJob:
         prompts: (request id, prompt text) of each prompt.
         limit: Most tokens per prompt.
         temperature: 0 for greedy; else tokens are sampled from softmax(logits / temperature).
-        ranks: M, choices kept per position.
+        top_p: Mass of both laws that is kept at a temperature above 0; see `token_law`.
+        ranks: M, choices kept per position; None: `RANKS`, or `SAMPLED_RANKS` at a temperature above 0.
         seed: Keys the sampling, by request and position.
         threads: Threads of torch; the results do not depend on it beyond rounding.
         precision: Of the weights.
@@ -40,10 +51,38 @@ class RecordingJob:
     prompts: tuple[tuple[int, str], ...]
     limit: int = 128
     temperature: float = 0.0
-    ranks: int = DEFAULT_RANKS
+    top_p: float = 1.0
+    ranks: int | None = None
     seed: int = 0
     threads: int = 1
     precision: Precision = "fp32"
+
+    def __post_init__(self) -> None:
+        Sampling(self.temperature, self.top_p)  # refuses what is out of its domain
+        if self.top_p != 1.0 and self.temperature == 0.0:
+            raise ValueError("top_p changes nothing at temperature 0; give a temperature, e.g. 1")
+        if self.ranks is not None and self.ranks < 1:
+            raise ValueError(f"ranks must be at least 1, got {self.ranks}")
+
+    @property
+    def kept_ranks(self) -> int:
+        """M."""
+        return self.ranks or (RANKS if self.temperature == 0.0 else SAMPLED_RANKS)
+
+
+@dataclass(frozen=True, slots=True)
+class PairFacts:
+    """What a recorder finds in the models; reported before anything else.
+
+    Attributes:
+        vocabulary: Number of token ids.
+        end_tokens: Ids that end a text.
+        tokenizer: Its class.
+    """
+
+    vocabulary: int
+    end_tokens: tuple[int, ...]
+    tokenizer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +93,7 @@ class Recording:
         request: Its id.
         prompt: Its token ids.
         ended: `end_token` or `limit`.
-        columns: By trace column, arrays of n positions.
+        columns: By trace column, arrays of n positions in the precision of the file.
     """
 
     request: int
@@ -63,11 +102,11 @@ class Recording:
     columns: dict[str, np.ndarray]
 
 
-def record(job: RecordingJob, report: Callable[[Recording], None]) -> dict[str, Any]:
-    """Record every prompt of a job, calling `report` after each; returns facts about the models.
+def record(job: RecordingJob, report: Callable[[PairFacts | Recording], None]) -> None:
+    """Record every prompt of a job; reports the `PairFacts`, then a `Recording` of each prompt in turn.
 
     Raises:
-        ValueError: The models' vocabularies differ, or a prompt is too long for them.
+        ValueError: The models' vocabularies differ, or a prompt is empty or too long for them.
     """
     import torch
     import transformers
@@ -86,109 +125,156 @@ def record(job: RecordingJob, report: Callable[[Recording], None]) -> dict[str, 
             f"target and draft have {target.config.vocab_size} and {draft.config.vocab_size} token ids; "
             "a pair must share its vocabulary"
         )
-    ends = set(model_end_tokens(target))
+    ends = model_end_tokens(target)
+    report(PairFacts(int(target.config.vocab_size), ends, type(tokenizer).__name__))
     with torch.inference_mode():
         for request, text in job.prompts:
-            ids = tokenizer(text)["input_ids"]
-            report(_record_one(job, (target, draft), request, ids, ends))
-    return {
-        "vocabulary": int(target.config.vocab_size),
-        "end_tokens": sorted(ends),
-        "tokenizer": type(tokenizer).__name__,
-    }
+            ids = list(tokenizer(text)["input_ids"])
+            _check_length(request, ids, job.limit, (target, draft))
+            report(_record_one(job, (target, draft), request, ids, set(ends)))
+
+
+def _check_length(request: int, ids: list[int], limit: int, models: tuple[Any, Any]) -> None:
+    if not ids:
+        raise ValueError(f"prompt {request} has no token")
+    for model in models:
+        most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if most is not None and len(ids) + limit > most:
+            raise ValueError(
+                f"prompt {request} has {len(ids)} tokens, which with {limit} new ones outgrow the "
+                f"{most} positions of {model.config.name_or_path}; lower --max-tokens or use shorter prompts"
+            )
+
+
+def token_law(logits: Any, temperature: float, top_p: float) -> tuple[Any, Any]:
+    """The law that a model's token is sampled from, and its ranking of all tokens.
+
+    softmax(logits / temperature), cut to the smallest set of most likely tokens whose mass reaches
+    `top_p` and renormalised; among equals the lower id goes first.  At temperature 0 the law is that of
+    temperature 1, uncut: what the log-probabilities of a greedy trace mean.
+
+    Args:
+        logits: [V], a torch tensor.
+        temperature: At least 0.
+        top_p: Mass kept, in (0, 1].
+
+    Returns:
+        [V] log-probabilities in double precision, minus infinity for what was cut; [V] ids, most likely
+        first, nothing left out.
+    """
+    import torch
+
+    logits = logits.double()
+    # Ties go to the lower id, as argmax does; a stable sort keeps ranks consistent with it.
+    order = torch.sort(logits, descending=True, stable=True).indices
+    logprobs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
+    if top_p < 1.0:
+        mass = logprobs[order].exp().cumsum(dim=-1)
+        kept = 1 + int((mass[:-1] < top_p).sum())
+        logprobs[order[kept:]] = -torch.inf
+        logprobs = logprobs - torch.log(mass[kept - 1])
+    return logprobs, order
 
 
 class _Reader:
-    """A model that reads one sequence token by token."""
+    """A model that reads one sequence token by token.
 
-    def __init__(self, model: Any, prompt: list[int], temperature: float) -> None:
+    Attributes:
+        logprobs: [V] of the next token, at the sampling setting.
+        order: [V] its ids, most likely first.
+    """
+
+    def __init__(self, model: Any, prompt: list[int], job: RecordingJob) -> None:
         from transformers import DynamicCache
 
         self.model = model
-        self.scale = temperature or 1.0
+        self.job = job
         self.cache = DynamicCache(config=model.config)
-        self.logprobs = self.read(prompt)
+        self.read(prompt)
 
-    def read(self, ids: list[int]) -> Any:
-        """Feed tokens; log-probabilities [V] of the next one, kept in `logprobs`."""
-        import torch
-
-        output = self.model(torch.tensor([ids]), past_key_values=self.cache, use_cache=True)
-        self.logprobs = torch.log_softmax(output.logits[0, -1].float() / self.scale, dim=-1)
-        return self.logprobs
+    def read(self, ids: list[int]) -> None:
+        """Feed tokens."""
+        self.logprobs, self.order = self._law_after(ids)
 
     def peek(self, token: int) -> float:
         """Highest log-probability after `token`, without keeping it."""
-        kept = self.logprobs
-        best = float(self.read([token]).max())
+        logprobs, order = self._law_after([token])
         self.cache.crop(-1)
-        self.logprobs = kept
-        return best
+        return float(logprobs[order[0]])
+
+    def _law_after(self, ids: list[int]) -> tuple[Any, Any]:
+        import torch
+
+        output = self.model(torch.tensor([ids]), past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        return token_law(output.logits[0, -1], self.job.temperature, self.job.top_p)
 
 
 def _record_one(
     job: RecordingJob, models: tuple[Any, Any], request: int, ids: list[int], ends: set[int]
 ) -> Recording:
-    p, q = (_Reader(model, ids, job.temperature) for model in models)
+    p, q = (_Reader(model, ids, job) for model in models)
     rows: list[dict[str, Any]] = []
     ended: Literal["end_token", "limit"] = "limit"
     for position in range(job.limit):
-        token = _choose(job, p.logprobs, request, position)
-        rows.append(_describe(job.ranks, token, p.logprobs, q))
+        token = _choose(job, p, request, position)
+        rows.append(_describe(job.kept_ranks, token, p, q))
         if token in ends:
             ended = "end_token"
             break
         if position + 1 < job.limit:
             p.read([token])
             q.read([token])
-    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    columns = {name: np.array([row[name] for row in rows], dtype=COLUMNS[name].dtype) for name in rows[0]}
     return Recording(request, tuple(ids), ended, columns)
 
 
-def _choose(job: RecordingJob, logprobs: Any, request: int, position: int) -> int:
+def _choose(job: RecordingJob, p: _Reader, request: int, position: int) -> int:
     if job.temperature == 0.0:
-        return int(logprobs.argmax())
-    from policies.randomness import keyed_generator
-
+        return int(p.order[0])
     uniform = keyed_generator(job.seed, "target-sample", request, position).random()
-    cumulative = np.cumsum(np.exp(logprobs.double().numpy()))
-    return int(np.searchsorted(cumulative, uniform * cumulative[-1]))
+    return draw(np.exp(p.logprobs.numpy()), uniform)
 
 
-def _describe(ranks: int, token: int, p: Any, q: _Reader) -> dict[str, Any]:
+def draw(probabilities: np.ndarray, uniform: float) -> int:
+    """The token at `uniform` of the cumulative law [V]; never one of probability zero."""
+    cumulative = np.cumsum(probabilities)
+    found = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+    return min(found, int(np.flatnonzero(probabilities)[-1]))
+
+
+def _describe(ranks: int, token: int, p: _Reader, q: _Reader) -> dict[str, Any]:
     import torch
 
-    # Ties go to the lower id, as argmax does; a stable sort keeps ranks consistent with it.
-    order = torch.sort(q.logprobs, descending=True, stable=True).indices
-    best = torch.sort(p, descending=True, stable=True).indices[:ranks]
-    top = order[:ranks]
+    top, best = q.order[:ranks], p.order[:ranks]
     return {
         "token": token,
-        "target_logprob": float(p[token]),
+        "target_logprob": float(p.logprobs[token]),
         "draft_logprob": float(q.logprobs[token]),
-        "draft_rank": int((order == token).nonzero()[0, 0]),
+        "draft_rank": int((q.order == token).nonzero()[0, 0]),
         "draft_top_ids": top.tolist(),
         "draft_top_logprobs": q.logprobs[top].tolist(),
-        "target_at_draft_top_logprobs": p[top].tolist(),
+        "target_at_draft_top_logprobs": p.logprobs[top].tolist(),
         "target_top_ids": best.tolist(),
-        "target_top_logprobs": p[best].tolist(),
-        "accept_mass": float(torch.minimum(p, q.logprobs).exp().sum()),
+        "target_top_logprobs": p.logprobs[best].tolist(),
+        "accept_mass": float(torch.minimum(p.logprobs, q.logprobs).exp().sum()),
         "draft_next_top1_logprob": q.peek(int(top[0])),
     }
 
 
-def model_facts(folder: str) -> dict[str, Any]:
-    """Name and number of parameters of a model, from its files alone."""
+def hub_size(name: str) -> ModelSize:
+    """Sizes of a model that is known by its hub name only, from its configuration."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder)
-    path = Path(folder)
-    return {
-        "name": path.name if path.is_dir() else folder,
-        "parameters": count_parameters(config),
-        "layers": int(config.num_hidden_layers),
-        "hidden": int(config.hidden_size),
-    }
+    config = AutoConfig.from_pretrained(name)
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return ModelSize(
+        parameters=count_parameters(config),
+        layers=int(text.num_hidden_layers),
+        kv_per_token=2 * int(text.num_hidden_layers) * int(heads) * int(width),
+        positions=getattr(text, "max_position_embeddings", None),
+    )
 
 
 def count_parameters(config: Any) -> int:

@@ -1,56 +1,108 @@
-"""Run a function in a process of its own, with its progress reported here."""
+"""Run functions in processes of their own, with their progress reported here."""
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
+import os
+import signal
+import sys
+import threading
 import traceback
-from collections.abc import Callable
-from multiprocessing.connection import Connection
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, TypeAlias
+
+Report: TypeAlias = Callable[[Any], None]
+Function: TypeAlias = Callable[[Any, Report], Any]
+
+_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of Linux's `prctl`."""
 
 
 class SubprocessError(RuntimeError):
     """The function failed or its process died; the message holds the remote error."""
 
 
-def run_apart(
-    function: Callable[[Any, Callable[[Any], None]], Any],
-    argument: Any,
-    report: Callable[[Any], None],
-) -> Any:
+def run_apart(function: Function, argument: Any, report: Report) -> Any:
     """Call `function(argument, report)` in a fresh process and return what it returns.
 
     Everything that `function` reports arrives here, in order, by calling `report`.  The process is gone
-    when this returns or raises, Ctrl-C included.
+    when this returns or raises, Ctrl-C included, and on Linux also when this process is killed.
 
     Raises:
         SubprocessError: It failed or died.
     """
+    return run_many(function, [argument], report)[0]
+
+
+def run_many(function: Function, arguments: Sequence[Any], report: Report) -> list[Any]:
+    """As `run_apart` for every argument, side by side; the results in the order of the arguments.
+
+    Raises:
+        SubprocessError: One of them failed or died; the others are ended.
+    """
+    children = []
+    results: dict[int, Any] = {}
+    try:
+        for argument in arguments:
+            children.append(_start(function, argument))  # noqa: PERF401 - so that `finally` knows each
+        while len(results) < len(children):
+            waiting = {child.pipe: i for i, child in enumerate(children) if i not in results}
+            for pipe in wait(list(waiting)):
+                index = waiting[pipe]  # type: ignore[index]
+                kind, value = _receive(children[index])
+                if kind == "done":
+                    results[index] = value
+                elif kind == "report":
+                    report(value)
+                else:
+                    raise SubprocessError(value)
+        return [results[i] for i in range(len(children))]
+    finally:
+        for child in children:
+            child.process.terminate()
+            child.process.join()
+            child.pipe.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    process: SpawnProcess
+    pipe: Connection
+
+
+@dataclass(frozen=True, slots=True)
+class _Parent:
+    """Whose death ends a child; None where the kernel would watch a mere thread."""
+
+    pid: int | None
+
+
+def _start(function: Function, argument: Any) -> _Child:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_call, args=(function, argument, there), daemon=True)
+    # The kernel watches the thread that starts a process, which may end before its process.
+    parent = _Parent(os.getpid() if threading.current_thread() is threading.main_thread() else None)
+    process = context.Process(target=_call, args=(function, argument, there, parent), daemon=True)
     process.start()
     there.close()
+    return _Child(process, here)
+
+
+def _receive(child: _Child) -> tuple[str, Any]:
     try:
-        while True:
-            kind, value = here.recv()
-            if kind == "report":
-                report(value)
-            elif kind == "done":
-                process.join()
-                return value
-            else:
-                raise SubprocessError(value)
+        message: tuple[str, Any] = child.pipe.recv()
     except EOFError as error:
-        process.join()
-        raise SubprocessError(f"the process died with exit code {process.exitcode}") from error
-    finally:
-        process.terminate()
-        process.join()
-        here.close()
+        child.process.join()
+        raise SubprocessError(f"the process died with exit code {child.process.exitcode}") from error
+    return message
 
 
-def _call(function: Callable[[Any, Callable[[Any], None]], Any], argument: Any, pipe: Connection) -> None:
+def _call(function: Function, argument: Any, pipe: Connection, parent: _Parent) -> None:
+    _die_with(parent)
     try:
         result = function(argument, lambda value: pipe.send(("report", value)))
         pipe.send(("done", result))
@@ -59,3 +111,12 @@ def _call(function: Callable[[Any, Callable[[Any], None]], Any], argument: Any, 
     except Exception as error:  # everything must reach the parent
         detail = f"{type(error).__name__}: {error}"
         pipe.send(("failed", f"{detail}\n{traceback.format_exc()}"))
+
+
+def _die_with(parent: _Parent) -> None:
+    """Ask the kernel (Linux) to end this process with its parent, however that ends."""
+    if parent.pid is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent.pid:
+        os._exit(1)  # it died before the request was in place

@@ -26,13 +26,17 @@ class StepTime:
         name: As `messages.Step.name`.
         start_s: Begin of the call.
         end_s: Its tokens are chosen.
-        tokens: New tokens fed.
+        tokens: New tokens fed, summed over rows, padding not counted.
+        rows: Rows that took part.
+        width: Most new tokens of a row, to which the others are padded; in a tree step, most branches.
     """
 
     name: str
     start_s: float
     end_s: float
     tokens: int
+    rows: int = 1
+    width: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,8 @@ class Timing:
         arrival_s: Its report was noticed here.
         queued: Whether the device was busy at submission; then `start_s - submit_s` is no overhead.
         steps: Model calls.
-        context: Committed tokens of the row at submission; 0 for calibration's own operations.
+        context: Committed tokens at submission, mean over rows; 0 for calibration's own operations.
+        rows: Rows that the operation was about; 0 for calibration's own.
     """
 
     device: str
@@ -59,12 +64,18 @@ class Timing:
     arrival_s: float
     queued: bool
     steps: tuple[StepTime, ...]
-    context: int
+    context: float
+    rows: int = 1
 
     @property
     def tokens(self) -> int:
         """New tokens that went through the model."""
         return sum(step.tokens for step in self.steps)
+
+    @property
+    def width(self) -> int:
+        """Most new tokens (or branches) of a row in any of the steps; 0 without a step."""
+        return max((step.width for step in self.steps), default=0)
 
     @property
     def submit_overhead_s(self) -> float | None:
@@ -150,7 +161,7 @@ class LiveDevice:
         """Queue an operation and return at once.
 
         Raises:
-            ValueError: The live world cannot do it (a batch, no token ids).
+            ValueError: The live world cannot do it (no token ids).
             WorkerDied: The worker process has ended.
         """
         submit_s = self.environment.elapsed()
@@ -199,8 +210,11 @@ class LiveDevice:
             end_s=report.end + shift,
             arrival_s=arrival_s,
             queued=pending.queued,
-            steps=tuple(StepTime(s.name, s.start + shift, s.end + shift, s.tokens) for s in steps),
-            context=0 if view is None else int(view.contexts[0]),
+            steps=tuple(
+                StepTime(s.name, s.start + shift, s.end + shift, s.tokens, s.rows, s.width) for s in steps
+            ),
+            context=0.0 if view is None else float(view.contexts.mean()),
+            rows=0 if view is None else len(view.slots),
         )
         self.timings.append(timing)
         details: dict[str, Any] = {
@@ -208,7 +222,11 @@ class LiveDevice:
             "tokens": timing.tokens,
         }
         if view is not None:
-            details |= {"request": int(view.requests[0]), "context": timing.context}
+            details |= {
+                "rows": timing.rows,
+                "requests": view.requests.tolist(),
+                "context": timing.context,
+            }
         if isinstance(report, Failure):
             details["failed"] = True
         self.spans.append(Span(self.name, timing.operation, timing.start_s, timing.end_s, details))

@@ -1,6 +1,7 @@
 """Executes messages on a `ModelRunner`: what each operation means in forwards.
 
-Only worker processes (and tests) import this module.
+Every step is one forward for all rows of the message, wherever each of them is.  Only worker processes
+(and tests) import this module.
 """
 
 from __future__ import annotations
@@ -8,31 +9,37 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from calibrate.live.arena import LawReader, LawWriter
+from calibrate.live.choice import law
+from calibrate.live.drafting import Pen
 from calibrate.live.errors import AuditError
 from calibrate.live.messages import (
-    ContinueRow,
-    DraftRow,
+    ContinueRows,
+    Drafted,
+    DraftRows,
     Echo,
     Message,
     Outcome,
-    PrefillRow,
+    PrefillRows,
     Prepared,
-    PrespeculateRow,
+    PrespeculateRows,
     Probe,
     ProbeResult,
     Reply,
+    Row,
+    SettleRows,
     Step,
     Tokens,
     Verified,
-    VerifyRow,
+    VerifyRows,
 )
-from calibrate.live.outcomes import agreement, judge, prepared_outcomes
-from calibrate.live.runner import ModelRunner, Tree, best_tokens, top_tokens
-
-PROBE_SLOT = -1
+from calibrate.live.outcomes import agreement, cut, judge, prepared_outcomes
+from calibrate.live.runner import ModelRunner, Tree, top_tokens
+from calibrate.live.verification import Proposals, judge_chains
 
 
 def never() -> bool:
@@ -47,6 +54,8 @@ class Executor:
         runner: The model.
         end_token_ids: Tokens that end a request; used by verifications.
         stopped: Polled between steps: whether the running message was asked to stop.
+        writer: Where a draft keeps the laws of sampled tokens.
+        reader: Where a target finds them.
 
     Attributes:
         steps: Model calls of the last message, in order.
@@ -58,168 +67,328 @@ class Executor:
         *,
         end_token_ids: Collection[int] = (),
         stopped: Callable[[], bool] = never,
+        writer: LawWriter | None = None,
+        reader: LawReader | None = None,
     ) -> None:
         self.runner = runner
         self.end_token_ids = frozenset(end_token_ids)
         self.stopped = stopped
+        self.writer = writer
+        self.reader = reader or LawReader()
         self.steps: list[Step] = []
-        self._synthetic: tuple[int, int] | None = None
+        self._open: dict[int, tuple[int, int, Tensor]] = {}
+        self._probed: tuple[range, int] | None = None
+        self._slots = 0
 
+    @torch.inference_mode()
     def execute(self, message: Message) -> Reply:
         """Do what a message says.
 
         Raises:
-            AuditError: The message does not fit what the slot holds, or more was fed than it needs.
+            AuditError: The message does not fit what a slot holds, more was fed than it needs, or a law of
+                sampled tokens is missing or is another's.
         """
         self.steps = []
         match message:
-            case PrefillRow():
+            case PrefillRows():
                 self._prefill(message)
                 return None
-            case VerifyRow():
+            case VerifyRows():
                 return self._verify(message)
-            case DraftRow():
+            case SettleRows():
+                return self._settle(message)
+            case DraftRows():
                 return self._draft(message)
-            case PrespeculateRow():
+            case PrespeculateRows():
                 return self._prespeculate(message)
-            case ContinueRow():
+            case ContinueRows():
                 return self._continue(message)
             case Probe():
                 return self._probe(message)
             case Echo():
                 return message.payload
 
-    def _prefill(self, row: PrefillRow) -> None:
-        self.runner.reset(row.slot)
-        if len(row.prompt) > 1:
-            self._fill("prefill", row.slot, row.prompt[:-1])
+    def _prefill(self, message: PrefillRows) -> None:
+        for slot in message.slots:
+            self.runner.reset(slot)
+            self._open.pop(slot, None)
+        self._slots = max(self._slots, 1 + max(message.slots))
+        longer = [i for i, prompt in enumerate(message.prompts) if len(prompt) > 1]
+        if longer:
+            self._fill(
+                "prefill", [message.slots[i] for i in longer], [message.prompts[i][:-1] for i in longer]
+            )
 
-    def _verify(self, row: VerifyRow) -> Verified:
-        self._rewind(row.slot, row.context, row.tail)
-        best = self._choose("verify", row.slot, (row.tail[-1], *row.tokens))
-        self._audit_fed(1 + len(row.tokens), "Verify")
-        return judge(row.tokens, best, row.room, self.end_token_ids)
-
-    def _draft(self, row: DraftRow) -> Tokens:
-        keep = agreement(self.runner.held(row.slot), row.context, row.tail)
-        feed = row.context - keep
-        if feed != row.unseen:
-            raise AuditError(f"Draft was told of {row.unseen} unseen tokens but has to feed {feed}")
-        if self.stopped():
-            return ()
-        self.runner.rollback(row.slot, keep)
-        return self._extend(row.slot, row.tail[-row.unseen :], row.lookahead, stoppable=True)
-
-    def _continue(self, row: ContinueRow) -> Prepared:
-        keep = agreement(self.runner.held(row.slot), row.context, row.tail, row.tokens)
-        feed = (*row.tail, *row.tokens)[keep - (row.context - len(row.tail)) :]
-        if len(feed) != 1:
-            raise AuditError(f"Continue has to feed {len(feed)} tokens; after a round it is always 1")
-        self.runner.rollback(row.slot, keep)
-        first, *rest = self._extend(row.slot, feed, row.lookahead, stoppable=False)
-        return Prepared((((len(row.tokens), first), tuple(rest)),))
-
-    def _extend(self, slot: int, feed: Sequence[int], lookahead: int, *, stoppable: bool) -> Tokens:
-        """Feed tokens, then draft greedily; `lookahead` tokens in all, fewer if stopped."""
-        drafted = [self._choose("feed", slot, feed)[-1]]
-        while len(drafted) < lookahead and not (stoppable and self.stopped()):
-            drafted += self._choose("draft", slot, drafted[-1:])
-        return tuple(drafted)
-
-    def _prespeculate(self, row: PrespeculateRow) -> Prepared:
-        self._rewind(row.slot, row.context, row.tail)
-        outcomes = self._glue("glue", row.slot, (row.tail[-1], *row.tokens), row.fanout)
-        if not outcomes:
-            return Prepared(())
-        speculations = self._grow(row, outcomes)
-        self._audit_fed(1 + len(row.tokens) + row.lookahead * len(outcomes), "Prespeculate")
-        return Prepared(tuple(zip(outcomes, speculations, strict=True)))
-
-    def _grow(self, row: PrespeculateRow, outcomes: list[Outcome]) -> list[Tokens]:
-        """Continue every outcome by `lookahead` tokens, all at once."""
-        # After k accepted tokens the last trunk token seen is the k-th drafted one.
-        forks = [row.context - 1 + k for k, _ in outcomes]
-        tree = self.runner.open_tree(row.slot, forks, row.lookahead)
-        tokens = torch.tensor([bonus for _, bonus in outcomes], device=self.runner.device)
-        steps: list[list[int]] = []
-        for _ in range(row.lookahead):
-            tokens = self._tree_step(tree, tokens, "tree")
-            steps.append(tokens.tolist())
-        self.runner.close_tree(tree)
-        return list(zip(*steps, strict=True))
-
-    def _tree_step(self, tree: Tree, tokens: Tensor, name: str) -> Tensor:
-        """One stamped step of every branch; returns the best token after each."""
+    def _verify(self, message: VerifyRows) -> tuple[Verified, ...]:
+        rows = message.rows
+        for row in rows:
+            self._rewind(row)
+        chains = [(row.tail[-1], *row.tokens) for row in rows]
         start, fed = time.perf_counter(), self.runner.fed
-        best = self.runner.tree_forward(tree, tokens).argmax(dim=-1)
-        best[0].item()  # the stamp below is of done work, also where kernels run asynchronously
-        self._stamp(name, start, fed)
-        return best
+        logits = self.runner.forward([row.slot for row in rows], chains)
+        if message.sampling.greedy and not message.leave_open:
+            best = logits.argmax(dim=-1).tolist()
+            verified = [
+                judge(row.tokens, judged[: len(row.tokens) + 1], row.room, self.end_token_ids)
+                for row, judged in zip(rows, best, strict=True)
+            ]
+        else:
+            verified = self._verify_sampled(message, law(logits, message.sampling))
+        self._stamp("verify", start, fed, chains)
+        self._audit_fed(sum(map(len, chains)), "Verify")
+        return tuple(verified)
+
+    def _verify_sampled(self, message: VerifyRows, p: Tensor) -> list[Verified]:
+        """As `_verify`, from the target's laws [R, n, V]; keeps those of positions that stay open."""
+        proposals = Proposals(message.rows, message.sampling, p.shape[-1], self.reader)
+        leave_open = np.full(len(message.rows), message.leave_open)
+        verified = []
+        for i, (row, run, bonus) in enumerate(
+            zip(message.rows, *judge_chains(p, proposals, leave_open), strict=True)
+        ):
+            verified.append(cut(row.tokens[:run], bonus, row.room, self.end_token_ids))
+            if bonus is None and not verified[-1].ended:
+                self._open[row.slot] = (row.request, row.position + run, p[i, run].clone())
+        return verified
+
+    def _settle(self, message: SettleRows) -> tuple[Verified, ...]:
+        """No forward: the laws of open positions were kept."""
+        rows = message.rows
+        if not rows:
+            return ()
+        laws = []
+        for row in rows:
+            request, position, p = self._open.pop(row.slot, (-1, -1, None))
+            if p is None or (request, position) != (row.request, row.position):
+                raise AuditError(
+                    f"slot {row.slot} has no open position {row.position} of request {row.request}"
+                )
+            laws.append(p)
+        p = torch.stack(laws)[:, None]
+        proposals = Proposals(rows, message.sampling, p.shape[-1], self.reader)
+        _, following = judge_chains(p, proposals, proposals.lengths > 0)
+        return tuple(
+            cut((), row.tokens[0] if bonus is None else bonus, row.room, self.end_token_ids)
+            for row, bonus in zip(rows, following, strict=True)
+        )
+
+    def _draft(self, message: DraftRows) -> tuple[Drafted, ...]:
+        rows = message.rows
+        keeps = [agreement(self.runner.held(row.slot), row.context, row.tail) for row in rows]
+        for row, keep, unseen in zip(rows, keeps, message.unseen, strict=True):
+            if row.context - keep != unseen:
+                raise AuditError(
+                    f"Draft was told of {unseen} unseen tokens but has to feed {row.context - keep}"
+                )
+        if self.stopped():
+            return tuple(Drafted(()) for _ in rows)
+        for row, keep in zip(rows, keeps, strict=True):
+            self.runner.rollback(row.slot, keep)
+        feeds = [row.tail[-unseen:] for row, unseen in zip(rows, message.unseen, strict=True)]
+        pen = self._pen(message, [(row.request, row.position) for row in rows])
+        return self._extend(rows, feeds, pen, stoppable=True)
+
+    def _continue(self, message: ContinueRows) -> tuple[Drafted, ...]:
+        feeds: list[Tokens] = []
+        for row in message.rows:
+            keep = agreement(self.runner.held(row.slot), row.context, row.tail, row.tokens)
+            feeds.append((*row.tail, *row.tokens)[keep - (row.context - len(row.tail)) :])
+            if len(feeds[-1]) != 1:
+                raise AuditError(
+                    f"Continue has to feed {len(feeds[-1])} tokens; after a round it is always 1"
+                )
+            self.runner.rollback(row.slot, keep)
+        pen = self._pen(message, [(row.request, row.position + len(row.tokens)) for row in message.rows])
+        return self._extend(message.rows, feeds, pen, stoppable=False)
+
+    def _extend(
+        self, rows: Sequence[Row], feeds: Sequence[Tokens], pen: Pen, *, stoppable: bool
+    ) -> tuple[Drafted, ...]:
+        """Feed tokens, then draft; `pen.depth` tokens per row in all, fewer if stopped."""
+        slots = [row.slot for row in rows]
+        columns: list[list[int]] = []
+        chains: Sequence[Sequence[int]] = feeds
+        while len(columns) < pen.depth and not (columns and stoppable and self.stopped()):
+            start, fed = time.perf_counter(), self.runner.fed
+            logits = self.runner.forward(slots, chains, last_only=True)[:, 0]
+            columns.append(pen.choose(logits).tolist())
+            self._stamp("draft" if len(columns) > 1 else "feed", start, fed, chains)
+            chains = [(token,) for token in columns[-1]]
+        return _drafted(columns, pen)
+
+    def _prespeculate(self, message: PrespeculateRows) -> tuple[Prepared, ...]:
+        for row in message.rows:
+            self._rewind(row)
+        outcomes = self._glue("glue", message)
+        grown = [i for i, found in enumerate(outcomes) if found]
+        speculations: dict[int, list[Drafted]] = {i: [] for i in range(len(outcomes))}
+        if grown:
+            drafted = iter(self._grow(message, grown, [outcomes[i] for i in grown]))
+            for i in grown:
+                speculations[i] = [next(drafted) for _ in outcomes[i]]
+        branches = sum(map(len, outcomes))
+        trunks = sum(1 + len(row.tokens) for row in message.rows)
+        self._audit_fed(trunks + message.lookahead * branches, "Prespeculate")
+        return tuple(
+            Prepared(tuple(zip(found, speculations[i], strict=True))) for i, found in enumerate(outcomes)
+        )
+
+    def _grow(
+        self, message: PrespeculateRows, grown: Sequence[int], outcomes: Sequence[Sequence[Outcome]]
+    ) -> tuple[Drafted, ...]:
+        """Continue every outcome of the rows `grown` by `lookahead` tokens, all at once.
+
+        Returns:
+            The speculation of each outcome, row after row.
+        """
+        rows = [message.rows[i] for i in grown]
+        # After k accepted tokens the last trunk token seen is the k-th drafted one.
+        forks = [[row.context - 1 + k for k, _ in found] for row, found in zip(rows, outcomes, strict=True)]
+        tree = self.runner.open_tree([row.slot for row in rows], forks, message.lookahead)
+        tokens, real = self._branches([[bonus for _, bonus in found] for found in outcomes])
+        # The verified token of an outcome has the position after its k accepted ones; this is the next one.
+        keys = [
+            (row.request, row.position + k + 1)
+            for row, found in zip(rows, outcomes, strict=True)
+            for k, _ in found
+        ]
+        pen = self._pen(message, keys)
+        columns = [self._tree_step("tree", tree, tokens, real, pen) for _ in range(message.lookahead)]
+        self.runner.close_tree(tree)
+        return _drafted(columns, pen)
+
+    def _branches(self, tokens: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
+        """[R, N] tokens, and which of them are real; None if all are."""
+        width = max(map(len, tokens))
+        padded = [[*row, *[0] * (width - len(row))] for row in tokens]
+        table = torch.tensor(padded, dtype=torch.long, device=self.runner.device)
+        if min(map(len, tokens)) == width:
+            return table, None
+        counts = torch.tensor([len(row) for row in tokens], device=self.runner.device)
+        return table, torch.arange(width, device=self.runner.device) < counts[:, None]
+
+    def _tree_step(self, name: str, tree: Tree, tokens: Tensor, real: Tensor | None, pen: Pen) -> list[int]:
+        """One stamped step of every branch; overwrites `tokens` [R, N] by the next ones.
+
+        Returns:
+            The next token of every real branch, row after row.
+        """
+        start, fed = time.perf_counter(), self.runner.fed
+        logits = self.runner.tree_forward(tree, tokens)
+        chosen = pen.choose(logits.flatten(0, 1) if real is None else logits[real])
+        if real is None:
+            tokens.copy_(chosen.view(tokens.shape))
+        else:
+            tokens[real] = chosen
+        # The stamp below is of done work, also where kernels run asynchronously.
+        column: list[int] = chosen.tolist()
+        self._stamp(name, start, fed, [range(count) for count in tree.counts])
+        return column
+
+    def _glue(self, name: str, message: PrespeculateRows) -> list[list[Outcome]]:
+        """One stamped step: feed the last committed token and the drafted ones, choose the outcomes."""
+        rows = message.rows
+        chains = [(row.tail[-1], *row.tokens) for row in rows]
+        counts = [len(chain) for chain in chains]
+        start, fed = time.perf_counter(), self.runner.fed
+        logits = self.runner.forward([row.slot for row in rows], chains)
+        flat = torch.cat([logits[i, :count] for i, count in enumerate(counts)])
+        # One more than the fan-out, since the rejected token is left out.
+        most = 1 + max(max(fanout[:n]) for fanout, n in zip(message.fanouts, counts, strict=True))
+        ranked = iter(top_tokens(flat, most))
+        outcomes = [
+            prepared_outcomes(
+                [next(ranked) for _ in range(count)],
+                row.tokens,
+                fanout,
+                keep_rejected=message.keep_rejected,
+                part=message.part,
+            )
+            for row, count, fanout in zip(rows, counts, message.fanouts, strict=True)
+        ]
+        self._stamp(name, start, fed, chains)
+        return outcomes
+
+    def _pen(
+        self, message: DraftRows | ContinueRows | PrespeculateRows, keys: Sequence[tuple[int, int]]
+    ) -> Pen:
+        """What chooses tokens from the positions `keys` (request, position) on."""
+        return Pen(
+            [request for request, _ in keys],
+            [position for _, position in keys],
+            message.lookahead,
+            message.sampling,
+            shape=None if isinstance(message, ContinueRows) else message.shape,
+            writer=self.writer,
+        )
 
     def _probe(self, probe: Probe) -> ProbeResult:
-        if self._synthetic != (probe.batch, probe.context):
-            self.runner.install_synthetic(PROBE_SLOT, probe.batch, probe.context)
-            self._synthetic = (probe.batch, probe.context)
+        if self._probed is None or self._probed[0].start < self._slots:
+            self._probed = None  # a request was given one of these slots since
+        slots = range(self._slots, self._slots + probe.batch)
+        if self._probed != (slots, probe.context):
+            self.runner.install_synthetic(slots, probe.context)
+            self._probed = (slots, probe.context)
         for _ in range(probe.warmup + probe.repeats):
             if self.stopped():
                 break
-            self._probe_once(probe)
-            self.runner.rollback(PROBE_SLOT, probe.context)
+            self._probe_once(probe, slots)
+            for slot in slots:
+                self.runner.rollback(slot, probe.context)
         return ProbeResult(tuple(step.end - step.start for step in self.steps[probe.warmup :]))
 
-    def _probe_once(self, probe: Probe) -> None:
+    def _probe_once(self, probe: Probe, slots: Sequence[int]) -> None:
         """One stamped step, by the very code of the real operations."""
-        chain = [0] * probe.new_tokens
+        chain = (0,) * probe.new_tokens
+        rows = [Row(slot, 0, 0, probe.context + 1, (0,), tokens=chain[1:]) for slot in slots]
         if probe.kind == "tree":
             # One step whose cache is as long as the trunk and the branches' tokens so far together.
-            tree = self.runner.open_tree(PROBE_SLOT, [probe.context - 1] * probe.branches, 1)
-            tokens = torch.zeros(probe.branches, dtype=torch.long, device=self.runner.device)
-            self._tree_step(tree, tokens, "probe")
+            forks = [[probe.context - 1] * probe.branches] * probe.batch
+            tree = self.runner.open_tree(slots, forks, 1)
+            tokens, real = self._branches([[0] * probe.branches] * probe.batch)
+            keys = [0] * (probe.batch * probe.branches)
+            self._tree_step("probe", tree, tokens, real, Pen(keys, keys, 1))
             self.runner.close_tree(tree)
         elif probe.kind == "prefill":
-            self._fill("probe", PROBE_SLOT, chain)
+            self._fill("probe", slots, [chain] * probe.batch)
         elif probe.top:
-            self._glue("probe", PROBE_SLOT, chain, (probe.top,) * probe.new_tokens)
+            fanouts = ((probe.top,) * probe.new_tokens,) * probe.batch
+            self._glue("probe", PrespeculateRows(tuple(rows), 1, fanouts))
         else:
-            self._choose("probe", PROBE_SLOT, chain)
+            start, fed = time.perf_counter(), self.runner.fed
+            self.runner.forward(slots, [chain] * probe.batch).argmax(dim=-1).tolist()
+            self._stamp("probe", start, fed, [chain] * probe.batch)
 
-    def _fill(self, name: str, slot: int, tokens: Sequence[int]) -> None:
+    def _fill(self, name: str, slots: Sequence[int], chains: Sequence[Sequence[int]]) -> None:
         """One stamped step that fills the cache and selects nothing."""
         start, fed = time.perf_counter(), self.runner.fed
-        self.runner.forward(slot, tokens, last_only=True)
-        self._stamp(name, start, fed)
+        logits = self.runner.forward(slots, chains, last_only=True)
+        logits[0, 0, 0].item()  # as in `_tree_step`: the stamp is of done work
+        self._stamp(name, start, fed, chains)
 
-    def _glue(self, name: str, slot: int, tokens: Sequence[int], fanout: tuple[int, ...]) -> list[Outcome]:
-        """One stamped step: feed the last committed token and the drafted ones, choose the outcomes."""
-        start, fed = time.perf_counter(), self.runner.fed
-        logits = self.runner.forward(slot, tokens)
-        # One more than the fan-out, since the rejected token is left out.
-        ranked = top_tokens(logits, max(fanout[: len(tokens)]) + 1)[: len(tokens)]
-        outcomes = prepared_outcomes(ranked, tokens[1:], fanout)
-        self._stamp(name, start, fed)
-        return outcomes
-
-    def _choose(self, name: str, slot: int, tokens: Sequence[int]) -> list[int]:
-        """One stamped step: feed `tokens` and take the best token after each."""
-        start, fed = time.perf_counter(), self.runner.fed
-        best = best_tokens(self.runner.forward(slot, tokens))
-        self._stamp(name, start, fed)
-        return best
-
-    def _rewind(self, slot: int, context: int, tail: Tokens) -> None:
+    def _rewind(self, row: Row) -> None:
         """Roll back to the committed text but its last token."""
-        keep = agreement(self.runner.held(slot), context, tail)
-        if keep != context - 1:
+        keep = agreement(self.runner.held(row.slot), row.context, row.tail)
+        if keep != row.context - 1:
             raise AuditError(
-                f"slot {slot} holds {keep} tokens of a text of {context}; {context - 1} expected"
+                f"slot {row.slot} holds {keep} tokens of a text of {row.context}; {row.context - 1} expected"
             )
-        self.runner.rollback(slot, keep)
+        self.runner.rollback(row.slot, keep)
 
-    def _stamp(self, name: str, start: float, fed_before: int) -> None:
-        self.steps.append(Step(name, start, time.perf_counter(), self.runner.fed - fed_before))
+    def _stamp(self, name: str, start: float, fed_before: int, new: Sequence[Sequence[int]]) -> None:
+        """Note a step that fed the tokens (or the branches) `new` of each row."""
+        end, fed = time.perf_counter(), self.runner.fed - fed_before
+        self.steps.append(Step(name, start, end, fed, len(new), max(map(len, new))))
 
     def _audit_fed(self, expected: int, name: str) -> None:
         """A verification that recomputed its prefix would answer the same, only slower: count instead."""
         fed = sum(step.tokens for step in self.steps)
         if fed != expected:
             raise AuditError(f"{name} fed {fed} tokens to the model instead of {expected}")
+
+
+def _drafted(columns: Sequence[Sequence[int]], pen: Pen) -> tuple[Drafted, ...]:
+    """The tokens of each text, from those of each step."""
+    return tuple(
+        Drafted(tokens, handle) for tokens, handle in zip(zip(*columns, strict=True), pen.seal(), strict=True)
+    )

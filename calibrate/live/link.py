@@ -14,6 +14,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+from calibrate.live.arena import Segment
 from calibrate.live.errors import LiveError, WorkerDied, WorkerError
 from calibrate.live.messages import (
     Echo,
@@ -44,9 +45,19 @@ class WorkerLink:
         spec: What it runs.
         folder: Where its stderr is kept while it lives.
         end_token_ids: Tokens that end a request; None: as the model says.
+        laws: Memory for the laws of sampled tokens, of each draft.
+        draft: Which of the drafts this worker is; None for the target.
     """
 
-    def __init__(self, spec: WorkerSpec, folder: Path, end_token_ids: Tokens | None = None) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        folder: Path,
+        end_token_ids: Tokens | None = None,
+        *,
+        laws: Sequence[Segment] = (),
+        draft: int | None = None,
+    ) -> None:
         self.spec = spec
         self.stderr = folder / f"{spec.name}.stderr"
         self._window: deque[int] = deque()
@@ -58,6 +69,8 @@ class WorkerLink:
             parent=os.getpid(),
             # The kernel watches the thread that starts the worker, which may end before the process.
             die_with_parent=threading.current_thread() is threading.main_thread(),
+            laws=tuple(laws),
+            draft=draft,
         )
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()

@@ -1,70 +1,142 @@
 """What crosses the pipe between a device and its worker: integers, strings and tuples of them.
 
-A message names a slot and the row's committed length (`context`); `tail` is the end of the committed
-text, so that a worker can check that its cache belongs to it.  KV caches and logits stay in the worker.
+A message is about some rows of a batch.  Each names its slot and its committed length (`context`), and
+`tail` is the end of its committed text, so that a worker can check that its cache belongs to it.  KV caches
+and logits stay in the worker; laws of sampled tokens travel through shared memory (`arena`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
+
+from policies.operations import NO_LAW, Source
+from policies.sampling import GREEDY, Sampling
 
 Tokens: TypeAlias = tuple[int, ...]
 Outcome: TypeAlias = tuple[int, int]
 """Number of accepted tokens and the bonus token."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillRow:
-    """Reset a slot and feed its prompt but the last token.  Reply: None."""
+class Row(NamedTuple):
+    """One row of an operation.  A named tuple, since it is pickled several times per round.
+
+    Attributes:
+        slot: Where its KV cache is.
+        request: Its request, which keys its randomness.
+        position: Tokens emitted so far.
+        context: Length of the committed text.
+        tail: Its last one or two tokens.
+        room: Tokens that may still be emitted.
+        tokens: Drafted tokens under verification.
+        source: `Source` of these tokens.
+        law: Handle of the laws they were drawn from.
+    """
 
     slot: int
-    prompt: Tokens
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyRow:
-    """Verify `tokens` after the committed text.  Reply: `Verified`."""
-
-    slot: int
+    request: int
+    position: int
     context: int
     tail: Tokens
+    room: int = 1
+    tokens: Tokens = ()
+    source: int = int(Source.PRIMARY)
+    law: int = NO_LAW
+
+
+class Drafted(NamedTuple):
+    """Tokens that continue a text, and the handle of the laws they were drawn from (NO_LAW: of none)."""
+
     tokens: Tokens
-    room: int
+    law: int = NO_LAW
 
 
 @dataclass(frozen=True, slots=True)
-class DraftRow:
-    """Draft `lookahead` tokens; `unseen` is the policy's claim and is audited.  Reply: Tokens."""
+class PrefillRows:
+    """Reset slots and feed each its prompt but the last token.  Reply: None."""
 
-    slot: int
-    context: int
-    tail: Tokens
-    lookahead: int
-    unseen: int
+    slots: tuple[int, ...]
+    prompts: tuple[Tokens, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PrespeculateRow:
-    """Glue and tree over the outcomes of verifying `tokens`.  Reply: `Prepared`."""
+class VerifyRows:
+    """Verify each row's `tokens` after its committed text.  Reply: a `Verified` per row.
 
-    slot: int
-    context: int
-    tail: Tokens
-    tokens: Tokens
-    lookahead: int
-    fanout: tuple[int, ...]
+    Attributes:
+        rows: What to verify.
+        sampling: How tokens are chosen.
+        leave_open: Leave the bonus token of rows that accept everything to a `SettleRows`.
+    """
+
+    rows: tuple[Row, ...]
+    sampling: Sampling = GREEDY
+    leave_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class ContinueRow:
-    """Draft `lookahead` tokens past `tokens`.  Reply: `Prepared` with a single outcome."""
+class SettleRows:
+    """Choose the bonus token that a `VerifyRows` left open.  Reply: a `Verified` of that token per row.
 
-    slot: int
-    context: int
-    tail: Tokens
-    tokens: Tokens
+    Attributes:
+        rows: The open rows; `position` and `context` are those of the open position, `tokens` holds the
+            proposed token, if there is one.
+        sampling: As in the verification.
+    """
+
+    rows: tuple[Row, ...]
+    sampling: Sampling = GREEDY
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRows:
+    """Draft `lookahead` tokens per row.  Reply: a `Drafted` per row.
+
+    Attributes:
+        rows: What to draft for.
+        lookahead: Tokens per row.
+        unseen: Per row the policy's claim of how many tokens have to be fed; it is audited.
+        sampling: How tokens are chosen.
+        shape: F_0, F_1, ... for Saguaro sampling.
+    """
+
+    rows: tuple[Row, ...]
     lookahead: int
+    unseen: tuple[int, ...]
+    sampling: Sampling = GREEDY
+    shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrespeculateRows:
+    """Glue and tree over the outcomes of verifying each row's `tokens`.  Reply: a `Prepared` per row.
+
+    Attributes:
+        rows: What to prepare for.
+        lookahead: Tokens per cached speculation.
+        fanouts: Per row F_0, F_1, ...
+        sampling: How tokens are chosen.
+        shape: F_0, F_1, ... for Saguaro sampling.
+        keep_rejected: Whether the rejected token may be among the outcomes.
+        part: (i, n): every n-th outcome of a row from the i-th on.
+    """
+
+    rows: tuple[Row, ...]
+    lookahead: int
+    fanouts: tuple[tuple[int, ...], ...]
+    sampling: Sampling = GREEDY
+    shape: tuple[int, ...] | None = None
+    keep_rejected: bool = False
+    part: tuple[int, int] = (0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ContinueRows:
+    """Draft `lookahead` tokens past each row's `tokens`.  Reply: a `Drafted` per row."""
+
+    rows: tuple[Row, ...]
+    lookahead: int
+    sampling: Sampling = GREEDY
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +148,10 @@ class Probe:
     Attributes:
         kind: `forward`, new tokens in a chain (a draft step, a verification, a glue step); `tree`, one
             step of `branches` branches; `prefill`, `new_tokens` of a prompt, which select no token.
-        batch: Rows, each with a cache of its own; 1 for `tree`.
+        batch: Rows, each with a cache of its own.
         new_tokens: Tokens fed per row; unused by `tree`.
-        context: Tokens in the cache before (for `tree`: trunk plus what the branches drafted so far).
-        branches: Tokens fed by a tree step.
+        context: Tokens in each cache before (for `tree`: trunk plus what the branches drafted so far).
+        branches: Branches per row, each fed one token by a tree step.
         top: Candidates to rank per position as a glue step does; 0: argmax as all others do.
         repeats: Timed repetitions.
         warmup: Untimed ones before them.
@@ -99,8 +171,6 @@ class Probe:
             raise ValueError(f"batch, new_tokens, branches and repeats must be at least 1: {self}")
         if min(self.context, self.top, self.warmup) < 0:
             raise ValueError(f"context, top and warmup must not be negative: {self}")
-        if self.kind == "tree" and self.batch != 1:
-            raise ValueError(f"a tree probe has batch 1: {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +180,13 @@ class Echo:
     payload: Tokens = ()
 
 
-Message: TypeAlias = PrefillRow | VerifyRow | DraftRow | PrespeculateRow | ContinueRow | Probe | Echo
+Message: TypeAlias = (
+    PrefillRows | VerifyRows | SettleRows | DraftRows | PrespeculateRows | ContinueRows | Probe | Echo
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """Outcome of a verification after the cuts; see `policies.operations.Verdict`."""
+class Verified(NamedTuple):
+    """Outcome of a row's verification after the cuts; see `policies.operations.Verdict`."""
 
     accepted: int
     emitted: Tokens
@@ -123,11 +194,10 @@ class Verified:
     bonus: int
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """Speculations by outcome, in the order (accepted, rank of the bonus token)."""
 
-    entries: tuple[tuple[Outcome, Tokens], ...]
+    entries: tuple[tuple[Outcome, Drafted], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,24 +207,29 @@ class ProbeResult:
     durations_s: tuple[float, ...]
 
 
-Reply: TypeAlias = Verified | Prepared | ProbeResult | Tokens | None
+Reply: TypeAlias = (
+    tuple[Verified, ...] | tuple[Drafted, ...] | tuple[Prepared, ...] | ProbeResult | Tokens | None
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One model call of an operation with its selection of tokens, by the worker's clock.
 
     Attributes:
         name: `prefill`, `verify`, `feed`, `draft`, `glue`, `tree` or `probe`.
         start: Worker's `perf_counter`, seconds.
         end: Likewise.
-        tokens: New tokens that went through the model.
+        tokens: New tokens that went through the model, summed over rows, padding not counted.
+        rows: Rows that took part.
+        width: Most new tokens of a row; in a tree step, most branches.
     """
 
     name: str
     start: float
     end: float
     tokens: int
+    rows: int = 1
+    width: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,28 +21,47 @@ def judge(drafted: Sequence[int], best: Sequence[int], room: int, end_tokens: Co
         room: Tokens that may still be emitted, at least 1.
         end_tokens: Ids that end a request.
     """
-    if len(best) != len(drafted) + 1 or room < 1:
-        raise AuditError(f"{len(drafted)} drafted tokens, {len(best)} judgements, room {room}")
+    if len(best) != len(drafted) + 1:
+        raise AuditError(f"{len(drafted)} drafted tokens, {len(best)} judgements")
     agreed = 0
     while agreed < len(drafted) and drafted[agreed] == best[agreed]:
         agreed += 1
-    emitted = (*drafted[:agreed], best[agreed])[:room]
+    return cut(drafted[:agreed], best[agreed], room, end_tokens)
+
+
+def cut(accepted: Sequence[int], bonus: int | None, room: int, end_tokens: Collection[int]) -> Verified:
+    """What a row emits, cut at the first end token and at the limit.
+
+    Args:
+        accepted: The accepted tokens.
+        bonus: The bonus token; None if it is left open, and then the row emits the accepted ones alone.
+        room: Tokens that may still be emitted, at least 1.
+        end_tokens: Ids that end a request.
+    """
+    if room < 1:
+        raise AuditError(f"a row without room for a token (room {room}) is verified")
+    whole = tuple(accepted) if bonus is None else (*accepted, bonus)
+    emitted = whole[:room]
     ended = len(emitted) == room
     for i, token in enumerate(emitted):
         if token in end_tokens:
             emitted, ended = emitted[: i + 1], True
             break
-    whole = len(emitted) == agreed + 1
     return Verified(
-        accepted=min(agreed, len(emitted)),
-        emitted=tuple(emitted),
+        accepted=min(len(accepted), len(emitted)),
+        emitted=emitted,
         ended=ended,
-        bonus=best[agreed] if whole else UNKNOWN,
+        bonus=UNKNOWN if bonus is None or len(emitted) < len(whole) else bonus,
     )
 
 
 def prepared_outcomes(
-    ranked: Sequence[Sequence[int]], drafted: Sequence[int], fanout: Sequence[int]
+    ranked: Sequence[Sequence[int]],
+    drafted: Sequence[int],
+    fanout: Sequence[int],
+    *,
+    keep_rejected: bool = False,
+    part: tuple[int, int] = (0, 1),
 ) -> list[Outcome]:
     """Outcomes to prepare for: after k accepted tokens the best `fanout[k]`, the rejected one left out.
 
@@ -51,15 +70,18 @@ def prepared_outcomes(
             `fanout[k] + 1` of them where k < m and the vocabulary has as many.
         drafted: [m] tokens under verification; after k < m accepted ones, `drafted[k]` was rejected.
         fanout: F_k for k = 0 ... m at least.
+        keep_rejected: Do not leave the rejected one out.
+        part: (i, n): of all these every n-th from the i-th on.
     """
     if len(ranked) != len(drafted) + 1 or len(fanout) < len(ranked):
         raise AuditError(f"{len(drafted)} drafted, {len(ranked)} ranked positions, {len(fanout)} fan-outs")
     outcomes: list[Outcome] = []
     for k, candidates in enumerate(ranked):
-        rejected = drafted[k] if k < len(drafted) else None
+        rejected = drafted[k] if k < len(drafted) and not keep_rejected else None
         others = [token for token in candidates if token != rejected]
         outcomes += [(k, token) for token in others[: fanout[k]]]
-    return outcomes
+    first, every = part
+    return outcomes[first::every]
 
 
 def agreement(held: Sequence[int], context: int, tail: Tokens, ahead: Tokens = ()) -> int:

@@ -14,6 +14,8 @@ from calibrate.live.errors import ModelError, PlacementError
 Precision: TypeAlias = Literal["fp32", "fp64", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Role: TypeAlias = Literal["target", "draft"]
+Mode: TypeAlias = Literal["eager", "compiled"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,9 @@ class WorkerSpec:
         cores: Cores the process is pinned to; one torch thread each.
         precision: Of weights and KV cache.
         role: What it serves.
+        mode: How the model is called.
+        slots: Rows to allocate KV caches for; more are allocated when a batch asks for them.
+        capacity: Tokens per row to allocate, likewise.
     """
 
     name: str
@@ -33,8 +38,13 @@ class WorkerSpec:
     cores: tuple[int, ...]
     precision: Precision = "fp32"
     role: Role = "target"
+    mode: Mode = "eager"
+    slots: int = 1
+    capacity: int = 512
 
     def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"unknown mode {self.mode!r}; modes: {', '.join(MODES)}")
         if self.precision not in PRECISIONS:
             raise ValueError(f"unknown precision {self.precision!r}; precisions: {', '.join(PRECISIONS)}")
         check_cores(self.cores)

@@ -1,234 +1,370 @@
-"""A causal language model with one KV cache per slot: chains, rollbacks and trees.
+"""A causal language model over static KV slots: ragged chains, rollbacks and trees.
 
 Only worker processes (and tests) import this module; it needs torch and transformers.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import PreTrainedModel
 
+from calibrate.live.capture import Capture, Feed, Kind
 from calibrate.live.errors import AuditError, ModelError
-
-
-@dataclass
-class Slot:
-    """State of one slot.
-
-    Attributes:
-        cache: Keys and values.
-        held: Token ids whose keys and values are in the cache.
-        batch: Rows of the cache; above 1 only in probes, where all rows hold the same tokens.
-    """
-
-    cache: DynamicCache
-    held: list[int] = field(default_factory=list)
-    batch: int = 1
+from calibrate.live.kvcache import Plan, allocate
+from calibrate.live.placement import Mode
 
 
 @dataclass
 class Tree:
-    """Branches that grow from a slot's trunk, one token each per step.
+    """Branches that grow from the trunks of R rows, one token each per step.
 
     Attributes:
-        slot: The slot whose cache is the trunk.
-        trunk: Tokens of the trunk.
-        positions: [1, N] position ids of the next tokens.
-        mask: [1, 1, N, trunk + depth * N] additive; 0 where a branch may look.
+        slots: [R] slots that hold the trunks.
+        trunks: [R] tokens of each trunk.
+        counts: [R] branches of each row; the rest up to N is padding.
+        column: T, where the branches' tokens are kept: after the longest trunk, in every row.
+        positions: [R, N] position ids of the next tokens.
+        mask: [R, 1, N, T + depth * N] additive; 0 where a branch may look.
         steps: Steps taken so far.
+        closed: No more steps.
     """
 
-    slot: int
-    trunk: int
+    slots: tuple[int, ...]
+    trunks: tuple[int, ...]
+    counts: tuple[int, ...]
+    column: int
     positions: Tensor
     mask: Tensor
     steps: int = 0
+    closed: bool = False
 
     @property
     def branches(self) -> int:
-        """N, number of branches."""
-        return self.positions.shape[1]
+        """N, most branches of a row."""
+        return int(self.positions.shape[1])
 
 
 class ModelRunner:
     """Runs a model in inference mode and accounts for every token it feeds.
 
+    A forward serves any set of slots, whatever each of them holds.  Buffers grow by doubling when a slot
+    number or a text asks for it; give `slots` and `capacity` to avoid that in the middle of a run.
+
     Args:
         model: Any decoder-only model of transformers whose layers all use full attention.
+        slots: Slots to allocate.
+        capacity: Tokens per slot to allocate, trees included.
+        mode: `eager` calls the model as transformers does; `compiled` runs graphs of it, except where
+            only the last logits are asked for (prefill).  See `warm`.
 
     Attributes:
-        fed: Tokens that went through the model so far, per row; the measure of recomputation.
+        fed: Tokens that went through the model so far, summed over rows, without padding; the measure of
+            recomputation.
 
     Raises:
-        ModelError: The model's cache cannot be rolled back (sliding windows, recurrent layers).
+        ModelError: The model's cache cannot be rolled back (sliding windows, recurrent layers), or the
+            mode is `compiled` and there is no compiler.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, slots: int = 1, capacity: int = 512, mode: Mode = "eager"
+    ) -> None:
+        if slots < 1 or capacity < 1:
+            raise ValueError(f"slots and capacity must be at least 1, got {slots} and {capacity}")
         self.model = model.eval()
         self.config: Any = model.config
         self.device = model.device
         self.dtype: torch.dtype = model.dtype
+        self.mode = mode
         self.fed = 0
-        self._slots: dict[int, Slot] = {}
-        kinds = {type(layer) for layer in DynamicCache(config=self.config).layers}
-        if not kinds <= {DynamicLayer}:
-            names = ", ".join(sorted(kind.__name__ for kind in kinds))
-            raise ModelError(f"a live run needs a cache that can be cropped; this model's layers: {names}")
+        self._held: dict[int, list[int]] = {}
+        self._most: int | None = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        self._cache = allocate(self.model, slots, max(capacity, 2))
+        self._capture = Capture(self.model) if mode == "compiled" else None
+
+    @property
+    def slots(self) -> int:
+        """Slots that there is room for."""
+        return self._cache.slots
+
+    @property
+    def capacity(self) -> int:
+        """Tokens per slot that there is room for."""
+        return self._cache.capacity
+
+    def warm(self, shapes: Sequence[tuple[int, int]]) -> float:
+        """Compile what forwards of these shapes need, ahead of time; nothing in eager mode.
+
+        Args:
+            shapes: (rows, new tokens per row); what matters of either is only whether it is one.
+
+        Returns:
+            Seconds that compiling took, 0 for what was compiled before.
+
+        Raises:
+            ModelError: The model cannot be compiled.
+        """
+        if self._capture is None:
+            return 0.0
+        start = time.perf_counter()
+        for rows, count in shapes:
+            self._capture.prepare(Kind(rows == 1, count == 1), self._cache.buffers(slice(0, 1), 1))
+        return time.perf_counter() - start
 
     def reset(self, slot: int) -> None:
         """Forget what a slot holds."""
-        self._slots[slot] = Slot(DynamicCache(config=self.config))
+        if slot < 0:
+            raise AuditError(f"slots are numbered from 0, got {slot}")
+        self._grow(slot + 1, 0)
+        self._held[slot] = []
 
     def held(self, slot: int) -> list[int]:
-        """Token ids whose KV a slot's cache holds; not to be changed."""
-        return self._slot(slot).held
+        """Token ids whose KV a slot holds; not to be changed."""
+        try:
+            return self._held[slot]
+        except KeyError:
+            raise AuditError(f"slot {slot} was never prefilled") from None
 
     def rollback(self, slot: int, length: int) -> None:
-        """Keep the first `length` tokens of a slot.
+        """Keep the first `length` tokens of a slot; nothing is moved.
 
         Raises:
-            AuditError: The slot holds fewer, or its cache and its account differ.
+            AuditError: The slot holds fewer.
         """
-        state = self._slot(slot)
-        surplus = len(state.held) - length
-        if surplus < 0 or length < 0:
-            raise AuditError(f"slot {slot} holds {len(state.held)} tokens, cannot roll back to {length}")
-        if surplus:
-            state.cache.crop(-surplus)
-            del state.held[length:]
-        self._audit(slot, state)
+        held = self.held(slot)
+        if not 0 <= length <= len(held):
+            raise AuditError(f"slot {slot} holds {len(held)} tokens, cannot roll back to {length}")
+        del held[length:]
 
-    def forward(self, slot: int, tokens: Sequence[int], *, last_only: bool = False) -> Tensor:
-        """Feed a chain after what the slot holds.
+    def forward(
+        self, slots: Sequence[int], tokens: Sequence[Sequence[int]], *, last_only: bool = False
+    ) -> Tensor:
+        """Feed each row's chain after what its slot holds.
 
         Args:
-            slot: Where to.
-            tokens: [n] at least one.
-            last_only: Compute the last token's logits only (prefill).
+            slots: [R] different slots.
+            tokens: [R] chains of n_r tokens, at least one each.
+            last_only: Compute the logits of each row's last token only (prefill).
 
         Returns:
-            [n, V] logits ([1, V] if `last_only`).
+            [R, n, V] logits with n = max n_r, of which row r's first n_r are meant ([R, 1, V] if
+            `last_only`).
+
+        Raises:
+            AuditError: A slot was never reset or is named twice, or a chain is empty.
+            ModelError: A text outgrows the model's positions.
         """
-        state = self._slot(slot)
-        ids = torch.tensor([tokens], device=self.device)
-        if state.batch > 1:
-            ids = ids.expand(state.batch, -1)
-        logits = self._call(ids, state.cache, last_only=last_only)
-        state.held.extend(tokens)
-        self._audit(slot, state)
+        if len(slots) != len(tokens) or not all(tokens):
+            raise AuditError(f"{len(slots)} slots need as many chains, none empty: {tokens}")
+        starts = self._lengths(slots)
+        counts = [len(chain) for chain in tokens]
+        self._check_positions(max(map(sum, zip(starts, counts, strict=True))))
+        width = max(counts)
+        self._grow(0, max(starts) + width + 1)  # a lone token may be fed as two, see `Capture.serving`
+        plan, positions, mask = self._chain(slots, starts, counts)
+        ids = self._tensor([[*chain, *[0] * (width - len(chain))] for chain in tokens])
+        if last_only:
+            logits = self._last(ids, positions, mask, plan, counts)
+        else:
+            logits = self._call(ids, positions, mask, plan)
+        for slot, chain in zip(slots, tokens, strict=True):
+            self._held[slot].extend(chain)
+        self.fed += sum(counts)
         return logits
 
-    def open_tree(self, slot: int, forks: Sequence[int], depth: int) -> Tree:
-        """Prepare branches over a slot's trunk.
+    def open_tree(self, slots: Sequence[int], forks: Sequence[Sequence[int]], depth: int) -> Tree:
+        """Prepare branches over the trunks that slots hold.
 
         Args:
-            slot: Whose cache is the trunk, shared by all branches.
-            forks: [N] index of the last trunk token that each branch sees, -1 for none.
+            slots: [R] different slots.
+            forks: [R] lists of N_r forks: the index of the last trunk token that a branch sees, -1 for
+                none.  A row may have no branch; not all of them.
             depth: Most steps the tree will take.
         """
-        trunk = len(self._slot(slot).held)
-        if not forks or min(forks) < -1 or max(forks) >= trunk:
-            raise AuditError(f"forks {list(forks)} do not lie in a trunk of {trunk} tokens")
-        at = torch.tensor(forks, device=self.device)
-        return Tree(slot, trunk, (at + 1).unsqueeze(0), self._tree_mask(at, trunk, depth))
+        trunks = self._lengths(slots)
+        width = max((len(row) for row in forks), default=0)
+        if len(slots) != len(forks) or not width or depth < 1:
+            raise AuditError(f"a tree needs branches and a depth: {len(slots)} slots, {forks}, {depth}")
+        for trunk, row in zip(trunks, forks, strict=True):
+            if row and (min(row) < -1 or max(row) >= trunk):
+                raise AuditError(f"forks {list(row)} do not lie in a trunk of {trunk} tokens")
+            self._check_positions(max(row, default=-1) + 1 + depth)
+        # All rows keep their branches in the same columns, so that one slice of one mask serves each step.
+        column = max(trunks)
+        self._grow(0, column + depth * width + 1)
+        at = self._tensor([[*row, *[-1] * (width - len(row))] for row in forks])
+        counts = tuple(len(row) for row in forks)
+        return Tree(tuple(slots), tuple(trunks), counts, column, at + 1, self._tree_mask(at, column, depth))
 
     def tree_forward(self, tree: Tree, tokens: Tensor) -> Tensor:
         """Feed the next token of every branch in one forward.
 
         Args:
             tree: From `open_tree`.
-            tokens: [N] ids.
+            tokens: [R, N] ids; any id where a row has fewer branches.
 
         Returns:
-            [N, V] logits.
+            [R, N, V] logits.
         """
-        state = self._slot(tree.slot)
-        width = tree.trunk + (tree.steps + 1) * tree.branches
-        logits = self._call(
-            tokens.unsqueeze(0),
-            state.cache,
-            mask=tree.mask[..., :width],
-            positions=tree.positions + tree.steps,
-        )
+        self._audit_tree(tree)
+        if (tree.steps + 1) * tree.branches > tree.mask.shape[-1] - tree.column:
+            raise AuditError(f"the tree was opened for {tree.steps} steps")
+        start = tree.column + tree.steps * tree.branches
+        length = start + tree.branches
+        plan = Plan(self._rows(tree.slots), start, length)
+        logits = self._call(tokens, tree.positions + tree.steps, tree.mask[..., :length], plan)
         tree.steps += 1
+        self.fed += sum(tree.counts)
         return logits
 
     def close_tree(self, tree: Tree) -> None:
-        """Take the branches out of the cache again; the trunk stays."""
-        state = self._slot(tree.slot)
-        if tree.steps:
-            state.cache.crop(-tree.steps * tree.branches)
-        self._audit(tree.slot, state)
+        """Forget the branches; the trunks stay."""
+        self._audit_tree(tree)
+        tree.closed = True
 
-    def install_synthetic(self, slot: int, batch: int, context: int) -> None:
-        """Fill a slot with random keys and values of `context` tokens in `batch` rows, for probes."""
-        state = Slot(DynamicCache(config=self.config), [0] * context, batch)
-        self._slots[slot] = state
-        if context:
-            ids = torch.zeros((batch, 1), dtype=torch.long, device=self.device)
-            self._call(ids, state.cache)  # a real call tells the shapes, whatever the model
-            for layer in state.cache.layers:
-                assert isinstance(layer, DynamicLayer)
-                layer.keys = self._random_like(layer.keys, context)
-                layer.values = self._random_like(layer.values, context)
-        self._audit(slot, state)
+    def install_synthetic(self, slots: Sequence[int], context: int) -> None:
+        """Fill slots with random keys and values of `context` tokens, for probes."""
+        self._grow(max(slots) + 1, context)
+        for slot in slots:
+            self.reset(slot)
+            self._held[slot] = [0] * context
+        self._cache.fill_random(self._tensor(slots), context)
 
-    def _random_like(self, states: Tensor | None, context: int) -> Tensor:
-        assert states is not None, "the cache was just used"
-        batch, heads, _, width = states.shape
-        return torch.randn((batch, heads, context, width), dtype=states.dtype, device=states.device)
+    def _chain(
+        self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]
+    ) -> tuple[Plan, Tensor, Tensor | None]:
+        """Plan, [R, n] positions and mask of chains of `counts` tokens at `starts`."""
+        width, length = max(counts), max(starts) + max(counts)
+        offsets = torch.arange(width, device=self.device)
+        rows = self._rows(slots)
+        if min(starts) == max(starts):
+            positions = (offsets + starts[0])[None].expand(len(slots), -1)
+            # A single token sees all there is; with an empty cache the model's own causal mask will do.
+            # Both keep the kernels that plain decoding uses.
+            mask = None if width == 1 or starts[0] == 0 else self._causal(positions[:1], length)
+            return Plan(rows, starts[0], length), positions, mask
+        columns = self._tensor(starts)[:, None] + offsets
+        positions = columns
+        if self._most is not None and length > self._most:  # padding only; the chains are checked before
+            positions = columns.clamp(max=self._most - 1)
+        return Plan(rows, min(starts), length, columns), positions, self._causal(columns, length)
+
+    def _causal(self, columns: Tensor, length: int) -> Tensor:
+        """[R, 1, n, L] additive: what a token at `columns` [R, n] may look at."""
+        return self._additive(torch.arange(length, device=self.device) > columns[..., None])[:, None]
 
     def _tree_mask(self, forks: Tensor, trunk: int, depth: int) -> Tensor:
-        """[1, 1, N, trunk + depth * N]: the trunk up to the fork, and a branch's own tokens.
+        """[R, 1, N, T + depth * N]: the trunk up to the fork, and a branch's own tokens.
 
-        Additive rather than boolean: eager attention adds a mask, so that a boolean one would
-        silently hide nothing.
+        Args:
+            forks: [R, N].
+            trunk: T, columns before the branches' tokens.
+            depth: Most steps.
         """
-        count = forks.shape[0]
-        unseen = torch.arange(trunk, device=self.device)[None, :] > forks[:, None]
+        rows, count = forks.shape
+        unseen = torch.arange(trunk, device=self.device) > forks[..., None]
         siblings = ~torch.eye(count, dtype=torch.bool, device=self.device)
-        hidden = torch.cat([unseen, siblings.repeat(1, depth)], dim=1)
+        hidden = torch.cat([unseen, siblings.repeat(1, depth).expand(rows, -1, -1)], dim=-1)
+        return self._additive(hidden)[:, None]
+
+    def _additive(self, hidden: Tensor) -> Tensor:
+        """Zero, or the least number where `hidden`.
+
+        Additive rather than boolean: eager attention adds a mask, so that a boolean one would silently
+        hide nothing.
+        """
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
-        return mask.masked_fill_(hidden, torch.finfo(self.dtype).min)[None, None]
+        return mask.masked_fill_(hidden, torch.finfo(self.dtype).min)
+
+    def _last(
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan, counts: Sequence[int]
+    ) -> Tensor:
+        """[R, 1, V] logits of each row's last token, computed at no more positions than there are ends."""
+        ends = sorted({count - 1 for count in counts})
+        if len(ends) == 1:
+            return self._call(ids, positions, mask, plan, keep=1)
+        logits = self._call(ids, positions, mask, plan, keep=self._tensor(ends))
+        index = self._tensor([ends.index(count - 1) for count in counts])
+        return logits[torch.arange(len(counts), device=self.device), index][:, None]
 
     def _call(
-        self,
-        ids: Tensor,
-        cache: DynamicCache,
-        *,
-        mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        last_only: bool = False,
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan, keep: int | Tensor = 0
     ) -> Tensor:
-        """The one place where the model is called; [rows * tokens, V]."""
+        """The one place where the model is called; [R, n, V]."""
         with torch.inference_mode():
+            if self._capture is not None and isinstance(keep, int) and keep == 0:
+                return self._captured(self._capture, ids, positions, mask, plan)
+            self._cache.set_plan(plan)
             logits: Tensor = self.model(
                 input_ids=ids,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=cache,
+                past_key_values=self._cache,
                 use_cache=True,
-                logits_to_keep=1 if last_only else 0,
+                logits_to_keep=keep,
             ).logits
-            self.fed += ids.shape[1]
-            return logits.flatten(0, 1)
+            return logits
 
-    def _slot(self, slot: int) -> Slot:
-        try:
-            return self._slots[slot]
-        except KeyError:
-            raise AuditError(f"slot {slot} was never prefilled") from None
+    def _captured(
+        self, capture: Capture, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan
+    ) -> Tensor:
+        """The same by a graph, which wants everything spelled out and contiguous."""
+        rows, count = ids.shape
+        columns = plan.columns
+        if columns is None:
+            columns = torch.arange(plan.start, plan.start + count, device=self.device).expand(rows, -1)
+        length = max(plan.length, 2)  # a size of one would be a case of its own
+        if mask is None:
+            mask = self._causal(columns, length)
+        full = mask.expand(rows, -1, -1, -1).contiguous()
+        feed = Feed(ids, positions.contiguous(), columns.contiguous(), full)
+        buffers = self._cache.buffers(plan.rows, length)
+        logits = capture.call(feed, buffers)
+        if isinstance(plan.rows, Tensor):
+            self._cache.put_back(plan.rows, feed.columns, buffers)
+        return logits
 
-    def _audit(self, slot: int, state: Slot) -> None:
-        length = state.cache.get_seq_length()
-        if length != len(state.held):
-            raise AuditError(f"slot {slot}: cache of {length} tokens, account of {len(state.held)}")
+    def _rows(self, slots: Sequence[int]) -> slice | Tensor:
+        """A range where the slots are one, which needs no copy of what they hold."""
+        if all(b == a + 1 for a, b in pairwise(slots)):
+            return slice(slots[0], slots[-1] + 1)
+        return self._tensor(slots)
+
+    def _lengths(self, slots: Sequence[int]) -> list[int]:
+        if not slots or len(set(slots)) != len(slots):
+            raise AuditError(f"a forward needs different slots, got {list(slots)}")
+        return [len(self.held(slot)) for slot in slots]
+
+    def _check_positions(self, length: int) -> None:
+        if self._most is not None and length > self._most:
+            raise ModelError(f"a text of {length} tokens outgrows the model's {self._most} positions")
+
+    def _grow(self, slots: int, capacity: int) -> None:
+        """Make room, doubling, so that growing stays rare."""
+        more = self._doubled(self.slots, slots), self._doubled(self.capacity, capacity)
+        if more != (self.slots, self.capacity):
+            self._cache = self._cache.grown(*more)
+
+    @staticmethod
+    def _doubled(size: int, needed: int) -> int:
+        while size < needed:
+            size *= 2
+        return size
+
+    def _audit_tree(self, tree: Tree) -> None:
+        trunks = self._lengths(tree.slots)
+        if tree.closed or tuple(trunks) != tree.trunks:
+            raise AuditError(f"a tree over trunks of {tree.trunks} tokens, closed or not these: {trunks}")
+
+    def _tensor(self, values: Sequence[Any]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self.device)
 
 
 def best_tokens(logits: Tensor) -> list[int]:

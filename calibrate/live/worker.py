@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calibrate.live.arena import LawReader, LawWriter, Segment
 from calibrate.live.messages import Exit, Failure, Ready, Report, Stop, Tokens, ToWorker, Work
 from calibrate.live.placement import WorkerSpec, is_local_model
 
@@ -40,6 +41,8 @@ class WorkerPlan:
         end_token_ids: Tokens that end a request; None: as the model says.
         parent: Process id of the policy's process.
         die_with_parent: Ask the kernel (Linux) to kill the worker with the thread that started it.
+        laws: Memory for the laws of sampled tokens, of each draft.
+        draft: Which of the drafts this worker is; None for the target.
     """
 
     spec: WorkerSpec
@@ -47,6 +50,8 @@ class WorkerPlan:
     end_token_ids: Tokens | None
     parent: int
     die_with_parent: bool
+    laws: tuple[Segment, ...] = ()
+    draft: int | None = None
 
 
 class ParentGone(Exception):
@@ -160,11 +165,15 @@ def _load(plan: WorkerPlan) -> tuple[Executor, Ready]:
     torch.set_num_interop_threads(1)
     model = load_model(spec.model, spec.precision, local=is_local_model(spec.model))
     end_tokens = model_end_tokens(model) if plan.end_token_ids is None else plan.end_token_ids
-    runner = ModelRunner(model)
+    runner = ModelRunner(model, slots=spec.slots, capacity=spec.capacity, mode=spec.mode)
     ready = Ready(
         vocabulary=int(runner.config.get_text_config().vocab_size),
         end_token_ids=end_tokens,
         versions=(("torch", str(torch.__version__)), ("transformers", transformers.__version__)),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
-    return Executor(runner, end_token_ids=end_tokens), ready
+    writer = None if plan.draft is None else LawWriter(plan.laws[plan.draft], plan.draft)
+    executor = Executor(
+        runner, end_token_ids=end_tokens, writer=writer, reader=LawReader(plan.laws if writer is None else ())
+    )
+    return executor, ready

@@ -1,4 +1,4 @@
-"""The live world: a target and a draft, each in a process of its own, behind the policies' `World`."""
+"""The live world: a target and its drafts, each in a process of its own, behind the policies' `World`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
+from calibrate.live.arena import DEFAULT_BYTES, Segment
 from calibrate.live.device import LiveDevice, Timing
 from calibrate.live.environment import LiveEnvironment
 from calibrate.live.errors import LiveError, ModelError, WorkerDied, WorkerError
@@ -35,9 +36,12 @@ class LiveWorld:
 
     Args:
         target: The target's worker.
-        draft: The draft's; None where only plain decoding will run.
+        draft: The draft's, or those of several drafts that share the work of pre-speculation; None where
+            only plain decoding will run.
         end_token_ids: Tokens that end a request; None: as the target's model says; () for none.
         start_timeout_s: How long loading a model may take.
+        law_bytes: Address space, per draft, for the laws of sampled tokens; memory is taken as needed, a few
+            times batch * outcomes * lookahead * vocabulary * 4 bytes.
 
     Raises:
         ModelError: A model is not there, or the vocabularies differ.
@@ -48,23 +52,32 @@ class LiveWorld:
     def __init__(
         self,
         target: WorkerSpec,
-        draft: WorkerSpec | None = None,
+        draft: WorkerSpec | Sequence[WorkerSpec] | None = None,
         *,
         end_token_ids: Sequence[int] | None = None,
         start_timeout_s: float = 300.0,
+        law_bytes: int = DEFAULT_BYTES,
     ) -> None:
-        specs = [target] if draft is None else [target, draft]
-        if len({spec.name for spec in specs}) != len(specs):
-            raise ValueError(f"both workers are called {target.name!r}; a device needs a name of its own")
+        drafts = [] if draft is None else [draft] if isinstance(draft, WorkerSpec) else list(draft)
+        specs = [target, *drafts]
+        names = [spec.name for spec in specs]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(
+                f"several workers are called {', '.join(map(repr, twice))}; a device needs a name of its own"
+            )
         # What the folders tell is checked before any process starts; the hub's models afterwards.
         _check_vocabularies(specs, {s.name: local_vocabulary(s.model) for s in specs})
         ends = None if end_token_ids is None else tuple(int(token) for token in end_token_ids)
         self._folder = Path(tempfile.mkdtemp(prefix="spectwin-live-"))
         self._links: list[WorkerLink] = []
+        self._laws: list[Segment] = []
         self._closed = False
         try:
-            for spec in specs:  # one by one, so that `close` knows each
-                self._links.append(WorkerLink(spec, self._folder, ends))
+            for _ in drafts:
+                self._laws.append(Segment(law_bytes))
+            for i, spec in enumerate(specs):  # one by one, so that `close` knows each
+                number = i - 1 if i else None
+                self._links.append(WorkerLink(spec, self._folder, ends, laws=self._laws, draft=number))
             self.workers: dict[str, Ready] = {
                 link.spec.name: link.wait_ready(start_timeout_s) for link in self._links
             }
@@ -88,7 +101,7 @@ class LiveWorld:
 
     @property
     def draft(self) -> LiveDevice:
-        """The draft device.
+        """The draft device, the first if there are several.
 
         Raises:
             LiveError: The world was started without one.
@@ -96,6 +109,11 @@ class LiveWorld:
         if len(self.devices) < 2:
             raise LiveError("this world was started without a draft; it can run plain decoding only")
         return self.devices[1]
+
+    @property
+    def drafts(self) -> list[LiveDevice]:
+        """All draft devices."""
+        return self.devices[1:]
 
     @property
     def now(self) -> float:
@@ -126,7 +144,7 @@ class LiveWorld:
         if self._closed:
             raise LiveError("the world is closed")
         process = self.environment.process(cast("ProcessGenerator", policy_steps))
-        with _on_cores(self._links[-1].spec.cores):
+        with _on_cores(self._links[min(1, len(self._links) - 1)].spec.cores):
             try:
                 self.environment.run(until=process)
             except WorkerDied:
@@ -161,6 +179,8 @@ class LiveWorld:
             link.dismiss()
         for link in self._links:
             link.close(patience_s=PATIENCE_S if gently else 0.0)
+        for segment in self._laws:
+            segment.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> LiveWorld:
@@ -186,7 +206,7 @@ class LiveWorld:
 
 @contextmanager
 def _on_cores(cores: tuple[int, ...]) -> Iterator[None]:
-    """Keep this process on the draft's cores for a while.
+    """Keep this process on the (first) draft's cores for a while.
 
     Left to the scheduler, a policy that has just woken the target may find the target's worker on its own
     core and wait for a millisecond before it can wake the draft.

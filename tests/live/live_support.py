@@ -9,6 +9,7 @@ import simpy
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from calibrate.live.arena import LawReader, LawWriter, Segment
 from calibrate.live.codec import LiveCache, decode, encode
 from calibrate.live.executor import Executor
 from calibrate.live.messages import Reply
@@ -57,12 +58,13 @@ def with_noise(model: LlamaForCausalLM, scale: float) -> LlamaForCausalLM:
     return draft
 
 
-def worker_specs(pair: tuple[str, str]) -> tuple[WorkerSpec, WorkerSpec]:
+def worker_specs(pair: tuple[str, str], drafts: int = 1) -> tuple[WorkerSpec, list[WorkerSpec]]:
     """Workers on the first and the last core there is."""
     cores = available_cores()
+    names = ["draft", *(f"draft-{i}" for i in range(1, drafts))]
     return (
         WorkerSpec("target", pair[0], cores[:1], role="target"),
-        WorkerSpec("draft", pair[1], cores[-1:], role="draft"),
+        [WorkerSpec(name, pair[1], cores[-1:], role="draft") for name in names],
     )
 
 
@@ -92,20 +94,36 @@ class InlineDevice:
 
 
 class InlineWorld:
-    """Both devices in this process."""
+    """All devices in this process.
+
+    Args:
+        target: Runs the target's model.
+        drafts: Run the draft's.
+        vocabulary: V.
+        law_bytes: Memory per draft for the laws of sampled tokens.
+    """
 
     def __init__(
         self,
-        target: Executor,
-        draft: Executor,
-        *,
+        target: ModelRunner,
+        *drafts: ModelRunner,
+        vocabulary: int = VOCABULARY,
+        end_token_ids: Sequence[int] = (),
         target_type: Callable[..., InlineDevice] = InlineDevice,
         draft_type: Callable[..., InlineDevice] = InlineDevice,
+        law_bytes: int = 1 << 30,
     ) -> None:
         self.environment = simpy.Environment()
-        self.target = target_type(self.environment, "target", target)
-        self.draft = draft_type(self.environment, "draft", draft)
-        self.vocabulary = VOCABULARY
+        self.segments = [Segment(law_bytes) for _ in drafts]
+        reader = LawReader(self.segments)
+        executor = Executor(target, end_token_ids=end_token_ids, reader=reader)
+        self.target = target_type(self.environment, "target", executor)
+        self.drafts = [
+            draft_type(self.environment, f"draft-{i}", Executor(runner, writer=LawWriter(segment, i)))
+            for i, (runner, segment) in enumerate(zip(drafts, self.segments, strict=True))
+        ]
+        self.draft = self.drafts[0]
+        self.vocabulary = vocabulary
 
     @property
     def now(self) -> float:
@@ -114,23 +132,34 @@ class InlineWorld:
     def run(self, steps: Any) -> None:
         self.environment.run(until=self.environment.process(steps))
 
+    def __del__(self) -> None:
+        for segment in self.segments:
+            segment.close()
 
-def new_rows(prompts: Prompts, limit: int = LIMIT) -> Rows:
-    """Batch-1 rows over the prompts."""
+
+def new_rows(prompts: Prompts, limit: int = LIMIT, batch: int = 1) -> Rows:
+    """Rows over the prompts."""
     requests = [Request(i, len(prompt), limit, tuple(prompt)) for i, prompt in enumerate(prompts)]
-    return Rows(requests, 1, keep_tokens=True)
+    return Rows(requests, batch, keep_tokens=True)
 
 
-def serve(world: Any, settings: Settings, prompts: Prompts, limit: int = LIMIT) -> Rows:
-    """Serve prompts one after another with a policy; the rows hold texts and rounds."""
-    rows = new_rows(prompts, limit)
+def serve(world: Any, settings: Settings, prompts: Prompts, limit: int = LIMIT, batch: int = 1) -> Rows:
+    """Serve prompts with a policy, `batch` at a time; the rows hold texts and rounds."""
+    rows = new_rows(prompts, limit, batch)
     world.run(start(world, rows, settings))
     return rows
 
 
-def inline_world(target: PreTrainedModel, draft: PreTrainedModel, **options: Any) -> InlineWorld:
+def texts_of(rows: Rows) -> list[list[int]]:
+    """What was emitted, in the order of the requests."""
+    return [rows.texts[i] for i in sorted(rows.texts)]
+
+
+def inline_world(
+    target: PreTrainedModel, draft: PreTrainedModel, *, drafts: int = 1, **options: Any
+) -> InlineWorld:
     """A correct world without processes, or one with a mutant device."""
-    return InlineWorld(Executor(ModelRunner(target)), Executor(ModelRunner(draft)), **options)
+    return InlineWorld(ModelRunner(target), *(ModelRunner(draft) for _ in range(drafts)), **options)
 
 
 def check_drafts(world: InlineWorld, rows: Rows, prompts: Prompts, draft: PreTrainedModel) -> int:
@@ -141,37 +170,55 @@ def check_drafts(world: InlineWorld, rows: Rows, prompts: Prompts, draft: PreTra
     """
     compared = 0
     for operation, _ in world.target.served:
-        if not isinstance(operation, Verify) or operation.speculation.sources[0] != Source.PRIMARY:
+        if not isinstance(operation, Verify):
             continue
-        request, position = int(operation.view.requests[0]), int(operation.view.positions[0])
-        length = int(operation.speculation.lengths[0])
-        tokens = operation.speculation.tokens
-        assert tokens is not None
-        text = (*prompts[request], *rows.texts[request][:position])
-        assert tokens[0, :length].tolist() == plain_decode(draft, text, length)
-        compared += 1
+        view, speculation = operation.view, operation.speculation
+        for slot, request, position in zip(view.slots, view.requests, view.positions, strict=True):
+            if speculation.sources[slot] != Source.PRIMARY:
+                continue
+            length = int(speculation.lengths[slot])
+            assert speculation.tokens is not None
+            text = (*prompts[request], *rows.texts[request][:position])
+            assert speculation.tokens[slot, :length].tolist() == plain_decode(draft, text, length)
+            compared += 1
     return compared
 
 
 def check_cached_sets(world: InlineWorld) -> int:
-    """Every cache holds F_k outcomes per k and never the rejected token; returns how many were seen."""
+    """Every row's caches hold, between the drafts, F_k outcomes per k and never the rejected token.
+
+    Returns how many rows were seen.
+    """
+    passes = [
+        [(operation, cache) for operation, cache in device.served if isinstance(operation, Prespeculate)]
+        for device in world.drafts
+    ]
+    used = [served for served in passes if served]
     seen = 0
-    for operation, cache in world.draft.served:
-        if not isinstance(operation, Prespeculate):
-            continue
-        assert isinstance(cache, LiveCache)
-        length = int(operation.speculation.lengths[0])
-        entries = cache.entries[0]
-        for k in range(length + 1):
-            after_k = {token for accepted, token in entries if accepted == k}
-            others = VOCABULARY - (1 if k < length else 0)
-            assert len(after_k) == min(operation.fanout[k], others)
-            if k < length:
-                assert operation.speculation.tokens is not None
-                assert int(operation.speculation.tokens[0, k]) not in after_k
-        assert len(entries) == sum(min(f, VOCABULARY) for f in operation.fanout[: length + 1])
-        seen += 1
+    for parts in zip(*used, strict=True):
+        for slot in parts[0][0].view.slots.tolist():
+            _check_cached_set(slot, [operation for operation, _ in parts], [cache for _, cache in parts])
+            seen += 1
     return seen
+
+
+def _check_cached_set(slot: int, operations: list[Prespeculate], caches: list[LiveCache]) -> None:
+    operation = operations[0]
+    outcomes = [outcome for cache in caches for outcome in cache.entries[slot]]
+    sizes = [len(cache.entries[slot]) for cache in caches]
+    assert max(sizes) - min(sizes) <= 1, "the drafts do not share the work evenly"
+    assert len(set(outcomes)) == len(outcomes), "an outcome was prepared twice"
+    length, fanout = int(operation.speculation.lengths[slot]), operation.fanout_of(slot)
+    expected = 0
+    for k in range(length + 1):
+        after_k = {token for accepted, token in outcomes if accepted == k}
+        left_out = k < length and not operation.keep_rejected
+        expected += min(fanout[k], VOCABULARY - left_out)
+        assert len(after_k) == min(fanout[k], VOCABULARY - left_out)
+        if left_out:
+            assert operation.speculation.tokens is not None
+            assert int(operation.speculation.tokens[slot, k]) not in after_k
+    assert len(outcomes) == expected
 
 
 def verdicts(world: InlineWorld) -> list[Verdict]:

@@ -10,11 +10,14 @@ import pytest
 
 from calibrate.live.world import LiveWorld
 from policies.operations import (
+    UNKNOWN,
+    BoolArray,
     Continue,
     Draft,
     Prefill,
     Prespeculate,
     Request,
+    Settle,
     Source,
     Speculation,
     Verdict,
@@ -23,13 +26,17 @@ from policies.operations import (
 )
 from policies.registry import configure, start
 from policies.rows import Rows
+from policies.sampling import Sampling
 from simulator.costs import TextbookCosts
 from simulator.tokens import coin
 from simulator.world import SimulatedWorld
 
-PROMPT = (3, 1, 4, 1, 5)
+PROMPTS = ((3, 1, 4, 1, 5), (9, 2), (6, 5, 3, 5), (8, 9, 7, 9, 3, 2), (3, 8))
 LIMIT = 24
-ONES = np.ones(1, dtype=np.int64)
+WIDTH = 3
+ONES = np.ones(WIDTH, dtype=np.int64)
+SAMPLED = Sampling(temperature=1.0, seed=5)
+Body = Callable[[Rows, View], Iterator[Any]]
 
 
 @pytest.fixture(params=["simulated", "live"])
@@ -37,18 +44,20 @@ def either(request: pytest.FixtureRequest) -> Any:
     if request.param == "live":
         world: LiveWorld = request.getfixturevalue("world")
         return world
-    tokens = coin(0.7, exponent=1.0, requests=1, length=LIMIT, prompt_length=len(PROMPT), seed=3)
+    tokens = coin(0.7, exponent=1.0, requests=len(PROMPTS), length=LIMIT, prompt_length=4, seed=3)
     return SimulatedWorld(tokens, TextbookCosts(0.02, 0.001), timeline=True)
 
 
-def rows_for(world: Any) -> Rows:
+def rows_for(world: Any, count: int = WIDTH, width: int = WIDTH) -> Rows:
+    """Rows of ragged prompts; a world without token ids does without the prompts."""
     live = isinstance(world, LiveWorld)
-    request = Request(0, len(PROMPT), LIMIT, PROMPT if live else None)
-    return Rows([request], 1, keep_tokens=live)
+    prompts = PROMPTS[:count]
+    requests = [Request(i, len(p), LIMIT, p if live else None) for i, p in enumerate(prompts)]
+    return Rows(requests, width, keep_tokens=live)
 
 
-def in_world(world: Any, body: Callable[[Rows, View], Iterator[Any]]) -> None:
-    """Run `body` as a policy over one prefilled row."""
+def in_world(world: Any, body: Body) -> None:
+    """Run `body` as a policy over prefilled rows."""
 
     def policy() -> Iterator[Any]:
         rows = rows_for(world)
@@ -59,6 +68,16 @@ def in_world(world: Any, body: Callable[[Rows, View], Iterator[Any]]) -> None:
         yield from body(rows, view)
 
     world.run(policy())
+
+
+def marked(*slots: int) -> BoolArray:
+    mask = np.zeros(WIDTH, dtype=np.bool_)
+    mask[list(slots)] = True
+    return mask
+
+
+def test_a_world_names_its_drafts(either: Any) -> None:
+    assert list(either.drafts) == [either.draft]
 
 
 def test_submit_returns_at_once_and_each_task_fires_once_in_order(either: Any) -> None:
@@ -77,7 +96,7 @@ def test_submit_returns_at_once_and_each_task_fires_once_in_order(either: Any) -
 
 def test_and_waits_for_both_or_for_the_first(either: Any) -> None:
     def body(_: Rows, view: View) -> Iterator[Any]:
-        verify = either.target.submit(Verify(view, Speculation.empty(1)))
+        verify = either.target.submit(Verify(view, Speculation.empty(WIDTH)))
         draft = either.draft.submit(Draft(view, 2, ONES))
         yield verify | draft
         assert verify.triggered or draft.triggered
@@ -87,42 +106,87 @@ def test_and_waits_for_both_or_for_the_first(either: Any) -> None:
     in_world(either, body)
 
 
-def test_answers_have_their_shapes(either: Any) -> None:
-    def body(_: Rows, view: View) -> Iterator[Any]:
-        drafted = yield either.draft.submit(Draft(view, 4, ONES))
-        assert (drafted.lengths.tolist(), drafted.sources.tolist()) == ([4], [Source.PRIMARY])
-        verify = either.target.submit(Verify(view, drafted))
-        cache = yield either.draft.submit(Prespeculate(view, drafted, 4, (2,) * 5))
+@pytest.mark.parametrize("slots", [(0, 1, 2), (0, 2), (1,)], ids=str)
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+def test_answers_have_their_shapes(either: Any, slots: tuple[int, ...], sampling: Sampling) -> None:
+    """Of every subset of the rows; what a value says of the others is nothing."""
+    part = marked(*slots)
+
+    def body(rows: Rows, _: View) -> Iterator[Any]:
+        view = rows.view(part)
+        drafted = yield either.draft.submit(Draft(view, 4, ONES, sampling))
+        assert drafted.lengths.tolist() == (4 * part).tolist()
+        assert drafted.sources.tolist() == (part * int(Source.PRIMARY)).tolist()
+        verify = either.target.submit(Verify(view, drafted, sampling))
+        cache = yield either.draft.submit(Prespeculate(view, drafted, 4, (2,) * 5, sampling=sampling))
         verdict: Verdict = yield verify
-        assert 0 <= verdict.accepted[0] <= 4
-        assert verdict.emitted[0] == verdict.accepted[0] + 1
-        assert not verdict.ended[0]
+        assert (verdict.accepted[part] >= 0).all() and (verdict.accepted <= 4 * part).all()
+        assert verdict.emitted.tolist() == (verdict.accepted + part).tolist()
+        assert not verdict.ended.any()
+        assert (verdict.bonus[~part] == UNKNOWN).all()
         hits = cache.lookup(verdict)
         taken = cache.take(verdict, hits)
-        assert hits.shape == (1,) and hits.dtype == np.bool_
-        assert taken.lengths.tolist() == [4 if hits[0] else 0]
-        assert cache.take(verdict, ~hits & False).lengths.tolist() == [0]
+        assert hits.shape == (WIDTH,) and hits.dtype == np.bool_
+        assert not hits[~part].any()
+        assert taken.lengths.tolist() == (4 * hits).tolist()
+        assert cache.take(verdict, ~hits & False).lengths.tolist() == [0] * WIDTH
+
+    in_world(either, body)
+
+
+def test_rows_of_different_lengths_are_verified_together(either: Any) -> None:
+    def body(_: Rows, view: View) -> Iterator[Any]:
+        drafted: Speculation = yield either.draft.submit(Draft(view, 4, ONES))
+        mixed = drafted.without(marked(1))
+        assert mixed.lengths.tolist() == [4, 0, 4]
+        cache = either.draft.submit(Prespeculate(view, mixed, 2, (3, 0, 1, 0, 2)))
+        verdict = yield either.target.submit(Verify(view, mixed))
+        assert verdict.accepted[1] == 0 and verdict.emitted[1] == 1
+        hits = (yield cache).lookup(verdict)
+        assert not hits[np.isin(verdict.accepted, (1, 3))].any()
 
     in_world(either, body)
 
 
 def test_a_continuation_is_one_token_shorter_than_drafted(either: Any) -> None:
     def body(_: Rows, view: View) -> Iterator[Any]:
-        nothing = Speculation.empty(1)
+        nothing = Speculation.empty(WIDTH)
         cache = yield either.draft.submit(Continue(view, nothing, 3))
         verdict = yield either.target.submit(Verify(view, nothing))
         hits = cache.lookup(verdict)
-        assert cache.take(verdict, hits).lengths.tolist() == [2 if hits[0] else 0]
+        assert cache.take(verdict, hits).lengths.tolist() == (2 * hits).tolist()
+
+    in_world(either, body)
+
+
+def test_an_open_end_is_settled(either: Any) -> None:
+    """Rows that accepted everything wait for their bonus token, the others have theirs."""
+
+    def body(_: Rows, view: View) -> Iterator[Any]:
+        drafted = yield either.draft.submit(Draft(view, 1, ONES, SAMPLED))
+        verify = either.target.submit(Verify(view, drafted, SAMPLED, leave_open=True))
+        cache = yield either.draft.submit(Continue(view, drafted, 3, SAMPLED))
+        verdict = yield verify
+        whole = verdict.accepted == 1
+        assert verdict.emitted.tolist() == [1] * WIDTH
+        opening = cache.opening()
+        assert opening.lengths.tolist() == [1] * WIDTH
+        settled = yield either.target.submit(Settle(view, verdict, drafted, opening, SAMPLED))
+        assert settled.accepted.tolist() == verdict.accepted.tolist()
+        assert settled.emitted.tolist() == (1 + whole).tolist()
+        hits = cache.lookup(settled)
+        assert not hits[~whole].any()
+        assert cache.take(settled, hits).lengths.tolist() == (2 * hits).tolist()
 
     in_world(either, body)
 
 
 def test_stop_is_harmless_where_nothing_can_be_stopped(either: Any) -> None:
     def body(_: Rows, view: View) -> Iterator[Any]:
-        verify = either.target.submit(Verify(view, Speculation.empty(1)))
+        verify = either.target.submit(Verify(view, Speculation.empty(WIDTH)))
         verify.stop()
         verdict = yield verify
-        assert verdict.emitted.tolist() == [1]
+        assert verdict.emitted.tolist() == [1] * WIDTH
         verify.stop()
 
     in_world(either, body)
@@ -136,18 +200,36 @@ def test_a_stopped_draft_answers_with_what_it_has(either: Any) -> None:
         running.stop()
         first, second = (yield running), (yield waiting)
         assert 0 <= first.lengths[0] < 60
-        assert second.lengths.tolist() == [0]
+        assert len(set(first.lengths.tolist())) == 1
+        assert second.lengths.tolist() == [0] * WIDTH
 
     in_world(either, body)
 
 
-@pytest.mark.parametrize("policy", ["ar", "sd", "pearl", "saguaro"])
-def test_every_policy_emits_all_tokens_and_counts_them_once(either: Any, policy: str) -> None:
-    rows = rows_for(either)
-    either.run(start(either, rows, configure(policy)))
-    rounds = rows.log.rounds(0)
-    assert sum(r.emitted for r in rounds) == LIMIT
-    assert [r.position for r in rounds] == np.cumsum([0, *(r.emitted for r in rounds)])[:-1].tolist()
-    assert all(r.emitted in {r.accepted, r.accepted + 1} and r.accepted <= r.length for r in rounds)
-    if either.vocabulary:
-        assert len(rows.texts[0]) == LIMIT
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"policy": "ar"},
+        {"policy": "sd"},
+        {"policy": "pearl"},
+        *({"policy": "saguaro", "backup": b} for b in ("primary", "primary-all", "plain", "random")),
+        {"policy": "saguaro", "stall": "rows", "first": "backup"},
+    ],
+    ids=lambda knobs: " ".join(knobs.values()),
+)
+@pytest.mark.parametrize("width", [1, WIDTH])
+def test_every_policy_emits_all_tokens_and_counts_them_once(
+    either: Any, knobs: dict[str, str], temperature: float, width: int
+) -> None:
+    """More requests than rows: finished rows are replaced, and rows end in different rounds."""
+    rows = rows_for(either, len(PROMPTS), width)
+    either.run(start(either, rows, configure(temperature=temperature, **knobs)))  # type: ignore[arg-type]
+    for request in range(len(PROMPTS)):
+        rounds = rows.log.rounds(request)
+        assert sum(r.emitted for r in rounds) == LIMIT
+        assert [r.position for r in rounds] == np.cumsum([0, *(r.emitted for r in rounds)])[:-1].tolist()
+        assert all(r.emitted in {r.accepted, r.accepted + 1} and r.accepted <= r.length for r in rounds)
+        if either.vocabulary:
+            assert len(rows.texts[request]) == LIMIT
+    assert rows.log.batch_rounds < len(rows.log.table()["emitted"]) or width == 1

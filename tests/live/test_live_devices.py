@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from live_support import new_rows, serve, worker_specs
+from live_support import new_rows, serve, texts_of, worker_specs
 from transformers import PreTrainedModel
 
 from calibrate.live.errors import LiveError, ModelError, StuckPolicy, WorkerDied, WorkerError
@@ -102,8 +102,8 @@ def test_a_failure_carries_the_remote_traceback_and_the_world_lives_on(
     assert "AuditError: cache of" in caught.value.remote_traceback
     assert "executor.py" in caught.value.remote_traceback
     assert not any(device.outstanding for device in world.devices)
-    rows = serve(world, configure("saguaro"), prompts[:2])
-    assert [rows.texts[i] for i in range(2)] == plain_texts[:2]
+    rows = serve(world, configure("saguaro"), prompts[:2], batch=2)
+    assert texts_of(rows) == plain_texts[:2]
 
 
 def test_a_stuck_policy_and_its_own_errors_come_out(world: LiveWorld) -> None:
@@ -122,15 +122,21 @@ def test_a_stuck_policy_and_its_own_errors_come_out(world: LiveWorld) -> None:
 
 
 def test_timeline_of_a_live_run(world: LiveWorld, prompts: list[tuple[int, ...]]) -> None:
-    serve(world, configure("saguaro", lookahead=3, fanout=(2,)), prompts[4:6])
+    serve(world, configure("saguaro", lookahead=3, fanout=(2,)), prompts[4:7], batch=2)
     spans = world.spans()
     assert {span.name for span in spans} == {"prefill", "verify", "prespeculate", "draft"}
     assert busy_seconds(spans, "target") > 0
     assert overlap_seconds(spans, "target", "draft") > 0
     passes = [span for span in spans if span.name == "prespeculate"]
     assert all([name for name, _ in s.details["steps"]] == ["glue", "tree", "tree", "tree"] for s in passes)
+    assert {tuple(s.details["requests"]) for s in passes} >= {(0, 1)}
     for timing in world.timings():
         assert 0 < timing.model_s <= timing.end_s - timing.start_s
+        assert 1 <= timing.rows <= 2
+        assert timing.context > 0
+        assert {step.rows for step in timing.steps} == {timing.rows}
+        assert timing.tokens <= sum(step.rows * step.width for step in timing.steps)
+    assert {t.width for t in world.timings() if t.operation == "prespeculate"} == {8}
     world.clear_records()
     assert not world.spans()
     assert not world.timings()
@@ -140,7 +146,7 @@ def test_pairs_that_do_not_fit(pair: tuple[str, str], other_vocabulary: str) -> 
     target, draft = worker_specs((pair[0], other_vocabulary))
     with pytest.raises(ModelError, match=r"vocabularies differ.*has 64.*has 80"):
         LiveWorld(target, draft)
-    with pytest.raises(ValueError, match="both workers are called"):
+    with pytest.raises(ValueError, match="several workers are called 'target'"):
         LiveWorld(target, target)
 
 

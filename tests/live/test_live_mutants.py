@@ -16,6 +16,7 @@ from live_support import (
     inline_world,
     new_rows,
     serve,
+    texts_of,
 )
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -24,9 +25,9 @@ from calibrate.live import executor as executor_module
 from calibrate.live.codec import LiveCache
 from calibrate.live.errors import AuditError
 from calibrate.live.executor import Executor
-from calibrate.live.messages import PrefillRow, Reply, Verified, VerifyRow
+from calibrate.live.messages import PrefillRows, Row, VerifyRows
 from calibrate.live.runner import ModelRunner
-from policies.operations import Draft, Prespeculate
+from policies.operations import Draft, Prespeculate, Verify
 from policies.registry import configure, start
 
 Prompts = list[tuple[int, ...]]
@@ -36,10 +37,15 @@ WIDE = configure("saguaro", lookahead=3, fanout=(6,))
 class RecomputingRunner(ModelRunner):
     """Bug: feeds the whole prefix again with every chain."""
 
-    def forward(self, slot: int, tokens: Sequence[int], *, last_only: bool = False) -> Tensor:
-        text = [*self.held(slot), *tokens]
-        self.reset(slot)
-        return super().forward(slot, text, last_only=last_only)[-len(tokens) :]
+    def forward(
+        self, slots: Sequence[int], tokens: Sequence[Sequence[int]], *, last_only: bool = False
+    ) -> Tensor:
+        texts = [[*self.held(slot), *chain] for slot, chain in zip(slots, tokens, strict=True)]
+        for slot in slots:
+            self.reset(slot)
+        logits = super().forward(slots, texts)
+        ends = [logits[i, : len(text)] for i, text in enumerate(texts)]
+        return torch.stack([end[-len(tokens[0]) :] for end in ends])
 
 
 class SiblingRunner(ModelRunner):
@@ -73,12 +79,28 @@ class StaleDevice(InlineDevice):
 
 
 class DoubleBonusDevice(InlineDevice):
-    """Bug: emits the bonus token twice."""
+    """Bug: emits the bonus token of the last row twice."""
 
-    def alter_reply(self, operation: Any, reply: Reply) -> Reply:
-        if isinstance(reply, Verified) and not reply.ended:
-            return replace(reply, emitted=(*reply.emitted, reply.bonus))
-        return reply
+    def alter_reply(self, operation: Any, reply: Any) -> Any:
+        if not isinstance(operation, Verify) or reply[-1].ended:
+            return reply
+        return (*reply[:-1], reply[-1]._replace(emitted=(*reply[-1].emitted, reply[-1].bonus)))
+
+
+class ShiftedDevice(InlineDevice):
+    """Bug: answers for one row with the verdict of the next."""
+
+    def alter_reply(self, operation: Any, reply: Any) -> Any:
+        return (*reply[1:], reply[0]) if isinstance(operation, Verify) else reply
+
+
+class GreedyPartDevice(InlineDevice):
+    """Bug: every draft device prepares the whole cache."""
+
+    def submit(self, operation: Any) -> Any:
+        if isinstance(operation, Prespeculate):
+            operation = replace(operation, part=(0, 1))
+        return super().submit(operation)
 
 
 class ForgetfulDevice(InlineDevice):
@@ -95,28 +117,29 @@ def test_recomputing_the_prefix_is_caught(target_model: PreTrainedModel) -> None
     replies = []
     for runner in (ModelRunner(target_model), RecomputingRunner(target_model)):
         executor = Executor(runner)
-        executor.execute(PrefillRow(0, prompt))
+        executor.execute(PrefillRows((0,), (prompt,)))
+        row = Row(0, 0, 0, len(prompt), prompt[-2:], 10, drafted)
         try:
-            replies.append(executor.execute(VerifyRow(0, len(prompt), prompt[-2:], drafted, 10)))
+            replies.append(executor.execute(VerifyRows((row,))))
         except AuditError as error:
             replies.append(str(error))
-    assert isinstance(replies[0], Verified)
+    assert isinstance(replies[0], tuple)
     assert replies[1] == "Verify fed 7 tokens to the model instead of 3"
 
 
 def branch_logits(runner: ModelRunner, trunk: Sequence[int], forks: Sequence[int], depth: int) -> Tensor:
     """[N, depth, V] logits of greedy branches that start with token ids 10, 11, ..."""
     runner.reset(0)
-    runner.forward(0, trunk)
-    tree = runner.open_tree(0, forks, depth)
-    tokens = torch.arange(10, 10 + len(forks))
+    runner.forward([0], [trunk])
+    tree = runner.open_tree([0], [forks], depth)
+    tokens = torch.arange(10, 10 + len(forks))[None]
     steps = []
     for _ in range(depth):
         steps.append(runner.tree_forward(tree, tokens))
         tokens = steps[-1].argmax(-1)
     runner.close_tree(tree)
     assert runner.held(0) == list(trunk)
-    return torch.stack(steps, dim=1)
+    return torch.stack(steps, dim=2)[0]
 
 
 def chain_logits(runner: ModelRunner, trunk: Sequence[int], forks: Sequence[int], depth: int) -> Tensor:
@@ -124,10 +147,10 @@ def chain_logits(runner: ModelRunner, trunk: Sequence[int], forks: Sequence[int]
     branches = []
     for i, fork in enumerate(forks):
         runner.reset(0)
-        runner.forward(0, trunk[: fork + 1])
+        runner.forward([0], [trunk[: fork + 1]])
         token, steps = 10 + i, []
         for _ in range(depth):
-            steps.append(runner.forward(0, [token])[0])
+            steps.append(runner.forward([0], [[token]])[0, 0])
             token = int(steps[-1].argmax())
         branches.append(torch.stack(steps))
     return torch.stack(branches)
@@ -156,9 +179,9 @@ def test_a_wrong_mask_is_lossless_but_drafts_something_else(
     plain_texts: list[list[int]],
     bug: type[ModelRunner],
 ) -> None:
-    world = InlineWorld(Executor(ModelRunner(target_model)), Executor(bug(draft_model)))
-    rows = serve(world, WIDE, prompts[:4])
-    assert [rows.texts[i] for i in range(4)] == plain_texts[:4]
+    world = InlineWorld(ModelRunner(target_model), bug(draft_model))
+    rows = serve(world, WIDE, prompts[:4], batch=2)
+    assert texts_of(rows) == plain_texts[:4]
     with pytest.raises(AssertionError):
         check_drafts(world, rows, prompts, draft_model)
 
@@ -170,8 +193,8 @@ def test_a_stale_cache_is_lossless_but_drafts_something_else(
     plain_texts: list[list[int]],
 ) -> None:
     world = inline_world(target_model, draft_model, draft_type=StaleDevice)
-    rows = serve(world, WIDE, prompts)
-    assert [rows.texts[i] for i in range(len(prompts))] == plain_texts
+    rows = serve(world, WIDE, prompts, batch=2)
+    assert texts_of(rows) == plain_texts
     with pytest.raises(AssertionError):
         check_drafts(world, rows, prompts, draft_model)
 
@@ -182,14 +205,33 @@ def test_caching_the_rejected_token_is_caught(
     prompts: Prompts,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def with_rejected(ranked: Any, drafted: Any, fanout: Any) -> list[tuple[int, int]]:
+    def with_rejected(ranked: Any, drafted: Any, fanout: Any, **_: Any) -> list[tuple[int, int]]:
         return [(k, token) for k, row in enumerate(ranked) for token in row[: fanout[k]]]
 
     monkeypatch.setattr(executor_module, "prepared_outcomes", with_rejected)
     world = inline_world(target_model, draft_model)
-    serve(world, WIDE, prompts[:2])
+    serve(world, WIDE, prompts[:2], batch=2)
     with pytest.raises(AssertionError):
         check_cached_sets(world)
+
+
+def test_an_outcome_prepared_by_two_drafts_is_caught(
+    target_model: PreTrainedModel, draft_model: PreTrainedModel, prompts: Prompts
+) -> None:
+    settings = configure("saguaro", lookahead=3, fanout=(3,), draft_devices=2)
+    world = inline_world(target_model, draft_model, drafts=2, draft_type=GreedyPartDevice)
+    serve(world, settings, prompts[:2], batch=2)
+    with pytest.raises(AssertionError, match="prepared twice"):
+        check_cached_sets(world)
+
+
+def test_verdicts_of_other_rows_are_caught(
+    target_model: PreTrainedModel, draft_model: PreTrainedModel, prompts: Prompts
+) -> None:
+    world = inline_world(target_model, draft_model, target_type=ShiftedDevice)
+    rows = new_rows(prompts[1:4], batch=3)
+    with pytest.raises(AuditError):  # the rows' contexts do not fit their caches
+        world.run(start(world, rows, configure("sd", lookahead=3)))
 
 
 def test_a_bonus_token_counted_twice_is_caught(
@@ -199,12 +241,12 @@ def test_a_bonus_token_counted_twice_is_caught(
     plain_texts: list[list[int]],
 ) -> None:
     world = inline_world(target_model, draft_model, target_type=DoubleBonusDevice)
-    rows = new_rows(prompts[1:2])
+    rows = new_rows(prompts[1:3], batch=2)
     with pytest.raises(AuditError):  # the next round's context does not fit the cache
         world.run(start(world, rows, configure("sd", lookahead=2)))
-    emitted = rows.texts[0]
+    emitted = rows.texts[1]
     assert emitted
-    assert emitted != plain_texts[1][: len(emitted)]
+    assert emitted != plain_texts[2][: len(emitted)]
 
 
 def test_a_wrong_count_of_unseen_tokens_is_caught(

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from live_support import LIMIT, InlineWorld, new_rows, serve
+from live_support import LIMIT, InlineWorld, new_rows, serve, texts_of
 from transformers import PreTrainedModel
 
 from calibrate.live.codec import LiveCache, encode
 from calibrate.live.errors import AuditError, ModelError, PlacementError
 from calibrate.live.executor import Executor
-from calibrate.live.messages import DraftRow, PrefillRow, Probe, ProbeResult, Tokens, Verified
-from calibrate.live.outcomes import agreement, judge, prepared_outcomes
+from calibrate.live.messages import Drafted, DraftRows, PrefillRows, Probe, ProbeResult, Row, Verified
+from calibrate.live.outcomes import agreement, cut, judge, prepared_outcomes
 from calibrate.live.placement import available_cores, is_local_model, parse_placement
 from calibrate.live.plain import plain_decode, plain_decode_many
 from calibrate.live.runner import ModelRunner, best_tokens, top_tokens
@@ -44,11 +44,24 @@ def test_verdicts(drafted: list[int], best: list[int], room: int, expected: Veri
     assert judge(drafted, best, room, {0}) == expected
 
 
+def test_an_open_end_emits_no_bonus() -> None:
+    assert cut((1, 2), None, 9, {0}) == Verified(2, (1, 2), False, -1)
+    assert cut((), None, 1, {0}) == Verified(0, (), False, -1)
+    assert cut((1, 2), None, 2, {0}) == Verified(2, (1, 2), True, -1)
+    assert cut((1, 0, 2), None, 9, {0}) == Verified(2, (1, 0), True, -1)
+    with pytest.raises(AuditError, match="without room"):
+        cut((), 3, 0, {0})
+
+
 def test_outcomes_leave_out_the_rejected_token_only() -> None:
     ranked = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     assert prepared_outcomes(ranked, [2, 6], (2, 2, 1)) == [(0, 1), (0, 3), (1, 4), (1, 5), (2, 7)]
     assert prepared_outcomes(ranked[:1], [], (2, 9)) == [(0, 1), (0, 2)]
     assert prepared_outcomes(ranked[:1], [], (0, 9)) == []
+    top = prepared_outcomes(ranked, [2, 6], (2, 2, 1), keep_rejected=True)
+    assert top == [(0, 1), (0, 2), (1, 4), (1, 5), (2, 7)]
+    parts = [prepared_outcomes(ranked, [2, 6], (2, 2, 1), part=(i, 2)) for i in (0, 1)]
+    assert parts == [[(0, 1), (1, 4), (2, 7)], [(0, 3), (1, 5)]]
 
 
 def test_agreement() -> None:
@@ -74,7 +87,7 @@ def test_ties_rank_by_token_id() -> None:
 
 
 def test_cache_answers_only_for_live_rows() -> None:
-    cache = LiveCache(2, {0: {(1, 5): (6, 7)}, 1: {(0, 3): ()}})
+    cache = LiveCache(2, {0: {(1, 5): Drafted((6, 7), 40)}, 1: {(0, 3): Drafted(())}})
     verdict = Verdict(np.array([1, 0]), np.array([2, 1]), np.array([False, True]), np.array([5, 3]))
     hits = cache.lookup(verdict)
     assert hits.tolist() == [True, False]
@@ -83,14 +96,19 @@ def test_cache_answers_only_for_live_rows() -> None:
     assert taken.sources.tolist() == [1, 0]
     assert taken.tokens is not None
     assert taken.tokens.tolist() == [[6, 7], [-1, -1]]
+    assert taken.laws is not None
+    assert taken.laws.tolist() == [40, -1]
+    assert cache.take(verdict, ~hits & False).laws is None
+    with pytest.raises(ValueError, match="opening"):
+        cache.opening()
 
 
 def test_what_a_live_run_cannot_do_is_refused() -> None:
     rows = new_rows([(1, 2)])
     rows.admit()
     view = rows.view()
-    with pytest.raises(ValueError, match="batch 1 for now"):
-        encode(Verify(view, Speculation.empty(2)))
+    with pytest.raises(ValueError, match="at least one row"):
+        encode(Verify(rows.view(rows.alive & False), Speculation.empty(1)))
     with pytest.raises(ValueError, match="token ids"):
         encode(Draft(replace(view, tails=None), 3, np.ones(1, dtype=np.int64)))
     unknown = Speculation(np.array([1]), np.array([1]), np.array([[-1]]))
@@ -127,33 +145,21 @@ def test_a_draft_stops_at_a_step_boundary(draft_model: PreTrainedModel) -> None:
     for polls in (0, 1, 3):
         answers = iter([False] * polls + [True])
         executor = Executor(ModelRunner(draft_model), stopped=lambda answers=answers: next(answers))
-        executor.execute(PrefillRow(0, prompt))
-        drafted = executor.execute(DraftRow(0, 3, prompt[-2:], 8, 1))
-        assert drafted == tuple(plain_decode(draft_model, prompt, 8)[:polls])
+        executor.execute(PrefillRows((0,), (prompt,)))
+        drafted = executor.execute(DraftRows((Row(0, 0, 0, 3, prompt[-2:]),), 8, (1,)))
+        assert drafted == (Drafted(tuple(plain_decode(draft_model, prompt, 8)[:polls])),)
 
 
 def test_slots_do_not_mix(draft_model: PreTrainedModel) -> None:
+    """Any slots, in any order, each for itself or together."""
     executor = Executor(ModelRunner(draft_model))
-    prompts: dict[int, Tokens] = {0: (3, 1, 4), 5: (9, 2, 6, 5)}
-    for slot, prompt in prompts.items():
-        executor.execute(PrefillRow(slot, prompt))
-    for slot, prompt in prompts.items():
-        drafted = executor.execute(DraftRow(slot, len(prompt), prompt[-2:], 4, 1))
-        assert drafted == tuple(plain_decode(draft_model, prompt, 4))
-
-
-def test_the_account_of_a_slot_is_audited(draft_model: PreTrainedModel) -> None:
-    runner = ModelRunner(draft_model)
-    with pytest.raises(AuditError, match="never prefilled"):
-        runner.forward(0, [1])
-    runner.reset(0)
-    runner.forward(0, [1, 2, 3])
-    runner.rollback(0, 2)
-    with pytest.raises(AuditError, match="cannot roll back to 3"):
-        runner.rollback(0, 3)
-    runner.held(0).append(7)
-    with pytest.raises(AuditError, match="cache of 2 tokens, account of 3"):
-        runner.rollback(0, 3)
+    prompts = {0: (3, 1, 4), 5: (9, 2, 6, 5), 2: (7,)}
+    for slot in (5, 0, 2):
+        executor.execute(PrefillRows((slot,), (prompts[slot],)))
+    for slots in ((0,), (5,), (2, 5), (5, 0, 2)):
+        rows = tuple(Row(slot, 0, 0, len(prompts[slot]), prompts[slot][-2:]) for slot in slots)
+        drafted = executor.execute(DraftRows(rows, 4, (1,) * len(rows)))
+        assert drafted == tuple(Drafted(tuple(plain_decode(draft_model, prompts[s], 4))) for s in slots)
 
 
 @pytest.mark.parametrize(
@@ -161,20 +167,36 @@ def test_the_account_of_a_slot_is_audited(draft_model: PreTrainedModel) -> None:
     [
         Probe(batch=3, new_tokens=4, context=20, repeats=2),
         Probe(new_tokens=3, context=5, top=4, repeats=2),
+        Probe(batch=2, new_tokens=3, context=5, top=4, repeats=2),
         Probe("tree", context=20, branches=6, repeats=2),
-        Probe("tree", branches=2, repeats=2, warmup=0),
-        Probe("prefill", new_tokens=16, repeats=2),
+        Probe("tree", batch=3, branches=2, repeats=2, warmup=0),
+        Probe("prefill", batch=2, new_tokens=16, repeats=2),
     ],
     ids=repr,
 )
 def test_probes_feed_what_they_say(draft_model: PreTrainedModel, probe: Probe) -> None:
+    """And leave alone what the requests' slots hold."""
     executor = Executor(ModelRunner(draft_model))
-    result = executor.execute(probe)
-    assert isinstance(result, ProbeResult)
-    assert len(result.durations_s) == 2
-    fed = probe.branches if probe.kind == "tree" else probe.new_tokens
-    assert {step.tokens for step in executor.steps} == {fed}
-    assert len(executor.runner.held(-1)) == probe.context
+    executor.execute(PrefillRows((1,), ((1, 2, 3),)))
+    for _ in range(2):
+        result = executor.execute(probe)
+        assert isinstance(result, ProbeResult)
+        assert len(result.durations_s) == 2
+        width = probe.branches if probe.kind == "tree" else probe.new_tokens
+        fed = {(step.rows, step.width, step.tokens) for step in executor.steps}
+        assert fed == {(probe.batch, width, probe.batch * width)}
+        assert executor.runner.held(1) == [1, 2]
+        assert all(len(executor.runner.held(2 + i)) == probe.context for i in range(probe.batch))
+
+
+def test_a_probe_moves_away_from_slots_that_requests_take(draft_model: PreTrainedModel) -> None:
+    executor = Executor(ModelRunner(draft_model))
+    probe = Probe(batch=2, context=7)
+    executor.execute(probe)
+    executor.execute(PrefillRows((1,), ((1, 2, 3),)))
+    executor.execute(probe)
+    assert executor.runner.held(1) == [1, 2]
+    assert len(executor.runner.held(3)) == 7
 
 
 @pytest.mark.parametrize(
@@ -190,12 +212,12 @@ def test_requests_stop_at_the_end_token(
     plain_texts: list[list[int]],
 ) -> None:
     ends = {plain_texts[2][20], plain_texts[3][9]}
-    target = Executor(ModelRunner(target_model), end_token_ids=ends)
-    rows = serve(InlineWorld(target, Executor(ModelRunner(draft_model))), settings, prompts)
+    world = InlineWorld(ModelRunner(target_model), ModelRunner(draft_model), end_token_ids=tuple(ends))
+    rows = serve(world, settings, prompts, batch=3)
     calls: list[tuple[int, int]] = []
     expected = plain_decode_many(
         target_model, prompts, LIMIT, ends, progress=lambda done, total: calls.append((done, total))
     )
-    assert [rows.texts[i] for i in range(len(prompts))] == expected
+    assert texts_of(rows) == expected
     assert {text[-1] in ends for text in expected} == {True, False}
     assert calls == [(i + 1, len(prompts)) for i in range(len(prompts))]

@@ -1,0 +1,276 @@
+"""Refusals before anything runs: tokenizers that differ, memory that is not there, texts that do not fit.
+
+Everything here is read from the models' folders without loading them; of a model that is only a name on the
+hub nothing is known yet, and nothing is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calibrate.live.errors import ModelError
+from calibrate.live.placement import Precision
+
+BYTES: dict[Precision, int] = {"fp32": 4, "fp64": 8, "bf16": 2, "fp16": 2}
+"""Of one number."""
+SPARE_BYTES = 512 * 2**20
+"""Of a worker process besides weights and KV cache: torch and its buffers."""
+TREE_TOKENS = 400
+"""Tokens per row that a speculation cache may add to a draft's KV cache while it is made."""
+
+
+class MisfitError(ValueError):
+    """What was asked for cannot work; the message says why and the way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Sizes of a model, from its files.  None: they do not say.
+
+    Attributes:
+        parameters: Number of weights, shared ones once.
+        layers: Number of layers.
+        kv_per_token: Numbers in the KV cache per token, all layers.
+        positions: Longest text.
+    """
+
+    parameters: int | None
+    layers: int | None
+    kv_per_token: int | None
+    positions: int | None
+
+    def weight_bytes(self, precision: Precision) -> int | None:
+        """Weights in memory."""
+        return None if self.parameters is None else self.parameters * BYTES[precision]
+
+    def kv_bytes_per_token(self, precision: Precision) -> int | None:
+        """Keys and values of one token in all layers."""
+        return None if self.kv_per_token is None else self.kv_per_token * BYTES[precision]
+
+
+def model_size(folder: str) -> ModelSize:
+    """Sizes of the model in a folder; all None for a hub name.
+
+    Raises:
+        ModelError: A file is there but cannot be read.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        return ModelSize(None, None, None, None)
+    config = _read_json(path / "config.json")
+    config = config.get("text_config", config)
+    heads = config.get("num_key_value_heads") or config.get("num_attention_heads")
+    width = config.get("head_dim")
+    if width is None and config.get("hidden_size") and config.get("num_attention_heads"):
+        width = config["hidden_size"] // config["num_attention_heads"]
+    layers = config.get("num_hidden_layers")
+    known = layers and heads and width
+    return ModelSize(
+        parameters=sum(map(_count_weights, sorted(path.glob("*.safetensors")))) or None,
+        layers=layers,
+        kv_per_token=2 * layers * heads * width if known else None,
+        positions=config.get("max_position_embeddings"),
+    )
+
+
+def _count_weights(file: Path) -> int:
+    """Numbers in a safetensors file, from its header."""
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            header = json.loads(opened.read(length))
+        return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    except (OSError, ValueError, KeyError, struct.error) as error:
+        raise ModelError(f"{file} is no safetensors file: {error}") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    return found
+
+
+def token_ids(folder: str) -> dict[str, int] | None:
+    """Token to id of a folder's tokenizer, added tokens included; None where no file tells.
+
+    Reads `tokenizer.json`, or `vocab.json` or `vocab.txt` of older models.
+
+    Raises:
+        ModelError: A file is there but cannot be read.
+    """
+    path = Path(folder)
+    if (path / "tokenizer.json").is_file():
+        content = _read_json(path / "tokenizer.json")
+        vocabulary = content.get("model", {}).get("vocab", {})
+        if isinstance(vocabulary, list):  # unigram models: (token, score) in the order of their ids
+            vocabulary = {entry[0]: i for i, entry in enumerate(vocabulary)}
+        added = {entry["content"]: entry["id"] for entry in content.get("added_tokens", [])}
+        return {**vocabulary, **added}
+    if (path / "vocab.json").is_file():
+        return dict(_read_json(path / "vocab.json"))
+    if (path / "vocab.txt").is_file():
+        lines = (path / "vocab.txt").read_text(encoding="utf-8").splitlines()
+        return {token: i for i, token in enumerate(lines)}
+    return None
+
+
+def check_tokenizers(target: str, draft: str) -> None:
+    """Refuse a pair whose tokenizers give the same id to different tokens.
+
+    Equal sizes are not enough: a draft of another family would propose tokens that mean something else.
+    A folder without a tokenizer is believed.
+
+    Raises:
+        MisfitError: Naming the first tokens that differ.
+    """
+    mine, theirs = token_ids(target), token_ids(draft)
+    if mine is None or theirs is None or mine == theirs:
+        return
+    ours, others = ({i: token for token, i in ids.items()} for ids in (mine, theirs))
+    differing = sorted(i for i in {*ours, *others} if ours.get(i) != others.get(i))
+    if not differing:
+        return
+    first = differing[0]
+    raise MisfitError(
+        f"target and draft have different tokenizers: id {first} is {_quoted(ours.get(first))} in the target "
+        f"({target}) and {_quoted(others.get(first))} in the draft ({draft}); {len(differing)} of "
+        f"{max(len(ours), len(others))} ids differ. Speculation needs the same tokenizer on both sides: give "
+        "--draft a model of the target's own family"
+    )
+
+
+def _quoted(token: str | None) -> str:
+    return "no token" if token is None else repr(token)
+
+
+def check_positions(
+    sizes: Sequence[tuple[str, ModelSize]], *, longest: int, max_tokens: int, ahead: int
+) -> None:
+    """Refuse texts that outgrow a model's positions.
+
+    Args:
+        sizes: (role, sizes) of both models.
+        longest: Most tokens that a probe has in a cache.
+        max_tokens: Tokens recorded per prompt; prompts come on top and are checked when they are known.
+        ahead: Most tokens that a live setting drafts beyond a text.
+
+    Raises:
+        MisfitError: With the model and what would fit.
+    """
+    for role, size in sizes:
+        if size.positions is None:
+            continue
+        if longest > size.positions:
+            raise MisfitError(
+                f"the {role} has {size.positions} positions, but calibration measures texts of {longest} "
+                "tokens; this model is too short-sighted to be calibrated"
+            )
+        if max_tokens + ahead >= size.positions:
+            raise MisfitError(
+                f"--max-tokens {max_tokens} does not fit: the {role} has {size.positions} positions, and "
+                f"prompts and {ahead} speculated tokens take their part of them; use a lower --max-tokens"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """What the workers of a calibration hold.
+
+    Attributes:
+        weight_bytes: Of both models.
+        kv_bytes: Of both, at the largest batch and the longest text.
+        spare_bytes: Of the processes themselves.
+    """
+
+    weight_bytes: int
+    kv_bytes: int
+    spare_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weight_bytes + self.kv_bytes + self.spare_bytes
+
+
+def memory_need(
+    target: ModelSize, draft: ModelSize, *, batch: int, length: int, precision: Precision = "fp32"
+) -> MemoryNeed:
+    """What a pair needs at a batch and a text length; unknown sizes count as nothing."""
+    kv = (target.kv_bytes_per_token(precision) or 0) * length
+    kv += (draft.kv_bytes_per_token(precision) or 0) * (length + TREE_TOKENS)
+    weights = (target.weight_bytes(precision) or 0) + (draft.weight_bytes(precision) or 0)
+    return MemoryNeed(weights, batch * kv, 2 * SPARE_BYTES)
+
+
+def check_memory(need: MemoryNeed, available_bytes: int | None, *, batch: int, length: int) -> None:
+    """Refuse what does not fit into memory, before a worker is started and the machine swaps.
+
+    Args:
+        need: What is needed.
+        available_bytes: What there is; None: not known, nothing is refused.
+        batch: Largest batch, for the message.
+        length: Longest text, likewise.
+
+    Raises:
+        MisfitError: With the parts of the sum and what to change.
+    """
+    if available_bytes is None or need.total_bytes <= available_bytes:
+        return
+    fixed = need.weight_bytes + need.spare_bytes
+    rows = (available_bytes - fixed) // max(1, need.kv_bytes // batch)
+    if fixed >= available_bytes or rows < 1:
+        way_out = "use smaller models or a machine with more memory"
+    else:
+        way_out = f"use --batches up to {rows}, or a lower --max-tokens"
+    raise MisfitError(
+        f"this pair needs about {gib(need.total_bytes)} of memory, {gib(available_bytes)} are available: "
+        f"weights {gib(need.weight_bytes)}, KV caches {gib(need.kv_bytes)} (batch {batch}, {length} tokens), "
+        f"processes {gib(need.spare_bytes)}; {way_out}"
+    )
+
+
+def gib(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / 2**30:.1f} GiB"
+
+
+def available_memory(
+    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """Bytes that processes may still take: free or reclaimable, and within this container's limit.
+
+    None where the system does not say (other than Linux).
+    """
+    found = _meminfo(meminfo, "MemAvailable:")
+    limit, used = cgroup / "memory.max", cgroup / "memory.current"
+    if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
+        found.append(max(0, int(limit.read_text()) - int(used.read_text()) + _reclaimable(cgroup)))
+    return min(found, default=None)
+
+
+def _reclaimable(cgroup: Path) -> int:
+    """File cache that counts as used by a container but can be dropped."""
+    stat = cgroup / "memory.stat"
+    for line in stat.read_text().splitlines() if stat.is_file() else ():
+        if line.startswith("inactive_file "):
+            return int(line.split()[1])
+    return 0
+
+
+def total_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes of memory of this machine; None where the system does not say."""
+    return min(_meminfo(meminfo, "MemTotal:"), default=None)
+
+
+def _meminfo(path: Path, name: str) -> list[int]:
+    """The entry of that name in bytes; empty where there is none."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return [int(line.split()[1]) * 1024 for line in lines if line.startswith(name)]

@@ -1,0 +1,141 @@
+"""What is to be calibrated, and whether it can be."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from calibrate import checks
+from calibrate.fingerprint import fingerprint
+from calibrate.journal import Json
+from calibrate.live.placement import Mode, Placement, Precision, WorkerSpec, pair_specs
+from calibrate.machine import Machine
+from calibrate.plans import BATCHES, Plan, plan
+from calibrate.prompts import Prompt
+from calibrate.traces import versions
+
+FORMAT = 1
+"""Of the journal's pieces: those of another format are not resumed."""
+MOST_RECORDERS = 8
+PRECISION: Precision = "fp32"
+"""Of all models; losslessness and replay are exact in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to calibrate.
+
+    Attributes:
+        machine: Where.
+        target: Folder or hub name of the target.
+        draft: Likewise of the draft.
+        names: How the user called them.
+        prompts: Calibration prompts.
+        prompt_set: Their name.
+        placement: Which cores each model gets.
+        limit: Tokens recorded per prompt.
+        quick: Fewer points and repetitions, batch 1 only.
+        name: Name of the profile.
+        seed: Keys orders and sampling.
+        command: For the provenance.
+        temperatures: Of the traces that a calibration records; 0 is greedy.
+        top_p: Mass of both models' laws that is kept where tokens are sampled.
+        ranks: Choices of the draft kept per position; None: 16 greedy, 32 sampled.
+        batches: Rows served at once in the latency grids.
+        mode: How the workers call their models.
+        temperature: What `record` alone records.
+    """
+
+    machine: Machine
+    target: str
+    draft: str
+    names: tuple[str, str]
+    prompts: tuple[Prompt, ...]
+    prompt_set: str
+    placement: Placement
+    limit: int
+    quick: bool
+    name: str
+    seed: int
+    command: str
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    top_p: float = 1.0
+    ranks: int | None = None
+    batches: tuple[int, ...] = BATCHES
+    mode: Mode = "eager"
+    temperature: float = 0.0
+
+    @property
+    def plan(self) -> Plan:
+        """What a calibration of it measures."""
+        return plan(quick=self.quick, batches=self.batches, temperatures=self.temperatures)
+
+
+def inputs(job: Job, what: Plan | None = None) -> dict[str, Json]:
+    """Everything that the pieces of a calibration depend on, by name, for its journal."""
+    return {
+        "format": FORMAT,
+        "target": fingerprint(job.target),
+        "draft": fingerprint(job.draft),
+        "prompts": [[p.question_id, p.category, p.text, p.source] for p in job.prompts],
+        "machine": [str(job.machine), asdict(job.placement)],
+        "temperatures": list(job.temperatures),
+        "top_p": job.top_p,
+        "ranks": job.ranks,
+        "max_tokens": job.limit,
+        "seed": job.seed,
+        "mode": job.mode,
+        "plan": repr(what or job.plan),
+        "versions": versions(),
+    }
+
+
+def check(job: Job, what: Plan) -> None:
+    """Refuse what cannot work, before anything is started.
+
+    Raises:
+        MisfitError: The tokenizers differ, a text outgrows the models, or the memory does not suffice.
+    """
+    checks.check_tokenizers(job.target, job.draft)
+    sizes = [("target", checks.model_size(job.target)), ("draft", checks.model_size(job.draft))]
+    settings = [s for part in what.live for s in part.settings()]
+    ahead = max((2 * (s.lookahead or 0) for s in settings), default=0)
+    checks.check_positions(sizes, longest=what.longest, max_tokens=job.limit, ahead=ahead)
+    length = max(what.longest, job.limit + ahead)
+    need = checks.memory_need(
+        sizes[0][1], sizes[1][1], batch=what.largest_batch, length=length, precision=PRECISION
+    )
+    checks.check_memory(need, checks.available_memory(), batch=what.largest_batch, length=length)
+
+
+def worker_specs(job: Job, *, batch: int = 1, length: int = 512) -> tuple[WorkerSpec, WorkerSpec]:
+    """The workers of a job, with room for a batch of texts of a length."""
+    target, draft = (
+        replace(spec, mode=job.mode, slots=batch, capacity=max(512, length))
+        for spec in pair_specs(job.target, job.draft, job.placement, precision=PRECISION)
+    )
+    return target, draft
+
+
+def recorders(job: Job) -> int:
+    """Recorders that work side by side: one per core, if their models fit into memory together."""
+    need = checks.memory_need(
+        checks.model_size(job.target),
+        checks.model_size(job.draft),
+        batch=1,
+        length=job.limit,
+        precision=PRECISION,
+    )
+    each = need.weight_bytes + need.kv_bytes + need.spare_bytes // 2  # one process holds both
+    available = checks.available_memory()
+    fitting = MOST_RECORDERS if available is None else available // (2 * each)  # leave half of it alone
+    return max(1, min(len(job.machine.cores), MOST_RECORDERS, fitting))
+
+
+def default_name(machine: Machine, target: str, placement: Placement) -> str:
+    """`cpu2-x20`, or `cpu2-x20-shared-0-1` for another placement than split."""
+    short = target.removeprefix("pair:") if target.startswith("pair:") else Path(target).name
+    name = f"{machine.name}-{short}"
+    if placement.name != "split":
+        name += "-" + placement.name.replace(":", "-").replace(",", "-")
+    return name

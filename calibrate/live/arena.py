@@ -1,0 +1,290 @@
+"""Laws of drafted tokens, in memory that the draft's and the target's process share.
+
+A verification needs the exact law that a sampled token was drawn from.  For K tokens of each prepared
+outcome these are megabytes per round, of which the target reads a few numbers: the probability of each
+token it verifies, and one law per rejection.  So they are neither pickled nor sent; the draft writes them
+to a ring of records, and a speculation carries the handle of its first one, the next ones follow it.
+
+A record knows which token of which request's position it belongs to.  A handle that was overwritten, or
+that belongs to something else, is an `AuditError` and never a silently wrong law.
+
+The memory has no name: nothing is left behind, however the processes end.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.live.errors import AuditError, LiveError
+from policies.operations import IntArray
+from policies.randomness import FloatArray
+
+DEFAULT_BYTES = 16 << 30
+"""Address space of a ring; memory is taken as the ring grows."""
+ALIVE = 5
+"""The ring holds this many times what the largest operation wrote.  A law is read at the latest while the
+second next pre-speculation is being written: two of these, two redrafts, and what a wrap leaves unused."""
+
+_HEADER_BYTES = 64
+_ROW_BITS, _TAG_BITS = 28, 27
+_ROWS, _TAGS = 1 << _ROW_BITS, 1 << _TAG_BITS
+MOST_ARENAS = 127
+
+
+class Segment:
+    """Anonymous shared memory; given to a process when it is started, by its file descriptor.
+
+    Args:
+        size: Bytes of address space; memory is taken where it is written.
+    """
+
+    def __init__(self, size: int = DEFAULT_BYTES) -> None:
+        self.size = size
+        if hasattr(os, "memfd_create"):
+            self.descriptor = os.memfd_create("spectwin-laws", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile(prefix="spectwin-laws-") as file:
+                self.descriptor = os.dup(file.fileno())
+        os.ftruncate(self.descriptor, size)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attached, (DupFd(self.descriptor), self.size)
+
+    def mapped(self) -> mmap.mmap:
+        """The memory, from now on in this process too."""
+        return mmap.mmap(self.descriptor, self.size)
+
+    def take(self, start: int, size: int) -> None:
+        """Make sure that there is memory; without it, a write would be a bus error.
+
+        Raises:
+            LiveError: There is not enough.
+        """
+        if not hasattr(os, "posix_fallocate"):
+            return
+        try:
+            os.posix_fallocate(self.descriptor, start, size)
+        except OSError as error:
+            raise LiveError(
+                f"no shared memory for {size / 1e6:.0f} MB of laws of sampled tokens ({error.strerror}); a "
+                f"smaller fan-out, lookahead or batch needs less"
+            ) from error
+
+    def close(self) -> None:
+        """Give this process's hold of it back; what is mapped stays until the process ends."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+def _attached(duplicate: Any, size: int) -> Segment:
+    segment = Segment.__new__(Segment)
+    segment.descriptor, segment.size = duplicate.detach(), size
+    return segment
+
+
+class _Records:
+    """Numpy views of a segment's records.
+
+    Args:
+        segment: The memory.
+        vocabulary: V.
+    """
+
+    def __init__(self, segment: Segment, vocabulary: int) -> None:
+        stride = _HEADER_BYTES + -(-4 * vocabulary // 8) * 8
+        self.vocabulary, self.stride = vocabulary, stride
+        self.count = min(segment.size // stride, _ROWS)
+        memory = segment.mapped()
+
+        def column(kind: str, offset: int) -> NDArray[Any]:
+            return np.ndarray((self.count,), kind, memory, offset, (stride,))
+
+        self.handles, self.totals = column("<i8", 0), column("<f8", 8)
+        self.requests, self.positions, self.tokens = (column("<i8", 16 + 8 * i) for i in range(3))
+        self.weights: NDArray[np.float32] = np.ndarray(
+            (self.count, vocabulary), "<f4", memory, _HEADER_BYTES, (stride, 4)
+        )
+
+
+class LawWriter:
+    """The draft's end.
+
+    Args:
+        segment: Memory of this draft alone.
+        number: Which of the drafts this is, in every handle.
+    """
+
+    def __init__(self, segment: Segment, number: int = 0) -> None:
+        if not 0 <= number < MOST_ARENAS:
+            raise ValueError(f"at most {MOST_ARENAS} drafts can share their laws, got number {number}")
+        self.segment = segment
+        self.number = number
+        self._records: _Records | None = None
+        self._limit = 0
+        self._next = 0
+        self._tag = 0
+
+    def reserve(self, blocks: int, depth: int, vocabulary: int) -> Block:
+        """Room for the laws of `blocks` speculations of `depth` tokens.
+
+        Raises:
+            LiveError: The ring cannot hold that many, or there is no memory.
+        """
+        if self._records is None:
+            self._records = _Records(self.segment, vocabulary)
+        if self._records.vocabulary != vocabulary:
+            raise AuditError(f"laws over {vocabulary} tokens in an arena for {self._records.vocabulary}")
+        count = blocks * depth
+        self._grow(self._records, ALIVE * count)
+        if self._next + count > self._limit:
+            self._next = 0
+        start, self._next = self._next, self._next + count
+        self._tag = (self._tag + 1) % _TAGS
+        base = ((self.number << _TAG_BITS | self._tag) << _ROW_BITS) | start
+        return Block(self._records, base, start, (blocks, depth))
+
+    def _grow(self, records: _Records, wanted: int) -> None:
+        if wanted <= self._limit:
+            return
+        if wanted > records.count:
+            raise LiveError(
+                f"{wanted} laws over {records.vocabulary} tokens do not fit into "
+                f"{self.segment.size / 1e9:.0f} GB of shared memory; use a smaller fan-out, "
+                f"lookahead or batch, or more `law_bytes`"
+            )
+        self.segment.take(self._limit * records.stride, (wanted - self._limit) * records.stride)
+        self._limit = wanted
+
+
+class Block:
+    """Records of the speculations of one operation, [blocks, depth]; written step by step, then sealed."""
+
+    def __init__(self, records: _Records, base: int, start: int, shape: tuple[int, int]) -> None:
+        self._records, self._base, self._shape = records, base, shape
+        self._rows = slice(start, start + shape[0] * shape[1])
+        records.handles[self._rows] = -1  # a reader of what was here before shall notice
+
+    def write(
+        self,
+        step: int,
+        weights: NDArray[np.float32],
+        totals: FloatArray,
+        owners: tuple[IntArray, IntArray, IntArray],
+    ) -> None:
+        """The laws [blocks, V] of token `step` of every speculation.
+
+        Args:
+            step: Index of the token within its speculation.
+            weights: [blocks, V], not normalised.
+            totals: [blocks] their sums.
+            owners: [blocks] each: request, position and the token drawn.
+        """
+        at = self._rows.start + step
+        rows = slice(at, self._rows.stop, self._shape[1])
+        records = self._records
+        records.weights[rows] = weights
+        records.totals[rows] = totals
+        records.requests[rows], records.positions[rows], records.tokens[rows] = owners
+
+    def seal(self) -> list[int]:
+        """[blocks] the handle of each speculation, from now on valid."""
+        count = self._shape[0] * self._shape[1]
+        self._records.handles[self._rows] = self._base + np.arange(count)
+        return [self._base + block * self._shape[1] for block in range(self._shape[0])]
+
+
+class LawReader:
+    """The target's end, for the laws of all drafts.
+
+    Args:
+        segments: Memory of each draft, in the order of their numbers.
+    """
+
+    def __init__(self, segments: Sequence[Segment] = ()) -> None:
+        self.segments = tuple(segments)
+        self._records: dict[int, _Records] = {}
+
+    def masses(
+        self, handles: IntArray, requests: IntArray, positions: IntArray, tokens: IntArray, vocabulary: int
+    ) -> FloatArray:
+        """[n] probability of each drafted token under the law that it was drawn from.
+
+        Args:
+            handles: [n] of the token's own law (a speculation's handle plus the token's index in it).
+            requests: [n] whose it is.
+            positions: [n] which position.
+            tokens: [n] the token.
+            vocabulary: V.
+
+        Raises:
+            AuditError: A law is not there any more, or is another token's.
+        """
+        found = np.empty(len(handles))
+        for mine, records, rows in self._by_arena(handles, vocabulary):
+            found[mine] = records.weights[rows, tokens[mine]] / records.totals[rows]
+            self._check_owner(records, rows, (requests[mine], positions[mine], tokens[mine]))
+            self._check_alive(records, rows, handles[mine])
+        return found
+
+    def laws(self, handles: IntArray, vocabulary: int) -> FloatArray:
+        """[n, V] the laws themselves, normalised.
+
+        Raises:
+            AuditError: A law is not there any more.
+        """
+        found = np.empty((len(handles), vocabulary))
+        for mine, records, rows in self._by_arena(handles, vocabulary):
+            found[mine] = records.weights[rows] / records.totals[rows, None]
+            self._check_alive(records, rows, handles[mine])
+        return found
+
+    def _by_arena(self, handles: IntArray, vocabulary: int) -> list[tuple[IntArray, _Records, IntArray]]:
+        """Per draft: which of the handles are its, its records, and their rows."""
+        if len(handles) and handles.min() < 0:
+            raise AuditError("a sampled token came without the law that it was drawn from")
+        numbers = handles >> (_ROW_BITS + _TAG_BITS)
+        parts = []
+        for number in np.unique(numbers).tolist():
+            mine = np.flatnonzero(numbers == number)
+            rows = handles[mine] & (_ROWS - 1)
+            records = self._of(number, vocabulary)
+            if rows.max() >= records.count:
+                raise AuditError(f"the law of handle {int(handles[mine].max())} lies outside its arena")
+            parts.append((mine, records, rows))
+        return parts
+
+    def _of(self, number: int, vocabulary: int) -> _Records:
+        if number not in self._records:
+            if number >= len(self.segments):
+                raise AuditError(f"a law of draft {number}, of which this worker was told nothing")
+            self._records[number] = _Records(self.segments[number], vocabulary)
+        return self._records[number]
+
+    @staticmethod
+    def _check_owner(records: _Records, rows: IntArray, claimed: tuple[IntArray, ...]) -> None:
+        owners = (records.requests[rows], records.positions[rows], records.tokens[rows])
+        wrong = np.any([a != b for a, b in zip(owners, claimed, strict=True)], axis=0)
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise AuditError(
+                f"(request, position, token) {tuple(int(c[at]) for c in claimed)} came with the law of "
+                f"{tuple(int(o[at]) for o in owners)}"
+            )
+
+    @staticmethod
+    def _check_alive(records: _Records, rows: IntArray, handles: IntArray) -> None:
+        """After reading, so that an overwriting at the same time is noticed too."""
+        stale = records.handles[rows] != handles
+        if stale.any():
+            raise AuditError(f"the laws of handles {handles[stale].tolist()} were overwritten")

@@ -1,0 +1,295 @@
+"""A model's forward compiled ahead of time, once per kind of shape.
+
+A small model spends most of a forward in Python and in launching operations one by one; a compiled one
+does not.  On CPU the weights are also laid out anew: the usual product of five tokens with a matrix
+costs several times that of one, the packed one little more, since both read the matrix once.
+
+Shapes are dynamic: a graph serves any number of columns, and four graphs serve all batches, since a
+compiler treats a size of one as a case of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from calibrate.live.errors import ModelError
+from calibrate.live.kvcache import Buffers, Plan, SlotCache
+
+PACKED = 2**17
+"""Numbers in the average matrix from which packing pays: below, what a call costs outweighs it.  Packed
+graphs are not kept between processes, so that such a model is compiled anew in each."""
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 2e-1}
+"""Largest difference of logits, relative to the largest of them, that a compiled model may show."""
+
+Graph: TypeAlias = Callable[..., Tensor]
+_numbers = itertools.count()
+
+
+class Kind(NamedTuple):
+    """What a graph is for: one row or several, one new token per row or several."""
+
+    one_row: bool
+    one_token: bool
+
+
+class Feed(NamedTuple):
+    """Inputs of a forward but its keys and values.
+
+    Attributes:
+        ids: [R, n].
+        positions: [R, n].
+        columns: [R, n] where keys and values are written.
+        mask: [R, 1, n, L] additive; contiguous.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    columns: Tensor
+    mask: Tensor
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of graph that serves it."""
+        rows, count = self.ids.shape
+        return Kind(rows == 1, count == 1)
+
+
+def compiler_problem(device: torch.device) -> str | None:
+    """Why models cannot be compiled here; None if they can."""
+    if device.type == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        try:
+            get_cpp_compiler()
+        except Exception as error:  # of the compiler's own types, which move between versions
+            return f"no C++ compiler was found ({error}); install g++ or use mode 'eager'"
+    elif device.type == "cuda":
+        from importlib.util import find_spec
+
+        if find_spec("triton") is None:
+            return "Triton is not installed; install it or use mode 'eager'"
+    else:
+        return f"devices of type {device.type!r} are not compiled for; use mode 'eager'"
+    return None
+
+
+def is_compilable(device: torch.device | None = None) -> bool:
+    """Whether `mode="compiled"` works on a device (default: the CPU) with what is installed."""
+    return compiler_problem(device or torch.device("cpu")) is None
+
+
+class Capture:
+    """Compiled forwards of a model.
+
+    Args:
+        model: In evaluation mode.
+
+    Attributes:
+        packs: Whether weights are packed.
+        compile_s: Seconds that compiling each graph took so far.
+
+    Raises:
+        ModelError: There is no compiler.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        problem = compiler_problem(model.device)
+        if problem is not None:
+            raise ModelError(f"the model cannot be compiled: {problem}")
+        self.model = model
+        self.packs = model.device.type == "cpu" and _packs(model)
+        self.compile_s: dict[Kind, float] = {}
+        self._graphs: dict[Kind, Graph] = {}
+        # One thread of compilation: a worker is pinned to its cores, a pool would only wait for them.
+        self._settings_of_inductor: dict[str, Any] = {"compile_threads": 1}
+        if model.device.type == "cpu":
+            self._settings_of_inductor |= {"cpp_wrapper": True, "freezing": self.packs}
+
+    def call(self, feed: Feed, buffers: Sequence[Buffers]) -> Tensor:
+        """Run a forward; writes keys and values.
+
+        Args:
+            feed: Inputs.
+            buffers: Per layer, [R, heads, capacity, width] each, with room for a column after the last
+                new token, which may be overwritten.
+
+        Returns:
+            [R, n, V] logits.
+        """
+        kind = self.serving(feed.kind)
+        graph = self._graphs.get(kind)
+        if graph is None:
+            graph = self.prepare(kind, buffers)
+        if kind == feed.kind:
+            return graph(*feed, *_flat(buffers))
+        return graph(*_twice(feed), *_flat(buffers))[:, :1]
+
+    def serving(self, kind: Kind) -> Kind:
+        """The kind of graph that serves a kind of feed.
+
+        Packed weights serve two tokens in the time of one, and faster than the product of a matrix with
+        a single token, so that a lone token goes with a copy of itself rather than through a graph of
+        its own, which would also take as long to compile.
+        """
+        return Kind(one_row=True, one_token=False) if self.packs and kind == Kind(True, True) else kind
+
+    def prepare(self, kind: Kind, buffers: Sequence[Buffers]) -> Graph:
+        """Compile the graph that serves a kind, unless it is there, and check it against the model.
+
+        Args:
+            kind: Of feed.
+            buffers: Any; tells heads and widths.
+
+        Raises:
+            ModelError: The model cannot be compiled, or the compiled one computes something else.
+        """
+        kind = self.serving(kind)
+        if kind in self._graphs:
+            return self._graphs[kind]
+        start = time.perf_counter()
+        graph = self._compile(kind)
+        try:
+            # Sizes that occur nowhere else in a model, so that no dimension is taken for another.
+            with self._settings():
+                _run_marked(graph, *self._example(kind, (3, 7, 67, 101), buffers))
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(f"the model cannot be compiled; use mode 'eager'. {error}") from error
+        self.compile_s[kind] = time.perf_counter() - start
+        # Guards are off, so that a graph that took a size for a constant would be wrong in silence.
+        for sizes in ((2, 2, 40, 64), (5, 4, 33, 48)):
+            self._check(graph, *self._example(kind, sizes, buffers))
+        self._graphs[kind] = graph
+        return graph
+
+    def _compile(self, kind: Kind) -> Graph:
+        model = self.model
+
+        def step(ids: Tensor, positions: Tensor, columns: Tensor, mask: Tensor, *flat: Tensor) -> Tensor:
+            cache = SlotCache(list(zip(flat[::2], flat[1::2], strict=True)))
+            cache.set_plan(Plan(slice(None), 0, mask.shape[-1], columns))
+            logits: Tensor = model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+            ).logits
+            return logits
+
+        # Compiled code is kept by code object, and without guards the first found is taken: each graph
+        # of each model needs a code object of its own.
+        name = f"step_{next(_numbers)}"
+        own = types.FunctionType(step.__code__.replace(co_name=name), globals(), name, None, step.__closure__)
+        options = {**self._settings_of_inductor, "guard_filter_fn": _no_guards}
+        graph: Graph = torch.compile(own, fullgraph=True, dynamic=False, options=options)
+        return graph
+
+    @contextmanager
+    def _settings(self) -> Iterator[None]:
+        """How to compile; set for the moment, since tracing looks at some of them before `options` count."""
+        from torch._inductor import config
+        from torch.fx.experimental import _config
+
+        # Sizes that are equal in the example are not taken to be equal always.
+        with config.patch(self._settings_of_inductor), _config.patch(use_duck_shape=False):
+            yield
+
+    def _example(
+        self, kind: Kind, sizes: tuple[int, int, int, int], buffers: Sequence[Buffers]
+    ) -> tuple[Feed, list[Buffers]]:
+        """Inputs of a kind, of R, n, L and capacity as given, at columns that differ from row to row."""
+        rows, count, length, capacity = sizes
+        rows, count = (1 if kind.one_row else rows), (1 if kind.one_token else count)
+        device = self.model.device
+        generator = torch.Generator().manual_seed(rows * count)
+
+        def noise(like: Tensor) -> Tensor:
+            shape = (rows, like.shape[1], capacity, like.shape[3])
+            return torch.randn(shape, generator=generator).to(device=device, dtype=like.dtype)
+
+        starts = length - count - torch.arange(rows)[:, None]
+        columns = (starts + torch.arange(count)).to(device)
+        hidden = torch.arange(length, device=device) > columns[..., None]
+        mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=device)
+        mask.masked_fill_(hidden, torch.finfo(mask.dtype).min)
+        size = int(self.model.config.get_text_config().vocab_size)
+        ids = torch.randint(size, (rows, count), generator=generator).to(device)
+        pairs = [(noise(keys), noise(values)) for keys, values in buffers]
+        return Feed(ids, columns.clone(), columns, mask[:, None]), pairs
+
+    def _check(self, graph: Graph, feed: Feed, buffers: list[Buffers]) -> None:
+        """Compare with the model called as usual, from equal keys and values."""
+        copies = [(keys.clone(), values.clone()) for keys, values in buffers]
+        cache = SlotCache(copies)
+        cache.set_plan(Plan(slice(None), 0, feed.mask.shape[-1], feed.columns))
+        with torch.inference_mode():
+            found = graph(*feed, *_flat(buffers))
+            expected = self.model(
+                input_ids=feed.ids,
+                attention_mask=feed.mask,
+                position_ids=feed.positions,
+                past_key_values=cache,
+                use_cache=True,
+            ).logits
+        pairs = [(found, expected), *zip(_flat(buffers), _flat(copies), strict=True)]
+        for one, other in pairs:
+            limit = TOLERANCE[other.dtype] * float(other.abs().max())
+            if one.shape != other.shape or not float((one - other).abs().max()) <= limit:
+                raise ModelError(
+                    f"the compiled model computes something else; use mode 'eager' ({feed.kind})"
+                )
+
+
+def _flat(buffers: Sequence[Buffers]) -> Iterator[Tensor]:
+    return itertools.chain.from_iterable(buffers)
+
+
+def _twice(feed: Feed) -> Feed:
+    """A lone token and a copy of it in the next column, which nobody will look at."""
+    return Feed(
+        feed.ids.expand(-1, 2).contiguous(),
+        feed.positions.expand(-1, 2).contiguous(),
+        torch.cat([feed.columns, feed.columns + 1], dim=1),
+        feed.mask.expand(-1, -1, 2, -1).contiguous(),
+    )
+
+
+def _no_guards(guards: Sequence[Any]) -> list[bool]:
+    """Keep none: a graph's shapes are known before it is called, and checking them takes a while."""
+    return [False] * len(guards)
+
+
+def _packs(model: PreTrainedModel) -> bool:
+    sizes = [m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    return bool(sizes) and sum(sizes) / len(sizes) >= PACKED
+
+
+def _run_marked(graph: Graph, feed: Feed, buffers: list[Buffers]) -> None:
+    """The first call, which compiles: says which sizes vary."""
+    from torch._dynamo import mark_dynamic
+
+    def mark(tensor: Tensor, *sizes: int) -> None:
+        for size in sizes:
+            if tensor.shape[size] > 1:
+                mark_dynamic(tensor, size)
+
+    for tensor in feed:
+        mark(tensor, 0)
+    for tensor in feed[:3]:
+        mark(tensor, 1)
+    mark(feed.mask, 2, 3)
+    for tensor in _flat(buffers):
+        mark(tensor, 0, 2)
+    with torch.inference_mode():
+        graph(*feed, *_flat(buffers))

@@ -1,0 +1,125 @@
+"""Choosing tokens at random: laws, draws by inverse distribution function, acceptance, residuals.
+
+Pure functions of tensors and of uniforms; who keys the uniforms and where laws are kept is not their
+business.  Laws are float64: a residual is a difference of nearly equal numbers, and the laws' cost is
+nothing beside the model's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from policies.operations import BoolArray, IntArray
+from policies.randomness import FloatArray
+from policies.sampling import Sampling
+
+# Streams of `policies.randomness.keyed_uniforms`, keyed by request and position.  Whatever decides a position
+# draws from each stream once, and nothing of a draw is seen before its position is reached.
+DRAFTED = "draft-token"
+ACCEPTED = "acceptance"
+BONUS = "bonus-token"
+
+
+def law(logits: Tensor, sampling: Sampling) -> Tensor:
+    """[..., V] float64: softmax(logits / temperature), cut by top-p and renormalised; one-hot if greedy.
+
+    Args:
+        logits: [..., V].
+        sampling: Temperature and top-p.
+    """
+    if sampling.greedy:
+        return one_hot(logits.argmax(dim=-1), logits.shape[-1])
+    return cut_top_p(torch.softmax(logits.double() / sampling.temperature, dim=-1), sampling.top_p)
+
+
+def cut_top_p(laws: Tensor, top_p: float) -> Tensor:
+    """[..., V] renormalised over the smallest set of most likely tokens whose mass reaches `top_p`.
+
+    Of equally likely tokens those with the lower ids come first.
+    """
+    if top_p >= 1.0:
+        return laws
+    masses, order = torch.sort(laws, dim=-1, descending=True, stable=True)
+    before = masses.cumsum(dim=-1) - masses
+    kept = torch.where(before < top_p, masses, 0.0)
+    kept[..., 0] = masses[..., 0]  # the difference above may be a rounding error from 0
+    return torch.zeros_like(laws).scatter_(-1, order, kept / kept.sum(dim=-1, keepdim=True))
+
+
+def rescale(laws: Tensor, logits: Tensor, top: int, scale: float) -> Tensor:
+    """[n, V] Saguaro's law: the `top` best tokens of the draft's ranking times `scale`, renormalised.
+
+    Where that leaves nothing (scale 0 and all of the law within the best), the law stays as it is.
+
+    Args:
+        laws: [n, V].
+        logits: [n, V] they come from; they rank the tokens, the lower id first among equals.
+        top: F_k.
+        scale: C.
+    """
+    if top == 0 or scale == 1.0:
+        return laws
+    scaled = torch.where(best_mask(logits, top), laws * scale, laws)
+    total = scaled.sum(dim=-1, keepdim=True)
+    return torch.where(total > 0.0, scaled / total, laws)
+
+
+def best_mask(logits: Tensor, top: int) -> Tensor:
+    """[n, V] whether each token is among the `top` best, the lower id first among equals.
+
+    Without sorting the vocabulary, which would cost more than the rest of a draw.
+    """
+    last = logits.topk(min(top, logits.shape[-1]), dim=-1).values[..., -1:]
+    above, level = logits > last, logits == last
+    room = top - above.sum(dim=-1, keepdim=True)
+    return above | (level & (level.cumsum(dim=-1) <= room))
+
+
+def draw(weights: Tensor, uniforms: FloatArray) -> Tensor:
+    """[n] tokens of the laws proportional to `weights`, by inverse distribution function.
+
+    A token of weight 0 is never drawn.
+
+    Args:
+        weights: [n, V], non-negative; need not sum to 1.
+        uniforms: [n] in [0, 1).
+    """
+    heights = weights.double().cumsum(dim=-1)
+    levels = torch.as_tensor(uniforms, device=weights.device)[:, None] * heights[:, -1:]
+    # The first token whose height exceeds the level, strictly: a token of weight 0 adds no height.
+    found = torch.searchsorted(heights, levels, right=True)[:, 0]
+    return found.clamp_(max=weights.shape[-1] - 1)
+
+
+def accepted_run(p: FloatArray, sigma: FloatArray, uniforms: FloatArray, lengths: IntArray) -> IntArray:
+    """[R] drafted tokens accepted: each with probability min(1, p / sigma), up to the first rejection.
+
+    Strictly: a token that the target cannot emit is not accepted, whatever the uniform.
+
+    Args:
+        p: [R, m] the target's probability of each drafted token.
+        sigma: [R, m] its probability under the law that it was drawn from.
+        uniforms: [R, m] in [0, 1).
+        lengths: [R] drafted tokens of each row; what lies beyond is not looked at.
+    """
+    within: BoolArray = np.arange(p.shape[1]) < lengths[:, None]
+    passed = within & (uniforms * sigma < p)
+    run: IntArray = np.cumprod(passed, axis=1, dtype=np.int64).sum(axis=1)
+    return run
+
+
+def residual(p: Tensor, sigma: Tensor) -> Tensor:
+    """[n, V] weights of the token after a rejection: (p - sigma)+, not normalised (`draw` does).
+
+    Where sigma = p nothing is ever rejected but by a rounding error; then p itself.
+    """
+    left = (p - sigma).clamp_(min=0.0)
+    return torch.where(left.sum(dim=-1, keepdim=True) > 0.0, left, p)
+
+
+def one_hot(tokens: Tensor, vocabulary: int) -> Tensor:
+    """[..., V] float64 laws that are sure of their token."""
+    hot = torch.zeros((*tokens.shape, vocabulary), dtype=torch.float64, device=tokens.device)
+    return hot.scatter_(-1, tokens[..., None], 1.0)

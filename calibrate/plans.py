@@ -1,0 +1,194 @@
+"""What a calibration measures: grids of shapes, overlap, and settings run live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, TypeAlias
+
+from hardware_profiles.costs import Axis
+from policies.registry import Settings, configure
+
+Knobs: TypeAlias = Mapping[str, Any]
+"""What `policies.registry.configure` takes."""
+
+BATCHES = (1, 2, 4, 8)
+WIDTHS = (1, 2, 3, 4, 5, 6, 8)
+CONTEXTS = (48, 240)
+BRANCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48)
+PROMPTS = (16, 64, 160)
+SEVERAL = 4
+"""Rows of the live settings that are run in a batch."""
+
+HELD_FORWARD = ((1, 7, 96), (1, 1, 180), (1, 5, 96), (2, 7, 180), (3, 3, 96), (6, 5, 200), (6, 2, 64))
+HELD_TREE = ((1, 3, 96), (1, 10, 180), (1, 20, 96), (1, 40, 180), (3, 10, 96), (6, 20, 180))
+
+ANCHORS: tuple[Knobs, ...] = (
+    {"policy": "ar"},
+    {"policy": "sd", "lookahead": 3},
+    {"policy": "sd", "lookahead": 6},
+    {"policy": "pearl", "lookahead": 3},
+    {"policy": "pearl", "lookahead": 6},
+    {"policy": "saguaro", "lookahead": 3, "fanout": (2,), "backup": "primary"},
+    {"policy": "saguaro", "lookahead": 3, "fanout": (2,), "backup": "plain"},
+    {"policy": "saguaro", "lookahead": 6, "fanout": (2,), "backup": "primary"},
+    {"policy": "saguaro", "lookahead": 6, "fanout": (2,), "backup": "plain"},
+)
+"""Settings run live during calibration: they give the host's overheads, and whoever has no simulator
+would extrapolate from them (the naive baseline of `validate`)."""
+
+FEWER_ANCHORS: tuple[Knobs, ...] = (
+    {"policy": "ar"},
+    {"policy": "sd", "lookahead": 3},
+    {"policy": "pearl", "lookahead": 3},
+    {"policy": "saguaro", "lookahead": 3, "fanout": (2,), "backup": "primary"},
+    {"policy": "saguaro", "lookahead": 3, "fanout": (2,), "backup": "plain"},
+)
+"""The same in batches, and at a temperature above 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Points of one operation.
+
+    Attributes:
+        operation: As in the profile, e.g. `target.forward`.
+        axes: Its axes.
+        values: Grid values per axis.
+        held_out: Further points, measured but kept out of the grid, that tell the interpolation error.
+    """
+
+    operation: str
+    axes: tuple[Axis, ...]
+    values: tuple[tuple[int, ...], ...]
+    held_out: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def points(self) -> list[tuple[int, ...]]:
+        """All points to measure, grid first."""
+        return [*product(*self.values), *self.held_out]
+
+    @property
+    def device(self) -> str:
+        """`target` or `draft`."""
+        return self.operation.split(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class LivePart:
+    """Settings that are run live, interleaved with each other.
+
+    Attributes:
+        knobs: Of each setting; plain decoding is among them.
+        prompts: How many, of all categories.
+        repeats: Repetitions.
+        batch: Rows served at once; 1 runs every prompt on its own.
+        temperature: Of both models.
+    """
+
+    knobs: tuple[Knobs, ...]
+    prompts: int
+    repeats: int
+    batch: int = 1
+    temperature: float = 0.0
+
+    def settings(self, *, top_p: float = 1.0, seed: int = 0) -> list[Settings]:
+        """The settings; `top_p` applies where tokens are sampled."""
+        sampled: dict[str, Any] = {}
+        if self.temperature > 0.0:
+            sampled = {"temperature": self.temperature, "top_p": top_p}
+        return [configure(**knobs, **sampled, seed=seed) for knobs in self.knobs]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure and how often.
+
+    Attributes:
+        grids: Grids of all operations.
+        repeats: Repetitions of each point; slow ones get fewer.
+        overlap_repeats: Repetitions of each overlap measurement.
+        live: Settings run live.
+    """
+
+    grids: tuple[Grid, ...]
+    repeats: int
+    overlap_repeats: int
+    live: tuple[LivePart, ...] = ()
+
+    @property
+    def longest(self) -> int:
+        """Most tokens that any probe has in a cache, new ones included."""
+        most = 0
+        for grid in self.grids:
+            for point in grid.points:
+                at = dict(zip(grid.axes, point, strict=True))
+                most = max(most, at.get("context", 0) + at.get("new_tokens", 1))
+        return most
+
+    @property
+    def largest_batch(self) -> int:
+        """Most rows of any probe or live setting."""
+        rows = [max(dict(zip(g.axes, g.values, strict=True)).get("batch", (1,))) for g in self.grids]
+        return max([1, *rows, *(part.batch for part in self.live)])
+
+
+def plan(
+    *, quick: bool = False, batches: Sequence[int] = BATCHES, temperatures: Sequence[float] = (0.0, 1.0)
+) -> Plan:
+    """What a calibration measures.
+
+    Args:
+        quick: Batch 1 only, and fewer repetitions.
+        batches: Batches of the grids; 1 is always among them.
+        temperatures: Of the traces: settings are run live at the first of each kind, greedy and sampled.
+
+    Raises:
+        ValueError: A batch below 1.
+    """
+    if min(batches, default=0) < 1:
+        raise ValueError(f"batches must be at least 1, got {', '.join(map(str, batches)) or 'none'}")
+    rows = (1,) if quick else tuple(sorted({1, *batches}))
+    return Plan(
+        grids=_grids(rows),
+        repeats=5 if quick else 6,
+        overlap_repeats=8 if quick else 16,
+        live=_live(rows, temperatures, quick=quick),
+    )
+
+
+def _grids(rows: tuple[int, ...]) -> tuple[Grid, ...]:
+    forward: tuple[Axis, ...] = ("batch", "new_tokens", "context")
+    prefill: tuple[Axis, ...] = ("batch", "new_tokens")
+    tree: tuple[Axis, ...] = ("batch", "branches", "context")
+    held = tuple(point for point in HELD_FORWARD if point[0] <= rows[-1])
+    # A prefill's cost is nearly linear in its tokens, and a large one takes seconds.
+    few = tuple(sorted({1, min(rows[-1], SEVERAL)}))
+    return (
+        Grid("target.forward", forward, (rows, WIDTHS, CONTEXTS), held),
+        Grid("target.prefill", prefill, (few, PROMPTS)),
+        Grid("draft.forward", forward, (rows, WIDTHS, CONTEXTS), held),
+        Grid("draft.prefill", prefill, (few, PROMPTS)),
+        Grid("draft.tree", tree, (rows, BRANCHES, CONTEXTS), tuple(p for p in HELD_TREE if p[0] <= rows[-1])),
+    )
+
+
+def _live(rows: tuple[int, ...], temperatures: Sequence[float], *, quick: bool) -> tuple[LivePart, ...]:
+    """Greedy settings alone and in a batch, and fewer of both at a temperature above 0."""
+    several = max((b for b in rows if 1 < b <= SEVERAL), default=rows[min(1, len(rows) - 1)])
+    parts: list[LivePart] = []
+    for temperature in _one_of_each_kind(temperatures):
+        greedy = temperature == 0.0
+        anchors, repeats = (ANCHORS, 1 if quick else 2) if greedy else (FEWER_ANCHORS, 1)
+        prompts = 4 if greedy and not quick else 2
+        parts.append(LivePart(anchors, prompts, repeats, temperature=temperature))
+        if several > 1:
+            parts.append(LivePart(FEWER_ANCHORS, several, repeats, several, temperature))
+    return tuple(parts)
+
+
+def _one_of_each_kind(temperatures: Sequence[float]) -> list[float]:
+    """Greedy first, always: host times of sampled runs are fitted on top of those of greedy ones."""
+    sampled = [t for t in temperatures if t > 0.0]
+    return [0.0, *sampled[:1]]

@@ -1,0 +1,312 @@
+"""Fits of host time and overlap, on live runs that were made up: the truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+import numpy as np
+import pytest
+
+from calibrate.anchors import measured_runs
+from calibrate.live.device import StepTime, Timing
+from calibrate.observations import LiveRecord, Observation, Step, from_json, observe, to_json
+from calibrate.overheads import fit_host
+from calibrate.probes import overlap_cases, slowdowns
+from hardware_profiles.costs import GridCost, Point
+from hardware_profiles.latency import LatencySurface
+from hardware_profiles.profile import Forward, OperationHost, Overlap
+from policies.registry import Settings, configure
+
+FORWARD = ("batch", "new_tokens", "context")
+
+
+def grid(axes: tuple[str, ...], base_s: float, row_s: float, token_s: float) -> GridCost:
+    """base + row per row + token per token and row, whatever the context."""
+    points = tuple(
+        Point(at=(b, n, c), mean_s=base_s + row_s * b + token_s * b * n)
+        for b in (1, 4)
+        for n in (1, 16)
+        for c in (16, 256)
+    )
+    return GridCost(axes=axes, points=points)  # type: ignore[arg-type]
+
+
+GRIDS = {
+    "target.forward": grid(FORWARD, 15e-3, 0.5e-3, 1e-3),
+    "draft.forward": grid(FORWARD, 0.7e-3, 0.05e-3, 0.1e-3),
+    "draft.tree": grid(("batch", "branches", "context"), 0.7e-3, 0.05e-3, 0.05e-3),
+}
+SURFACES = {name: LatencySurface(cost) for name, cost in GRIDS.items()}
+TRUTH = {
+    "decode": OperationHost(submit_s=4e-4, report_s=2e-4, extra_s=1e-4, row_s=3e-4),
+    "verify": OperationHost(submit_s=5e-4, report_s=2e-4, extra_s=4e-4, scale=1.05, row_s=5e-4),
+    "draft": OperationHost(submit_s=3e-4, report_s=1e-4, extra_s=2e-4, scale=1.1, row_s=1e-4),
+    "prespeculate": OperationHost(submit_s=6e-4, report_s=2e-4, extra_s=-1e-4, scale=1.2, row_s=2e-4),
+    "continue": OperationHost(submit_s=6e-4, report_s=2e-4, extra_s=3e-4, row_s=1e-4),
+}
+SAMPLED_EXTRA_S, SAMPLED_ROW_S = 7e-4, 2e-4
+SLOW = {
+    ("target", "forward"): 1.25,
+    ("target", "tree"): 1.08,
+    ("draft", "tree"): 0.96,
+    ("draft", "forward"): 1.1,
+}
+"""(device, what the other does) to the slow-down of the device's forwards; of the draft's own by its kind."""
+
+
+def overlap(device: str, operation: str, other: str, slowdown: float) -> Overlap:
+    return Overlap(
+        device=device,  # type: ignore[arg-type]
+        operation=operation,  # type: ignore[arg-type]
+        while_busy="draft" if device == "target" else "target",
+        while_operation=other,  # type: ignore[arg-type]
+        slowdown=slowdown,
+    )
+
+
+def overlaps() -> list[Overlap]:
+    """What the probes say: nothing about the target, the truth about the draft."""
+    return [
+        overlap("target", "forward", "forward", 1.0),
+        overlap("target", "forward", "tree", 1.0),
+        overlap("draft", "tree", "forward", 0.96),
+        overlap("draft", "forward", "forward", 1.1),
+    ]
+
+
+class Machine:
+    """Makes up the operations of rounds, with a little noise."""
+
+    def __init__(self, seed: int, temperature: float = 0.0) -> None:
+        self.random = np.random.default_rng(seed)
+        self.temperature = temperature
+
+    def seconds(self, device: str, steps: tuple[Step, ...]) -> float:
+        """What the grids say."""
+        total = 0.0
+        for step in steps:
+            shape = {"branches" if step.kind == "tree" else "new_tokens": step.width}
+            surface = SURFACES[f"{device}.{step.kind}"]
+            total += surface.seconds(batch=step.rows, context=step.context, **shape)
+        return total
+
+    def full_speed(self, name: str, device: str, rows: int, steps: tuple[Step, ...]) -> float:
+        """Work on an undisturbed device."""
+        truth = TRUTH.get(name) or OperationHost(extra_s=0.0)
+        hot = self.temperature > 0.0
+        extra = truth.extra_s + (SAMPLED_EXTRA_S if hot else 0.0)
+        per_row = truth.row_s + (SAMPLED_ROW_S if hot else 0.0)
+        return extra + per_row * (rows - 1) + truth.scale * self.seconds(device, steps)
+
+    def noisy(self, seconds: float) -> float:
+        return seconds * (1.0 + 0.01 * self.random.standard_normal())
+
+    def observation(
+        self, name: str, device: str, rows: int, steps: tuple[Step, ...], beside: Mapping[Forward, float]
+    ) -> Observation:
+        """An operation that `beside` seconds at full speed of its own fall beside each kind of work."""
+        truth = TRUTH.get(name) or OperationHost(submit_s=1e-4, report_s=1e-4)
+        work = self.full_speed(name, device, rows, steps)
+        shared: dict[Forward, float] = {}
+        for kind, done in beside.items():
+            shared[kind] = done * self.slow(device, kind, steps)
+            work += shared[kind] - done
+        factor = self.noisy(1.0)
+        return Observation(
+            operation=name,  # type: ignore[arg-type]
+            device=device,  # type: ignore[arg-type]
+            rows=rows,
+            lead_s=self.noisy(truth.submit_s),
+            work_s=factor * work,
+            report_s=self.noisy(truth.report_s),
+            idle_s=1e-3,
+            beside_s={kind: factor * s for kind, s in shared.items()},
+            steps=steps,
+        )
+
+    def slow(self, device: str, kind: Forward, steps: tuple[Step, ...]) -> float:
+        return SLOW[device, kind if device == "target" else steps[-1].kind]
+
+
+def rounds(machine: Machine, settings: Settings, rows: int, count: int) -> Iterator[Observation]:
+    """The operations of `count` rounds of a policy."""
+    depth = settings.lookahead or 0
+    for _ in range(count):
+        context = float(machine.random.integers(20, 250))
+        width = 1 + depth if machine.random.random() < 0.7 or settings.policy in {"sd", "ar"} else 1
+        verify = (Step("forward", rows, width, context),)
+        chain = tuple(Step("forward", rows, 1, context) for _ in range(depth))
+        tree = (
+            Step("forward", rows, 1 + depth, context),
+            *(Step("tree", rows, 2 * (depth + 1), context) for _ in range(depth)),
+        )
+        target = "decode" if width == 1 else "verify"
+        beside: dict[Forward, float] = {}
+        if settings.policy == "sd":
+            yield machine.observation("draft", "draft", rows, chain, {})
+        elif settings.policy == "pearl":
+            full = machine.seconds("draft", chain)
+            beside = {"forward": full}
+            yield machine.observation("continue", "draft", rows, chain, {"forward": full})
+        elif settings.policy == "saguaro":
+            glue, grown = machine.seconds("draft", tree[:1]), machine.seconds("draft", tree[1:])
+            beside = {"forward": glue, "tree": grown}
+            yield machine.observation("prespeculate", "draft", rows, tree, {})
+        yield machine.observation(target, "target", rows, verify, beside)
+        if settings.policy == "pearl" and settings.temperature > 0.0:
+            yield machine.observation("settle", "target", rows, (), {})
+
+
+@cache
+def records(temperature: float = 0.0, *, batches: tuple[int, ...] = (1, 4)) -> list[LiveRecord]:
+    """Runs of the usual settings, on one row and on several."""
+    sampled = {"temperature": temperature} if temperature else {}
+    settings = [
+        configure(policy, lookahead=k, **({"fanout": (2,)} if policy == "saguaro" else {}), **sampled)  # type: ignore[arg-type]
+        for policy in ("sd", "pearl", "saguaro")
+        for k in (3, 6)
+    ]
+    found = []
+    for batch in batches:
+        for i, setting in enumerate([configure("ar", **sampled), *settings]):  # type: ignore[arg-type]
+            machine = Machine(100 * batch + i, temperature)
+            observations = tuple(rounds(machine, setting, batch, 150))
+            found.append(LiveRecord(setting, batch, (0,), 0, 300, 4.0, observations))
+    return found
+
+
+def test_host_times_are_recovered() -> None:
+    host, _ = fit_host(records(), GRIDS, overlaps(), None)
+    for name, truth in TRUTH.items():
+        fitted = host.operations[name]  # type: ignore[index]
+        assert fitted.submit_s == pytest.approx(truth.submit_s, rel=0.01)
+        assert fitted.report_s == pytest.approx(truth.report_s, rel=0.01)
+        # Constant and slope trade off; what counts is what they say of an operation like those seen.
+        usual = 30e-3 if name in {"decode", "verify"} else 6e-3
+        assert fitted.extra_s + fitted.scale * usual == pytest.approx(
+            truth.extra_s + truth.scale * usual, rel=0.02
+        )
+
+
+def test_further_rows_are_told_from_the_grids_slope() -> None:
+    host, _ = fit_host(records(), GRIDS, overlaps(), None)
+    for name in ("decode", "draft", "prespeculate"):
+        # An operation of 20 ms with 1 % of noise: the mean of 150 is known to 16 us, a third of it per row
+        assert host.operations[name].row_s == pytest.approx(TRUTH[name].row_s, abs=1e-4)  # type: ignore[index]
+    # Verifying 4 or 7 tokens takes much the same time on one row, so that the slope of a verification is
+    # left alone; what it makes of a batch (15 + 4 x .5 + 4 x 5.5 ms) is right all the same.
+    found, truth, usual = host.operations["verify"], TRUTH["verify"], 39e-3
+    assert found.scale == pytest.approx(1.0)
+    assert found.extra_s + 3 * found.row_s + usual == pytest.approx(
+        truth.extra_s + 3 * truth.row_s + truth.scale * usual, rel=0.01
+    )
+    alone, _ = fit_host(records(batches=(1,)), GRIDS, overlaps(), None)
+    assert {entry.row_s for entry in alone.operations.values()} == {0.0}
+
+
+def test_each_pair_of_operations_gets_its_own_slowdown() -> None:
+    _, found = fit_host(records(), GRIDS, overlaps(), None)
+    by_pair = {(o.device, o.operation, o.while_operation): o.slowdown for o in found}
+    assert by_pair["target", "forward", "forward"] == pytest.approx(1.25, abs=0.03)
+    assert by_pair["target", "forward", "tree"] == pytest.approx(1.08, abs=0.03)
+    # the draft's are the probes'; what is left of them in real rounds is in the host's scale
+    assert by_pair["draft", "tree", "forward"] == 0.96 and by_pair["draft", "forward", "forward"] == 1.1
+
+
+def test_without_overlap_in_the_runs_the_probes_stand() -> None:
+    sequential = [r for r in records() if r.alone]
+    _, found = fit_host(sequential, GRIDS, overlaps(), None)
+    assert found == overlaps()
+
+
+def test_sampled_runs_have_constants_of_their_own() -> None:
+    host, _ = fit_host([*records(), *records(1.0)], GRIDS, overlaps(), None)
+    for name in ("decode", "verify", "draft"):
+        greedy, sampled = host.operations[name], host.sampled[name]  # type: ignore[index]
+        assert (sampled.scale, sampled.wake) == (greedy.scale, greedy.wake)
+        assert sampled.extra_s - greedy.extra_s == pytest.approx(SAMPLED_EXTRA_S, abs=1e-4)
+        assert sampled.row_s - greedy.row_s == pytest.approx(SAMPLED_ROW_S, abs=1e-4)
+    settle = host.sampled["settle"]
+    assert settle.extra_s == pytest.approx(SAMPLED_EXTRA_S, rel=0.01)
+    assert settle.row_s == pytest.approx(SAMPLED_ROW_S, rel=0.05)
+    assert "settle" not in host.operations
+
+
+def test_probes_of_one_pair_are_averaged() -> None:
+    cases = overlap_cases()
+    # Per case (alone, beside): the two cases of the first pair say 1.1 and 1.2.
+    ratios = [1.1, 1.2, 1.05, 0.97, 1.02]
+    found = slowdowns(cases, [[[[1.0, 1.0], [r, r]] for r in ratios]] * 3)
+    by_pair = {(o.device, o.operation, o.while_operation): o.slowdown for o in found}
+    assert by_pair["target", "forward", "forward"] == pytest.approx((1.1 * 1.2) ** 0.5)
+    assert by_pair["target", "forward", "tree"] == pytest.approx(1.05)
+    assert by_pair["draft", "tree", "forward"] == pytest.approx(0.97)
+    assert by_pair["draft", "forward", "forward"] == pytest.approx(1.02)
+
+
+def timing(device: str, operation: str, times: tuple[float, ...], *steps: StepTime) -> Timing:
+    """submit, start, end and arrival; one row with 100 committed tokens."""
+    submit, start, end, arrival = times
+    return Timing(device, operation, submit, start, end, arrival, queued=False, steps=steps, context=100.0)
+
+
+def test_operations_are_reduced_to_what_surrounds_them() -> None:
+    #            0         1         2         3         4
+    # target  P  .    |verify .2 ......... 2.2|   |decode 3.0 .. 3.5|
+    # draft   P  .       |glue .4 - 1.0 tree - 2.0|
+    found = observe(
+        [
+            timing("target", "prefill", (-1.0, -0.9, -0.5, -0.4), StepTime("prefill", -0.9, -0.5, 9, 1, 9)),
+            timing("target", "verify", (-0.3, -0.2, -0.1, 0.0), StepTime("verify", -0.2, -0.1, 4, 1, 4)),
+            timing("target", "verify", (0.1, 0.2, 2.2, 2.3), StepTime("verify", 0.2, 2.2, 4, 1, 4)),
+            timing(
+                "draft",
+                "prespeculate",
+                (0.1, 0.4, 2.0, 2.1),
+                StepTime("glue", 0.4, 0.9, 4, 1, 4),
+                StepTime("tree", 1.0, 1.5, 8, 1, 8),
+                StepTime("tree", 1.5, 2.0, 8, 1, 8),
+            ),
+            timing("target", "verify", (2.6, 3.0, 3.5, 3.6), StepTime("verify", 3.0, 3.5, 1, 1, 1)),
+        ]
+    )
+    # What follows a prefill is left out, and so is the draft's first operation's idling.
+    verify, prepare, decode = found
+    assert (verify.operation, prepare.operation, decode.operation) == ("verify", "prespeculate", "decode")
+    assert verify.lead_s == pytest.approx(0.2) and verify.report_s == pytest.approx(0.1)
+    assert verify.beside_s == pytest.approx({"forward": 0.6, "tree": 1.0})
+    assert prepare.beside_s == pytest.approx({"forward": 1.6})
+    assert prepare.steps == (
+        Step("forward", 1, 4, 99.0),
+        Step("tree", 1, 8, 103.0),
+        Step("tree", 1, 8, 111.0),
+    )
+    # The decode acts on the verify's report at 2.3, and its device did nothing since 2.2.
+    assert decode.lead_s == pytest.approx(0.7) and decode.idle_s == pytest.approx(0.8)
+    assert decode.beside_s == {}
+
+
+def test_runs_survive_the_journal() -> None:
+    for record in records(1.0, batches=(4,))[:4]:
+        assert from_json(to_json(record)) == record
+
+
+def test_speeds_are_over_plain_decoding_of_the_same_kind() -> None:
+    def run(policy: str, batch: int, requests: tuple[int, ...], seconds: float) -> LiveRecord:
+        return LiveRecord(configure(policy), batch, requests, 0, 100, seconds, ())
+
+    found = measured_runs(
+        [
+            *(run("ar", 1, (0,), seconds) for seconds in (2.0, 2.2, 9.0)),
+            run("ar", 1, (1,), 4.0),
+            run("sd", 1, (0,), 1.0),
+            run("sd", 1, (1,), 1.0),
+            run("ar", 4, (0, 1), 1.0),
+        ]
+    )
+    by_cell = {(r.policy, r.batch): r for r in found}
+    # Medians per prompt: 2.2 + 4.0 s for 200 tokens
+    assert by_cell["ar", 1].tokens_per_second == pytest.approx(200 / 6.2)
+    assert by_cell["sd", 1].speedup_vs_ar == pytest.approx(3.1)
+    assert by_cell["ar", 4].speedup_vs_ar == 1.0

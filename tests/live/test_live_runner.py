@@ -1,0 +1,355 @@
+"""The runner against plain transformers: what a row gets never depends on its company or its history."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from live_support import VOCABULARY, tiny_model
+from torch import Tensor
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from calibrate.live import capture
+from calibrate.live.errors import AuditError, ModelError
+from calibrate.live.runner import ModelRunner
+
+TEXTS = ((3, 1, 4, 1, 5, 9, 2), (6, 5), (3, 5, 8, 9, 7), (9, 3, 2, 3))
+CHAINS = ((7,), (1, 2, 3, 4), (5, 6), (8, 9, 10))
+
+
+def qwen3() -> PreTrainedModel:
+    torch.manual_seed(3)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+        initializer_range=0.25,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def neox() -> PreTrainedModel:
+    torch.manual_seed(4)
+    config = GPTNeoXConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        initializer_range=0.25,
+    )
+    return GPTNeoXForCausalLM(config)
+
+
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": lambda: tiny_model(1),
+    "llama, eager attention": lambda: tiny_model(1, attention="eager"),
+    "qwen3": qwen3,
+    "neox": neox,
+}
+
+
+@pytest.fixture(params=MODELS, scope="module")
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return MODELS[request.param]().double().eval()
+
+
+@pytest.fixture(scope="module")
+def llama() -> PreTrainedModel:
+    return tiny_model(1).double()
+
+
+def plain(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
+    """[n, V] logits of a text, by a call of transformers without a cache."""
+    with torch.inference_mode():
+        logits: Tensor = model(input_ids=torch.tensor([list(text)]), use_cache=False).logits[0]
+    return logits
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    """In fp64 eager attention still takes its softmax in fp32."""
+    limit = 1e-5 if found.dtype == torch.float64 else 2e-4
+    torch.testing.assert_close(found, expected, rtol=limit, atol=limit)
+
+
+def filled(model: PreTrainedModel, texts: Sequence[Sequence[int]] = TEXTS, **options: Any) -> ModelRunner:
+    """Slot i holds text i."""
+    runner = ModelRunner(model, **{"slots": len(texts), "capacity": 32, **options})
+    for slot, text in enumerate(texts):
+        runner.reset(slot)
+        runner.forward([slot], [text])
+    return runner
+
+
+def check_chains(runner: ModelRunner, slots: Sequence[int], chains: Sequence[Sequence[int]]) -> None:
+    """A forward of these chains gives what plain transformers gives for each row alone."""
+    texts = [[*runner.held(slot)] for slot in slots]
+    fed = runner.fed
+    logits = runner.forward(slots, chains)
+    assert logits.shape == (len(slots), max(map(len, chains)), VOCABULARY)
+    assert runner.fed - fed == sum(map(len, chains))
+    for slot, text, chain, found in zip(slots, texts, chains, logits, strict=True):
+        expected = plain(runner.model, [*text, *chain])[len(text) :]
+        assert_close(found[: len(chain)], expected)
+        assert runner.held(slot) == [*text, *chain]
+
+
+@pytest.mark.parametrize("slots", [[0, 1, 2, 3], [1, 2], [2, 0], [3, 1, 0], [2]], ids=str)
+def test_a_ragged_forward_equals_each_row_alone(model: PreTrainedModel, slots: list[int]) -> None:
+    runner = filled(model)
+    check_chains(runner, slots, [CHAINS[slot] for slot in slots])
+    check_chains(runner, slots, [(slot + 1,) for slot in slots])
+    check_chains(runner, [0, 1, 2, 3], CHAINS)
+
+
+@pytest.mark.parametrize("slots", [[0, 1, 2], [2, 0]], ids=str)
+def test_rows_of_one_length_need_no_ragged_writes(model: PreTrainedModel, slots: list[int]) -> None:
+    runner = filled(model, [(5, 6, 7), (1, 2, 3), (9, 8, 7)])
+    check_chains(runner, slots, [(slot, 4) for slot in slots])
+    check_chains(runner, slots, [(slot,) for slot in slots])
+
+
+def test_a_batch_is_prefilled_at_once(model: PreTrainedModel) -> None:
+    for last_only in (False, True):
+        runner = ModelRunner(model, slots=4, capacity=16)
+        for slot in range(4):
+            runner.reset(slot)
+        logits = runner.forward([0, 1, 2, 3], TEXTS, last_only=last_only)
+        for text, found in zip(TEXTS, logits, strict=True):
+            at = -1 if last_only else len(text) - 1
+            assert_close(found[at], plain(model, text)[-1])
+        check_chains(runner, [0, 1, 2, 3], CHAINS)
+
+
+def test_the_last_logits_of_ragged_rows_are_each_rows_own(model: PreTrainedModel) -> None:
+    runner, other = filled(model), filled(model)
+    full, last = runner.forward([3, 1], CHAINS[1:3]), other.forward([3, 1], CHAINS[1:3], last_only=True)
+    assert last.shape == (2, 1, VOCABULARY)
+    assert_close(last[:, 0], torch.stack([full[0, 3], full[1, 1]]))
+
+
+def test_a_rollback_leaves_no_trace(model: PreTrainedModel) -> None:
+    runner = filled(model)
+    runner.forward([0, 1, 2, 3], CHAINS)
+    for slot, keep in enumerate((2, 0, 5, 4)):
+        runner.rollback(slot, keep)
+        assert runner.held(slot) == list((*TEXTS[slot], *CHAINS[slot])[:keep])
+    check_chains(runner, [0, 1, 2, 3], [CHAINS[i] for i in (2, 0, 3, 1)])
+
+
+FORKS = ((2, 2, 6, -1), (0, 1), (), (3,))
+
+
+def check_tree(runner: ModelRunner, slots: Sequence[int], depth: int = 3) -> None:
+    """Every branch gets what it gets as a chain of its own, whatever its siblings and the other rows do."""
+    forks = [FORKS[slot] for slot in slots]
+    texts = [list(runner.held(slot)) for slot in slots]
+    width, fed = max(map(len, forks)), runner.fed
+    tree = runner.open_tree(slots, forks, depth)
+    assert tree.branches == width
+    steps = torch.randint(VOCABULARY, (depth, len(slots), width), generator=torch.Generator().manual_seed(5))
+    found = [runner.tree_forward(tree, tokens) for tokens in steps]
+    runner.close_tree(tree)
+    assert runner.fed - fed == depth * sum(map(len, forks))
+    assert [runner.held(slot) for slot in slots] == texts
+    for row, branches in enumerate(forks):
+        for branch, fork in enumerate(branches):
+            chain = steps[:, row, branch].tolist()
+            expected = plain(runner.model, [*texts[row][: fork + 1], *chain])[fork + 1 :]
+            assert_close(torch.stack([step[row, branch] for step in found]), expected)
+
+
+@pytest.mark.parametrize("slots", [[0, 1, 2, 3], [0], [1, 0], [3, 2, 1]], ids=str)
+def test_branches_equal_chains(model: PreTrainedModel, slots: list[int]) -> None:
+    runner = filled(model)
+    check_tree(runner, slots)
+    check_chains(runner, [0, 1, 2, 3], CHAINS)
+    check_tree(runner, slots, depth=1)
+
+
+def test_growth_keeps_what_slots_hold(llama: PreTrainedModel) -> None:
+    runner = filled(llama, capacity=8)
+    assert (runner.slots, runner.capacity) == (4, 8)
+    check_chains(runner, [0, 1], [range(8), (1,)])
+    assert (runner.slots, runner.capacity) == (4, 16)
+    runner.reset(4)
+    assert (runner.slots, runner.capacity) == (8, 16)
+    check_chains(runner, [4, 0, 3], [(1, 2, 3), (4,), (5, 6)])
+    check_tree(runner, [0, 1, 3], depth=12)
+    assert runner.capacity == 128
+    check_chains(runner, [0, 1, 2, 3], CHAINS)
+
+
+def test_positions_are_the_models(llama: PreTrainedModel) -> None:
+    runner = ModelRunner(tiny_model(1), capacity=1)
+    runner.reset(0)
+    runner.forward([0], [[1] * 511])
+    check = itertools.repeat((0,), 1)
+    runner.forward([0], list(check))
+    with pytest.raises(ModelError, match="text of 513 tokens outgrows the model's 512 positions"):
+        runner.forward([0], [[1]])
+    runner.rollback(0, 510)
+    tree = runner.open_tree([0], [[509, 509, 509]], 2)  # its tokens need more columns than positions
+    for _ in range(2):
+        runner.tree_forward(tree, torch.ones((1, 3), dtype=torch.long))
+    with pytest.raises(ModelError, match="513 tokens"):
+        runner.open_tree([0], [[509]], 3)
+
+
+def test_padding_may_reach_past_the_last_position(model: PreTrainedModel) -> None:
+    """GPT-2 and its like look positions up in a table; here the clamp is only seen to do no harm."""
+    most = int(model.config.max_position_embeddings)
+    runner = filled(model, [[1] * (most - 1), [2, 3]])
+    check_chains(runner, [0, 1], [(4,), (5, 6, 7, 8)])
+
+
+def test_probes_hold_random_keys_and_values(llama: PreTrainedModel) -> None:
+    runner = ModelRunner(llama, slots=2, capacity=16)
+    runner.install_synthetic([0, 1, 2], 20)
+    assert [len(runner.held(slot)) for slot in range(3)] == [20] * 3
+    logits = runner.forward([0, 1, 2], [[1]] * 3)
+    assert logits.isfinite().all()
+    assert not torch.allclose(logits[0], logits[1])
+    runner.install_synthetic([1], 0)
+    check_chains(runner, [1, 0][:1], [(5, 6)])
+
+
+def test_audits_raise(llama: PreTrainedModel) -> None:
+    runner = filled(llama)
+    refused: list[tuple[str, Callable[[], object]]] = [
+        ("slot 4 was never prefilled", lambda: runner.forward([4], [[1]])),
+        ("slots are numbered from 0", lambda: runner.reset(-1)),
+        ("different slots", lambda: runner.forward([1, 1], [[1], [1]])),
+        ("different slots", lambda: runner.forward([], [])),
+        ("none empty", lambda: runner.forward([0, 1], [[1], []])),
+        ("as many chains", lambda: runner.forward([0, 1], [[1]])),
+        ("holds 2 tokens, cannot roll back to 3", lambda: runner.rollback(1, 3)),
+        ("cannot roll back to -1", lambda: runner.rollback(1, -1)),
+        ("do not lie in a trunk of 2", lambda: runner.open_tree([1], [[2]], 1)),
+        ("do not lie in a trunk of 2", lambda: runner.open_tree([1], [[-2]], 1)),
+        ("needs branches", lambda: runner.open_tree([1, 0], [[], []], 1)),
+        ("needs branches", lambda: runner.open_tree([1, 0], [[1]], 1)),
+        ("needs branches", lambda: runner.open_tree([1], [[1]], 0)),
+    ]
+    for words, call in refused:
+        with pytest.raises(AuditError, match=words):
+            call()
+
+
+def test_trees_end(llama: PreTrainedModel) -> None:
+    runner = filled(llama)
+    tokens = torch.ones((1, 2), dtype=torch.long)
+    tree = runner.open_tree([1], [[0, 1]], 1)
+    runner.tree_forward(tree, tokens)
+    with pytest.raises(AuditError, match="opened for 1 steps"):
+        runner.tree_forward(tree, tokens)
+    runner.close_tree(tree)
+    with pytest.raises(AuditError, match="closed"):
+        runner.tree_forward(tree, tokens)
+    tree = runner.open_tree([1], [[0, 1]], 1)
+    runner.forward([1], [[5]])
+    with pytest.raises(AuditError, match="not these"):
+        runner.tree_forward(tree, tokens)
+
+
+def test_models_that_cannot_be_rolled_back_or_masked_are_refused() -> None:
+    sliding = MistralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=8,
+    )
+    with pytest.raises(ModelError, match=r"cropped.*Sliding"):
+        ModelRunner(MistralForCausalLM(sliding))
+    flexible = tiny_model(1)
+    flexible.config._attn_implementation = "flex_attention"
+    with pytest.raises(ModelError, match="flex_attention"):
+        ModelRunner(flexible)
+    with pytest.raises(ValueError, match="at least 1"):
+        ModelRunner(tiny_model(1), slots=0)
+
+
+def test_without_a_compiler_the_error_says_so(
+    monkeypatch: pytest.MonkeyPatch, llama: PreTrainedModel
+) -> None:
+    monkeypatch.setattr(capture, "compiler_problem", lambda device: "no C++ compiler was found")
+    assert not capture.is_compilable()
+    with pytest.raises(ModelError, match="no C\\+\\+ compiler was found"):
+        ModelRunner(llama, mode="compiled")
+    assert ModelRunner(llama).warm([(1, 1)]) == 0
+
+
+needs_compiler = pytest.mark.skipif(not capture.is_compilable(), reason="needs a C++ compiler")
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_compiled_equals_plain() -> None:
+    """All four graphs, on shapes that they were not compiled on, with growth in between."""
+    llama = tiny_model(1)
+    runner = filled(llama, mode="compiled", capacity=8)
+    assert runner.warm([(1, 1), (1, 2), (4, 1), (4, 3)]) > 0
+    assert runner.warm([(1, 1), (1, 9), (8, 1), (2, 3)]) < 0.1
+    for slots in ([0, 1, 2, 3], [1, 2], [2, 0], [3, 1, 0], [0]):
+        check_chains(runner, slots, [CHAINS[slot] for slot in slots])
+        check_chains(runner, slots, [(slot + 1,) for slot in slots])
+        check_tree(runner, slots)
+    check_tree(runner, [3], depth=2)  # a lone branch
+    runner.reset(5)
+    check_chains(runner, [5], [(4,)])  # a text of one token
+    check_chains(runner, [5], [(4, 1, 2)])
+    runner.rollback(5, 2)
+    check_chains(runner, [5, 0], [(4, 1, 2, 9), (7,)])
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_packed_weights_serve_a_lone_token_with_a_copy_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "PACKED", 1)
+    llama = tiny_model(1)
+    runner = filled(llama, mode="compiled")
+    assert runner.warm([(1, 1)]) > 0
+    assert runner.warm([(1, 5)]) == pytest.approx(0, abs=0.1)
+    for slot in (0, 3):
+        check_chains(runner, [slot], [(5,)])
+        check_chains(runner, [slot], [(5, 6, 7)])
+        check_tree(runner, [slot])
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_graph_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = ModelRunner(tiny_model(1), mode="compiled")
+    other = tiny_model(2)
+    assert runner._capture is not None
+    compile_ = runner._capture._compile
+
+    def wrong(kind: capture.Kind) -> capture.Graph:
+        own, runner._capture.model = runner._capture.model, other
+        graph = compile_(kind)
+        runner._capture.model = own
+        return graph
+
+    monkeypatch.setattr(runner._capture, "_compile", wrong)
+    with pytest.raises(ModelError, match="computes something else"):
+        runner.warm([(1, 1)])

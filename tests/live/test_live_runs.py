@@ -1,0 +1,118 @@
+"""Live runs: what a run reports, in which order cells are run, and how speeds are counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from live_support import Prompts
+
+from calibrate import runs as runs_module
+from calibrate.live.world import LiveWorld
+from calibrate.runs import Cell, LiveRun, groups, measure, run_live, run_matrix, run_once
+from policies.operations import Request
+from policies.registry import SettingError, configure
+
+AR = configure("ar")
+SAGUARO = configure("saguaro", lookahead=3, fanout=(2,))
+SAMPLED = configure("sd", lookahead=2, temperature=1.0, seed=4)
+
+
+@pytest.fixture
+def requests(prompts: Prompts) -> list[Request]:
+    return [Request(i, len(prompt), 12 + i, prompt) for i, prompt in enumerate(prompts[3:8])]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 9])
+def test_a_run_serves_all_its_requests(world: LiveWorld, requests: list[Request], batch: int) -> None:
+    run = run_live(world, SAGUARO, requests, batch=batch, place="here", repeat=2)
+    assert run.cell == Cell("here", SAGUARO, batch)
+    assert (run.requests, run.repeat, run.seed) == ((0, 1, 2, 3, 4), 2, 0)
+    assert {i: len(text) for i, text in run.texts.items()} == {r.id: r.limit for r in requests}
+    assert {i: sum(r.emitted for r in rounds) for i, rounds in run.rounds.items()} == {
+        r.id: r.limit for r in requests
+    }
+    assert run.summary.tokens == sum(r.limit for r in requests)
+    assert run.summary.overlap_s > 0
+    assert set(run.summary.utilization) == {"target", "draft"}
+    assert max(timing.rows for timing in run.timings) == min(batch, 5)
+    assert min(span.start_s for span in run.spans) >= 0
+
+
+def test_a_run_of_one_request(world: LiveWorld, requests: list[Request]) -> None:
+    run = run_once(world, AR, requests[1])
+    assert (run.requests, run.batch, len(run.texts[1])) == ((1,), 1, 13)
+
+
+def test_repetitions_of_sampled_runs_have_fresh_luck(world: LiveWorld, requests: list[Request]) -> None:
+    texts = [run_live(world, SAMPLED, requests, batch=2, repeat=repeat).texts for repeat in (0, 1, 1)]
+    assert texts[0] != texts[1]
+    assert texts[1] == texts[2]
+    stale = run_live(world, SAMPLED, requests, batch=2, repeat=1, fresh_luck=False)
+    assert (stale.texts, stale.seed, stale.settings) == (texts[0], 4, SAMPLED)
+    reseeded = replace(SAMPLED, seed=5)
+    assert run_live(world, reseeded, requests, batch=2).texts == texts[1]
+
+
+def test_more_drafts_than_there_are_is_refused(world: LiveWorld, requests: list[Request]) -> None:
+    with pytest.raises(SettingError, match="needs 2 draft devices, this world has 1"):
+        run_live(world, configure("saguaro", draft_devices=2), requests)
+
+
+def test_groups() -> None:
+    a, b = Request(0, 1, 1), Request(1, 1, 1)
+    assert groups([a, b], 1) == [(a,), (b,)]
+    assert groups([a, b], 2) == groups([a, b], 8) == [(a, b)]
+
+
+def test_the_matrix_is_complete_and_interleaved(requests: list[Request], monkeypatch: Any) -> None:
+    """Cells of a group follow each other; groups and cells come in an order of their own each time."""
+    calls: list[tuple[str, int, tuple[int, ...], int]] = []
+
+    def fake(world: Any, settings: Any, group: Any, *, batch: int, repeat: int = -1, **_: Any) -> None:
+        calls.append((settings.policy, batch, tuple(r.id for r in group), repeat))
+
+    monkeypatch.setattr(runs_module, "run_live", fake)
+    cells = [Cell("", AR), Cell("", AR), Cell("", SAGUARO), Cell("", AR, 4), Cell("", SAGUARO, 4)]
+    ticks: list[tuple[int, int]] = []
+    worlds: Any = {"": None}
+    run_matrix(worlds, cells, requests, repeats=3, seed=1, progress=lambda *tick: ticks.append(tick))
+    warm, measured = calls[:4], calls[4:]
+    assert [call[:3] for call in warm] == [
+        ("ar", 1, (0,)),
+        ("saguaro", 1, (0,)),
+        ("ar", 4, (0, 1, 2, 3)),
+        ("saguaro", 4, (0, 1, 2, 3)),
+    ]
+    assert ticks == [(i + 1, 51) for i in range(51)]
+    orders = []
+    for repeat in range(3):
+        mine = [call for call in measured if call[3] == repeat]
+        assert measured[17 * repeat : 17 * (repeat + 1)] == mine
+        found = [call[2] for call in mine]
+        assert len([a for a, b in pairwise(found) if a != b]) == 5
+        assert sorted(call[:2] for call in mine if call[2] == (3,)) == [("ar", 1)] * 2 + [("saguaro", 1)]
+        assert sorted(call[:2] for call in mine if len(call[2]) == 5) == [("ar", 4), ("saguaro", 4)]
+        orders.append(found)
+    assert orders[0] != orders[1]
+
+
+def test_speeds_are_ratios_of_sums(world: LiveWorld, requests: list[Request]) -> None:
+    template = run_once(world, AR, requests[0])
+
+    def run(settings: Any, request: int, repeat: int, tokens: int, seconds: float) -> LiveRun:
+        summary = replace(template.summary, tokens=tokens, seconds=seconds, overlap_s=0.5)
+        return replace(template, settings=settings, requests=(request,), repeat=repeat, summary=summary)
+
+    greedy = [run(AR, r, k, 10, s) for r, k, s in ((0, 0, 1.0), (0, 1, 2.0), (0, 2, 9.0), (1, 0, 4.0))]
+    greedy += [run(AR, 1, 1, 10, 4.0), run(AR, 1, 2, 10, 4.0)]
+    sampled = [run(SAMPLED, 0, 0, 8, 2.0), run(SAMPLED, 0, 1, 12, 4.0)]
+    found = measure([*greedy, *sampled])
+    slow, fast = found[Cell("", AR)], found[Cell("", SAMPLED)]
+    assert (slow.tokens, slow.seconds, slow.overlap_s) == (20, 6.0, 1.0)
+    assert slow.by_repeat_s == (5.0, 6.0, 13.0)
+    assert slow.by_repeat == pytest.approx((4.0, 20 / 6, 20 / 13))
+    assert (fast.tokens, fast.seconds, fast.tokens_per_second) == (10, 3.0, pytest.approx(20 / 6))
+    assert fast.by_repeat == (4.0, 3.0)
