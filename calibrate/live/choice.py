@@ -21,6 +21,9 @@ DRAFTED = "draft-token"
 ACCEPTED = "acceptance"
 BONUS = "bonus-token"
 
+FIRST_LOOK = 256
+"""Most likely tokens among which top-p is looked for first."""
+
 
 def law(logits: Tensor, sampling: Sampling) -> Tensor:
     """[..., V] float64: softmax(logits / temperature), cut by top-p and renormalised; one-hot if greedy.
@@ -41,11 +44,16 @@ def cut_top_p(laws: Tensor, top_p: float) -> Tensor:
     """
     if top_p >= 1.0:
         return laws
-    masses, order = torch.sort(laws, dim=-1, descending=True, stable=True)
+    size = laws.shape[-1]
+    # A few hundred tokens usually hold the mass; sorting all of a large vocabulary would cost more than the
+    # model's own forward.
+    masses = laws.topk(min(FIRST_LOOK, size), dim=-1).values
+    if masses.shape[-1] < size and not bool((masses.sum(dim=-1) >= top_p).all()):
+        masses = laws.sort(dim=-1, descending=True).values
     before = masses.cumsum(dim=-1) - masses
-    kept = torch.where(before < top_p, masses, 0.0)
-    kept[..., 0] = masses[..., 0]  # the difference above may be a rounding error from 0
-    return torch.zeros_like(laws).scatter_(-1, order, kept / kept.sum(dim=-1, keepdim=True))
+    count = (before < top_p).sum(dim=-1, keepdim=True).clamp_(min=1)
+    kept = torch.where(_best(laws, masses.gather(-1, count - 1), count), laws, 0.0)
+    return kept / kept.sum(dim=-1, keepdim=True)
 
 
 def rescale(laws: Tensor, logits: Tensor, top: int, scale: float) -> Tensor:
@@ -72,8 +80,15 @@ def best_mask(logits: Tensor, top: int) -> Tensor:
     Without sorting the vocabulary, which would cost more than the rest of a draw.
     """
     last = logits.topk(min(top, logits.shape[-1]), dim=-1).values[..., -1:]
-    above, level = logits > last, logits == last
-    room = top - above.sum(dim=-1, keepdim=True)
+    return _best(logits, last, top)
+
+
+def _best(scores: Tensor, last: Tensor, count: Tensor | int) -> Tensor:
+    """[..., V] the `count` best of `scores`, of which the worst has the score `last` [..., 1]."""
+    above, level = scores > last, scores == last
+    room = count - above.sum(dim=-1, keepdim=True)
+    if bool((level.sum(dim=-1, keepdim=True) <= room).all()):
+        return above | level
     return above | (level & (level.cumsum(dim=-1) <= room))
 
 

@@ -36,6 +36,17 @@ def test_laws_are_cut_softmaxes(temperature: float, top_p: float) -> None:
         assert row == pytest.approx(plain_top_p(expected.tolist(), top_p), abs=1e-12)
 
 
+def test_top_p_of_a_large_vocabulary() -> None:
+    """Whether the first look at the most likely tokens suffices or not."""
+    for spread in (0.1, 1.0, 3.0):
+        logits = spread * torch.randn((5, 600), generator=torch.Generator().manual_seed(3)).round(decimals=1)
+        plain = torch.softmax(logits.double(), dim=-1)
+        for top_p in (0.2, 0.7, 0.99):
+            found = cut_top_p(plain, top_p)
+            for row, expected in zip(found.tolist(), plain.tolist(), strict=True):
+                assert row == pytest.approx(plain_top_p(expected, top_p), abs=1e-12)
+
+
 def test_of_equals_the_lower_ids_are_kept() -> None:
     even = torch.full((1, 4), 0.25, dtype=torch.float64)
     assert cut_top_p(even, 0.5).tolist() == [[0.5, 0.5, 0.0, 0.0]]
