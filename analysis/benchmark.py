@@ -96,8 +96,9 @@ def _part(file: str) -> str:
         return "simpy"
     if "policies" in path.parts:
         return "policies"
-    if "simulator" in path.parts and path.stem in PARTS:
-        return path.stem
+    if "simulator" in path.parts:
+        found = [part for part in (path.parent.name, path.stem) if part in PARTS]
+        return found[0] if found else "other"
     return "other"
 
 

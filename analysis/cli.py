@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from calibrate.cli import split_numbers
 from policies.commandline import HELP, Refusal, split_integers, split_list
+
+LEVEL = 0.8
+"""Of the predicted intervals."""
+
 
 EXAMPLES = """
 \b
 Examples:
   validate                                        every policy, shipped pair, held-out prompts
   validate --policies sd,saguaro --lookahead 2,4,7 --fanout 1,3 --backup primary,plain
+  validate --target pair:x5 --batch 1,4,8 --temperature 0,1 --count 16 --max-tokens 64
   validate --target pair:x5 --count 8 --repeats 3 --json
 """
 
@@ -36,6 +43,24 @@ Examples:
     "--fanout", default="3", show_default=True, callback=split_integers, help="List of uniform fan-outs."
 )
 @click.option("--backup", default="primary", show_default=True, callback=split_list, help="List of backups.")
+@click.option("--batch", default="1", show_default=True, callback=split_integers, help="List of batches.")
+@click.option(
+    "--temperature", default="0", show_default=True, callback=split_numbers, help="List of temperatures."
+)
+@click.option(
+    "--subsets",
+    default=2,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Parts that the prompts are split into, each run and predicted on its own.",
+)
+@click.option(
+    "--level",
+    default=LEVEL,
+    show_default=True,
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="Of the intervals.",
+)
 @click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(min=1))
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Live repetitions.")
 @click.option("--seed", default=0, show_default=True)
@@ -61,8 +86,7 @@ def main(**options: Any) -> None:
 def _validate(options: dict[str, Any]) -> None:
     from analysis.predictions import expand
     from analysis.report import as_json, print_validation, write_outputs
-    from analysis.validation import validate
-    from calibrate.cli import make_job
+    from analysis.validation import Trial, validate
     from calibrate.display import show_progress
     from calibrate.prompts import find_prompts, load_prompts, spread
 
@@ -71,36 +95,22 @@ def _validate(options: dict[str, Any]) -> None:
         options["lookahead"],
         [(f,) for f in options["fanout"]],
         options["backup"],
+        temperatures=options["temperature"],
         seed=options["seed"],
     )
-    prompts = tuple(spread(load_prompts(find_prompts(options["prompts"])), options["count"]))
-    job = make_job(
-        {
-            "hw": "auto",
-            "target": options["target"],
-            "draft": options["draft"],
-            "prompts": "calibration",
-            "count": None,
-            "placement": options["placement"],
-            "temperature": 0.0,
-            "max_tokens": options["max_tokens"],
-            "quick": True,
-            "name": None,
-            "seed": options["seed"],
-        }
+    prompts = spread(load_prompts(find_prompts(options["prompts"])), options["count"])
+    trial = Trial(
+        settings=tuple((s, batch) for batch in options["batch"] for s in settings),
+        prompts=tuple(prompts),
+        prompt_set=Path(options["prompts"]).stem,
+        subsets=min(options["subsets"], len(prompts)),
+        repeats=options["repeats"],
+        level=options["level"],
     )
+    job = live_job(options)
     with show_progress() as progress:
-        profile, trace = _predictor(job, options, progress)
-        result = validate(
-            job,
-            profile,
-            trace,
-            settings,
-            prompts,
-            prompt_set=Path(options["prompts"]).stem,
-            repeats=options["repeats"],
-            progress=progress,
-        )
+        sources = predictor(job, options["hw"], options["trace"], options["temperature"], progress)
+        result = validate(job, sources, trial, progress=progress)
     if options["out"]:
         write_outputs(result, options["out"])
     if options["as_json_"]:
@@ -111,28 +121,53 @@ def _validate(options: dict[str, Any]) -> None:
             click.echo(f"wrote CSV, JSON, picture and timelines to {options['out']}")
 
 
-def _predictor(job: Any, options: dict[str, Any], progress: Any) -> tuple[Any, Any]:
-    """Profile and calibration trace: those named, this machine's own, or new ones by `calibrate --quick`."""
-    from calibrate.calibration import calibrate
-    from hardware_profiles.profile import load_profile, save_profile
-    from hardware_profiles.store import find_profile, find_trace, user_profile, user_trace
-    from hardware_profiles.trace import read_trace, write_trace
+def live_job(options: dict[str, Any]) -> Any:
+    """The job that a live run is made of: pair, placement and limit; calibrating it would be quick."""
+    from calibrate.cli import make_job
 
-    if options["hw"] != "auto":
-        profile = load_profile(find_profile(options["hw"]))
-        return profile, read_trace(find_trace(options["trace"] or profile.name))
+    return make_job(
+        {
+            "hw": "auto",
+            "target": options["target"],
+            "draft": options["draft"],
+            "prompts": "calibration",
+            "count": None,
+            "placement": options.get("placement", "split"),
+            "temperature": options["temperature"],
+            "max_tokens": options["max_tokens"],
+            "quick": True,
+            "name": None,
+            "seed": options["seed"],
+        }
+    )
+
+
+def predictor(job: Any, hw: str, trace: str | None, temperatures: Iterable[float], progress: Any) -> Any:
+    """Profile and calibration traces: those named, this machine's own, or new ones by `calibrate --quick`."""
+    from analysis.sources import load_sources
+    from hardware_profiles.profile import load_profile
+    from hardware_profiles.store import user_profile, user_trace
+
+    if hw != "auto":
+        return load_sources(hw, trace=trace, temperatures=temperatures)
     profile_path, trace_path = user_profile(job.name), user_trace(job.name)
-    if profile_path.is_file() and trace_path.is_file():
-        profile = load_profile(profile_path)
-        if profile.provenance.machine == str(job.machine):
-            return profile, read_trace(trace_path)
-    click.echo(f"no profile {job.name} of this machine yet: calibrating ({shlex.join(sys.argv)})", err=True)
-    profile, trace = calibrate(job, progress)
-    for path in (profile_path, trace_path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_trace(trace, trace_path)
-    save_profile(profile, profile_path)
-    return profile, trace
+    known = profile_path.is_file() and trace_path.is_file()
+    if not known or load_profile(profile_path).provenance.machine != str(job.machine):
+        click.echo(
+            f"no profile {job.name} of this machine yet: calibrating ({shlex.join(sys.argv)})", err=True
+        )
+        calibrate_now(job, progress)
+    return load_sources(str(profile_path), trace=trace or str(trace_path), temperatures=temperatures)
+
+
+def calibrate_now(job: Any, progress: Any) -> None:
+    """Calibrate quickly and keep profile and traces among the user's own."""
+    from calibrate.calibration import run_calibration
+    from calibrate.files import open_work, write_all
+
+    with open_work(job, None) as journal:
+        write_all(run_calibration(job, progress, journal=journal), job, None)
+        journal.discard()
 
 
 if __name__ == "__main__":

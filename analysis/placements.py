@@ -22,38 +22,38 @@ from calibrate.display import show_progress
 from calibrate.live.placement import pair_specs, parse_placement
 from calibrate.live.world import LiveWorld
 from calibrate.prompts import find_prompts, load_prompts, spread
-from calibrate.runs import Measured, measure, run_matrix
+from calibrate.runs import Cell, Measured, measure, run_matrix
 from hardware_profiles.atomic import atomic_write
 from policies.commandline import split_integers
-from policies.registry import Settings, configure
+from policies.registry import configure
 
 ONE, BOTH, SPLIT = "shared:0", "shared:0,1", "split"
 PLACES = {ONE: "one core", BOTH: "both cores", SPLIT: "a core each"}
 
 
-def contenders(lookaheads: Sequence[int], fanout: int) -> list[tuple[str, Settings]]:
-    """(placement, settings) of everything that is compared."""
-    found = [(ONE, configure("ar")), (BOTH, configure("ar"))]
+def contenders(lookaheads: Sequence[int], fanout: int) -> list[Cell]:
+    """Everything that is compared."""
+    found = [Cell(ONE, configure("ar")), Cell(BOTH, configure("ar"))]
     for lookahead in lookaheads:
-        found += [(place, configure("sd", lookahead=lookahead)) for place in (ONE, BOTH)]
-        found.append((SPLIT, configure("pearl", lookahead=lookahead)))
+        found += [Cell(place, configure("sd", lookahead=lookahead)) for place in (ONE, BOTH)]
+        found.append(Cell(SPLIT, configure("pearl", lookahead=lookahead)))
         found += [
-            (SPLIT, configure("saguaro", lookahead=lookahead, fanout=(fanout,), backup=backup))
+            Cell(SPLIT, configure("saguaro", lookahead=lookahead, fanout=(fanout,), backup=backup))
             for backup in ("primary", "plain")
         ]
     return found
 
 
-def table(measured: dict[tuple[str, Settings], Measured]) -> list[dict[str, Any]]:
+def table(measured: dict[Cell, Measured]) -> list[dict[str, Any]]:
     """One row per contender: speed, its ratio to AR on one and on both cores with range, overlap."""
-    one, both = measured[ONE, configure("ar")], measured[BOTH, configure("ar")]
+    one, both = measured[Cell(ONE, configure("ar"))], measured[Cell(BOTH, configure("ar"))]
     rows = []
-    for (place, settings), speed in measured.items():
+    for cell, speed in measured.items():
         over = {name: _ratio(ar, speed) for name, ar in (("one_core", one), ("both_cores", both))}
         rows.append(
             {
-                "devices": PLACES[place],
-                "setting": settings.label,
+                "devices": PLACES[cell.place],
+                "setting": cell.settings.label,
                 "tokens_per_second": speed.tokens_per_second,
                 "speedup_vs_ar_one_core": over["one_core"],
                 "speedup_vs_ar_both_cores": over["both_cores"],

@@ -12,16 +12,29 @@ from typing import Any
 
 import numpy as np
 
-from analysis.validation import Row, Validation
+from analysis.rows import Row
+from analysis.validation import Validation
 from hardware_profiles.atomic import atomic_write
 from policies.commandline import wide_console
 from policies.timeline import chrome_trace
 
 METHOD = (
-    "speedup = tokens/s over those of plain decoding run among the settings, prompt by prompt (decode time, "
-    "prefill left out; per prompt the median of the repetitions, then ratio of sums). "
-    "error = predicted / measured speedup - 1; spread = half the range of the repetitions"
+    "speedup = tokens/s over those of plain decoding at the same batch and temperature, run among the "
+    "settings (decode time, prefill left out; per prompt, or per batch run, the median of the repetitions, "
+    "then ratio of sums). error = predicted / measured speedup - 1; spread = half the range of repetitions"
 )
+SAMPLED = (
+    "at a temperature above 0 a live run takes another random path than the recording: speeds are compared, "
+    "rounds and texts are not"
+)
+OPINIONS = {
+    "simulated": "error",
+    "simulated_without_contention": "error_without_contention",
+    "simulated_from_calibration_prompts": "calibration_error",
+    "law": "law_error",
+    "nearest_calibrated_setting": "nearest_error",
+}
+"""Name in the summary to property of `Row`."""
 
 
 def errors(rows: Sequence[Row], which: str) -> np.ndarray:
@@ -29,47 +42,101 @@ def errors(rows: Sequence[Row], which: str) -> np.ndarray:
 
     Args:
         rows: Of a validation.
-        which: Property of `Row`: `error`, `calibration_error`, `law_error` or `nearest_error`.
+        which: Property of `Row`, one of the values of `OPINIONS`.
     """
     values = [getattr(row, which) for row in rows if row.settings.policy != "ar"]
     return np.array([abs(v) for v in values if v is not None], dtype=float)
 
 
-def summary(validation: Validation) -> dict[str, Any]:
-    """Median and maximum error of every opinion, and the exactness of replay."""
-    rows = validation.rows
+def error_summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """Median and maximum absolute error of every opinion that has any."""
+    found = {name: errors(rows, which) for name, which in OPINIONS.items()}
     return {
-        "settings": sum(row.settings.policy != "ar" for row in rows),
+        name: {"median": float(np.median(e)), "max": float(e.max()), "settings": len(e)}
+        for name, e in found.items()
+        if len(e)
+    }
+
+
+def live_runs(validation: Validation) -> list[dict[str, Any]]:
+    """Every live run that an interval was predicted for: a setting on a subset of the prompts."""
+    return [
+        {
+            "setting": row.settings.label,
+            "batch": row.batch,
+            "temperature": row.settings.temperature,
+            "subset": number,
+            "predicted_low": subset.predicted.low,
+            "predicted_middle": subset.predicted.middle,
+            "predicted_high": subset.predicted.high,
+            "simulated_speedup_vs_ar": subset.prediction.simulated_speedup_vs_ar,
+            "measured_speedup_vs_ar": subset.measured_speedup_vs_ar,
+            "covered": subset.covered,
+        }
+        for row in validation.rows
+        if row.settings.policy != "ar"
+        for number, subset in enumerate(row.subsets)
+    ]
+
+
+def coverage(validation: Validation) -> dict[str, Any]:
+    """Share of live runs (per setting and subset of the prompts) whose speedup lies in the interval."""
+    rows = [row for row in validation.rows if row.settings.policy != "ar"]
+    subsets = [subset for row in rows for subset in row.subsets]
+    covered = sum(subset.covered for subset in subsets)
+    widths = [s.predicted.high / s.predicted.low - 1.0 for s in subsets]
+    return {
+        "level": validation.level,
+        "runs": len(subsets),
+        "covered": covered,
+        "share": covered / len(subsets) if subsets else None,
+        "median_width": float(np.median(widths)) if widths else None,
+        "model_error": validation.sources.model_error,
+    }
+
+
+def summary(validation: Validation) -> dict[str, Any]:
+    """Errors of every opinion, overall and by batch and temperature, coverage, exactness of replay."""
+    rows = validation.rows
+    others = [row for row in rows if row.settings.policy != "ar"]
+    compared = [row for row in rows if row.agreement is not None]
+    groups = dict.fromkeys((row.batch, row.settings.temperature) for row in others)
+    return {
+        "settings": len(others),
         "requests": len(validation.trace.requests),
         "repeats": validation.repeats,
-        **{
-            name: {"median": float(np.median(e)), "max": float(e.max()), "settings": len(e)}
-            for name, e in (
-                ("simulated", errors(rows, "error")),
-                ("simulated_from_calibration_prompts", errors(rows, "calibration_error")),
-                ("law", errors(rows, "law_error")),
-                ("nearest_calibrated_setting", errors(rows, "nearest_error")),
-            )
-            if len(e)
-        },
-        "median_spread": float(np.median([row.spread for row in rows if row.settings.policy != "ar"] or [0])),
-        "rounds_compared": sum(row.agreement.rounds for row in rows),
-        "round_differences": sum(len(row.agreement.differences) for row in rows),
-        "replay_exact": all(row.agreement.exact for row in rows),
-        "identical_to_plain_decoding": all(row.identical for row in rows),
+        **error_summary(rows),
+        "by_batch_and_temperature": [
+            {
+                "batch": batch,
+                "temperature": temperature,
+                **error_summary(
+                    [r for r in others if (r.batch, r.settings.temperature) == (batch, temperature)]
+                ),
+            }
+            for batch, temperature in groups
+        ],
+        "coverage": coverage(validation),
+        "median_spread": float(np.median([row.spread for row in others] or [0])),
+        "rounds_compared": sum(row.agreement.rounds for row in compared if row.agreement),
+        "round_differences": sum(len(row.agreement.differences) for row in compared if row.agreement),
+        "replay_exact": all(row.agreement.exact for row in compared if row.agreement) if compared else None,
+        "identical_to_plain_decoding": all(row.identical for row in compared) if compared else None,
     }
 
 
 def as_json(validation: Validation) -> str:
     """The documented JSON object (docs/json.md)."""
+    meta = validation.trace.meta
     return json.dumps(
         {
-            "profile": validation.profile.name,
-            "target": validation.trace.meta.target_model,
-            "draft": validation.trace.meta.draft_model,
-            "prompts": validation.trace.meta.prompt_set,
+            "profile": validation.sources.profile.name,
+            "target": meta.target_model,
+            "draft": meta.draft_model,
+            "prompts": meta.prompt_set,
             "summary": summary(validation),
             "rows": [row.as_dict() for row in validation.rows],
+            "live_runs": live_runs(validation),
         },
         indent=2,
     )
@@ -77,49 +144,73 @@ def as_json(validation: Validation) -> str:
 
 def print_validation(validation: Validation) -> None:
     """The table for people."""
-    from rich.table import Table
-
-    table = Table(header_style="bold")
-    table.add_column("speedup over AR", no_wrap=True)
-    for title in ("law", "simulated", "measured", "spread"):
-        table.add_column(title, justify="right")
-    for title in ("simulated", "law", "nearest"):
-        table.add_column(f"error:\n{title}", justify="right")
-    table.add_column("overlap\nms/token", justify="right")
-    for row in validation.rows:
-        table.add_row(
-            row.settings.label,
-            _factor(row.prediction.law_speedup_vs_ar),
-            _factor(row.prediction.simulated_speedup_vs_ar),
-            _factor(row.measured_speedup_vs_ar),
-            f"±{row.spread * 100:.1f} %",
-            _percent(row.error),
-            _percent(row.law_error),
-            _percent(row.nearest_error),
-            f"{row.measured.overlap_s * 1e3 / row.measured.tokens:.2f}",
-        )
     console = wide_console()
-    console.print(table)
+    console.print(_table(validation))
     found = summary(validation)
-    for name in ("simulated", "simulated_from_calibration_prompts", "law", "nearest_calibrated_setting"):
+    for name in OPINIONS:
         if name in found:
             text = f"median {found[name]['median']:.1%}, max {found[name]['max']:.1%}"
             console.print(f"error, {name.replace('_', ' ')}: {text}", highlight=False)
-    console.print(
-        f"replay: {found['rounds_compared']} rounds agree, {found['round_differences']} requests differ"
-        f"{'' if found['replay_exact'] else ' (NOT explained by rounding)'}; text identical to plain "
-        f"decoding: {'yes' if found['identical_to_plain_decoding'] else 'NO'}",
-        highlight=False,
-    )
+    inside = found["coverage"]
+    if inside["runs"]:
+        console.print(
+            f"intervals: {inside['covered']} of {inside['runs']} live runs ({inside['share']:.0%}) lie in "
+            f"their {inside['level']:.0%} interval, which is {inside['median_width']:.0%} wide (median)",
+            highlight=False,
+        )
+    _print_exactness(console, validation, found)
+    outside = sorted({text for row in validation.rows for text in row.extrapolated})
+    if outside:
+        console.print(f"[yellow]extrapolated: {'; '.join(outside)}[/yellow]", highlight=False)
+    console.print(f"[dim]{METHOD}[/dim]")
+
+
+def _table(validation: Validation) -> Any:
+    from rich.table import Table
+
+    table = Table(header_style="bold", padding=(0, 0, 0, 1))
+    table.add_column("speedup over AR", no_wrap=True)
+    level = f"{validation.level:.0%}"
+    for title in ("law", "simu-\nlated", f"{level}\ninterval", "mea-\nsured", "spread\n%"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for title in ("simul.", "alone*", "law", "nearest"):
+        table.add_column(f"error%\n{title}", justify="right", no_wrap=True)
     for row in validation.rows:
-        for difference in row.agreement.differences:
+        inside = "" if row.settings.policy == "ar" else f"{row.interval.low:.2f}-{row.interval.high:.2f}"
+        table.add_row(
+            row.label,
+            _factor(row.law_speedup_vs_ar),
+            _factor(row.simulated_speedup_vs_ar),
+            inside,
+            _factor(row.measured_speedup_vs_ar),
+            f"±{row.spread * 100:.1f}",
+            _percent(row.error),
+            _percent(row.error_without_contention),
+            _percent(row.law_error),
+            _percent(row.nearest_error),
+        )
+    table.caption = "* simulated with devices that do not slow each other"
+    return table
+
+
+def _print_exactness(console: Any, validation: Validation, found: dict[str, Any]) -> None:
+    if found["replay_exact"] is not None:
+        console.print(
+            f"replay: {found['rounds_compared']} rounds agree, {found['round_differences']} requests differ"
+            f"{'' if found['replay_exact'] else ' (NOT explained by rounding)'}; text identical to plain "
+            f"decoding: {'yes' if found['identical_to_plain_decoding'] else 'NO'}",
+            highlight=False,
+        )
+    if any(row.agreement is None for row in validation.rows):
+        console.print(f"replay: {SAMPLED}", highlight=False)
+    for row in validation.rows:
+        for difference in row.agreement.differences if row.agreement else ():
             console.print(
-                f"  {row.settings.label}, request {difference.request}: logit gap {difference.gap:.2e} "
+                f"  {row.label}, request {difference.request}: logit gap {difference.gap:.2e} "
                 f"({'below' if difference.excused else 'ABOVE'} the bound)\n    simulated "
                 f"{difference.simulated}\n    live      {difference.live}",
                 highlight=False,
             )
-    console.print(f"[dim]{METHOD}[/dim]")
 
 
 def _factor(value: float | None) -> str:
@@ -127,11 +218,11 @@ def _factor(value: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value * 100:+.1f} %"
+    return "-" if value is None else f"{value * 100:+.1f}"
 
 
 def write_outputs(validation: Validation, folder: Path) -> list[Path]:
-    """Write `validation.json`, `.csv`, `.png` and the timelines of each setting; returns the files.
+    """Write `validation.json`, `.csv`, `.png`, `live_runs.csv` and timelines; returns the files.
 
     Without matplotlib there is no picture.
     """
@@ -140,90 +231,31 @@ def write_outputs(validation: Validation, folder: Path) -> list[Path]:
     with atomic_write(written[0]) as file:
         file.write(as_json(validation) + "\n")
     with atomic_write(written[1]) as file:
-        file.write(_csv(validation))
+        file.write(_csv([row.as_dict() for row in validation.rows]))
+    if runs := live_runs(validation):
+        written.append(folder / "live_runs.csv")
+        with atomic_write(written[-1]) as file:
+            file.write(_csv(runs))
     for row in validation.rows:
-        slug = row.settings.label.replace(" ", "_").replace("=", "").replace(",", "-")
+        slug = row.label.replace(" ", "_").replace("=", "").replace(",", "-")
         for world, spans in (
-            ("simulated", row.prediction.spans),
-            ("live", validation.live_spans[row.settings]),
+            ("simulated", row.predictions[0].spans),
+            ("live", validation.live_spans[row.settings, row.batch]),
         ):
             path = folder / f"timeline_{slug}_{world}.json"
             with atomic_write(path) as file:
-                file.write(chrome_trace(spans, title=f"{world} {row.settings.label}"))
+                file.write(chrome_trace(spans, title=f"{world} {row.label}"))
             written.append(path)
     with contextlib.suppress(ImportError):
+        from analysis.validation_picture import plot
+
         written.append(plot(validation, folder / "validation.png"))
     return written
 
 
-def _csv(validation: Validation) -> str:
-    rows = [row.as_dict() for row in validation.rows]
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
-
-
-def plot(validation: Validation, path: Path) -> Path:
-    """Law, simulated and measured speedup per setting, and the simulation's error beside the spread.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(
-        1, 2, figsize=(12, 0.34 * len(validation.rows) + 2.2), layout="constrained"
-    )
-    draw_speedups(axes[0], validation.rows)
-    draw_errors(axes[1], validation.rows)
-    meta = validation.trace.meta
-    figure.suptitle(
-        f"{meta.target_model} + {meta.draft_model}, {len(validation.trace.requests)} prompts", fontsize=11
-    )
-    with atomic_write(path, binary=True) as file:
-        figure.savefig(file, dpi=130, format="png")
-    pyplot.close(figure)
-    return path
-
-
-def draw_speedups(axes: Any, rows: Sequence[Row]) -> None:
-    """Three markers per setting: law, simulated, measured with its range over the repetitions."""
-    y = np.arange(len(rows))
-    measured = np.array([row.measured_speedup_vs_ar for row in rows])
-    low = np.array([min(row.speedup_by_repeat) for row in rows])
-    high = np.array([max(row.speedup_by_repeat) for row in rows])
-    bars = np.maximum(0.0, [measured - low, high - measured])
-    axes.errorbar(measured, y, xerr=bars, fmt="o", color="#55a868", label="measured", markersize=7, capsize=3)
-    simulated = [row.prediction.simulated_speedup_vs_ar for row in rows]
-    axes.plot(simulated, y, "D", color="#dd8452", label="simulated", markersize=5)
-    laws = [(row.prediction.law_speedup_vs_ar, i) for i, row in enumerate(rows)]
-    told = [(value, i) for value, i in laws if value is not None]
-    axes.plot([v for v, _ in told], [i for _, i in told], "|", color="#4c72b0", label="law", markersize=12)
-    axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
-    axes.set_yticks(y, [row.settings.label for row in rows], fontsize=8)
-    axes.set_ylim(len(rows) - 0.5, -0.5)  # first setting on top, both panels alike
-    axes.set_xlabel("speedup over plain decoding")
-    axes.legend(fontsize=8, loc="best")
-    axes.grid(axis="x", alpha=0.3)
-
-
-def draw_errors(axes: Any, rows: Sequence[Row]) -> None:
-    """Error of the simulation per setting, with the spread of the live runs behind it."""
-    y = np.arange(len(rows))
-    axes.barh(y, [2 * row.spread * 100 for row in rows], left=[-row.spread * 100 for row in rows],
-              color="#dddddd", label="spread of live runs")  # fmt: skip
-    axes.plot([row.error * 100 for row in rows], y, "D", color="#dd8452", label="simulated", markersize=5)
-    nearest = [(row.nearest_error * 100, i) for i, row in enumerate(rows) if row.nearest_error is not None]
-    axes.plot([v for v, _ in nearest], [i for _, i in nearest], "x", color="#8172b3",
-              label="nearest calibrated setting", markersize=5)  # fmt: skip
-    axes.axvline(0.0, color="black", linewidth=0.8)
-    axes.set_yticks(y, [])
-    axes.set_ylim(len(rows) - 0.5, -0.5)  # first setting on top, both panels alike
-    axes.set_xlabel("error of the predicted speedup, %")
-    axes.legend(fontsize=8, loc="best")
-    axes.grid(axis="x", alpha=0.3)

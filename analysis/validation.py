@@ -1,110 +1,32 @@
-"""Validate predictions: the same settings simulated and live, on the same prompts."""
+"""Validate predictions: the same settings simulated and live, on the same prompts, in the same batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
-from analysis.predictions import Prediction, nearest_measured, predict
-from analysis.rounds import Agreement, compare_rounds
-from calibrate.calibration import Job, record, requests_of
-from calibrate.live.placement import pair_specs
+from analysis import livecells
+from analysis.intervals import Interval
+from analysis.predictions import Prediction, Setting, nearest_measured, predict
+from analysis.rows import Row, Subset
+from analysis.sources import Sources
+from calibrate.calibration import record
+from calibrate.job import Job, like_profile, worker_specs
 from calibrate.live.world import LiveWorld
 from calibrate.prompts import Prompt
-from calibrate.runs import LiveRun, Measured, measure, run_matrix
-from hardware_profiles.profile import Profile
+from calibrate.runs import LiveRun
 from hardware_profiles.trace import Trace
 from policies.records import Span
-from policies.registry import Settings, configure
+from policies.registry import SettingError, configure
+from simulator.law import assume, opinion
+from simulator.run import Scenario
+from simulator.tokens import replay
 
-AR_PER_SETTINGS = 6
-"""Plain decoding runs once per this many settings, among them, so that the baseline is as well known."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One setting: three opinions and how far they are apart.
-
-    Attributes:
-        settings: The setting.
-        prediction: Law and simulation given the prompts' own trace.
-        from_calibration: The same given the calibration prompts' trace.
-        nearest: Speedup of the nearest setting that the calibration ran live.
-        measured: The live runs.
-        measured_speedup_vs_ar: Over plain decoding interleaved with it.
-        speedup_by_repeat: The same per repetition: the spread.
-        agreement: Round-by-round comparison of simulated and live runs.
-        identical: Whether every live text equals the recording by plain decoding.
-    """
-
-    settings: Settings
-    prediction: Prediction
-    from_calibration: Prediction
-    nearest: float | None
-    measured: Measured
-    measured_speedup_vs_ar: float
-    speedup_by_repeat: tuple[float, ...]
-    agreement: Agreement
-    identical: bool
-
-    @property
-    def error(self) -> float:
-        """Of the simulation given the prompts' own trace: simulated / measured speedup - 1."""
-        return self.prediction.simulated_speedup_vs_ar / self.measured_speedup_vs_ar - 1.0
-
-    @property
-    def calibration_error(self) -> float:
-        """The same from the calibration prompts alone."""
-        return self.from_calibration.simulated_speedup_vs_ar / self.measured_speedup_vs_ar - 1.0
-
-    @property
-    def law_error(self) -> float | None:
-        """The same of the law."""
-        law = self.prediction.law_speedup_vs_ar
-        return None if law is None else law / self.measured_speedup_vs_ar - 1.0
-
-    @property
-    def nearest_error(self) -> float | None:
-        """The same of the naive baseline."""
-        return None if self.nearest is None else self.nearest / self.measured_speedup_vs_ar - 1.0
-
-    @property
-    def spread(self) -> float:
-        """Half the range of the repetitions' speedups, relative to their mean."""
-        values = np.array(self.speedup_by_repeat)
-        return float((values.max() - values.min()) / 2 / values.mean())
-
-    def as_dict(self) -> dict[str, Any]:
-        """Flat values for JSON and CSV (docs/json.md)."""
-        s, p = self.settings, self.prediction
-        return {
-            "policy": s.policy,
-            "lookahead": s.lookahead,
-            "fanout": None if s.fanout is None else ",".join(map(str, s.fanout)),
-            "backup": s.backup,
-            "law_tokens_per_second": p.law_tokens_per_second,
-            "law_speedup_vs_ar": p.law_speedup_vs_ar,
-            "simulated_tokens_per_second": p.simulated.tokens_per_second,
-            "simulated_speedup_vs_ar": p.simulated_speedup_vs_ar,
-            "measured_tokens_per_second": self.measured.tokens_per_second,
-            "measured_speedup_vs_ar": self.measured_speedup_vs_ar,
-            "measured_spread": self.spread,
-            "error": self.error,
-            "error_from_calibration_prompts": self.calibration_error,
-            "law_error": self.law_error,
-            "nearest_setting_error": self.nearest_error,
-            "tokens_per_round": p.simulated.tokens_per_round,
-            "cache_hit_rate": p.simulated.cache_hit_rate,
-            "simulated_overlap_s": p.simulated.overlap_s,
-            "measured_overlap_s": self.measured.overlap_s,
-            "rounds_compared": self.agreement.rounds,
-            "round_differences": len(self.agreement.differences),
-            "unexcused_differences": sum(not d.excused for d in self.agreement.differences),
-            "identical_to_plain_decoding": self.identical,
-        }
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""(stage, done, total)."""
 
 
 @dataclass(frozen=True)
@@ -112,111 +34,230 @@ class Validation:
     """Outcome of a validation.
 
     Attributes:
-        profile: What predicted.
-        rows: One per setting, AR first.
-        trace: Recording of the validation prompts.
+        sources: What predicted.
+        rows: One per setting and batch, AR first within a batch and temperature.
+        traces: Recording of the validation prompts, by temperature.
         repeats: Live repetitions.
-        live_spans: Timeline of the first prompt, live, per setting.
+        level: Of the predicted intervals.
+        live_spans: Timeline of the first live run of each setting.
     """
 
-    profile: Profile
+    sources: Sources
     rows: list[Row]
-    trace: Trace
+    traces: Mapping[float, Trace]
     repeats: int
-    live_spans: dict[Settings, list[Span]]
+    level: float
+    live_spans: dict[Setting, list[Span]]
+
+    @property
+    def trace(self) -> Trace:
+        """The recording at the lowest temperature."""
+        return self.traces[min(self.traces)]
 
 
-def validate(
-    job: Job,
-    profile: Profile,
-    calibration_trace: Trace,
-    settings: Sequence[Settings],
-    prompts: tuple[Prompt, ...],
-    *,
-    prompt_set: str,
-    repeats: int,
-    progress: Callable[[str, int, int], None],
-) -> Validation:
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How to validate.
+
+    Attributes:
+        settings: What to run: (settings, batch).
+        prompts: On what.
+        prompt_set: Their name.
+        subsets: Parts that the prompts are split into, each run and predicted on its own.
+        repeats: Live repetitions of each setting and prompt.
+        level: Of the predicted intervals.
+
+    Raises:
+        SettingError: Fewer prompts than subsets, or a batch wider than a subset.
+    """
+
+    settings: tuple[Setting, ...]
+    prompts: tuple[Prompt, ...]
+    prompt_set: str
+    subsets: int = 2
+    repeats: int = 2
+    level: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.subsets <= len(self.prompts):
+            raise SettingError(f"{len(self.prompts)} prompts cannot be split into {self.subsets} subsets")
+        if self.widest > self.size:
+            needed = self.widest * self.subsets
+            raise SettingError(
+                f"a batch of {self.widest} needs {needed} prompts in {self.subsets} subsets, got "
+                f"{len(self.prompts)}: a smaller batch would be run; give --count {needed}"
+            )
+
+    @property
+    def widest(self) -> int:
+        """Rows of the largest batch."""
+        return max(batch for _, batch in self.settings)
+
+    @property
+    def size(self) -> int:
+        """Prompts of the smallest subset."""
+        return len(self.prompts) // self.subsets
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Intervals of the speedup from the calibration's prompts: of one subset's run, and of all together."""
+
+    subset: Interval
+    whole: Interval
+
+
+def validate(job: Job, sources: Sources, trial: Trial, *, progress: Progress) -> Validation:
     """Record the prompts, predict, run live, compare.
 
     Args:
         job: Pair, machine and placement, as for a calibration.
-        profile: Costs that predict.
-        calibration_trace: What the calibration recorded, for predictions that never saw these prompts.
-        settings: What to run; must contain AR.
-        prompts: On what.
-        prompt_set: Their name.
-        repeats: Live repetitions of each setting and prompt.
+        sources: Costs and calibration traces that predict; they never saw these prompts.
+        trial: What to run on what.
         progress: (stage, done, total).
+
+    Raises:
+        SettingError: No calibration trace at a temperature.
     """
-    trace = record(job, prompts, prompt_set, progress)
-    requests = requests_of(trace)
-    # Predictions are made before anything is run live.
-    own = predict(settings, profile, trace, seed=job.seed)
-    elsewhere = predict(settings, profile, calibration_trace, limit=_limit(job, calibration_trace))
-    plan = [("", s) for s in settings]
-    plan += [("", configure("ar"))] * ((len(settings) - 1) // AR_PER_SETTINGS)
-    with LiveWorld(*pair_specs(job.target, job.draft, job.placement)) as world:
-        runs = run_matrix(
-            {"": world},
-            plan,
-            requests,
-            repeats=repeats,
-            seed=job.seed,
-            progress=lambda done, total: progress("live settings", done, total),
-        )
-    return Validation(
-        profile=profile,
-        rows=_rows(profile, own, elsewhere, runs, trace),
-        trace=trace,
-        repeats=repeats,
-        live_spans=_first_spans(runs),
-    )
-
-
-def _limit(job: Job, trace: Trace) -> int | None:
-    """The job's limit where the calibration trace reaches it, else all that was recorded."""
-    return job.limit if int(np.diff(trace.offsets).max()) >= job.limit else None
-
-
-def _rows(
-    profile: Profile,
-    own: Sequence[Prediction],
-    elsewhere: Sequence[Prediction],
-    runs: list[LiveRun],
-    trace: Trace,
-) -> list[Row]:
-    measured = measure(runs)
-    ar = measured["", configure("ar")]
-    texts = {
-        r.id: tuple(trace.token[a:b].tolist())
-        for r, a, b in zip(trace.requests, trace.offsets, trace.offsets[1:], strict=False)
+    settings = with_baselines(trial.settings)
+    temperatures = list(dict.fromkeys(s.temperature for s, _ in settings))
+    for temperature in temperatures:
+        sources.trace(temperature)  # fails before anything slow begins
+    traces = {
+        t: record(replace(job, temperature=t), trial.prompts, trial.prompt_set, progress)
+        for t in temperatures
     }
-    rows = []
-    for prediction, other in zip(own, elsewhere, strict=True):
-        settings = prediction.settings
-        speed = measured["", settings]
-        mine = [run for run in runs if run.settings == settings]
-        first = {run.request: run.rounds for run in mine if run.repeat == 0}
-        nearest = nearest_measured(settings, profile.measured_runs)
-        rows.append(
-            Row(
-                settings=settings,
-                prediction=prediction,
-                from_calibration=other,
-                nearest=None if nearest is None else nearest.speedup_vs_ar,
-                measured=speed,
-                measured_speedup_vs_ar=ar.seconds / speed.seconds,
-                speedup_by_repeat=tuple(
-                    a / b for a, b in zip(ar.by_repeat_s, speed.by_repeat_s, strict=True)
-                ),
-                agreement=compare_rounds(settings, prediction.rounds, first, trace),
-                identical=all(run.text == texts[run.request] for run in mine),
+    parts = [{t: trace.slice(ids) for t, trace in traces.items()} for ids in split(traces, trial.subsets)]
+    # Predictions are made before anything is run live.
+    own = [predict(settings, sources.profile, part, seed=job.seed) for part in parts]
+    expected = expect(settings, sources, trial, limit=job.limit, seed=job.seed, progress=progress)
+    live = like_profile(job, sources.profile)
+    with LiveWorld(*worker_specs(live, batch=trial.widest)) as world:
+        runs = [
+            livecells.run_settings(
+                world,
+                settings,
+                part,
+                repeats=trial.repeats,
+                seed=job.seed + i,
+                progress=lambda done, total: progress("live settings", done, total),
             )
+            for i, part in enumerate(parts)
+        ]
+    evidence = Evidence(sources, traces, runs)
+    rows = [evidence.row(s, expected[i], [p[i] for p in own]) for i, s in enumerate(settings)]
+    return Validation(sources, rows, traces, trial.repeats, trial.level, livecells.first_spans(runs[0]))
+
+
+def with_baselines(settings: Sequence[Setting]) -> list[Setting]:
+    """The settings, with plain decoding first at every batch and temperature."""
+    found: list[Setting] = []
+    for batch, temperature in dict.fromkeys((b, s.temperature) for s, b in settings):
+        found.append((configure("ar", temperature=temperature), batch))
+        here = [(s, b) for s, b in settings if (b, s.temperature) == (batch, temperature)]
+        found += [(s, b) for s, b in here if s.policy != "ar"]
+    return found
+
+
+def split(traces: Mapping[float, Trace], subsets: int) -> list[list[int]]:
+    """Ids of the prompts of each subset: neighbours dealt out in turn.
+
+    Prompts come one of each category after the other, so that they are dealt out by whole turns.
+    """
+    requests = next(iter(traces.values())).requests
+    turn = max(1, len({r.category for r in requests}))
+    dealt: list[list[int]] = [[] for _ in range(subsets)]
+    if len(requests) < turn * subsets:
+        turn = 1
+    for number, request in enumerate(requests):
+        dealt[number // turn % subsets].append(request.id)
+    sizes = [len(ids) for ids in dealt]
+    if max(sizes) - min(sizes) > 1:  # a last turn that is not whole: one by one, then
+        dealt = [[r.id for r in requests[k::subsets]] for k in range(subsets)]
+    return dealt
+
+
+def expect(
+    settings: Sequence[Setting],
+    sources: Sources,
+    trial: Trial,
+    *,
+    limit: int,
+    seed: int,
+    progress: Progress,
+) -> list[Expected]:
+    """Predict every setting from the calibration's prompts, for runs of the trial's size."""
+    boots = {
+        (temperature, batch): sources.bootstrap(
+            temperature,
+            batch=batch,
+            size=trial.size,
+            limit=reachable(limit, sources.trace(temperature)),
+            level=trial.level,
+            seed=seed,
         )
-    return rows
+        for temperature, batch in dict.fromkeys((s.temperature, b) for s, b in settings)
+    }
+    found = []
+    for done, (setting, batch) in enumerate(settings):
+        boot = boots[setting.temperature, batch]
+        found.append(Expected(boot.speedup(setting), boot.speedup_of_several(setting, trial.subsets)))
+        progress("predictions", done + 1, len(settings))
+    return found
 
 
-def _first_spans(runs: list[LiveRun]) -> dict[Settings, list[Span]]:
-    first = min(run.request for run in runs)
-    return {run.settings: run.spans for run in runs if run.request == first and run.repeat == 0}
+def reachable(limit: int, trace: Trace) -> int | None:
+    """The limit where the calibration trace reaches it, else None: all that was recorded."""
+    return limit if int(np.diff(trace.offsets).max()) >= limit else None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the rows of a validation are made of.
+
+    Attributes:
+        sources: What predicted.
+        traces: Recording of the prompts, by temperature.
+        runs: Live runs of each subset.
+    """
+
+    sources: Sources
+    traces: Mapping[float, Trace]
+    runs: Sequence[Sequence[LiveRun]]
+
+    def row(self, setting: Setting, expected: Expected, own: Sequence[Prediction]) -> Row:
+        """One setting: `own` are its predictions per subset."""
+        settings, batch = setting
+        plain = (configure("ar", temperature=settings.temperature), batch)
+        speeds = [livecells.measured(part, setting) for part in self.runs]
+        plains = [livecells.measured(part, plain) for part in self.runs]
+        whole, ar = livecells.together(speeds), livecells.together(plains)
+        nearest = nearest_measured(settings, self.sources.profile.measured_runs, batch)
+        law = self.law(setting)
+        greedy = settings.temperature == 0.0
+        mine = [run for part in self.runs for run in livecells.of_setting(part, setting)]
+        return Row(
+            settings=settings,
+            batch=batch,
+            law_tokens_per_second=law[0],
+            law_speedup_vs_ar=law[1],
+            interval=expected.whole,
+            nearest=None if nearest is None else nearest.speedup_vs_ar,
+            measured=whole,
+            measured_speedup_vs_ar=whole.tokens_per_second / ar.tokens_per_second,
+            speedup_by_repeat=livecells.speedup_by_repeat(whole, ar),
+            subsets=tuple(
+                Subset(p, expected.subset, s.tokens_per_second / a.tokens_per_second)
+                for p, s, a in zip(own, speeds, plains, strict=True)
+            ),
+            agreement=livecells.agreement(settings, own, mine, self.traces[0.0]) if greedy else None,
+            identical=livecells.identical(mine, self.traces[0.0]) if greedy else None,
+        )
+
+    def law(self, setting: Setting) -> tuple[float | None, float | None]:
+        """(tokens per second, speedup over AR) of the law, told the means of the prompts' own trace."""
+        settings, batch = setting
+        tokens = replay(self.traces[settings.temperature])
+        scenario = Scenario(tokens=tokens, profile=self.sources.profile, batch=batch)
+        law = opinion(settings, assume(scenario, settings), batch=batch)
+        return law.tokens_per_second, law.speedup_vs_ar

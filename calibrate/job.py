@@ -13,6 +13,7 @@ from calibrate.machine import Machine
 from calibrate.plans import BATCHES, Plan, plan
 from calibrate.prompts import Prompt
 from calibrate.traces import versions
+from hardware_profiles.profile import Profile
 
 FORMAT = 1
 """Of the journal's pieces: those of another format are not resumed."""
@@ -115,6 +116,11 @@ def worker_specs(job: Job, *, batch: int = 1, length: int = 512) -> tuple[Worker
         for spec in pair_specs(job.target, job.draft, job.placement, precision=PRECISION)
     )
     return target, draft
+
+
+def like_profile(job: Job, profile: Profile) -> Job:
+    """The job with its models called as they were when `profile` was measured: eager or compiled."""
+    return replace(job, mode="compiled" if profile.roles.target.mode == "captured" else "eager")
 
 
 def recorders(job: Job) -> int:

@@ -119,40 +119,26 @@ class Capture:
 
         Args:
             feed: Inputs.
-            buffers: Per layer, [R, heads, capacity, width] each, with room for a column after the last
-                new token, which may be overwritten.
+            buffers: Per layer, [R, heads, capacity, width] each.
 
         Returns:
             [R, n, V] logits.
         """
-        kind = self.serving(feed.kind)
-        graph = self._graphs.get(kind)
+        graph = self._graphs.get(feed.kind)
         if graph is None:
-            graph = self.prepare(kind, buffers)
-        if kind == feed.kind:
-            return graph(*feed, *_flat(buffers))
-        return graph(*_twice(feed), *_flat(buffers))[:, :1]
-
-    def serving(self, kind: Kind) -> Kind:
-        """The kind of graph that serves a kind of feed.
-
-        Packed weights serve two tokens in the time of one, and faster than the product of a matrix with
-        a single token, so that a lone token goes with a copy of itself rather than through a graph of
-        its own, which would also take as long to compile.
-        """
-        return Kind(one_row=True, one_token=False) if self.packs and kind == Kind(True, True) else kind
+            graph = self.prepare(feed.kind, buffers)
+        return graph(*feed, *_flat(buffers))
 
     def prepare(self, kind: Kind, buffers: Sequence[Buffers]) -> Graph:
-        """Compile the graph that serves a kind, unless it is there, and check it against the model.
+        """Compile the graph of a kind, unless it is there, and check it against the model itself.
 
         Args:
-            kind: Of feed.
+            kind: Which.
             buffers: Any; tells heads and widths.
 
         Raises:
             ModelError: The model cannot be compiled, or the compiled one computes something else.
         """
-        kind = self.serving(kind)
         if kind in self._graphs:
             return self._graphs[kind]
         start = time.perf_counter()
@@ -253,16 +239,6 @@ class Capture:
 
 def _flat(buffers: Sequence[Buffers]) -> Iterator[Tensor]:
     return itertools.chain.from_iterable(buffers)
-
-
-def _twice(feed: Feed) -> Feed:
-    """A lone token and a copy of it in the next column, which nobody will look at."""
-    return Feed(
-        feed.ids.expand(-1, 2).contiguous(),
-        feed.positions.expand(-1, 2).contiguous(),
-        torch.cat([feed.columns, feed.columns + 1], dim=1),
-        feed.mask.expand(-1, -1, 2, -1).contiguous(),
-    )
 
 
 def _no_guards(guards: Sequence[Any]) -> list[bool]:

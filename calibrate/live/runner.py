@@ -167,7 +167,7 @@ class ModelRunner:
         counts = [len(chain) for chain in tokens]
         self._check_positions(max(map(sum, zip(starts, counts, strict=True))))
         width = max(counts)
-        self._grow(0, max(starts) + width + 1)  # a lone token may be fed as two, see `Capture.serving`
+        self._grow(0, max(starts) + width)
         plan, positions, mask = self._chain(slots, starts, counts)
         ids = self._tensor([[*chain, *[0] * (width - len(chain))] for chain in tokens])
         if last_only:
@@ -198,7 +198,7 @@ class ModelRunner:
             self._check_positions(max(row, default=-1) + 1 + depth)
         # All rows keep their branches in the same columns, so that one slice of one mask serves each step.
         column = max(trunks)
-        self._grow(0, column + depth * width + 1)
+        self._grow(0, column + depth * width)
         at = self._tensor([[*row, *[-1] * (width - len(row))] for row in forks])
         counts = tuple(len(row) for row in forks)
         return Tree(tuple(slots), tuple(trunks), counts, column, at + 1, self._tree_mask(at, column, depth))

@@ -18,7 +18,7 @@ from calibrate.live.world import LiveWorld
 from calibrate.pair.resolve import resolve_model
 from calibrate.prompts import find_prompts, load_prompts, spread
 from calibrate.recording import RecordingJob
-from calibrate.runs import LiveRun, run_once
+from calibrate.runs import LiveRun, run_live, run_once
 from calibrate.traces import record_trace
 from hardware_profiles.trace import Trace
 from policies.records import Round
@@ -36,6 +36,13 @@ SETTINGS = [
     configure("saguaro", lookahead=4, fanout=(3,), backup="plain"),
     configure("saguaro", lookahead=4, fanout=(3,), backup="random"),
     configure("saguaro", lookahead=3, fanout=(5, 0, 2, 7), backup="primary"),
+    configure("saguaro", lookahead=3, fanout=(2,), fanout_backup=(6, 0, 0, 0), backup="ngram"),
+]
+IN_BATCHES = [
+    configure("sd", lookahead=4),
+    configure("pearl", lookahead=3),
+    configure("saguaro", lookahead=3, fanout=(2,), backup="primary"),
+    configure("saguaro", lookahead=3, fanout=(2,), backup="random"),
 ]
 TOKENS = 40
 
@@ -51,31 +58,43 @@ def trace() -> Trace:
 
 
 @pytest.fixture(scope="module")
-def live(trace: Trace) -> dict[Settings, list[LiveRun]]:
+def live(trace: Trace) -> dict[tuple[Settings, int], list[LiveRun]]:
     specs = pair_specs(
         str(resolve_model("pair:target")), str(resolve_model("pair:draft")), parse_placement("shared:0")
     )
+    requests = requests_of(trace)
     with LiveWorld(*specs) as world:
-        return {s: [run_once(world, s, request) for request in requests_of(trace)] for s in SETTINGS}
+        alone = {(s, 1): [run_once(world, s, request) for request in requests] for s in SETTINGS}
+        batches = {(s, b): [run_live(world, s, requests, batch=b)] for s in IN_BATCHES for b in (2, 3)}
+        return alone | batches
 
 
-def simulated(tokens: TokenModel, settings: Settings) -> dict[int, list[Round]]:
-    scenario = Scenario(tokens=tokens, textbook=TextbookCosts(1.0, 0.1))
+def simulated(tokens: TokenModel, settings: Settings, batch: int = 1) -> dict[int, list[Round]]:
+    scenario = Scenario(tokens=tokens, textbook=TextbookCosts(1.0, 0.1), batch=batch)
     log = simulate(scenario, settings).rows.log
     return {request.id: log.rounds(request.id) for request in tokens.requests}
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: s.label)
-def test_rounds_and_text_agree(trace: Trace, live: dict[Settings, list[LiveRun]], settings: Settings) -> None:
-    runs = live[settings]
-    found = compare_rounds(
-        settings, simulated(replay(trace), settings), {r.request: r.rounds for r in runs}, trace
-    )
+def rounds_of(runs: list[LiveRun]) -> dict[int, list[Round]]:
+    return {request: rounds for run in runs for request, rounds in run.rounds.items()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "batch"),
+    [*((s, 1) for s in SETTINGS), *((s, b) for s in IN_BATCHES for b in (2, 3))],
+    ids=lambda value: getattr(value, "label", value),
+)
+def test_rounds_and_text_agree(
+    trace: Trace, live: dict[tuple[Settings, int], list[LiveRun]], settings: Settings, batch: int
+) -> None:
+    runs = live[settings, batch]
+    found = compare_rounds(settings, simulated(replay(trace), settings, batch), rounds_of(runs), trace)
     assert found.exact, found.differences
     for run in runs:
-        first, last = trace.offsets[run.request : run.request + 2]
-        assert run.text == tuple(trace.token[first:last].tolist())
-    assert found.rounds == sum(len(r.rounds) for r in runs) or found.differences
+        for request, text in run.texts.items():
+            first, last = trace.offsets[request : request + 2]
+            assert text == tuple(trace.token[first:last].tolist())
+    assert found.rounds == sum(map(len, rounds_of(runs).values())) or found.differences
 
 
 def keeps_the_rejected_token(tokens: TokenModel) -> TokenModel:
@@ -92,9 +111,11 @@ def counts_the_bonus_as_drafted(tokens: TokenModel) -> TokenModel:
 
 @pytest.mark.parametrize("bug", [keeps_the_rejected_token, accepts_one_too_few, counts_the_bonus_as_drafted])
 def test_a_planted_bug_is_caught(
-    trace: Trace, live: dict[Settings, list[LiveRun]], bug: Callable[[TokenModel], TokenModel]
+    trace: Trace,
+    live: dict[tuple[Settings, int], list[LiveRun]],
+    bug: Callable[[TokenModel], TokenModel],
 ) -> None:
     settings = SETTINGS[4]
     wrong = simulated(bug(replay(trace)), settings)
-    found = compare_rounds(settings, wrong, {r.request: r.rounds for r in live[settings]}, trace)
+    found = compare_rounds(settings, wrong, rounds_of(live[settings, 1]), trace)
     assert not found.exact

@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom; its last part recomputes a small validation live."""
+"""The notebooks run from top to bottom; the validation's last part recomputes a small one live."""
 
 from __future__ import annotations
 
@@ -8,13 +8,27 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-NOTEBOOK = Path(__file__).parents[2] / "analysis" / "validation.ipynb"
+NOTEBOOKS = Path(__file__).parents[2] / "analysis"
+
+
+def execute(name: str) -> str:
+    """Everything that a notebook prints."""
+    path = NOTEBOOKS / name
+    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(path.parent)}}).execute()
+    return "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_notebook_runs() -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
-    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
-    assert "rounds compared, 0 differ" in printed
+def test_the_validation_notebook_runs() -> None:
+    assert "rounds compared, 0 differ" in execute("validation.ipynb")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_experiments_notebook_runs() -> None:
+    printed = execute("experiments.ipynb")
+    for name in ("budget", "backup", "ratio", "temperature", "scale", "pareto", "drafts"):
+        assert f"{name}: " in printed
+    assert "speedup over plain decoding:" in printed

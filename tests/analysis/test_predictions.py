@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tiny_profiles import profile, trace
 
-from analysis.predictions import expand, nearest_measured
-from hardware_profiles.profile import MeasuredRun
+from analysis.predictions import expand, nearest_measured, predict
+from hardware_profiles.profile import MeasuredRun, Overlap
 from policies.registry import SettingError, configure
 
 
@@ -28,12 +29,18 @@ def test_expand_refuses_unknown_policies() -> None:
 
 
 def measured(
-    policy: str, lookahead: int, fanout: int | None = None, backup: str | None = None
+    policy: str,
+    lookahead: int,
+    fanout: int | None = None,
+    backup: str | None = None,
+    *,
+    batch: int = 1,
+    temperature: float = 0.0,
 ) -> MeasuredRun:
     spread = None if fanout is None else (fanout,) * (lookahead + 1)
     return MeasuredRun(
         policy=policy, lookahead=lookahead, fanout=spread, backup=backup,
-        tokens=1, tokens_per_second=1.0, speedup_vs_ar=1.0,
+        batch=batch, temperature=temperature, tokens=1, tokens_per_second=1.0, speedup_vs_ar=1.0,
     )  # fmt: skip
 
 
@@ -49,3 +56,34 @@ def test_nearest_is_same_policy_same_backup_nearest_lookahead() -> None:
     # No run with that backup: any of the policy's.
     assert nearest_measured(configure("saguaro", lookahead=7, backup="random"), runs) is runs[2]
     assert nearest_measured(configure("pearl", lookahead=4), runs) is None
+
+
+def test_nearest_prefers_the_same_temperature_then_the_batch_nearest_by_ratio() -> None:
+    runs = [
+        measured("sd", 4),
+        measured("sd", 6, batch=4),
+        measured("sd", 2, batch=4),
+        measured("sd", 4, temperature=1.0),
+    ]
+    assert nearest_measured(configure("sd", lookahead=4), runs, 1) is runs[0]
+    assert nearest_measured(configure("sd", lookahead=5), runs, 8) is runs[1]
+    assert nearest_measured(configure("sd", lookahead=4, temperature=1.0), runs, 4) is runs[3]
+
+
+def test_predictions_of_a_batch_by_hand() -> None:
+    # Two good texts of 8 in step: 4 rounds of 1.25 s for 16 tokens; AR: 8 steps of 1 s.
+    found = predict([(configure("sd", lookahead=1), 2)], profile(), {0.0: trace([[0] * 8] * 2)})[0]
+    assert found.simulated.tokens_per_second == pytest.approx(16 / 5)
+    assert found.simulated_speedup_vs_ar == pytest.approx(8 / 5)
+    assert [len(rounds) for rounds in found.rounds.values()] == [4, 4]
+
+
+def test_contention_can_be_switched_off() -> None:
+    # The draft's trees take 0.25 s a step; beside a busy target twice that: K = 4 then takes 2 s a round.
+    slow = Overlap(device="draft", operation="tree", while_busy="target", slowdown=2.0)
+    settings = configure("saguaro", lookahead=4, fanout=(1,))
+    recorded = {0.0: trace([[0] * 100])}
+    plain = predict([(settings, 1)], profile(), recorded)[0]
+    slowed = predict([(settings, 1)], profile(overlap=(slow,)), recorded)[0]
+    assert slowed.alone_speedup_vs_ar == pytest.approx(plain.simulated_speedup_vs_ar)
+    assert slowed.simulated_speedup_vs_ar < 0.9 * plain.simulated_speedup_vs_ar

@@ -20,19 +20,24 @@ def profile(
     blocks: Mapping[str, Sequence[float]] | None = None,
     runs: Sequence[MeasuredRun] = (),
     model_error: float | None = None,
+    linear: bool = False,
     kind: str = "synthetic",
     **fields: Any,
 ) -> Profile:
-    """Constant costs; an operation named in `blocks` gets these block factors."""
+    """Constant costs; an operation named in `blocks` gets these block factors.
+
+    `linear`: costs grow in proportion to the batch (a tree's to its branches), as where compute binds.
+    """
     device = Role(device=DeviceInfo(kind="cpu"), model="made up")
     operations: dict[Any, Any] = {}
     costs = {"target.forward": target_s, "draft.forward": draft_s, "draft.tree": tree_s or draft_s}
     for name, seconds in costs.items():
         operations[name] = ConstantCost(seconds=seconds)
-        if blocks and name in blocks:
-            axis = "branches" if name == "draft.tree" else "batch"
-            points = tuple(Point(at=(at,), mean_s=seconds) for at in (1, 64))
-            operations[name] = GridCost(axes=(axis,), points=points, block_factors=tuple(blocks[name]))
+        factors = tuple((blocks or {}).get(name, ()))
+        if factors or linear:
+            axis: Any = "branches" if name == "draft.tree" else "batch"
+            points = tuple(Point(at=(at,), mean_s=seconds * (at if linear else 1)) for at in (1, 640))
+            operations[name] = GridCost(axes=(axis,), points=points, block_factors=factors)
     for name in ("target.prefill", "draft.prefill"):
         operations[name] = ConstantCost(seconds=0.5)
     return Profile(

@@ -1,0 +1,319 @@
+"""How sure is a prediction: intervals by resampling everything that a rerun would draw anew.
+
+A *replicate* is one possible run of the size that is predicted.  Four things vary from one to the next:
+
+- **prompts**: drawn with replacement from the calibration's; plain decoding and every policy get the same
+  ones, since they are compared on the same traffic;
+- **sampling luck**, at a temperature above 0: the recorded texts replayed with another seed;
+- **latency**, in blocks: a machine is a little faster or slower for minutes, which averages of thousands
+  of steps do not level out.  One factor per operation and replicate, drawn from the profile's
+  `block_factors`; it too is the same for all settings;
+- **model error**: what the simulator gets wrong of a setting however well it is measured, a lognormal
+  factor whose spread is that of log(simulated / measured) over the calibration's own live settings
+  (`model_error`), drawn for each setting on its own.  Plain decoding, which the others are measured
+  against, has none.
+
+One request at a time, requests do not touch each other: each prompt is simulated once, and a replicate is
+a ratio of sums over the prompts drawn.  What latency factors do is then taken from elasticities
+d log(seconds) / d log(factor), found by simulating with one operation slowed at a time.  In a batch
+requests share rounds, so that every replicate is simulated.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.serving import (
+    chosen_requests,
+    outside_grid,
+    seconds_by_request,
+    share_surfaces,
+    without_prefill,
+)
+from hardware_profiles.costs import GridCost
+from hardware_profiles.profile import Profile
+from policies.operations import IntArray
+from policies.randomness import keyed_generator
+from policies.registry import Settings
+from simulator.run import Scenario, Simulated, baseline_settings, simulate
+from simulator.tokens import TokenModel
+
+FloatArray: TypeAlias = NDArray[np.float64]
+
+LEVEL = 0.8
+REPLICATES = 400
+BATCH_REPLICATES = 40
+LUCKS = 3
+"""Replays of every prompt at a temperature above 0, among which replicates choose (batch 1)."""
+PROBE = 1.05
+"""Slow-down by which elasticities are found."""
+PROBED_PROMPTS = 12
+MANY = 16
+"""Requests of a replicate in a batch, at most, unless two per row are more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Where a value will lie with probability `level`, and its middle (the replicates' median)."""
+
+    low: float
+    middle: float
+    high: float
+    level: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.low:.3g} to {self.high:.3g}"
+
+    def as_dict(self) -> dict[str, float]:
+        """Plain values, ready for JSON."""
+        return {"low": self.low, "middle": self.middle, "high": self.high, "level": self.level}
+
+
+def interval(values: FloatArray, level: float = LEVEL) -> Interval:
+    """The interval that leaves (1 - level) / 2 of the replicates [R] on either side.
+
+    Raises:
+        ValueError: No replicate, or a level outside 0..1.
+    """
+    if len(values) == 0 or not 0.0 < level < 1.0:
+        raise ValueError(f"needs replicates and a level between 0 and 1, got {len(values)} and {level:g}")
+    low, middle, high = np.quantile(values, [(1 - level) / 2, 0.5, (1 + level) / 2])
+    return Interval(float(low), float(middle), float(high), level)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What the replicates draw, the same for every setting.
+
+    Attributes:
+        prompts: [R, n] indices into the token model's requests.
+        lucks: [R] seeds of sampling luck and latency noise.
+        factors: Per operation the [R] latency factors; operations without block factors are left out.
+    """
+
+    prompts: IntArray
+    lucks: IntArray
+    factors: Mapping[str, FloatArray]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+def draw(profile: Profile | None, *, requests: int, size: int, replicates: int, seed: int) -> Draws:
+    """Draw the replicates.
+
+    Args:
+        profile: Whose block factors to draw from; None for constant costs.
+        requests: Requests of the token model.
+        size: Requests of the run that is predicted.
+        replicates: How many.
+        seed: Keys every draw.
+    """
+    prompts = keyed_generator(seed, "bootstrap-prompts").integers(0, requests, (replicates, size))
+    lucks = keyed_generator(seed, "bootstrap-lucks").integers(0, 2**31, replicates)
+    factors = {}
+    for name, known in block_factors(profile).items():
+        chosen = keyed_generator(seed, f"bootstrap-{name}").integers(0, len(known), replicates)
+        factors[name] = known[chosen]
+    return Draws(prompts, lucks, factors)
+
+
+def block_factors(profile: Profile | None) -> dict[str, FloatArray]:
+    """Block factors of the operations that a decode uses and that have any, of mean 1."""
+    found: dict[str, FloatArray] = {}
+    for name, cost in (profile.operations if profile else {}).items():
+        if isinstance(cost, GridCost) and len(cost.block_factors) > 1 and not name.endswith("prefill"):
+            factors = np.array(cost.block_factors, dtype=np.float64)
+            found[name] = factors / factors.mean()
+    return found
+
+
+@dataclass
+class Bootstrap:
+    """Replicates of runs of any setting on the same traffic.
+
+    Args:
+        scenario: Traffic, costs and effects; its batch is replaced.
+        size: Requests of the run that is predicted; by default as many as the token model has.
+        batch: Rows served at once.
+        model_error: Standard deviation of log(simulated / measured speedup).
+        level: Of the intervals.
+        replicates: How many; by default `REPLICATES`, or `BATCH_REPLICATES` in a batch.
+        seed: Keys every draw.
+    """
+
+    scenario: Scenario
+    size: int | None = None
+    batch: int = 1
+    model_error: float = 0.0
+    level: float = LEVEL
+    replicates: int | None = None
+    seed: int = 0
+    extrapolated: set[str] = field(default_factory=set)
+    """Where costs lay outside the measured grid in any of the runs, prefills left out."""
+    _speeds: dict[tuple[Settings, int], FloatArray] = field(default_factory=dict)
+
+    @cached_property
+    def draws(self) -> Draws:
+        """What the replicates draw."""
+        count = self.replicates or (REPLICATES if self.batch == 1 else BATCH_REPLICATES)
+        return draw(
+            self.scenario.profile,
+            requests=len(self.scenario.tokens.requests),
+            size=self.size or len(self.scenario.tokens.requests),
+            replicates=count,
+            seed=self.seed,
+        )
+
+    def speeds(self, settings: Settings, batch: int | None = None) -> FloatArray:
+        """[R] tokens per second in each replicate, model error left out."""
+        width = batch or self.batch
+        if (settings, width) not in self._speeds:
+            found = self._alone(settings) if width == 1 else self._together(settings, width)
+            self._speeds[settings, width] = found
+        return self._speeds[settings, width]
+
+    def believed(self, settings: Settings, batch: int | None = None) -> FloatArray:
+        """[R] tokens per second in each replicate, model error included."""
+        return self.speeds(settings, batch) * self._error_factors(settings)
+
+    def speedups(self, settings: Settings, over: Settings | None = None) -> FloatArray:
+        """[R] speed over that of `over` (plain decoding) on the same prompts and machine."""
+        return self.believed(settings) / self.believed(over or plain(settings))
+
+    def speedup(self, settings: Settings, over: Settings | None = None) -> Interval:
+        """Interval of the speedup over `over` (plain decoding)."""
+        return interval(self.speedups(settings, over), self.level)
+
+    def speedup_of_several(self, settings: Settings, runs: int) -> Interval:
+        """The same of `runs` such runs one after the other, each with prompts and a latency block of its own.
+
+        The model error, which they share, stays whole.
+        """
+        order = keyed_generator(self.seed, "bootstrap-several")
+        chosen = np.array([order.permutation(len(self.draws)) for _ in range(runs)])
+        ratios = [1.0 / (1.0 / self.speeds(s)[chosen]).mean(axis=0) for s in (settings, plain(settings))]
+        return interval(ratios[0] / ratios[1] * self._error_factors(settings), self.level)
+
+    def speed(self, settings: Settings) -> Interval:
+        """Interval of the tokens per second."""
+        return interval(self.believed(settings), self.level)
+
+    def _error_factors(self, settings: Settings) -> FloatArray:
+        if settings.policy == "ar" or self.model_error == 0.0:
+            return np.ones(len(self.draws))
+        key = zlib.crc32(settings.label.encode())
+        normal = keyed_generator(self.seed, "bootstrap-model-error", key).standard_normal(len(self.draws))
+        return np.asarray(np.exp(self.model_error * normal), dtype=np.float64)
+
+    def _alone(self, settings: Settings) -> FloatArray:
+        """One request at a time: ratio of sums over the prompts drawn."""
+        lucks = LUCKS if settings.temperature > 0.0 else 1
+        variants = [replace(settings, seed=settings.seed + k) for k in range(lucks)]
+        runs = [self._per_request(variant, self.scenario.tokens) for variant in variants]
+        tokens, seconds = (np.array([run[i] for run in runs]) for i in (0, 1))
+        # A luck for each prompt drawn, not for the replicate: the runs of two prompts are independent.
+        key = zlib.crc32(settings.label.encode())
+        prompts = self.draws.prompts
+        which = keyed_generator(self.seed, "bootstrap-choice", key).integers(0, lucks, prompts.shape)
+        speeds = tokens[which, prompts].sum(axis=1) / seconds[which, prompts].sum(axis=1)
+        for name, elasticity in self._elasticities(settings).items():
+            speeds = speeds * self.draws.factors[name] ** -elasticity
+        return np.asarray(speeds, dtype=np.float64)
+
+    def _elasticities(self, settings: Settings) -> dict[str, float]:
+        """Per operation, by how many percent the run takes longer if the operation does by one."""
+        if not self.draws.factors:
+            return {}
+        indices = np.linspace(0, len(self.scenario.tokens.requests) - 1, PROBED_PROMPTS)
+        few = chosen_requests(self.scenario.tokens, np.unique(indices.astype(np.int64)))
+        before = self._per_request(settings, few)[1].sum()
+        found = {}
+        for name in self.draws.factors:
+            if name.startswith("draft") and settings.policy == "ar":
+                continue
+            after = self._per_request(settings, few, {name: PROBE})[1].sum()
+            found[name] = float(np.log(after / before) / np.log(PROBE))
+        return found
+
+    def _per_request(
+        self, settings: Settings, tokens: TokenModel, drift: Mapping[str, float] | None = None
+    ) -> tuple[FloatArray, FloatArray]:
+        """([n] tokens, [n] decode seconds) of every request, served one after the other."""
+        scenario = replace(
+            self._instant_prefill, tokens=tokens, batch=1, requests=None, drift=dict(drift or {})
+        )
+        run = self._run(scenario, settings)
+        return seconds_by_request(run)
+
+    def _together(self, settings: Settings, batch: int) -> FloatArray:
+        """In a batch: one simulation per replicate.
+
+        Where the run is long, replicates are of its first `MANY` requests, or two per row, and their
+        deviations from the whole run are scaled down accordingly (an m-out-of-n bootstrap).
+        """
+        prompts = self.draws.prompts
+        size, served = prompts.shape[1], min(prompts.shape[1], max(MANY, 2 * batch))
+        short = served < size
+        drifts = [
+            {} if short else {name: float(values[i]) for name, values in self.draws.factors.items()}
+            for i in range(len(prompts))
+        ]
+        runs = zip(prompts[:, :served], self.draws.lucks.tolist(), drifts, strict=True)
+        speeds = np.array([self._batch_speed(settings, batch, *run) for run in runs])
+        if not short:
+            return speeds
+        every = np.arange(len(self.scenario.tokens.requests))
+        whole = self._batch_speed(settings, batch, every, self.seed, {})
+        off = np.log(speeds) - np.mean(np.log(speeds))
+        speeds = whole * np.exp(off * np.sqrt(served / size))
+        for name, elasticity in self._elasticities_together(settings, batch, whole).items():
+            speeds = speeds * self.draws.factors[name] ** -elasticity
+        return np.asarray(speeds, dtype=np.float64)
+
+    def _elasticities_together(self, settings: Settings, batch: int, speed: float) -> dict[str, float]:
+        every = np.arange(len(self.scenario.tokens.requests))
+        slowed = {
+            name: self._batch_speed(settings, batch, every, self.seed, {name: PROBE})
+            for name in self.draws.factors
+        }
+        return {name: float(np.log(speed / s) / np.log(PROBE)) for name, s in slowed.items()}
+
+    def _batch_speed(
+        self, settings: Settings, batch: int, prompts: IntArray, luck: int, drift: Mapping[str, float]
+    ) -> float:
+        scenario = replace(
+            self.scenario,
+            tokens=chosen_requests(self.scenario.tokens, prompts),
+            batch=min(batch, len(prompts)),
+            requests=None,
+            drift=drift,
+            seed=luck,
+        )
+        lucky = replace(settings, seed=luck) if settings.temperature > 0.0 else settings
+        return self._run(scenario, lucky).summary.tokens_per_second
+
+    def _run(self, scenario: Scenario, settings: Settings) -> Simulated:
+        share_surfaces(self.scenario, scenario)
+        run = simulate(scenario, settings)
+        self.extrapolated.update(outside_grid(run))
+        return run
+
+    @cached_property
+    def _instant_prefill(self) -> Scenario:
+        return without_prefill(self.scenario)
+
+
+def plain(settings: Settings) -> Settings:
+    """Plain decoding at the same sampling setting and seed."""
+    return baseline_settings(settings)[0]

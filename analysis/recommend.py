@@ -1,0 +1,242 @@
+"""Which policy, lookahead, fan-out and backup: searched by simulation, with how sure and why.
+
+The answer is for a number of equal devices that serve a number of requests at any time (`analysis.fleet`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analysis.fleet import Deployment
+from analysis.flips import ACCEPTANCES, BATCHES, Point, over_acceptance, over_batch
+from analysis.intervals import BATCH_REPLICATES, LEVEL, REPLICATES, Bootstrap, Interval, interval
+from analysis.search import Choice, Progress, Search, best_of, refine
+from analysis.serving import FloatArray
+from analysis.sources import Sources
+from policies.registry import SettingError, Settings
+from policies.summary import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a recommendation is asked for.
+
+    Attributes:
+        batch: Requests served at any time, in all.
+        temperature: Of the target.
+        devices: Equal devices at hand.
+        limit: Most tokens per request; None: as recorded.
+        level: Of the intervals.
+        flips: Whether to look at other batches and acceptances.
+        seed: Keys latency noise, luck and resampling.
+
+    Raises:
+        SettingError: A value out of its domain.
+    """
+
+    batch: int = 1
+    temperature: float = 0.0
+    devices: int = 2
+    limit: int | None = None
+    level: float = LEVEL
+    flips: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in (("batch", self.batch), ("max-devices", self.devices)):
+            if value < 1:
+                raise SettingError(f"{name} must be at least 1, got {value}")
+        if self.temperature < 0.0:
+            raise SettingError(f"temperature must be at least 0, got {self.temperature:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A choice with its intervals.
+
+    Attributes:
+        choice: The setting on all devices.
+        speed: Interval of its tokens per second, all groups together.
+        over_ar: Interval of its speed over plain decoding's on the same devices.
+        winner_over: Interval of the winner's speed over its own, on the same prompts (paired).
+    """
+
+    choice: Choice
+    speed: Interval
+    over_ar: Interval
+    winner_over: Interval
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether the winner is faster than it in all but (1 - level) / 2 of the replicates."""
+        return self.winner_over.low > 1.0
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The answer.
+
+    Attributes:
+        sources: What it rests on.
+        wanted: What was asked.
+        winner: The fastest.
+        runner_up: The fastest other setting.
+        best: The best of every policy that can run, by name, `ar` and `sd` always among them.
+        by_batch: The best at other batches.
+        by_acceptance: The best at other acceptances.
+        acceptance: That of the recorded traffic.
+        tried: Settings simulated.
+        refused: Settings that cannot run, and why.
+    """
+
+    sources: Sources
+    wanted: Wanted
+    winner: Ranked
+    runner_up: Ranked
+    best: Mapping[str, Ranked]
+    by_batch: list[Point]
+    by_acceptance: list[Point]
+    acceptance: float
+    tried: int
+    refused: Mapping[Settings, str]
+
+    @property
+    def over_sd(self) -> Interval:
+        """The winner's speed over the best SD's on equal devices."""
+        return self.best["sd"].winner_over
+
+    @property
+    def extrapolated(self) -> list[str]:
+        """Where costs of the winner or of a baseline lay outside the measured grid."""
+        rows = [self.winner, *self.best.values()]
+        return sorted({text for row in rows for text in row.choice.extrapolated})
+
+
+def recommend(sources: Sources, wanted: Wanted, progress: Progress) -> Recommendation:
+    """Search, then say how sure, and when the answer changes.
+
+    Args:
+        sources: Profile and traffic.
+        wanted: What for.
+        progress: (stage, done, total).
+
+    Raises:
+        SettingError: No trace at the temperature, or no policy can run.
+    """
+    scenario = sources.scenario(wanted.temperature, limit=wanted.limit, seed=wanted.seed)
+    search = Search(scenario, wanted.devices, wanted.batch)
+    ranked = refine(search, wanted.temperature, progress)
+    for policy in ("ar", "sd"):
+        if best_of(ranked, policy) is None:
+            reason = next((why for s, why in search.refused.items() if s.policy == policy), "it was refused")
+            raise SettingError(f"{policy} cannot run here: {reason}")
+    finalists = _finalists(ranked)
+    rows = rank(finalists, sources, wanted, progress)
+    best = {row.choice.settings.policy: row for row in reversed(rows)}
+    leading = list(dict.fromkeys(choice.settings for choice in ranked))[:3]
+    return Recommendation(
+        sources=sources,
+        wanted=wanted,
+        winner=rows[0],
+        runner_up=rows[1],
+        best={policy: best[policy] for policy in dict.fromkeys(r.choice.settings.policy for r in rows)},
+        by_batch=over_batch(search, leading, BATCHES, progress) if wanted.flips else [],
+        by_acceptance=(
+            over_acceptance(search, sources, leading, ACCEPTANCES, progress) if wanted.flips else []
+        ),
+        acceptance=float(np.mean(scenario.tokens.run > 0)),
+        tried=search.simulated,
+        refused=search.refused,
+    )
+
+
+def _finalists(ranked: Sequence[Choice]) -> list[Choice]:
+    """The two fastest and the fastest of each policy, fastest first."""
+    kept = list(ranked[:2])
+    kept += [c for c in ranked[2:] if c is best_of(ranked, c.settings.policy)]
+    return kept
+
+
+def rank(choices: Sequence[Choice], sources: Sources, wanted: Wanted, progress: Progress) -> list[Ranked]:
+    """The choices, fastest first, with intervals from replicates on the same prompts and machine."""
+    widest = max(width for choice in choices for width in choice.deployment.widths)
+    boot = sources.bootstrap(
+        wanted.temperature,
+        batch=widest,
+        limit=wanted.limit,
+        level=wanted.level,
+        replicates=REPLICATES if widest == 1 else BATCH_REPLICATES,
+        seed=wanted.seed,
+    )
+    speeds = []
+    for done, choice in enumerate(choices):
+        speeds.append(fleet_speeds(boot, choice.deployment))
+        progress("intervals", done + 1, len(choices))
+    plain = next(s for s, c in zip(speeds, choices, strict=True) if c.settings.policy == "ar")
+    return [
+        Ranked(
+            choice=choice,
+            speed=interval(speed, wanted.level),
+            over_ar=interval(speed / plain, wanted.level),
+            winner_over=interval(speeds[0] / speed, wanted.level),
+        )
+        for choice, speed in zip(choices, speeds, strict=True)
+    ]
+
+
+def fleet_speeds(boot: Bootstrap, deployment: Deployment) -> FloatArray:
+    """[R] tokens per second of all groups of a deployment in each replicate."""
+    total = np.zeros(len(boot.draws))
+    for width, groups in deployment.widths.items():
+        total += groups * boot.believed(deployment.settings, width)
+    return total
+
+
+def time_per_token(summary: Summary) -> dict[str, float]:
+    """Where the milliseconds of a token of one group go: who works while it is made.
+
+    `target_alone`, `both` (at least one draft and the target), `draft_alone`, `nobody` (messages, host).
+    """
+    seconds, tokens = summary.seconds, summary.tokens
+    target = summary.utilization["target"] * seconds
+    drafts = max((u * seconds for name, u in summary.utilization.items() if name != "target"), default=0.0)
+    both = min(summary.overlap_s, target, drafts)
+    parts = {
+        "target_alone": target - both,
+        "both": both,
+        "draft_alone": drafts - both,
+        "nobody": max(0.0, seconds - target - drafts + both),
+    }
+    return {name: 1e3 * value / tokens for name, value in parts.items()}
+
+
+def as_row(row: Ranked) -> dict[str, Any]:
+    """A ranked choice as plain values, ready for JSON."""
+    choice, settings = row.choice, row.choice.settings
+    return {
+        "setting": settings.label,
+        "policy": settings.policy,
+        "lookahead": settings.lookahead,
+        "fanout": None if settings.fanout is None else list(settings.fanout),
+        "fanout_backup": None if settings.fanout_backup is None else list(settings.fanout_backup),
+        "backup": settings.backup,
+        **settings.unusual,
+        "deployment": choice.deployment.words,
+        "tokens_per_second": choice.tokens_per_second,
+        "tokens_per_second_interval": row.speed.as_dict(),
+        "tokens_per_second_per_device": choice.per_device,
+        "tokens_per_second_per_busy_device": choice.per_busy_device,
+        "tokens_per_second_per_request": choice.per_request,
+        "speedup_vs_ar": row.over_ar.as_dict(),
+        "winner_over": row.winner_over.as_dict(),
+        "told_apart_from_winner": row.told_apart,
+        "ms_per_token": time_per_token(choice.summary),
+        "tokens_per_round": choice.summary.tokens_per_round,
+        "acceptance_rate": choice.summary.acceptance_rate,
+        "cache_hit_rate": choice.summary.cache_hit_rate,
+        "extrapolated": list(choice.extrapolated),
+    }

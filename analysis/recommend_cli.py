@@ -1,0 +1,104 @@
+"""The `recommend` command."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+
+from policies.commandline import HELP, Refusal
+
+DEFAULT_PROFILE = "cpu2-x5"
+EXAMPLES = """
+\b
+Examples:
+  recommend                                          one request at a time, two devices
+  recommend --batch 8 --max-devices 4
+  recommend --hw cpu2-x20 --prompt-category code --json
+  recommend --temperature 1 --plot answer.png
+  recommend --max-devices 1                          plain decoding or collocated SD
+"""
+
+
+@click.command(epilog=EXAMPLES, context_settings=HELP)
+@click.option(
+    "--hw", default=DEFAULT_PROFILE, show_default=True, help="Hardware profile: a shipped name or a file."
+)
+@click.option("--trace", help="Recorded trace: a name or a file.  [default: the profile's]")
+@click.option("--batch", default=1, show_default=True, help="Requests served at any time, on all devices.")
+@click.option("--temperature", default=0.0, show_default=True, help="Of the target; needs a trace at it.")
+@click.option("--max-devices", default=2, show_default=True, help="Equal devices at hand.")
+@click.option("--prompt-category", help="Only prompts of this category.  [default: all]")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens per request.")
+@click.option(
+    "--level",
+    default=0.8,
+    show_default=True,
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="Of the intervals.",
+)
+@click.option("--flips/--no-flips", default=True, help="Look at other batches and acceptances, or not.")
+@click.option("--seed", default=0, show_default=True, help="Same seed, same answer.")
+@click.option("--json", "as_json_", is_flag=True, help="Print one JSON object.")
+@click.option("--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture.")
+def main(**options: Any) -> None:
+    """Recommend policy, lookahead, fan-out and backup for a pair, its hardware and its traffic.
+
+    Compares equal devices under equal load: N devices are N replicas of plain decoding or of SD, or groups
+    of a target's and a draft's device.
+    """
+    try:
+        _recommend(options)
+    except KeyboardInterrupt as error:
+        raise click.Abort from error
+    except (ValueError, OSError) as error:
+        raise Refusal(str(error)) from error
+    except ImportError as error:
+        raise Refusal(f"{error}; pip install 'spectwin[plot]'") from error
+
+
+def _recommend(options: dict[str, Any]) -> None:
+    from analysis.recommend import Wanted, recommend
+    from analysis.recommend_report import as_json, print_recommendation
+    from analysis.sources import load_sources
+
+    wanted = Wanted(
+        batch=options["batch"],
+        temperature=options["temperature"],
+        devices=options["max_devices"],
+        limit=options["max_tokens"],
+        level=options["level"],
+        flips=options["flips"],
+        seed=options["seed"],
+    )
+    sources = load_sources(
+        options["hw"],
+        trace=options["trace"],
+        category=options["prompt_category"],
+        temperatures=[wanted.temperature],
+    )
+    with _progress() as progress:
+        found = recommend(sources, wanted, progress)
+    if options["picture"]:
+        from analysis.recommend_picture import plot
+
+        plot(found, options["picture"])
+    if options["as_json_"]:
+        click.echo(as_json(found))
+    else:
+        print_recommendation(found)
+
+
+def _progress() -> Any:
+    """A progress bar on a terminal; nothing in a pipe or a log."""
+    import sys
+
+    from calibrate.display import show_progress
+
+    return show_progress() if sys.stderr.isatty() else nullcontext(lambda stage, done, total: None)
+
+
+if __name__ == "__main__":
+    main()

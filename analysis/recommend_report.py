@@ -1,0 +1,213 @@
+"""What `recommend` prints: JSON for machines, an answer with its reasons for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from analysis.flips import Point, changes
+from analysis.intervals import Interval
+from analysis.paste import engine_lines, simulate_line, validate_line
+from analysis.recommend import Ranked, Recommendation, as_row, time_per_token
+from policies.commandline import wide_console
+
+METHOD = (
+    "tokens/s = emitted tokens / decode seconds (prefill left out), ratio of sums over the recorded prompts, "
+    "all groups of devices together. Intervals: prompts, sampling luck and latency blocks resampled, model "
+    "error from the calibration's live settings."
+)
+THINNED = {
+    True: "the recorded trace thinned: the draft's first choice made wrong (or right) at random positions",
+    False: "coin tosses with the recorded hit curve (a sampled trace cannot be thinned)",
+}
+
+
+def as_dict(found: Recommendation) -> dict[str, Any]:
+    """The documented JSON object."""
+    wanted, sources = found.wanted, found.sources
+    trace = sources.trace(wanted.temperature)
+    return {
+        "profile": sources.profile.name,
+        "trace": {
+            "prompts": trace.meta.prompt_set,
+            "category": sources.category,
+            "requests": len(trace.requests),
+            "acceptance": found.acceptance,
+        },
+        "batch": wanted.batch,
+        "temperature": wanted.temperature,
+        "devices": wanted.devices,
+        "level": wanted.level,
+        "model_error": sources.model_error,
+        "winner": as_row(found.winner),
+        "margin_vs_ar": found.winner.over_ar.as_dict(),
+        "margin_vs_sd": found.over_sd.as_dict(),
+        "runner_up": as_row(found.runner_up),
+        "distinguishable": found.runner_up.told_apart,
+        "best_of_each_policy": [as_row(row) for row in found.best.values()],
+        "why": reasons(found),
+        "flips": {
+            "over_batch": [point.as_dict() for point in found.by_batch],
+            "over_acceptance": [point.as_dict() for point in found.by_acceptance],
+            "acceptance_made_by": THINNED[wanted.temperature == 0.0],
+        },
+        "paste": pasted(found),
+        "extrapolated": found.extrapolated,
+        "settings_tried": found.tried,
+        "settings_refused": {s.label: why for s, why in found.refused.items()},
+        "method": METHOD,
+    }
+
+
+def as_json(found: Recommendation) -> str:
+    """`as_dict` as text."""
+    return json.dumps(as_dict(found), indent=2)
+
+
+def pasted(found: Recommendation) -> dict[str, str]:
+    """Commands by what they are for."""
+    winner, sd = found.winner.choice, found.best["sd"].choice
+    width = max(winner.deployment.widths)
+    lines = {"simulate": simulate_line(winner.settings, found.sources, batch=width)}
+    meta = found.sources.trace(found.wanted.temperature).meta
+    if meta.target_model.startswith("pair:"):
+        line = validate_line(winner.settings, target=meta.target_model, draft=meta.draft_model, batch=width)
+        if line is not None:
+            lines["validate"] = line
+    for engine, line in engine_lines(sd.settings, meta.target_model, meta.draft_model).items():
+        lines[engine if winner.settings.policy == "sd" else f"{engine} (best SD)"] = line
+    return lines
+
+
+def reasons(found: Recommendation) -> list[str]:
+    """Why the winner wins, in sentences with numbers."""
+    ar, sd, winner = found.best["ar"], found.best["sd"], found.winner
+    step = sum(time_per_token(ar.choice.summary).values())
+    said = [f"plain decoding takes {step:.3g} ms per token and group"]
+    if winner.choice.settings.policy != "sd":
+        said.append(_sequential(sd))
+    if winner.choice.settings.policy == "ar":
+        said.append("which costs more than the accepted tokens save")
+    elif winner.choice.settings.policy == "sd":
+        said.append(_sequential(winner))
+        rivals = [row for name, row in found.best.items() if name not in {"ar", "sd"}]
+        if rivals:
+            best = min(rivals, key=lambda row: row.winner_over.middle)
+            said.append(
+                f"a device for the draft is better used by another replica: {best.choice.settings.label} "
+                f"makes {best.choice.per_busy_device:.3g} tokens/s per busy device "
+                f"against {winner.choice.per_busy_device:.3g}"
+            )
+    else:
+        said.append(_parallel(winner))
+    return said
+
+
+def _sequential(row: Ranked) -> str:
+    parts, summary = time_per_token(row.choice.summary), row.choice.summary
+    return (
+        f"{row.choice.settings.label} verifies in {parts['target_alone']:.3g} ms per token "
+        f"({summary.tokens_per_round:.2f} tokens per round), but {parts['draft_alone']:.3g} ms of drafting "
+        "per token come on top, one after the other"
+    )
+
+
+def _parallel(row: Ranked) -> str:
+    parts, summary = time_per_token(row.choice.summary), row.choice.summary
+    hits = (
+        "" if summary.cache_hit_rate is None else f", {summary.cache_hit_rate:.0%} of outcomes prepared for"
+    )
+    return (
+        f"{row.choice.settings.label} drafts {parts['both']:.3g} ms per token while the target verifies and "
+        f"{parts['draft_alone']:.3g} ms while it waits ({summary.tokens_per_round:.2f} tokens/round{hits})"
+    )
+
+
+def print_recommendation(found: Recommendation) -> None:
+    """The answer for people."""
+    console = wide_console()
+    wanted, winner = found.wanted, found.winner
+    level = f"{wanted.level:.0%}"
+    prompts = found.sources.category or "all"
+    console.print(
+        f"[bold]{winner.choice.settings.label}[/bold]: {winner.choice.tokens_per_second:.4g} tokens/s on "
+        f"{wanted.devices} device{'s' * (wanted.devices > 1)} at batch {wanted.batch} "
+        f"({winner.choice.deployment.words}), {prompts} prompts, temperature {wanted.temperature:g}",
+        highlight=False,
+    )
+    console.print(_margin("over plain decoding", winner.over_ar, level), highlight=False)
+    if winner.choice.settings.policy != "sd":
+        sd = found.best["sd"].choice.settings
+        console.print(_margin(f"over the best SD ({sd.label})", found.over_sd, level), highlight=False)
+    console.print(_apart(found), highlight=False)
+    console.print(_table(found))
+    for sentence in reasons(found):
+        console.print(f"why: {sentence}", highlight=False)
+    _print_flips(console, found)
+    for purpose, line in pasted(found).items():
+        console.print(f"[bold]{purpose}[/bold]: {line}", highlight=False, soft_wrap=True)
+    if found.extrapolated:
+        outside = "; ".join(found.extrapolated)
+        console.print(f"[yellow]outside the measured grid, extrapolated: {outside}[/yellow]", highlight=False)
+    console.print(f"[dim]{METHOD} {found.tried} settings tried.[/dim]")
+
+
+def _margin(what: str, margin: Interval, level: str) -> str:
+    return f"{margin.middle:.2f}x {what} ({level} interval {margin.low:.2f} to {margin.high:.2f})"
+
+
+def _apart(found: Recommendation) -> str:
+    rival, over = found.runner_up.choice.settings.label, found.runner_up.winner_over
+    if found.runner_up.told_apart:
+        return f"faster than the runner-up {rival} by {over.low:.2f}x to {over.high:.2f}x"
+    return (
+        f"not distinguishable from the runner-up {rival} ({over.low:.2f}x to {over.high:.2f}x): take "
+        "whichever is simpler"
+    )
+
+
+def _table(found: Recommendation) -> Any:
+    from rich.table import Table
+
+    table = Table(header_style="bold", padding=(0, 0, 0, 1))
+    table.add_column("best of each policy", no_wrap=True)
+    titles = ("groups x\ndevices", "tok/s", "per busy\ndevice", "vs AR")
+    for title in (*titles, "target\nalone", "both", "draft\nalone", "nobody"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in found.best.values():
+        parts = time_per_token(row.choice.summary)
+        table.add_row(
+            row.choice.settings.label,
+            f"{row.choice.deployment.groups} x {row.choice.deployment.group_devices}",
+            f"{row.choice.tokens_per_second:.0f}",
+            f"{row.choice.per_busy_device:.0f}",
+            f"{row.over_ar.middle:.2f} ({row.over_ar.low:.2f}-{row.over_ar.high:.2f})",
+            *(f"{value:.2f}" for value in parts.values()),
+        )
+    table.caption = "last four: ms per token of one group, by who works meanwhile"
+    return table
+
+
+def _print_flips(console: Any, found: Recommendation) -> None:
+    for name, points, unit in (
+        ("batch", found.by_batch, "batch {:g}"),
+        ("acceptance", found.by_acceptance, "acceptance {:.2f}"),
+    ):
+        if points:
+            console.print(f"over the {name}: {describe(points, unit)}", highlight=False)
+    if found.by_acceptance:
+        how = THINNED[found.wanted.temperature == 0.0]
+        console.print(
+            f"[dim]acceptance here is {found.acceptance:.2f}; others are {how}[/dim]", highlight=False
+        )
+
+
+def describe(points: Sequence[Point], unit: str) -> str:
+    """`saguaro up to batch 4 (1.3x AR), sd from batch 8 ...`: one entry per stretch of the same policy."""
+    starts = [points[0], *(later for _, later in changes(points))]
+    parts = []
+    for start in starts:
+        guess = ", extrapolated" if start.extrapolated else ""
+        parts.append(f"{start.best.label} from {unit.format(start.at)} ({start.vs_ar:.2f}x AR{guess})")
+    return "; ".join(parts) + (" (no flip seen)" if len(parts) == 1 else "")

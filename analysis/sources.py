@@ -1,0 +1,145 @@
+"""Where a prediction's numbers come from: a profile, and a calibration trace per sampling temperature."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from analysis.intervals import Bootstrap
+from analysis.modelerror import known_model_error
+from hardware_profiles.profile import Profile, load_profile
+from hardware_profiles.store import find_profile, find_trace, trace_name
+from hardware_profiles.trace import Trace, TraceError, read_trace
+from policies.registry import SettingError
+from simulator.run import Scenario
+from simulator.tokens import replay
+
+
+@dataclass(frozen=True)
+class Sources:
+    """A profile and its calibration traces.
+
+    Attributes:
+        profile: Costs.
+        traces: By temperature.
+        model_error: Standard deviation of log(simulated / measured speedup).
+        category: The only category of prompts that is kept; None for all.
+        hw: How the user called the profile.
+        files: Trace files by temperature, where `simulate` would not find them by the profile's name.
+    """
+
+    profile: Profile
+    traces: Mapping[float, Trace]
+    model_error: float
+    category: str | None = None
+    hw: str = ""
+    files: Mapping[float, str] = field(default_factory=dict)
+
+    def trace(self, temperature: float) -> Trace:
+        """The trace recorded at a temperature.
+
+        Raises:
+            SettingError: There is none: acceptance at one temperature says nothing of another.
+        """
+        if temperature not in self.traces:
+            known = ", ".join(f"{t:g}" for t in sorted(self.traces))
+            raise SettingError(
+                f"no trace at temperature {temperature:g} beside profile {self.profile.name!r} (there is: "
+                f"{known}); record one with `calibrate --temperature {temperature:g}` (and name it: --trace)"
+            )
+        return self.traces[temperature]
+
+    def scenario(
+        self, temperature: float, *, batch: int = 1, limit: int | None = None, seed: int = 0
+    ) -> Scenario:
+        """The recorded traffic at a temperature on the profile's hardware."""
+        tokens = replay(self.trace(temperature), limit=limit, seed=seed)
+        return Scenario(tokens=tokens, profile=self.profile, batch=batch, seed=seed)
+
+    def bootstrap(
+        self,
+        temperature: float,
+        *,
+        batch: int = 1,
+        size: int | None = None,
+        limit: int | None = None,
+        level: float = 0.8,
+        replicates: int | None = None,
+        seed: int = 0,
+    ) -> Bootstrap:
+        """Replicates of runs on this traffic (see `analysis.intervals`)."""
+        return Bootstrap(
+            scenario=self.scenario(temperature, batch=batch, limit=limit, seed=seed),
+            size=size,
+            batch=batch,
+            model_error=self.model_error,
+            level=level,
+            replicates=replicates,
+            seed=seed,
+        )
+
+
+def temperature_of(trace: Trace) -> float:
+    """Temperature that a trace was recorded at."""
+    return float(str(trace.meta.sampling.get("temperature", 0.0)))
+
+
+def load_sources(
+    hw: str,
+    *,
+    trace: str | None = None,
+    category: str | None = None,
+    temperatures: Iterable[float] = (),
+) -> Sources:
+    """Profile and traces by name.
+
+    Args:
+        hw: Name or file of the profile.
+        trace: Name or file of its greedy trace, or of one recorded at any temperature; by default the
+            profile's name.
+        category: Keep the prompts of this category only.
+        temperatures: Look for traces at these too, e.g. `<trace>-t0.7`; temperature 1 is always looked for.
+
+    Raises:
+        ProfileError: No such profile, or a bad one.
+        TraceError: No such trace, or a bad one.
+        SettingError: No prompt of that category.
+    """
+    profile = load_profile(find_profile(hw))
+    first = trace or _beside(hw, profile.name)
+    found = {first: read_trace(find_trace(first))}
+    stem = first.removesuffix(".parquet")
+    for temperature in dict.fromkeys([1.0, *temperatures]):
+        name = trace_name(stem, temperature)
+        name = f"{name}.parquet" if Path(name).name != name else name
+        with contextlib.suppress(TraceError):  # whoever asks for that temperature is told what to do
+            found.setdefault(name, read_trace(find_trace(name)))
+    traces = {temperature_of(t): t for t in reversed(found.values())}
+    plain = first == profile.name  # then `simulate` finds them alone
+    files = {} if plain else {temperature_of(t): name for name, t in reversed(found.items())}
+    sources = Sources(profile, traces, known_model_error(profile, traces), hw=hw, files=files)
+    return sources if category is None else only(sources, category)
+
+
+def _beside(hw: str, name: str) -> str:
+    """The trace of a profile: by name, or the file beside the profile's file."""
+    beside = Path(hw).with_suffix(".parquet")
+    return str(beside) if Path(hw).name != hw and beside.is_file() else name
+
+
+def only(sources: Sources, category: str) -> Sources:
+    """The sources with the prompts of one category.
+
+    Raises:
+        SettingError: There is none; the message lists the categories.
+    """
+    kept = {}
+    for temperature, trace in sources.traces.items():
+        ids = [r.id for r in trace.requests if r.category == category]
+        if not ids:
+            known = ", ".join(dict.fromkeys(r.category for r in trace.requests))
+            raise SettingError(f"no prompt of category {category!r} in the trace; categories: {known}")
+        kept[temperature] = trace.slice(ids)
+    return replace(sources, traces=kept, category=category)

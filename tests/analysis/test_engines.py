@@ -1,0 +1,75 @@
+"""Comparison of engines, on engines of paper."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from analysis import engines
+from analysis.engines import BASE, Comparison, Job, compare, measure, pinned_name
+from calibrate.live.generation import Generated
+from policies.operations import Request
+
+REQUESTS = [Request(i, 1, 4, (i,)) for i in range(3)]
+
+
+def test_every_engine_serves_every_request_in_turn_after_a_warm_up() -> None:
+    log: list[tuple[str, int]] = []
+
+    def engine(name: str) -> engines.Engine:
+        def run(request: Request) -> Generated:
+            log.append((name, request.id))
+            return Generated((request.id,), 1.0)
+
+        return run
+
+    seen: list[tuple[int, int]] = []
+    runs = measure(
+        {name: engine(name) for name in "abc"},
+        REQUESTS,
+        repeats=2,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert log[:3] == [("a", 0), ("b", 0), ("c", 0)]
+    turns = [log[i : i + 3] for i in range(3, len(log), 3)]
+    assert [{request for _, request in turn} for turn in turns] == [{0}, {1}, {2}] * 2
+    assert all({name for name, _ in turn} == set("abc") for turn in turns)
+    assert len({tuple(name for name, _ in turn) for turn in turns}) > 1
+    assert [[run.tokens for run in row] for row in runs["b"]] == [[(0,), (1,), (2,)]] * 2
+    assert seen[-1] == (18, 18)
+
+
+def test_speeds_are_ratios_of_sums_per_repetition() -> None:
+    pinned = pinned_name(4)
+    same, other, short = (1, 2, 3, 4), (1, 2, 9, 4), (1, 2, 3)
+    runs = {
+        BASE: [[Generated(same, 1.0), Generated(same, 3.0)], [Generated(same, 2.0), Generated(same, 2.0)]],
+        pinned: [[Generated(same, 1.0), Generated(same, 1.0)], [Generated(same, 0.5), Generated(same, 0.5)]],
+        "ours": [
+            [Generated(same, 1.0), Generated(other, 1.0)],
+            [Generated(short, 1.0), Generated(same, 6.0)],
+        ],
+    }
+    base, assisted, ours = compare(runs, pinned)
+    assert base == Comparison(BASE, 2.0, (1.0, 1.0, 1.0), (0.375, 0.25, 0.5), 4, 4, None)
+    assert assisted.vs_plain == (3.0, 2.0, 4.0)
+    assert ours == Comparison("ours", 2.5, (1.25, 0.5, 2.0), (0.5625, 0.125, 1.0), 2, 4, 2)
+
+
+def test_the_command_prints_json_and_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[Job] = []
+
+    def run_job(job: Job, texts: list[str], progress: object) -> list[Comparison]:
+        jobs.append(job)
+        assert len(texts) == 2
+        return [Comparison(BASE, 2.0, (1.0, 1.0, 1.0), (0.375, 0.25, 0.5), 4, 4, None)]
+
+    monkeypatch.setattr(engines, "run_job", run_job)
+    options = ["--target", "pair:target", "--count", "2", "--mode", "eager"]
+    printed = CliRunner().invoke(engines.main, [*options, "--json"], catch_exceptions=False).stdout
+    found = json.loads(printed)
+    assert found["engines"][0]["vs_pinned"] == [0.375, 0.25, 0.5]
+    assert (found["target"], found["modes"], jobs[0].lookahead) == ("pair:target", ["eager"], 4)
+    assert BASE in CliRunner().invoke(engines.main, options, catch_exceptions=False).stdout

@@ -1,0 +1,159 @@
+"""Equal devices, candidates and the search, where the answer is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny_profiles import profile, trace
+
+from analysis.candidates import exact_shape, grid, neighbours
+from analysis.fleet import deploy
+from analysis.flips import changes, thinned
+from analysis.recommend import Wanted, recommend, time_per_token
+from analysis.search import Search, leaders
+from analysis.sources import Sources
+from policies.registry import SettingError, configure
+from simulator.run import Scenario
+from simulator.tokens import replay
+
+AR, SD, SSD = configure("ar"), configure("sd"), configure("saguaro", fanout=(2,))
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices", "batch", "words", "widths"),
+    [
+        (AR, 2, 1, "2 replicas of 1 device", {1: 1}),
+        (SD, 2, 5, "2 replicas of 1 device", {3: 1, 2: 1}),
+        (SSD, 2, 5, "1 group of 2 devices", {5: 1}),
+        (SSD, 5, 8, "2 groups of 2 devices", {4: 2}),
+        (configure("saguaro", draft_devices=2), 3, 4, "1 group of 3 devices", {4: 1}),
+    ],
+)
+def test_requests_are_spread_over_groups(settings, devices, batch, words, widths) -> None:  # type: ignore[no-untyped-def]
+    found = deploy(settings, profile(), devices=devices, batch=batch)
+    assert found is not None
+    assert (found.words, dict(found.widths)) == (words, widths)
+
+
+def test_one_device_has_no_room_for_a_second_model_unless_the_profile_shares_it() -> None:
+    assert deploy(SSD, profile(), devices=1, batch=1) is None
+    shared = deploy(SSD, profile(placement="shared"), devices=1, batch=1)
+    assert shared is not None and shared.group_devices == 1
+
+
+def test_speed_on_all_devices_by_hand() -> None:
+    # Two replicas of AR with a row each: 1 token/s each; with one request one of them idles.
+    scenario = Scenario(tokens=replay(trace([[0] * 8] * 4)), profile=profile())
+    two = Search(scenario, devices=2, batch=2).try_out(AR)
+    one = Search(scenario, devices=2, batch=1).try_out(AR)
+    assert two is not None and one is not None
+    assert (two.tokens_per_second, two.per_device, two.per_request) == pytest.approx((2.0, 1.0, 1.0))
+    assert (one.tokens_per_second, one.per_device, one.per_busy_device) == pytest.approx((1.0, 0.5, 1.0))
+
+
+def test_what_cannot_run_is_refused_with_its_reason() -> None:
+    scenario = Scenario(tokens=replay(trace([[0] * 8] * 4, listed=4)), profile=profile())
+    search = Search(scenario, devices=2, batch=1)
+    wide = configure("saguaro", lookahead=2, fanout=(9,))
+    assert search.best([wide, AR])[0].settings == AR
+    assert "fan-out 9 is more than this trace can decide" in search.refused[wide]
+
+
+def test_shapes_follow_the_recorded_outcomes() -> None:
+    # All is rejected at the first token, which is the draft's third choice: 2 guesses on position 0 hit.
+    tokens = replay(trace([[2] * 30] * 4))
+    assert exact_shape(tokens, 2, 6) == (2, 0, 0)
+    near = neighbours(configure("saguaro", lookahead=2, fanout=(2,)), tokens)
+    assert {s.lookahead for s in near} == {1, 2, 3}
+    assert {"primary", "plain", "random", "ngram"} <= {s.backup for s in near}
+    assert len(grid(tokens, 0.0, lookaheads=(1, 2), fanouts=(1,), guesses=())) == 1 + 2 + 2 + 4
+
+
+def hard(length: int = 24) -> list[list[int]]:
+    return [[5] * length] * 8
+
+
+def easy(length: int = 24) -> list[list[int]]:
+    return [[0] * length] * 8
+
+
+def test_a_draft_that_is_never_right_means_plain_decoding() -> None:
+    sources = Sources(profile(), {0.0: trace(hard())}, model_error=0.01)
+    found = recommend(sources, Wanted(flips=False), quiet)
+    assert found.winner.choice.settings.policy == "ar"
+    assert found.over_sd.low > 1.0
+
+
+def test_a_draft_that_is_always_right_means_ssd_for_one_request_and_sd_replicas_for_many() -> None:
+    sources = Sources(profile(), {0.0: trace(easy())}, model_error=0.0)
+    one = recommend(sources, Wanted(batch=1, flips=False), quiet)
+    # Drafting is hidden: a round of K + 1 tokens takes a target step (plus the draft's excess).
+    assert one.winner.choice.settings.policy in {"saguaro", "pearl"}
+    assert one.over_sd.low > 1.2
+    # Where costs grow with the batch, two replicas with half of the rows each are twice as fast.
+    loaded = Sources(profile(linear=True), {0.0: trace(easy())}, model_error=0.0)
+    many = recommend(loaded, Wanted(batch=8, flips=False), quiet)
+    assert many.winner.choice.settings.policy == "sd"
+    assert set(many.best) >= {"ar", "sd", "saguaro"}
+
+
+def test_one_device_allows_plain_decoding_and_sd_only() -> None:
+    sources = Sources(profile(), {0.0: trace(easy())}, model_error=0.0)
+    found = recommend(sources, Wanted(devices=1, flips=False), quiet)
+    assert set(found.best) == {"ar", "sd"} and found.winner.choice.settings.policy == "sd"
+
+
+def test_winner_and_runner_up_that_do_not_differ_are_not_told_apart() -> None:
+    sources = Sources(profile(draft_s=1e-6), {0.0: trace(hard())}, model_error=0.02)
+    found = recommend(sources, Wanted(devices=1, flips=False), quiet)
+    assert not found.runner_up.told_apart
+    clear = recommend(Sources(profile(), {0.0: trace(hard())}, 0.0), Wanted(devices=1, flips=False), quiet)
+    assert clear.runner_up.told_apart
+
+
+def test_flips_are_seen() -> None:
+    sources = Sources(profile(linear=True), {0.0: trace(easy())}, model_error=0.0)
+    found = recommend(sources, Wanted(batch=1), quiet)
+    assert [point.at for point in found.by_batch] == [1, 2, 4, 8, 16]
+    policies = [point.best.policy for point in found.by_batch]
+    assert policies[0] in {"saguaro", "pearl"} and policies[-1] == "sd"
+    assert changes(found.by_batch)
+    assert found.by_acceptance[0].vs_ar < found.by_acceptance[-1].vs_ar
+
+
+def test_thinning_meets_the_acceptance_and_keeps_the_ranking_consistent() -> None:
+    ranks = np.random.default_rng(0).choice([0, 1, 3], p=[0.6, 0.2, 0.2], size=(10, 200)).tolist()
+    recorded = trace(ranks)
+    for wanted in (0.3, 0.9):
+        found = thinned(recorded, wanted)
+        rank = found.column("draft_rank")
+        assert np.mean(rank == 0) == pytest.approx(wanted, abs=0.03)
+        listed = found.column("draft_top_ids")
+        assert (listed[np.arange(len(rank)), rank] == found.token).all()
+        assert all(len(set(row)) == len(row) for row in listed.tolist())
+
+
+def test_time_per_token_adds_up() -> None:
+    scenario = Scenario(tokens=replay(trace([[0, 0, 1, 0] * 6] * 4)), profile=profile())
+    for settings in (AR, SD, SSD, configure("pearl", lookahead=2)):
+        choice = Search(scenario, devices=2, batch=1).try_out(settings)
+        assert choice is not None
+        parts = time_per_token(choice.summary)
+        assert sum(parts.values()) == pytest.approx(1e3 / choice.summary.tokens_per_second)
+        assert min(parts.values()) >= 0.0
+
+
+def test_leaders_keep_the_best_of_each_policy() -> None:
+    scenario = Scenario(tokens=replay(trace(easy())), profile=profile())
+    ranked = Search(scenario, 2, 1).best([AR, SD, SSD, configure("saguaro", fanout=(1,))])
+    assert {c.settings.policy for c in leaders(ranked, 1)} == {"ar", "sd", "saguaro"}
+
+
+@pytest.mark.parametrize("fields", [{"batch": 0}, {"devices": 0}, {"temperature": -1.0}])
+def test_bad_wishes_are_refused(fields: dict[str, float]) -> None:
+    with pytest.raises(SettingError, match="must be at least"):
+        Wanted(**fields)  # type: ignore[arg-type]

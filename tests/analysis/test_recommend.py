@@ -1,0 +1,126 @@
+"""The `recommend` command: keys, tables, settings to paste, errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tiny_profiles import profile, trace
+
+from analysis.paste import engine_lines, simulate_line, validate_line
+from analysis.recommend_cli import main
+from analysis.sources import Sources
+from hardware_profiles.profile import save_profile
+from hardware_profiles.trace import write_trace
+from policies.registry import configure
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A profile whose draft is right three times out of four, and its trace."""
+    folder = tmp_path_factory.mktemp("tiny")
+    save_profile(profile(linear=True, model_error=0.02), folder / "tiny.json")
+    ranks = [[0, 0, 0, 1] * 6] * 8
+    write_trace(trace(ranks, categories=["code", "prose"] * 4), folder / "tiny.parquet")
+    return folder
+
+
+def call(folder: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["--hw", str(folder / "tiny.json"), *arguments])
+
+
+def test_json_has_the_documented_keys(folder: Path) -> None:
+    result = call(folder, "--json", "--prompt-category", "code")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert {
+        "winner", "margin_vs_ar", "margin_vs_sd", "runner_up", "distinguishable", "best_of_each_policy",
+        "why", "flips", "paste", "extrapolated", "devices", "batch", "temperature", "level", "model_error",
+    } <= set(found)  # fmt: skip
+    assert found["trace"] == {"prompts": "made up", "category": "code", "requests": 4, "acceptance": 0.75}
+    winner = found["winner"]
+    assert set(winner["speedup_vs_ar"]) == {"low", "middle", "high", "level"}
+    assert set(winner["ms_per_token"]) == {"target_alone", "both", "draft_alone", "nobody"}
+    assert found["margin_vs_ar"]["low"] > 1.0
+    assert {row["policy"] for row in found["best_of_each_policy"]} == {"ar", "sd", "pearl", "saguaro"}
+    assert [p["at"] for p in found["flips"]["over_batch"]] == [1, 2, 4, 8, 16]
+    assert len(found["flips"]["over_acceptance"]) == 5
+
+
+def test_the_same_question_gets_the_same_answer(folder: Path) -> None:
+    first, again = (call(folder, "--json", "--no-flips", "--seed", "3").stdout for _ in range(2))
+    assert first == again
+
+
+def test_the_answer_for_people_and_its_picture(folder: Path, tmp_path: Path) -> None:
+    result = call(folder, "--plot", str(tmp_path / "answer.png"))
+    assert result.exit_code == 0, result.output
+    for expected in ("over plain decoding", "over the best SD", "why:", "over the batch", "vllm", "sglang"):
+        assert expected in result.stdout
+    assert (tmp_path / "answer.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_settings_to_paste() -> None:
+    sources = Sources(profile(), {0.0: trace([[0]])}, 0.0, hw="my.json", files={0.0: "my.parquet"})
+    ssd = configure("saguaro", lookahead=3, fanout=(4, 2, 1, 1), backup="plain", stall=None)
+    assert simulate_line(ssd, sources, batch=4) == (
+        "simulate --hw my.json --trace my.parquet --policy saguaro --lookahead 3 --fanout 4,2,1,1 "
+        "--backup plain --batch 4"
+    )
+    assert validate_line(ssd, target="t", draft="d") is None  # `validate` has uniform fan-outs only
+    sd = configure("sd", lookahead=5, temperature=1.0)
+    line = validate_line(sd, target="pair:x5", draft="pair:draft")
+    assert line is not None and "--lookahead 5 --temperature 1 --batch 1" in line
+    lines = engine_lines(sd, "big", "small")
+    config = json.loads(lines["vllm"].split("--speculative-config ")[1].strip("'"))
+    assert config == {
+        "method": "draft_model", "model": "small", "num_speculative_tokens": 5,
+        "draft_sample_method": "probabilistic",
+    }  # fmt: skip
+    assert "--speculative-num-steps 5 --speculative-eagle-topk 1" in lines["sglang"]
+    assert "--speculative-num-draft-tokens 6" in lines["sglang"]
+    assert engine_lines(configure("ar"), "big", "small") == {}
+
+
+def test_pasted_simulate_line_runs(folder: Path) -> None:
+    from simulator.cli import main as simulate
+
+    found = json.loads(call(folder, "--json", "--no-flips").stdout)
+    words = found["paste"]["simulate"].split()
+    result = CliRunner().invoke(simulate, [*words[1:], "--json"])
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt-category", "poems"], "categories: code, prose"),
+        (["--temperature", "1"], "no trace at temperature 1"),
+        (["--batch", "0"], "batch must be at least 1"),
+        (["--max-devices", "0"], "max-devices must be at least 1"),
+        (["--trace", "nowhere.parquet"], "nowhere.parquet"),
+        (["--max-tokens", "9999"], "9999"),
+    ],
+)
+def test_bad_input_is_refused(folder: Path, arguments: list[str], message: str) -> None:
+    result = call(folder, *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr and "Traceback" not in result.stderr
+
+
+def test_an_unknown_profile_is_refused() -> None:
+    result = CliRunner().invoke(main, ["--hw", "abacus"])
+    assert result.exit_code == 2 and "no profile 'abacus'" in result.stderr
+
+
+def test_recommend_runs_without_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import analysis.recommend_cli, analysis.recommend, analysis.recommend_report, calibrate.display\n"
+        "assert 'transformers' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
