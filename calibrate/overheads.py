@@ -3,11 +3,13 @@
 A probe repeats one warm forward; in a round a worker wakes up with cold caches, builds masks and answers,
 reads messages, and the policy thinks in between.  Per operation the live work is taken to be
 
-    extra_s + scale * (what the grids say) + wake * (idling before) + row_s * (rows - 1)
+    extra_s + scale * (what the grids say) + wake * (idling before)
+            + row_s * (rows - 1) + token_s * (tokens fed)
 
-in three steps, each on the residuals of the one before: greedy runs of one row give `extra_s`, `scale` and
-`wake`; greedy batches give `row_s`, which could not be told from `scale` otherwise, since a batch's grids
-grow with its rows too; sampled runs give `extra_s` and `row_s` of their own and keep the rest.
+Of the target greedy runs of one row give `extra_s`, `scale` and `wake`, and the residuals of greedy batches
+`row_s`, which could not be told from `scale` otherwise, since a batch's grids grow with its rows too.  A
+draft chooses a token in every branch of every row: its greedy runs of all batches give `token_s` instead.
+Sampled runs have a constant and a time per token on top.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ LEVER = 1.2
 """A slope is fitted if the longest expected operation is this many times the shortest."""
 FEW = 50
 """Fewer samples than this cannot tell what idling costs."""
+ON_TARGET: tuple[HostOperation, ...] = ("decode", "verify", "settle")
 TINY = 1e-9
 MOST_WAKE = 0.5
-MOST_SCALE = 1.5
+MOST_SCALE = 3.0
 """A slope beyond this, or below its inverse, is noise: only the constant is fitted then."""
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 0.9, 2.0
 """In-situ factors are cut to these."""
@@ -55,6 +58,11 @@ class Sample:
     alone: bool
     seen: Observation
     expected_s: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that went through its forwards, padding included."""
+        return sum(step.rows * step.width for step in self.seen.steps)
 
 
 Samples: TypeAlias = dict[HostOperation, list[Sample]]
@@ -153,34 +161,45 @@ def _expected(seen: Observation, surfaces: Tables, factors: Slowdowns) -> float:
 def fit_operation(name: HostOperation, samples: Sequence[Sample]) -> OperationHost:
     """Host time and work of one operation from greedy runs; see the module's first lines."""
     alone = [s for s in samples if s.alone]
-    chosen = alone if name in {"decode", "verify"} and alone else list(samples)
+    on_target = name in ON_TARGET
+    chosen = alone if on_target and alone else list(samples)
     single = [s for s in chosen if s.seen.rows == 1] or chosen
-    kept = _trimmed(single)
-    work, expected, idle = np.array([(s.seen.work_s, s.expected_s, s.seen.idle_s) for s in kept]).T
+    # A draft chooses a token in every branch: rows of a batch tell what that costs.
+    kept = _trimmed(single if on_target else chosen)
+    work, expected, idle, tokens = np.array(
+        [(s.seen.work_s, s.expected_s, s.seen.idle_s, s.tokens) for s in kept]
+    ).T
     cap = float(np.quantile(idle, 0.95))
     idle = np.minimum(idle, cap)
     # A regressor that hardly varies explains nothing: its coefficient stays at its neutral value.
     free_scale = np.quantile(expected, 0.9) > LEVER * np.quantile(expected, 0.1)
     free_wake = cap > 2.0 * float(np.quantile(idle, 0.1)) and len(kept) > FEW
-    low = [-np.inf, 1 / MOST_SCALE if free_scale else 1.0 - TINY, 0.0]
-    high = [np.inf, MOST_SCALE if free_scale else 1.0 + TINY, MOST_WAKE if free_wake else TINY]
-    design = np.column_stack([np.ones(len(kept)), expected, idle])
-    extra, scale, wake = (float(v) for v in lsq_linear(design, work, bounds=(low, high)).x)
+    free_token = not on_target and tokens.max() > 2.0 * tokens.min()
+    low = [-np.inf, 1 / MOST_SCALE if free_scale else 1.0 - TINY, 0.0, 0.0]
+    high = [
+        np.inf,
+        MOST_SCALE if free_scale else 1.0 + TINY,
+        MOST_WAKE if free_wake else TINY,
+        np.inf if free_token else TINY,
+    ]
+    design = np.column_stack([np.ones(len(kept)), expected, idle, tokens])
+    extra, scale, wake, token = _solve(design, work, work, low, high)
     entry = OperationHost(
         submit_s=trimmed_mean([s.seen.lead_s for s in single]),
         report_s=trimmed_mean([s.seen.report_s for s in single]),
         extra_s=extra,
+        token_s=token if free_token else 0.0,
         scale=scale,
         wake=wake,
         idle_cap_s=cap,
     )
-    return entry.model_copy(update={"row_s": _row_seconds(entry, chosen)})
+    return entry.model_copy(update={"row_s": _row_seconds(entry, chosen)}) if on_target else entry
 
 
 def fit_sampled(
     name: HostOperation, samples: Sequence[Sample], greedy: OperationHost | None
 ) -> OperationHost:
-    """Host time of one operation in sampled runs: constants of its own, slopes of the greedy ones.
+    """Host time of one operation in sampled runs: a constant and a time per token on top of the greedy fit.
 
     What no greedy run does (`settle`) has no slope to take over and is fitted like a greedy operation, or
     without one where it has no forward.
@@ -188,23 +207,45 @@ def fit_sampled(
     if greedy is None and any(s.seen.steps for s in samples):
         return fit_operation(name, samples)
     alone = [s for s in samples if s.alone]
-    chosen = alone if name in {"decode", "verify"} and alone else list(samples)
+    chosen = alone if name in ON_TARGET and alone else list(samples)
     single = [s for s in chosen if s.seen.rows == 1] or chosen
-    slopes = (greedy or OperationHost()).model_copy(update={"extra_s": 0.0, "row_s": 0.0})
+    slopes = (greedy or OperationHost()).model_copy(update={"extra_s": 0.0})
+    kept = _trimmed(chosen)
+    left = np.array([s.seen.work_s - predicted(slopes, s) for s in kept])
+    tokens = np.array([s.tokens for s in kept], dtype=np.float64)
+    free = tokens.max() > 2.0 * tokens.min()
+    design = np.column_stack([np.ones(len(kept)), tokens])
+    work = np.array([s.seen.work_s for s in kept])
+    extra, token = _solve(design, left, work, [-np.inf, 0.0], [np.inf, np.inf if free else TINY])
     entry = slopes.model_copy(
         update={
             "submit_s": trimmed_mean([s.seen.lead_s for s in single]),
             "report_s": trimmed_mean([s.seen.report_s for s in single]),
-            "extra_s": trimmed_mean([s.seen.work_s - predicted(slopes, s) for s in _trimmed(single)]),
+            "extra_s": extra,
+            "token_s": slopes.token_s + (token if free else 0.0),
         }
     )
-    return entry.model_copy(update={"row_s": _row_seconds(entry, chosen)})
+    # A settling feeds nothing: what it costs more in a batch goes by rows.
+    return entry if tokens.any() else entry.model_copy(update={"row_s": _row_seconds(entry, chosen)})
+
+
+def _solve(
+    design: FloatArray, values: FloatArray, work: FloatArray, low: Sequence[float], high: Sequence[float]
+) -> list[float]:
+    """Bounded least squares of deviations relative to `work`, else the longest operations would decide."""
+    weighted = design / np.maximum(work, TINY)[:, None]
+    size = np.linalg.norm(weighted, axis=0)
+    size[size == 0.0] = 1.0
+    bounds = (np.array(low) * size, np.array(high) * size)
+    solved = lsq_linear(weighted / size, values / np.maximum(work, TINY), bounds=bounds).x / size
+    return [float(v) for v in solved]
 
 
 def predicted(host: OperationHost, sample: Sample) -> float:
     """Work of an operation by its fit, s."""
     rows, idle = sample.seen.rows - 1, min(sample.seen.idle_s, host.idle_cap_s)
-    return host.extra_s + host.row_s * rows + host.wake * idle + host.scale * sample.expected_s
+    fed = host.token_s * sample.tokens
+    return host.extra_s + host.row_s * rows + host.wake * idle + host.scale * sample.expected_s + fed
 
 
 def _row_seconds(host: OperationHost, samples: Sequence[Sample]) -> float:

@@ -41,9 +41,11 @@ would extrapolate from them (the naive baseline of `validate`)."""
 FEWER_ANCHORS: tuple[Knobs, ...] = (
     {"policy": "ar"},
     {"policy": "sd", "lookahead": 3},
+    {"policy": "sd", "lookahead": 6},
     {"policy": "pearl", "lookahead": 3},
     {"policy": "saguaro", "lookahead": 3, "fanout": (2,), "backup": "primary"},
     {"policy": "saguaro", "lookahead": 3, "fanout": (2,), "backup": "plain"},
+    {"policy": "saguaro", "lookahead": 6, "fanout": (2,), "backup": "primary"},
 )
 """The same in batches, and at a temperature above 0."""
 

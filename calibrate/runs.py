@@ -101,6 +101,7 @@ def run_live(
     seed = settings.seed + (repeat if fresh_luck and settings.temperature > 0.0 else 0)
     rows = Rows(requests, min(batch, len(requests)), keep_tokens=True)
     world.clear_records()
+    world.environment.catch_up()  # else the idle time before the run would count as its first wait
     started = world.now
     world.run(start(world, rows, replace(settings, seed=seed)))
     spans = [Span(s.device, s.name, s.start_s - started, s.end_s - started, s.details) for s in world.spans()]

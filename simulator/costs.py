@@ -285,6 +285,26 @@ class TextbookCosts:
                 return [("draft", self.draft_s)] * operation.lookahead
 
 
+def tokens_fed(operation: Operation) -> int:
+    """Tokens that go through the forwards of an operation, padding of shorter rows included."""
+    match operation:
+        case Verify():
+            slots = operation.view.slots
+            return len(slots) * (1 + int(operation.speculation.lengths[slots].max()))
+        case Draft():
+            widest = int(operation.unseen[operation.view.slots].max())
+            return len(operation.view.slots) * (widest + operation.lookahead - 1)
+        case Continue():
+            return len(operation.view.slots) * operation.lookahead
+        case Prespeculate():
+            slots = operation.view.slots
+            glue = 1 + int(operation.speculation.lengths[slots].max())
+            widest = int(branches_per_row(operation).max())
+            return len(slots) * (glue + operation.lookahead * widest)
+        case Settle() | Prefill():
+            return 0
+
+
 def branches_per_row(operation: Prespeculate) -> IntArray:
     """[n] outcomes that one draft device prepares for in each row: its share, rounded up.
 

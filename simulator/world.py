@@ -27,7 +27,7 @@ from policies.operations import (
 )
 from policies.protocols import Steps
 from policies.records import Span
-from simulator.costs import Costs
+from simulator.costs import Costs, tokens_fed
 from simulator.devices import Machine, SimulatedDevice, Slowdowns
 from simulator.tokens import TokenModel
 
@@ -83,6 +83,8 @@ class Answers:
         host = self._host_of(operation)
         rows = len(operation.view.slots)
         extra = host.extra_s + host.row_s * (rows - 1) + host.wake * min(idle_s, host.idle_cap_s)
+        if host.token_s:
+            extra += host.token_s * tokens_fed(operation)
         factor = host.scale
         if extra < 0.0 and steps:  # taken off all steps alike, but never more than four fifths
             total = host.scale * sum(seconds for _, seconds in steps)

@@ -72,6 +72,11 @@ class LiveEnvironment(simpy.Environment):
         """Seconds since the environment began, by the clock: `now` or a little later."""
         return self._clock() - self.origin
 
+    def catch_up(self) -> None:
+        """Let `now` be the present, if nothing is under way; between runs it stands still."""
+        if not self._queue and not self._arrivals:
+            self._now = max(float(self._now), self.elapsed())
+
     def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
         """As simpy, which accepts a negative delay and lets time run backwards; here it is refused."""
         if not delay >= 0:

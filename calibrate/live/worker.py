@@ -166,6 +166,8 @@ def _load(plan: WorkerPlan) -> tuple[Executor, Ready]:
     model = load_model(spec.model, spec.precision, local=is_local_model(spec.model))
     end_tokens = model_end_tokens(model) if plan.end_token_ids is None else plan.end_token_ids
     runner = ModelRunner(model, slots=spec.slots, capacity=spec.capacity, mode=spec.mode)
+    # The first forward of a kind would otherwise stall a run for as long as compiling takes.
+    runner.warm([(rows, count) for rows in ((1,) if spec.slots == 1 else (1, 2)) for count in (1, 2)])
     ready = Ready(
         vocabulary=int(runner.config.get_text_config().vocab_size),
         end_token_ids=end_tokens,

@@ -142,3 +142,16 @@ def test_errors_survive_that_simpy_rebuilds_them() -> None:
     assert (caught.value.device, caught.value.operation) == ("draft", "verify")
     died = WorkerDied("draft", 3, "words")
     assert str(type(died)(*died.args)) == str(died)
+
+
+def test_catching_up_skips_the_idle_time_between_runs() -> None:
+    moments = [10.0]
+    environment = LiveEnvironment(clock=lambda: moments[0], wait=lambda handles, timeout: [])
+    moments[0] = 13.5
+    assert environment.now == 0.0
+    environment.catch_up()
+    assert environment.now == 3.5
+    environment.schedule(environment.event())  # something is under way: its time must not be jumped over
+    moments[0] = 20.0
+    environment.catch_up()
+    assert environment.now == 3.5
