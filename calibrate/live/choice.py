@@ -1,8 +1,7 @@
 """Choosing tokens at random: laws, draws by inverse distribution function, acceptance, residuals.
 
 Pure functions of tensors and of uniforms; who keys the uniforms and where laws are kept is not their
-business.  Laws are float64: a residual is a difference of nearly equal numbers, and the laws' cost is
-nothing beside the model's.
+business.  The target's laws are float64: a residual is a difference of nearly equal numbers.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ BONUS = "bonus-token"
 
 FIRST_LOOK = 256
 """Most likely tokens among which top-p is looked for first."""
+GROUP = 64
+"""Tokens whose weights are summed up first when one is drawn."""
 
 
 def law(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -35,6 +36,23 @@ def law(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.greedy:
         return one_hot(logits.argmax(dim=-1), logits.shape[-1])
     return cut_top_p(torch.softmax(logits.double() / sampling.temperature, dim=-1), sampling.top_p)
+
+
+def drafted_weights(logits: Tensor, sampling: Sampling, top: int = 0) -> Tensor:
+    """[n, V] float32 weights, not normalised, that a draft draws its next tokens by.
+
+    What is kept is what is drawn from, to the last bit, so that single precision is part of the law and as
+    lossless as any other; it halves the memory that every branch of every step goes through.
+
+    Args:
+        logits: [n, V].
+        sampling: Temperature, top-p and Saguaro's C.
+        top: F_k of Saguaro sampling, 0 for none.
+    """
+    if sampling.top_p < 1.0 or (top and sampling.scale != 1.0):
+        return rescale(law(logits, sampling), logits, top, sampling.scale).float()
+    shifted = logits.float() - logits.amax(dim=-1, keepdim=True).float()
+    return shifted.div_(sampling.temperature).exp_()
 
 
 def cut_top_p(laws: Tensor, top_p: float) -> Tensor:
@@ -74,6 +92,27 @@ def rescale(laws: Tensor, logits: Tensor, top: int, scale: float) -> Tensor:
     return torch.where(total > 0.0, scaled / total, laws)
 
 
+def top_tokens(logits: Tensor, count: int) -> list[list[int]]:
+    """[n][count] the most likely tokens after each position, best first; lower ids first among equals.
+
+    Args:
+        logits: [n, V].
+        count: How many, cut to V.
+    """
+    size = logits.shape[-1]
+    count = min(count, size)
+    with torch.inference_mode():
+        values, ids = logits.topk(min(count + 1, size), dim=-1)
+        # torch.topk breaks ties arbitrarily; only a strictly falling prefix, including the first value
+        # left out, is sure to be in order.  Else fall back to a stable sort of the whole row.
+        if bool((values[:, 1:] < values[:, :-1]).all()):
+            top: list[list[int]] = ids[:, :count].tolist()
+            return top
+        order = torch.sort(logits, dim=-1, descending=True, stable=True).indices
+        ranked: list[list[int]] = order[:, :count].tolist()
+        return ranked
+
+
 def best_mask(logits: Tensor, top: int) -> Tensor:
     """[n, V] whether each token is among the `top` best, the lower id first among equals.
 
@@ -95,17 +134,28 @@ def _best(scores: Tensor, last: Tensor, count: Tensor | int) -> Tensor:
 def draw(weights: Tensor, uniforms: FloatArray) -> Tensor:
     """[n] tokens of the laws proportional to `weights`, by inverse distribution function.
 
-    A token of weight 0 is never drawn.
+    A token of weight 0 is never drawn.  Sums are float64; first over groups of tokens, then within the one
+    that was hit, since a running sum over a whole vocabulary costs more than all else here.
 
     Args:
         weights: [n, V], non-negative; need not sum to 1.
         uniforms: [n] in [0, 1).
     """
-    heights = weights.double().cumsum(dim=-1)
+    count, size = weights.shape
+    width = GROUP if size % GROUP == 0 else size
+    groups = weights.view(count, size // width, width)
+    masses = groups.sum(dim=-1, dtype=torch.float64)
+    heights = masses.cumsum(dim=-1)
     levels = torch.as_tensor(uniforms, device=weights.device)[:, None] * heights[:, -1:]
-    # The first token whose height exceeds the level, strictly: a token of weight 0 adds no height.
-    found = torch.searchsorted(heights, levels, right=True)[:, 0]
-    return found.clamp_(max=weights.shape[-1] - 1)
+    # The first group, then token, whose height exceeds the level, strictly: weight 0 adds no height.
+    hit = torch.searchsorted(heights, levels, right=True).clamp_(max=masses.shape[1] - 1)
+    rest = levels - (heights - masses).gather(1, hit)
+    inside = groups[torch.arange(count, device=weights.device), hit[:, 0]].double()
+    found = torch.searchsorted(inside.cumsum(dim=-1), rest, right=True)
+    # Both sums round differently: a level just below a group's end may lie above its last token's height.
+    last = width - 1 - (inside > 0.0).flip(-1).to(torch.uint8).argmax(dim=-1, keepdim=True)
+    tokens: Tensor = (hit * width + torch.minimum(found, last))[:, 0]
+    return tokens
 
 
 def accepted_run(p: FloatArray, sigma: FloatArray, uniforms: FloatArray, lengths: IntArray) -> IntArray:

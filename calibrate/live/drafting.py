@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from calibrate.live.arena import Block, LawWriter
-from calibrate.live.choice import DRAFTED, draw, law, rescale
+from calibrate.live.choice import DRAFTED, drafted_weights, draw
 from calibrate.live.errors import AuditError
 from policies.operations import NO_LAW
 from policies.randomness import keyed_uniforms
@@ -56,17 +57,13 @@ class Pen:
         step, self.steps = self.steps, self.steps + 1
         if not self.sampling.draft_sampled:
             return logits.argmax(dim=-1)
-        laws = law(logits, self.sampling)
-        if self.shape is not None:
-            laws = rescale(laws, logits, self.shape[step], self.sampling.scale)
-        # What is kept is what is drawn from, to the last bit: single precision is part of the law.
-        weights = laws.float()
+        weights = drafted_weights(logits, self.sampling, 0 if self.shape is None else self.shape[step])
         positions = self.positions + step
         tokens = draw(weights, keyed_uniforms(self.sampling.seed, DRAFTED, self.requests, positions))
         if self._block is None:
             assert self._writer is not None, "checked at the start"
             self._block = self._writer.reserve(len(self.requests), self.depth, logits.shape[-1])
-        totals = weights.double().sum(dim=-1)
+        totals = weights.sum(dim=-1, dtype=torch.float64)
         self._block.write(
             step,
             weights.cpu().numpy(),

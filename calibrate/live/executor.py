@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from calibrate.live.arena import LawReader, LawWriter
-from calibrate.live.choice import law
+from calibrate.live.choice import law, top_tokens
 from calibrate.live.drafting import Pen
 from calibrate.live.errors import AuditError
 from calibrate.live.messages import (
@@ -38,7 +38,8 @@ from calibrate.live.messages import (
     VerifyRows,
 )
 from calibrate.live.outcomes import agreement, cut, judge, prepared_outcomes
-from calibrate.live.runner import ModelRunner, Tree, top_tokens
+from calibrate.live.runner import ModelRunner
+from calibrate.live.tree import Tree
 from calibrate.live.verification import Proposals, judge_chains
 
 

@@ -26,13 +26,13 @@ class Plan:
     """Where the next forward writes, and how much it reads.
 
     Attributes:
-        rows: Slots of the R rows: a range, which is read without a copy, or [R] indices.
+        rows: Range of the R rows; it is read without a copy.
         start: Column of the first new token where all rows share it, else of the shortest row.
         length: L, columns that attention reads, the new ones among them.
         columns: [R, n] column of each new token; None where row r's begin at `start`, one after another.
     """
 
-    rows: slice | Tensor
+    rows: slice
     start: int
     length: int
     columns: Tensor | None = None
@@ -58,7 +58,7 @@ class SlotLayer(CacheLayerMixin):
         """Write [R, heads, n, width] keys and values; return those that the rows may look at.
 
         Returns:
-            [R, heads, L, width] each: views, unless the rows' slots are not a range.
+            [R, heads, L, width] views.
         """
         plan = self.plan
         return (_store(self.keys, key_states, plan), _store(self.values, value_states, plan))
@@ -77,15 +77,13 @@ class SlotLayer(CacheLayerMixin):
 
 
 def _store(buffer: Tensor, states: Tensor, plan: Plan) -> Tensor:
-    rows = plan.rows
+    rows = buffer[plan.rows]
     if plan.columns is None:
-        buffer[rows, :, plan.start : plan.start + states.shape[2]] = states
+        rows[:, :, plan.start : plan.start + states.shape[2]] = states
     else:
-        # A range of slots becomes indices relative to its view.
-        view = (buffer[rows] if isinstance(rows, slice) else buffer).transpose(1, 2)
-        index = torch.arange(states.shape[0], device=states.device) if isinstance(rows, slice) else rows
-        view[index[:, None], plan.columns] = states.transpose(1, 2)
-    return buffer[:, :, : plan.length][rows]
+        own = torch.arange(states.shape[0], device=states.device)[:, None]
+        rows.transpose(1, 2)[own, plan.columns] = states.transpose(1, 2)
+    return rows[:, :, : plan.length]
 
 
 class SlotCache(Cache):
@@ -120,19 +118,17 @@ class SlotCache(Cache):
         found: Buffers = self.layers[layer_idx].update(key_states, value_states)
         return found
 
-    def buffers(self, rows: slice | Tensor, length: int) -> list[Buffers]:
-        """Keys and values of some rows: views if `rows` is a range, else copies of `length` columns."""
-        pairs = [(layer.keys, layer.values) for layer in self.layers]
-        if isinstance(rows, slice):
-            return [(keys[rows], values[rows]) for keys, values in pairs]
-        return [(keys[:, :, :length][rows], values[:, :, :length][rows]) for keys, values in pairs]
+    def buffers(self, rows: slice) -> list[Buffers]:
+        """Views of the keys and values of some rows."""
+        return [(layer.keys[rows], layer.values[rows]) for layer in self.layers]
 
-    def put_back(self, rows: Tensor, columns: Tensor, copies: Sequence[Buffers]) -> None:
-        """Write the columns [R, n] of copies made by `buffers` to where they come from."""
-        own = torch.arange(len(rows), device=rows.device)[:, None]
-        for layer, (keys, values) in zip(self.layers, copies, strict=True):
-            layer.keys.transpose(1, 2)[rows[:, None], columns] = keys.transpose(1, 2)[own, columns]
-            layer.values.transpose(1, 2)[rows[:, None], columns] = values.transpose(1, 2)[own, columns]
+    def swap(self, one: int, other: int, columns: tuple[int, int]) -> None:
+        """Exchange what two rows hold, in their first so many columns each."""
+        with torch.inference_mode():
+            for buffer in (part for layer in self.layers for part in (layer.keys, layer.values)):
+                mine = buffer[one, :, : columns[0]].clone()
+                buffer[one, :, : columns[1]] = buffer[other, :, : columns[1]]
+                buffer[other, :, : columns[0]] = mine
 
     def grown(self, slots: int, capacity: int) -> SlotCache:
         """A cache of at least this size that holds the same; itself if it is large enough."""
@@ -144,12 +140,12 @@ class SlotCache(Cache):
                 [(_copy(layer.keys, *size), _copy(layer.values, *size)) for layer in self.layers]
             )
 
-    def fill_random(self, rows: Tensor, context: int) -> None:
-        """Random keys and values in the first `context` columns of the slots `rows`, for probes."""
+    def fill_random(self, rows: Sequence[int], context: int) -> None:
+        """Random keys and values in the first `context` columns of some rows, for probes."""
         with torch.inference_mode():
             for buffer in (part for layer in self.layers for part in (layer.keys, layer.values)):
                 shape = (len(rows), buffer.shape[1], context, buffer.shape[3])
-                buffer[rows, :, :context] = torch.randn(shape, dtype=buffer.dtype, device=buffer.device)
+                buffer[list(rows), :, :context] = torch.randn(shape, dtype=buffer.dtype, device=buffer.device)
 
 
 def _copy(buffer: Tensor, slots: int, capacity: int) -> Tensor:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -19,36 +18,12 @@ from calibrate.live.capture import Capture, Feed, Kind
 from calibrate.live.errors import AuditError, ModelError
 from calibrate.live.kvcache import Plan, allocate
 from calibrate.live.placement import Mode
+from calibrate.live.seats import Seating, Seats
+from calibrate.live.tree import Tree
 
-
-@dataclass
-class Tree:
-    """Branches that grow from the trunks of R rows, one token each per step.
-
-    Attributes:
-        slots: [R] slots that hold the trunks.
-        trunks: [R] tokens of each trunk.
-        counts: [R] branches of each row; the rest up to N is padding.
-        column: T, where the branches' tokens are kept: after the longest trunk, in every row.
-        positions: [R, N] position ids of the next tokens.
-        mask: [R, 1, N, T + depth * N] additive; 0 where a branch may look.
-        steps: Steps taken so far.
-        closed: No more steps.
-    """
-
-    slots: tuple[int, ...]
-    trunks: tuple[int, ...]
-    counts: tuple[int, ...]
-    column: int
-    positions: Tensor
-    mask: Tensor
-    steps: int = 0
-    closed: bool = False
-
-    @property
-    def branches(self) -> int:
-        """N, most branches of a row."""
-        return int(self.positions.shape[1])
+SHORT = 8
+"""Chains up to this long get all their logits, also where the last ones alone are asked for: the model's head
+is cheap beside what a graph saves, and graphs know no other way."""
 
 
 class ModelRunner:
@@ -62,7 +37,7 @@ class ModelRunner:
         slots: Slots to allocate.
         capacity: Tokens per slot to allocate, trees included.
         mode: `eager` calls the model as transformers does; `compiled` runs graphs of it, except where
-            only the last logits are asked for (prefill).  See `warm`.
+            only the last logits of a long chain are asked for (prefill).  See `warm`.
 
     Attributes:
         fed: Tokens that went through the model so far, summed over rows, without padding; the measure of
@@ -87,6 +62,7 @@ class ModelRunner:
         self._held: dict[int, list[int]] = {}
         self._most: int | None = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         self._cache = allocate(self.model, slots, max(capacity, 2))
+        self._seats = Seats()
         self._capture = Capture(self.model) if mode == "compiled" else None
 
     @property
@@ -115,7 +91,7 @@ class ModelRunner:
             return 0.0
         start = time.perf_counter()
         for rows, count in shapes:
-            self._capture.prepare(Kind(rows == 1, count == 1), self._cache.buffers(slice(0, 1), 1))
+            self._capture.prepare(Kind(rows == 1, count == 1), self._cache.buffers(slice(0, 1)))
         return time.perf_counter() - start
 
     def reset(self, slot: int) -> None:
@@ -163,21 +139,26 @@ class ModelRunner:
         """
         if len(slots) != len(tokens) or not all(tokens):
             raise AuditError(f"{len(slots)} slots need as many chains, none empty: {tokens}")
-        starts = self._lengths(slots)
-        counts = [len(chain) for chain in tokens]
+        self._check_slots(slots)
+        seating = self._seat(slots)
+        chains = seating.seated(tokens)
+        starts = self._lengths(seating.seated(slots))
+        counts = [len(chain) for chain in chains]
         self._check_positions(max(map(sum, zip(starts, counts, strict=True))))
         width = max(counts)
         self._grow(0, max(starts) + width)
-        plan, positions, mask = self._chain(slots, starts, counts)
-        ids = self._tensor([[*chain, *[0] * (width - len(chain))] for chain in tokens])
-        if last_only:
+        plan, positions, mask = self._chain(seating.rows, starts, counts)
+        ids = self._tensor([[*chain, *[0] * (width - len(chain))] for chain in chains])
+        if last_only and width > SHORT:
             logits = self._last(ids, positions, mask, plan, counts)
+        elif last_only:
+            logits = _ends(self._call(ids, positions, mask, plan), counts)
         else:
             logits = self._call(ids, positions, mask, plan)
         for slot, chain in zip(slots, tokens, strict=True):
             self._held[slot].extend(chain)
         self.fed += sum(counts)
-        return logits
+        return seating.back(logits)
 
     def open_tree(self, slots: Sequence[int], forks: Sequence[Sequence[int]], depth: int) -> Tree:
         """Prepare branches over the trunks that slots hold.
@@ -188,6 +169,7 @@ class ModelRunner:
                 none.  A row may have no branch; not all of them.
             depth: Most steps the tree will take.
         """
+        self._check_slots(slots)
         trunks = self._lengths(slots)
         width = max((len(row) for row in forks), default=0)
         if len(slots) != len(forks) or not width or depth < 1:
@@ -199,9 +181,11 @@ class ModelRunner:
         # All rows keep their branches in the same columns, so that one slice of one mask serves each step.
         column = max(trunks)
         self._grow(0, column + depth * width)
-        at = self._tensor([[*row, *[-1] * (width - len(row))] for row in forks])
+        seating = self._seat(slots)
+        at = self._tensor([[*row, *[-1] * (width - len(row))] for row in seating.seated(forks)])
         counts = tuple(len(row) for row in forks)
-        return Tree(tuple(slots), tuple(trunks), counts, column, at + 1, self._tree_mask(at, column, depth))
+        mask = self._tree_mask(at, column, depth)
+        return Tree(tuple(slots), tuple(trunks), counts, column, seating, at + 1, mask)
 
     def tree_forward(self, tree: Tree, tokens: Tensor) -> Tensor:
         """Feed the next token of every branch in one forward.
@@ -218,11 +202,12 @@ class ModelRunner:
             raise AuditError(f"the tree was opened for {tree.steps} steps")
         start = tree.column + tree.steps * tree.branches
         length = start + tree.branches
-        plan = Plan(self._rows(tree.slots), start, length)
-        logits = self._call(tokens, tree.positions + tree.steps, tree.mask[..., :length], plan)
+        plan = Plan(tree.seating.rows, start, length)
+        ids = tree.seating.put(tokens)
+        logits = self._call(ids, tree.positions + tree.steps, tree.mask[..., :length], plan)
         tree.steps += 1
         self.fed += sum(tree.counts)
-        return logits
+        return tree.seating.back(logits)
 
     def close_tree(self, tree: Tree) -> None:
         """Forget the branches; the trunks stay."""
@@ -235,17 +220,16 @@ class ModelRunner:
         for slot in slots:
             self.reset(slot)
             self._held[slot] = [0] * context
-        self._cache.fill_random(self._tensor(slots), context)
+        self._cache.fill_random([self._seats.row(slot) for slot in slots], context)
 
     def _chain(
-        self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]
+        self, rows: slice, starts: Sequence[int], counts: Sequence[int]
     ) -> tuple[Plan, Tensor, Tensor | None]:
         """Plan, [R, n] positions and mask of chains of `counts` tokens at `starts`."""
         width, length = max(counts), max(starts) + max(counts)
         offsets = torch.arange(width, device=self.device)
-        rows = self._rows(slots)
         if min(starts) == max(starts):
-            positions = (offsets + starts[0])[None].expand(len(slots), -1)
+            positions = (offsets + starts[0])[None].expand(len(starts), -1)
             # A single token sees all there is; with an empty cache the model's own causal mask will do.
             # Both keep the kernels that plain decoding uses.
             mask = None if width == 1 or starts[0] == 0 else self._causal(positions[:1], length)
@@ -291,8 +275,7 @@ class ModelRunner:
         if len(ends) == 1:
             return self._call(ids, positions, mask, plan, keep=1)
         logits = self._call(ids, positions, mask, plan, keep=self._tensor(ends))
-        index = self._tensor([ends.index(count - 1) for count in counts])
-        return logits[torch.arange(len(counts), device=self.device), index][:, None]
+        return _ends(logits, [1 + ends.index(count - 1) for count in counts])
 
     def _call(
         self, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan, keep: int | Tensor = 0
@@ -325,21 +308,29 @@ class ModelRunner:
             mask = self._causal(columns, length)
         full = mask.expand(rows, -1, -1, -1).contiguous()
         feed = Feed(ids, positions.contiguous(), columns.contiguous(), full)
-        buffers = self._cache.buffers(plan.rows, length)
-        logits = capture.call(feed, buffers)
-        if isinstance(plan.rows, Tensor):
-            self._cache.put_back(plan.rows, feed.columns, buffers)
-        return logits
+        return capture.call(feed, self._cache.buffers(plan.rows))
 
-    def _rows(self, slots: Sequence[int]) -> slice | Tensor:
-        """A range where the slots are one, which needs no copy of what they hold."""
-        if all(b == a + 1 for a, b in pairwise(slots)):
-            return slice(slots[0], slots[-1] + 1)
-        return self._tensor(slots)
+    def _seat(self, slots: Sequence[int]) -> Seating:
+        """Make the rows of some slots lie side by side."""
+        for one, other in self._seats.moves(slots):
+            held = [len(self._held.get(self._seats.slot(row), ())) for row in (one, other)]
+            self._cache.swap(one, other, (held[0], held[1]))
+            self._seats.swap(one, other)
+        return self._seating(slots)
 
-    def _lengths(self, slots: Sequence[int]) -> list[int]:
+    def _seating(self, slots: Sequence[int]) -> Seating:
+        """Where slots lie whose rows are side by side."""
+        rows = [self._seats.row(slot) for slot in slots]
+        order = tuple(np.argsort(rows).tolist())
+        start = min(rows)
+        return Seating(slice(start, start + len(rows)), None if order == tuple(range(len(rows))) else order)
+
+    @staticmethod
+    def _check_slots(slots: Sequence[int]) -> None:
         if not slots or len(set(slots)) != len(slots):
             raise AuditError(f"a forward needs different slots, got {list(slots)}")
+
+    def _lengths(self, slots: Sequence[int]) -> list[int]:
         return [len(self.held(slot)) for slot in slots]
 
     def _check_positions(self, length: int) -> None:
@@ -362,33 +353,16 @@ class ModelRunner:
         trunks = self._lengths(tree.slots)
         if tree.closed or tuple(trunks) != tree.trunks:
             raise AuditError(f"a tree over trunks of {tree.trunks} tokens, closed or not these: {trunks}")
+        if self._seats.moves(tree.slots) or self._seating(tree.slots) != tree.seating:
+            raise AuditError("the rows of a tree were moved before it was done")
 
     def _tensor(self, values: Sequence[Any]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)
 
 
-def best_tokens(logits: Tensor) -> list[int]:
-    """[n] the most likely token after each position; the lowest id among equals."""
-    best: list[int] = logits.argmax(dim=-1).tolist()
-    return best
-
-
-def top_tokens(logits: Tensor, count: int) -> list[list[int]]:
-    """[n][count] the most likely tokens after each position, best first; lower ids first among equals.
-
-    Args:
-        logits: [n, V].
-        count: How many, cut to V.
-    """
-    size = logits.shape[-1]
-    count = min(count, size)
-    with torch.inference_mode():
-        values, ids = logits.topk(min(count + 1, size), dim=-1)
-        # torch.topk breaks ties arbitrarily; only a strictly falling prefix, including the first value
-        # left out, is sure to be in order.  Else fall back to a stable sort of the whole row.
-        if bool((values[:, 1:] < values[:, :-1]).all()):
-            top: list[list[int]] = ids[:, :count].tolist()
-            return top
-        order = torch.sort(logits, dim=-1, descending=True, stable=True).indices
-        ranked: list[list[int]] = order[:, :count].tolist()
-        return ranked
+def _ends(logits: Tensor, counts: Sequence[int]) -> Tensor:
+    """[R, 1, V] the logits [R, n, V] at the end of each row's `counts` [R] tokens."""
+    if min(counts) == logits.shape[1]:
+        return logits[:, -1:]
+    ends = torch.tensor(counts, dtype=torch.long, device=logits.device) - 1
+    return logits[torch.arange(len(counts), device=logits.device), ends][:, None]

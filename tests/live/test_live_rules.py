@@ -11,6 +11,7 @@ import torch
 from live_support import LIMIT, InlineWorld, new_rows, serve, texts_of
 from transformers import PreTrainedModel
 
+from calibrate.live.choice import top_tokens
 from calibrate.live.codec import LiveCache, encode
 from calibrate.live.errors import AuditError, ModelError, PlacementError
 from calibrate.live.executor import Executor
@@ -18,7 +19,7 @@ from calibrate.live.messages import Drafted, DraftRows, PrefillRows, Probe, Prob
 from calibrate.live.outcomes import agreement, cut, judge, prepared_outcomes
 from calibrate.live.placement import available_cores, is_local_model, parse_placement
 from calibrate.live.plain import plain_decode, plain_decode_many
-from calibrate.live.runner import ModelRunner, best_tokens, top_tokens
+from calibrate.live.runner import ModelRunner
 from policies.operations import Draft, Speculation, Verdict, Verify
 from policies.registry import Settings, configure
 
@@ -80,7 +81,7 @@ def test_ties_rank_by_token_id() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [5.0, 4.0, 3.0, 2.0, 1.0]])
     assert top_tokens(logits, 2) == [[1, 2], [0, 1]]
     assert top_tokens(logits, 9) == [[1, 2, 4, 3, 0], [0, 1, 2, 3, 4]]
-    assert best_tokens(logits) == [row[0] for row in top_tokens(logits, 1)]
+    assert logits.argmax(dim=-1).tolist() == [row[0] for row in top_tokens(logits, 1)]
     many = torch.randint(0, 4, (20, 50), generator=torch.Generator().manual_seed(0)).float()
     for row, ranked in zip(many.tolist(), top_tokens(many, 7), strict=True):
         assert ranked == sorted(range(50), key=lambda token, row=row: (-row[token], token))[:7]

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from calibrate.live import capture
+from calibrate.live import runner as runner_module
 from calibrate.live.errors import AuditError, ModelError
 from calibrate.live.runner import ModelRunner
 
@@ -126,6 +127,13 @@ def test_rows_of_one_length_need_no_ragged_writes(model: PreTrainedModel, slots:
     check_chains(runner, slots, [(slot,) for slot in slots])
 
 
+@pytest.fixture(params=[0, 8], ids=["long", "short"])
+def short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains count as long, of which only the last logits are computed, or as short."""
+    monkeypatch.setattr(runner_module, "SHORT", request.param)
+
+
+@pytest.mark.usefixtures("short")
 def test_a_batch_is_prefilled_at_once(model: PreTrainedModel) -> None:
     for last_only in (False, True):
         runner = ModelRunner(model, slots=4, capacity=16)
@@ -138,6 +146,7 @@ def test_a_batch_is_prefilled_at_once(model: PreTrainedModel) -> None:
         check_chains(runner, [0, 1, 2, 3], CHAINS)
 
 
+@pytest.mark.usefixtures("short")
 def test_the_last_logits_of_ragged_rows_are_each_rows_own(model: PreTrainedModel) -> None:
     runner, other = filled(model), filled(model)
     full, last = runner.forward([3, 1], CHAINS[1:3]), other.forward([3, 1], CHAINS[1:3], last_only=True)

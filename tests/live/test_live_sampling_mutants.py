@@ -44,8 +44,7 @@ class SplitPen(Pen):
     def choose(self, logits: Tensor) -> Tensor:
         drawn, kept = type(self).drawn(self, logits), type(self).kept(self, logits)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(drafting, "law", lambda *_: kept)
-            patch.setattr(drafting, "rescale", lambda laws, *_: laws)
+            patch.setattr(drafting, "drafted_weights", lambda *_: kept)
             patch.setattr(drafting, "draw", lambda _, uniforms: choice.draw(drawn, uniforms))
             return super().choose(logits)
 
