@@ -109,8 +109,8 @@ def _host_lines(host: Host) -> list[str]:
     return [
         f"host, {name}{kind}: {entry.submit_s * 1e6:.0f} us to start, {entry.report_s * 1e6:.0f} us to "
         f"report, work {entry.scale:.3f} of the grids' {entry.extra_s * 1e6:+.0f} us "
-        f"{entry.row_s * 1e6:+.0f} us per further row {entry.token_s * 1e6:+.0f} us per token, "
-        f"{entry.wake:.3f} of idling"
+        f"{entry.row_s * 1e6:+.0f} us per further row {entry.step_s * 1e6:+.0f} us per step "
+        f"{entry.token_s * 1e6:+.0f} us per token, {entry.wake:.3f} of idling"
         for kind, entries in (("", host.operations), (" (sampled)", host.sampled))
         for name, entry in entries.items()
     ]

@@ -4,12 +4,12 @@ A probe repeats one warm forward; in a round a worker wakes up with cold caches,
 reads messages, and the policy thinks in between.  Per operation the live work is taken to be
 
     extra_s + scale * (what the grids say) + wake * (idling before)
-            + row_s * (rows - 1) + token_s * (tokens fed)
+            + row_s * (rows - 1) + step_s * (forwards) + token_s * (tokens fed)
 
 Of the target greedy runs of one row give `extra_s`, `scale` and `wake`, and the residuals of greedy batches
 `row_s`, which could not be told from `scale` otherwise, since a batch's grids grow with its rows too.  A
 draft chooses a token in every branch of every row: its greedy runs of all batches give `token_s` instead.
-Sampled runs have a constant and a time per token on top.
+Sampled runs have a constant, a time per forward and one per token on top.
 """
 
 from __future__ import annotations
@@ -199,7 +199,8 @@ def fit_operation(name: HostOperation, samples: Sequence[Sample]) -> OperationHo
 def fit_sampled(
     name: HostOperation, samples: Sequence[Sample], greedy: OperationHost | None
 ) -> OperationHost:
-    """Host time of one operation in sampled runs: a constant and a time per token on top of the greedy fit.
+    """Host time of one operation in sampled runs: a constant, and times per forward and per token on top of
+    the greedy fit.
 
     What no greedy run does (`settle`) has no slope to take over and is fitted like a greedy operation, or
     without one where it has no forward.
@@ -212,16 +213,18 @@ def fit_sampled(
     slopes = (greedy or OperationHost()).model_copy(update={"extra_s": 0.0})
     kept = _trimmed(chosen)
     left = np.array([s.seen.work_s - predicted(slopes, s) for s in kept])
-    tokens = np.array([s.tokens for s in kept], dtype=np.float64)
-    free = tokens.max() > 2.0 * tokens.min()
-    design = np.column_stack([np.ones(len(kept)), tokens])
+    steps, tokens = np.array([(len(s.seen.steps), s.tokens) for s in kept], dtype=np.float64).T
+    free_step, free = (values.max() > least * values.min() for values, least in ((steps, 1.0), (tokens, 2.0)))
+    design = np.column_stack([np.ones(len(kept)), steps, tokens])
     work = np.array([s.seen.work_s for s in kept])
-    extra, token = _solve(design, left, work, [-np.inf, 0.0], [np.inf, np.inf if free else TINY])
+    low, high = [-np.inf, 0.0, 0.0], [np.inf, np.inf if free_step else TINY, np.inf if free else TINY]
+    extra, step, token = _solve(design, left, work, low, high)
     entry = slopes.model_copy(
         update={
             "submit_s": trimmed_mean([s.seen.lead_s for s in single]),
             "report_s": trimmed_mean([s.seen.report_s for s in single]),
             "extra_s": extra,
+            "step_s": step if free_step else 0.0,
             "token_s": slopes.token_s + (token if free else 0.0),
         }
     )
@@ -244,7 +247,7 @@ def _solve(
 def predicted(host: OperationHost, sample: Sample) -> float:
     """Work of an operation by its fit, s."""
     rows, idle = sample.seen.rows - 1, min(sample.seen.idle_s, host.idle_cap_s)
-    fed = host.token_s * sample.tokens
+    fed = host.step_s * len(sample.seen.steps) + host.token_s * sample.tokens
     return host.extra_s + host.row_s * rows + host.wake * idle + host.scale * sample.expected_s + fed
 
 

@@ -95,6 +95,8 @@ class OperationHost(Frozen):
         report_s: From the end of the work to the controller's learning of it.
         extra_s: Work beyond its forwards; negative where the fit says so.
         row_s: Further work for each row of the batch after the first.
+        step_s: Further work for each of its forwards: where tokens are sampled, drawing has a price per
+            step besides that per token.
         token_s: Further work for each token that goes through its forwards, padding included: choosing a
             token in each branch, and drawing it where tokens are sampled.
         scale: Seconds of its forwards in real rounds per second that the grids say.
@@ -106,6 +108,7 @@ class OperationHost(Frozen):
     report_s: NonNegativeFloat = 0.0
     extra_s: float = 0.0
     row_s: float = 0.0
+    step_s: NonNegativeFloat = 0.0
     token_s: NonNegativeFloat = 0.0
     scale: PositiveFloat = 1.0
     wake: NonNegativeFloat = 0.0

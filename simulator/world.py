@@ -83,6 +83,7 @@ class Answers:
         host = self._host_of(operation)
         rows = len(operation.view.slots)
         extra = host.extra_s + host.row_s * (rows - 1) + host.wake * min(idle_s, host.idle_cap_s)
+        extra += host.step_s * len(steps)
         if host.token_s:
             extra += host.token_s * tokens_fed(operation)
         factor = host.scale

@@ -45,7 +45,7 @@ TRUTH = {
     "prespeculate": OperationHost(submit_s=6e-4, report_s=2e-4, extra_s=-1e-4, scale=1.2, token_s=2e-5),
     "continue": OperationHost(submit_s=6e-4, report_s=2e-4, extra_s=3e-4, token_s=1e-5),
 }
-SAMPLED_EXTRA_S, SAMPLED_TOKEN_S = 7e-4, 4e-5
+SAMPLED_EXTRA_S, SAMPLED_STEP_S, SAMPLED_TOKEN_S = 7e-4, 2e-4, 4e-5
 SLOW = {
     ("target", "forward"): 1.25,
     ("target", "tree"): 1.08,
@@ -97,6 +97,7 @@ class Machine:
         hot = self.temperature > 0.0
         extra = truth.extra_s + (SAMPLED_EXTRA_S if hot else 0.0)
         per_token = truth.token_s + (SAMPLED_TOKEN_S if hot else 0.0)
+        extra += (SAMPLED_STEP_S if hot else 0.0) * len(steps)
         extra += truth.row_s * (rows - 1) + per_token * sum(s.rows * s.width for s in steps)
         return extra + truth.scale * self.seconds(device, steps)
 
@@ -241,7 +242,10 @@ def test_sampled_runs_have_constants_of_their_own() -> None:
         greedy, sampled = host.operations[name], host.sampled[name]  # type: ignore[index]
         assert (sampled.scale, sampled.wake) == (greedy.scale, greedy.wake)
         # 300 to 700 operations with 1 % of noise; both constants come from one fit
-        assert sampled.extra_s - greedy.extra_s == pytest.approx(SAMPLED_EXTRA_S, abs=3e-4)
+        steps = (1,) if name != "draft" else (3, 6)  # what tells a price per step from a constant
+        for count in steps:
+            more = sampled.extra_s - greedy.extra_s + sampled.step_s * count
+            assert more == pytest.approx(SAMPLED_EXTRA_S + SAMPLED_STEP_S * count, abs=3e-4)
         assert sampled.token_s - greedy.token_s == pytest.approx(SAMPLED_TOKEN_S, abs=2e-5)
     settle = host.sampled["settle"]
     assert settle.extra_s == pytest.approx(SAMPLED_EXTRA_S, rel=0.01)

@@ -144,6 +144,17 @@ def test_host_time_by_row_and_by_sampling() -> None:
     assert sampled.now == pytest.approx(1.1)
 
 
+def test_host_time_by_forward_and_by_token() -> None:
+    # Two steps of .25 s and .1 s more for each; .05 s for every token fed.  At first one is unseen, after a
+    # round with all accepted two are (its last drafted token and the bonus): 2 fed, then 3.
+    host = Host(operations={"draft": OperationHost(step_s=0.1, token_s=0.05)})
+    world, _ = play(
+        tokens_by_hand(("+" * 6, [0] * 6)), TextbookCosts(1.0, 0.25), "sd", lookahead=2, host=host
+    )
+    drafts = [span.end_s - span.start_s for span in world.spans if span.name == "draft"]
+    assert drafts == pytest.approx([0.5 + 0.2 + 0.1, 0.5 + 0.2 + 0.15])
+
+
 def profile(**changes: Any) -> Profile:
     operations = {name: {"seconds": s} for name, s in (("target.forward", 1.0), ("draft.forward", 0.25))}
     role = {"device": {"kind": "cpu"}, "model": "m"}
