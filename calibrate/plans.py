@@ -34,6 +34,7 @@ ANCHORS: tuple[Knobs, ...] = (
     {"policy": "saguaro", "lookahead": 3, "fanout": (2,), "backup": "plain"},
     {"policy": "saguaro", "lookahead": 6, "fanout": (2,), "backup": "primary"},
     {"policy": "saguaro", "lookahead": 6, "fanout": (2,), "backup": "plain"},
+    {"policy": "saguaro", "lookahead": 3, "fanout": (4,), "backup": "ngram"},
 )
 """Settings run live during calibration: they give the host's overheads, and whoever has no simulator
 would extrapolate from them (the naive baseline of `validate`)."""
@@ -46,6 +47,7 @@ FEWER_ANCHORS: tuple[Knobs, ...] = (
     {"policy": "saguaro", "lookahead": 3, "fanout": (2,), "backup": "primary"},
     {"policy": "saguaro", "lookahead": 3, "fanout": (2,), "backup": "plain"},
     {"policy": "saguaro", "lookahead": 6, "fanout": (2,), "backup": "primary"},
+    {"policy": "saguaro", "lookahead": 3, "fanout": (4,), "backup": "ngram"},
 )
 """The same in batches, and at a temperature above 0."""
 

@@ -81,8 +81,9 @@ def ceilings(acceptance: float, ratio: float) -> Mapping[str, float]:
 
 def title(rows: list[Row]) -> str:
     """What is seen."""
-    last = max(row["ratio"] for row in rows)
-    at = {row["policy"]: row for row in rows if row["ratio"] == last}
+    mine = [row for row in rows if row["profile"] == rows[0]["profile"]]  # whose lines are drawn
+    last = max(row["ratio"] for row in mine)
+    at = {row["policy"]: row for row in mine if row["ratio"] == last}
     shares = ", ".join(
         f"{name} {at[name]['simulated_speedup_vs_ar']:.2f}x of {at[name]['ceiling']:.2f}x"
         for name in POLICIES
