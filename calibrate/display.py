@@ -12,7 +12,7 @@ import numpy as np
 
 from hardware_profiles.costs import GridCost
 from hardware_profiles.latency import LatencySurface
-from hardware_profiles.profile import Host, Profile
+from hardware_profiles.profile import Host, OperationHost, Profile
 from hardware_profiles.trace import Trace
 from policies.curves import hit_curves
 
@@ -107,13 +107,25 @@ def _step_line(profile: Profile) -> str:
 
 def _host_lines(host: Host) -> list[str]:
     return [
-        f"host, {name}{kind}: {entry.submit_s * 1e6:.0f} us to start, {entry.report_s * 1e6:.0f} us to "
-        f"report, work {entry.scale:.3f} of the grids' {entry.extra_s * 1e6:+.0f} us "
-        f"{entry.row_s * 1e6:+.0f} us per further row {entry.step_s * 1e6:+.0f} us per step "
-        f"{entry.token_s * 1e6:+.0f} us per token, {entry.wake:.3f} of idling"
+        f"host, {name}{kind}: {_before_and_after(entry)}, work {_work(entry)}"
         for kind, entries in (("", host.operations), (" (sampled)", host.sampled))
         for name, entry in entries.items()
     ]
+
+
+def _before_and_after(entry: OperationHost) -> str:
+    return (
+        f"{entry.submit_s * 1e6:.0f} us {entry.submit_row_s * 1e6:+.0f} us per further row to start, "
+        f"{entry.report_s * 1e6:.0f} us {entry.report_token_s * 1e6:+.1f} us per token to report"
+    )
+
+
+def _work(entry: OperationHost) -> str:
+    return (
+        f"{entry.scale:.3f} of the grids' {entry.extra_s * 1e6:+.0f} us {entry.row_s * 1e6:+.0f} us per "
+        f"further row {entry.step_s * 1e6:+.0f} us per step {entry.token_s * 1e6:+.0f} us per token, "
+        f"{entry.wake:.3f} of idling"
+    )
 
 
 def _greedy_lines(trace: Trace) -> list[str]:

@@ -185,8 +185,7 @@ def fit_operation(name: HostOperation, samples: Sequence[Sample]) -> OperationHo
     design = np.column_stack([np.ones(len(kept)), expected, idle, tokens])
     extra, scale, wake, token = _solve(design, work, work, low, high)
     entry = OperationHost(
-        submit_s=trimmed_mean([s.seen.lead_s for s in single]),
-        report_s=trimmed_mean([s.seen.report_s for s in single]),
+        **_waits(samples),
         extra_s=extra,
         token_s=token if free_token else 0.0,
         scale=scale,
@@ -209,7 +208,6 @@ def fit_sampled(
         return fit_operation(name, samples)
     alone = [s for s in samples if s.alone]
     chosen = alone if name in ON_TARGET and alone else list(samples)
-    single = [s for s in chosen if s.seen.rows == 1] or chosen
     slopes = (greedy or OperationHost()).model_copy(update={"extra_s": 0.0})
     kept = _trimmed(chosen)
     left = np.array([s.seen.work_s - predicted(slopes, s) for s in kept])
@@ -221,8 +219,7 @@ def fit_sampled(
     extra, step, token = _solve(design, left, work, low, high)
     entry = slopes.model_copy(
         update={
-            "submit_s": trimmed_mean([s.seen.lead_s for s in single]),
-            "report_s": trimmed_mean([s.seen.report_s for s in single]),
+            **_waits(samples),
             "extra_s": extra,
             "step_s": step if free_step else 0.0,
             "token_s": slopes.token_s + (token if free else 0.0),
@@ -230,6 +227,32 @@ def fit_sampled(
     )
     # A settling feeds nothing: what it costs more in a batch goes by rows.
     return entry if tokens.any() else entry.model_copy(update={"row_s": _row_seconds(entry, chosen)})
+
+
+def _waits(samples: Sequence[Sample]) -> dict[str, float]:
+    """What passes before the work and after it: the first grows with the rows, the second with the tokens."""
+    submit, submit_row = _line([s.seen.lead_s for s in samples], [s.seen.rows - 1 for s in samples])
+    report, report_token = _line([s.seen.report_s for s in samples], [s.tokens for s in samples])
+    return {
+        "submit_s": submit,
+        "submit_row_s": submit_row,
+        "report_s": report,
+        "report_token_s": report_token,
+    }
+
+
+def _line(values: Sequence[float], at: Sequence[int]) -> tuple[float, float]:
+    """Intercept and slope, neither negative, of the trimmed means at each abscissa."""
+    groups: dict[int, list[float]] = {}
+    for value, x in zip(values, at, strict=True):
+        groups.setdefault(x, []).append(value)
+    weights = np.sqrt([len(group) for group in groups.values()])
+    means = np.array([trimmed_mean(group) for group in groups.values()])
+    design = np.column_stack([np.ones(len(groups)), list(groups)]) * weights[:, None]
+    if len(groups) == 1:
+        return float(means[0]), 0.0
+    intercept, slope = lsq_linear(design, means * weights, bounds=(0.0, np.inf)).x
+    return float(intercept), float(slope)
 
 
 def _solve(
@@ -249,6 +272,12 @@ def predicted(host: OperationHost, sample: Sample) -> float:
     rows, idle = sample.seen.rows - 1, min(sample.seen.idle_s, host.idle_cap_s)
     fed = host.step_s * len(sample.seen.steps) + host.token_s * sample.tokens
     return host.extra_s + host.row_s * rows + host.wake * idle + host.scale * sample.expected_s + fed
+
+
+def _wait(host: OperationHost, sample: Sample) -> float:
+    """Time before and after an operation's work by its fit, s."""
+    before = host.submit_s + host.submit_row_s * (sample.seen.rows - 1)
+    return before + host.report_s + host.report_token_s * sample.tokens
 
 
 def _row_seconds(host: OperationHost, samples: Sequence[Sample]) -> float:
@@ -321,7 +350,7 @@ def _factor(
     work = took = beside = 0.0
     for sample, host in seen:
         here = sample.seen
-        work += host.submit_s + predicted(host, sample) + host.report_s
+        work += _wait(host, sample) + predicted(host, sample)
         took += here.lead_s + here.work_s + here.report_s
         for other, shared_s in here.beside_s.items():
             if other == kind:

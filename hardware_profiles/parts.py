@@ -93,6 +93,9 @@ class OperationHost(Frozen):
         submit_s: From the report that the controller acted on to the start of the work on an idle device:
             the policy's own time and the message.
         report_s: From the end of the work to the controller's learning of it.
+        submit_row_s: Further time until the start for each row of the batch after the first.
+        report_token_s: Further time until the report for each token that went through its forwards: an
+            answer grows with them.
         extra_s: Work beyond its forwards; negative where the fit says so.
         row_s: Further work for each row of the batch after the first.
         step_s: Further work for each of its forwards: where tokens are sampled, drawing has a price per
@@ -106,6 +109,8 @@ class OperationHost(Frozen):
 
     submit_s: NonNegativeFloat = 0.0
     report_s: NonNegativeFloat = 0.0
+    submit_row_s: NonNegativeFloat = 0.0
+    report_token_s: NonNegativeFloat = 0.0
     extra_s: float = 0.0
     row_s: float = 0.0
     step_s: NonNegativeFloat = 0.0

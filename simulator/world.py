@@ -97,7 +97,10 @@ class Answers:
     def latency(self, operation: Operation) -> tuple[float, float]:
         """See `Work`."""
         host = self._host_of(operation)
-        return host.submit_s, host.report_s
+        report_s = host.report_s
+        if host.report_token_s:
+            report_s += host.report_token_s * tokens_fed(operation)
+        return host.submit_s + host.submit_row_s * (len(operation.view.slots) - 1), report_s
 
     def _host_of(self, operation: Operation) -> OperationHost:
         if self._same:

@@ -39,10 +39,14 @@ GRIDS = {
 }
 SURFACES = {name: LatencySurface(cost) for name, cost in GRIDS.items()}
 TRUTH = {
-    "decode": OperationHost(submit_s=4e-4, report_s=2e-4, extra_s=1e-4, row_s=3e-4),
-    "verify": OperationHost(submit_s=5e-4, report_s=2e-4, extra_s=4e-4, scale=1.05, row_s=5e-4),
+    "decode": OperationHost(submit_s=4e-4, report_s=2e-4, submit_row_s=1e-4, extra_s=1e-4, row_s=3e-4),
+    "verify": OperationHost(
+        submit_s=5e-4, report_s=2e-4, report_token_s=3e-6, extra_s=4e-4, scale=1.05, row_s=5e-4
+    ),
     "draft": OperationHost(submit_s=3e-4, report_s=1e-4, extra_s=2e-4, scale=1.1, token_s=1e-5),
-    "prespeculate": OperationHost(submit_s=6e-4, report_s=2e-4, extra_s=-1e-4, scale=1.2, token_s=2e-5),
+    "prespeculate": OperationHost(
+        submit_s=6e-4, report_s=2e-4, report_token_s=5e-6, extra_s=-1e-4, scale=1.2, token_s=2e-5
+    ),
     "continue": OperationHost(submit_s=6e-4, report_s=2e-4, extra_s=3e-4, token_s=1e-5),
 }
 SAMPLED_EXTRA_S, SAMPLED_STEP_S, SAMPLED_TOKEN_S = 7e-4, 2e-4, 4e-5
@@ -119,9 +123,9 @@ class Machine:
             operation=name,  # type: ignore[arg-type]
             device=device,  # type: ignore[arg-type]
             rows=rows,
-            lead_s=self.noisy(truth.submit_s),
+            lead_s=self.noisy(truth.submit_s + truth.submit_row_s * (rows - 1)),
             work_s=factor * work,
-            report_s=self.noisy(truth.report_s),
+            report_s=self.noisy(truth.report_s + truth.report_token_s * sum(s.rows * s.width for s in steps)),
             idle_s=1e-3,
             beside_s={kind: factor * s for kind, s in shared.items()},
             steps=steps,
@@ -183,7 +187,9 @@ def test_host_times_are_recovered() -> None:
     for name, truth in TRUTH.items():
         fitted = host.operations[name]  # type: ignore[index]
         assert fitted.submit_s == pytest.approx(truth.submit_s, rel=0.01)
-        assert fitted.report_s == pytest.approx(truth.report_s, rel=0.01)
+        assert fitted.report_s == pytest.approx(truth.report_s, rel=0.02)
+        assert fitted.submit_row_s == pytest.approx(truth.submit_row_s, abs=2e-6)
+        assert fitted.report_token_s == pytest.approx(truth.report_token_s, abs=1e-7)
         # Constant and slope trade off; what counts is what they say of an operation like those seen.
         usual = 30e-3 if name in {"decode", "verify"} else 6e-3
         assert fitted.extra_s + fitted.scale * usual == pytest.approx(

@@ -155,6 +155,15 @@ def test_host_time_by_forward_and_by_token() -> None:
     assert drafts == pytest.approx([0.5 + 0.2 + 0.1, 0.5 + 0.2 + 0.15])
 
 
+def test_waits_grow_with_rows_and_tokens() -> None:
+    # Verifying nothing in two rows: .1 s before, .2 s for the second row; .3 s after, .05 s for either token.
+    waits = OperationHost(submit_s=0.1, submit_row_s=0.2, report_s=0.3, report_token_s=0.05)
+    host = Host(operations={"decode": waits})
+    paths = [("-", [1])] * 2
+    world, _ = play(tokens_by_hand(*paths), TextbookCosts(1.0, 0.25), "ar", batch=2, host=host)
+    assert world.now == pytest.approx(0.3 + 1.0 + 0.4)
+
+
 def profile(**changes: Any) -> Profile:
     operations = {name: {"seconds": s} for name, s in (("target.forward", 1.0), ("draft.forward", 0.25))}
     role = {"device": {"kind": "cpu"}, "model": "m"}
