@@ -142,6 +142,23 @@ def live_job(options: dict[str, Any]) -> Any:
     )
 
 
+def profiled_job(sources: Any, *, limit: int, seed: int) -> Any:
+    """The live job of a profile's own pair, as its trace names it, called as it was when it was measured."""
+    from calibrate.job import like_profile
+
+    meta = next(iter(sources.traces.values())).meta
+    job = live_job(
+        {
+            "target": meta.target_model,
+            "draft": meta.draft_model,
+            "max_tokens": limit,
+            "temperature": (0.0,),
+            "seed": seed,
+        }
+    )
+    return like_profile(job, sources.profile)
+
+
 def predictor(job: Any, hw: str, trace: str | None, temperatures: Iterable[float], progress: Any) -> Any:
     """Profile and calibration traces: those named, this machine's own, or new ones by `calibrate --quick`."""
     from analysis.sources import load_sources

@@ -117,7 +117,7 @@ def cases_of(
         seed: Keys the order of runs.
         progress: (stage, done, total).
     """
-    from analysis.cli import live_job
+    from analysis.cli import profiled_job
     from calibrate.job import worker_specs
     from calibrate.live.world import LiveWorld
     from calibrate.prompts import find_prompts, load_prompts
@@ -129,15 +129,7 @@ def cases_of(
     for done, category in enumerate(categories):
         choices[category] = choose(sources, category)
         progress("recommendations", done + 1, len(categories))
-    job = live_job(
-        {
-            "target": trace.meta.target_model,
-            "draft": trace.meta.draft_model,
-            "max_tokens": limit,
-            "temperature": (0.0,),
-            "seed": seed,
-        }
-    )
+    job = profiled_job(sources, limit=limit, seed=seed)
     prompts = load_prompts(find_prompts("heldout"))
     with LiveWorld(*worker_specs(job)) as world:
         return [

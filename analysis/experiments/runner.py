@@ -9,7 +9,7 @@ from types import ModuleType
 
 from analysis.experiments.bench import Bench, Progress, Row
 from analysis.experiments.store import Outcome
-from analysis.sources import Sources, load_sources
+from analysis.sources import load_sources
 
 EXPERIMENTS = ("budget", "backup", "ratio", "temperature", "scale", "pareto", "drafts")
 
@@ -58,10 +58,11 @@ def run_experiment(plan: Plan, progress: Progress) -> Outcome:
         with ExitStack() as stack:
             bench = Bench(sources, count=count, limit=limit, seed=plan.seed, progress=progress)
             if plan.live:
+                from analysis.cli import profiled_job
                 from analysis.experiments.lab import Lab
 
                 lab = Lab(
-                    job_of(sources, plan),
+                    profiled_job(sources, limit=plan.limit or 64, seed=plan.seed),
                     widest=getattr(module, "WIDEST", 1),
                     drafts=getattr(module, "DRAFTS", 1),
                     repeats=plan.repeats,
@@ -70,21 +71,3 @@ def run_experiment(plan: Plan, progress: Progress) -> Outcome:
             rows += module.run(bench)
     how = {"prompts": count, "max_tokens": limit, "repeats": plan.repeats if plan.live else None}
     return Outcome(plan.name, module.title(rows), plan.profiles, plan.live, rows, how)
-
-
-def job_of(sources: Sources, plan: Plan):  # type: ignore[no-untyped-def]
-    """The live job of a profile's own pair, as its trace names it."""
-    from analysis.cli import live_job
-    from calibrate.job import like_profile
-
-    meta = next(iter(sources.traces.values())).meta
-    job = live_job(
-        {
-            "target": meta.target_model,
-            "draft": meta.draft_model,
-            "max_tokens": plan.limit or 64,
-            "temperature": (0.0,),
-            "seed": plan.seed,
-        }
-    )
-    return like_profile(job, sources.profile)

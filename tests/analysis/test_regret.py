@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner
 from tiny_profiles import profile, trace
 
+from analysis.cli import profiled_job
 from analysis.regret import DEFAULT_CHOICE, GRID, Case, as_json, choose, main, summary
-from analysis.sources import Sources
+from analysis.sources import Sources, load_sources
 
 
 def case(choice: str, **speedups: float) -> Case:
@@ -41,3 +42,8 @@ def test_the_default_is_among_what_is_tried() -> None:
 def test_an_unknown_profile_is_refused() -> None:
     result = CliRunner().invoke(main, ["--hw", "abacus"])
     assert result.exit_code == 2 and "no profile 'abacus'" in result.stderr
+
+
+def test_a_pair_runs_as_it_was_measured() -> None:
+    job = profiled_job(load_sources("cpu2-x5"), limit=32, seed=0)
+    assert (job.mode, job.limit, job.names) == ("compiled", 32, ("pair:x5", "pair:draft"))
