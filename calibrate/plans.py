@@ -185,10 +185,11 @@ def _live(rows: tuple[int, ...], temperatures: Sequence[float], *, quick: bool) 
     for temperature in _one_of_each_kind(temperatures):
         greedy = temperature == 0.0
         anchors, repeats = (ANCHORS, 1 if quick else 2) if greedy else (FEWER_ANCHORS, 1)
-        prompts = 4 if greedy and not quick else 2
+        prompts = 2 if quick else 4
         parts.append(LivePart(anchors, prompts, repeats, temperature=temperature))
         if several > 1:
-            parts.append(LivePart(FEWER_ANCHORS, several, repeats, several, temperature))
+            # Twice as many prompts as rows: some are replaced as they finish, as in service.
+            parts.append(LivePart(FEWER_ANCHORS, 2 * several, repeats, several, temperature))
     return tuple(parts)
 
 
