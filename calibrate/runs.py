@@ -104,7 +104,7 @@ def run_live(
     world.environment.catch_up()  # else the idle time before the run would count as its first wait
     started = world.now
     world.run(start(world, rows, replace(settings, seed=seed)))
-    spans = [Span(s.device, s.name, s.start_s - started, s.end_s - started, s.details) for s in world.spans()]
+    spans = [Span(s.device, s.name, s.start_s - started, s.end_s - started, s.details) for s in world.spans]
     ids = tuple(request.id for request in requests)
     return LiveRun(
         place=place,

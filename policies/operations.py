@@ -261,7 +261,8 @@ class Prespeculate:
 
     One *glue* forward over the last committed token and the speculation ranks the candidates for the
     verified token after each number k of accepted tokens; `lookahead` tree steps then continue the
-    `fanout[k]` best of each, the rejected token left out.  Not interruptible.  Answer: `Cache`.
+    `fanout[k]` best of each, the rejected token left out.  Answer: `Cache`.  Interruptible only if it
+    announces its outcomes; what was stopped answers with incomplete speculations.
 
     Attributes:
         view: Rows to prepare for.
@@ -276,6 +277,7 @@ class Prespeculate:
         keep_rejected: Whether the cached set is the draft's top F_k as it stands (proof of Theorem 15)
             instead of leaving out the rejected token (the paper's A.3.1).
         part: (i, n): prepare every n-th outcome from the i-th on, the share of one of n draft devices.
+        announce: Whether the task's mark fires after the glue step, with a `Cache` of the outcomes alone.
     """
 
     view: View
@@ -287,6 +289,7 @@ class Prespeculate:
     shape: tuple[int, ...] | None = None
     keep_rejected: bool = False
     part: tuple[int, int] = (0, 1)
+    announce: bool = False
 
     def fanout_of(self, slot: int) -> tuple[int, ...]:
         """The fan-outs that apply to the row in `slot`."""

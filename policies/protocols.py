@@ -26,6 +26,11 @@ class Event(Protocol):
 class Task(Event, Protocol):
     """A submitted operation.  Fires exactly once, with the operation's answer or its failure."""
 
+    @property
+    def mark(self) -> Event:
+        """What an operation says on its way; fires at most once, and only if it was asked to (`announce`)."""
+        ...
+
     def stop(self) -> None:
         """Ask for an end at the next step boundary; a no-op once done or where not interruptible."""
         ...

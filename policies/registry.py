@@ -19,11 +19,13 @@ from policies.ssd import (
     CACHE_SETS,
     FIRSTS,
     STALLS,
+    TREES,
     Backup,
     CacheSet,
     First,
     SaguaroKnobs,
     Stall,
+    Tree,
     saguaro,
 )
 
@@ -47,6 +49,7 @@ class Settings:
         stall: Who waits for a redraft.
         first: Where a request's first speculation comes from.
         cache_set: Whether the cached outcomes leave out the rejected token.
+        tree: Whether a pre-speculation that no row hits is carried through.
         draft_devices: Devices that share the pre-speculation.
         temperature: Of both models; 0 is greedy.
         top_p: Mass of both models' laws that is kept.
@@ -63,6 +66,7 @@ class Settings:
     stall: Stall | None = None
     first: First | None = None
     cache_set: CacheSet | None = None
+    tree: Tree | None = None
     draft_devices: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
@@ -115,6 +119,7 @@ _DEFAULTS: dict[str, Any] = {
     "stall": "batch",
     "first": "primary",
     "cache_set": "others",
+    "tree": "whole",
     "draft_devices": 1,
     "draft_sampling": "sampled",
     "scale": 1.0,
@@ -193,6 +198,7 @@ def saguaro_knobs(settings: Settings) -> SaguaroKnobs:
         stall=settings.stall or "batch",
         first=settings.first or "primary",
         cache_set=settings.cache_set or "others",
+        tree=settings.tree or "whole",
         draft_devices=settings.draft_devices or 1,
         sampling=settings.sampling,
     )
@@ -249,6 +255,7 @@ POLICIES: dict[str, PolicyInfo] = {
                 "stall",
                 "first",
                 "cache_set",
+                "tree",
                 "draft_devices",
                 "draft_sampling",
                 "scale",
@@ -289,6 +296,7 @@ def configure(
     stall: str | None = None,
     first: str | None = None,
     cache_set: str | None = None,
+    tree: str | None = None,
     draft_devices: int | None = None,
     temperature: float = 0.0,
     top_p: float = 1.0,
@@ -313,6 +321,7 @@ def configure(
         "stall": stall,
         "first": first,
         "cache_set": cache_set,
+        "tree": tree,
         "draft_devices": draft_devices,
         "draft_sampling": draft_sampling,
         "scale": scale,
@@ -337,6 +346,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "stall": STALLS,
     "first": FIRSTS,
     "cache_set": CACHE_SETS,
+    "tree": TREES,
 }
 """Knobs that take a name; the first is the default."""
 

@@ -9,15 +9,14 @@ its code read differently, each reading has a name (design.md, section 7):
 | `first` | `primary`: a request's first speculation is drafted before its first round (Algorithm 1) | `backup`: it counts as a miss (the code) |
 | `cache_set` | `others`: the rejected token is left out (A.3.1) | `top`: the draft's top F_k as it stands (proof of Theorem 15) |
 | `stall` | `batch`: every row waits while missing rows are redrafted (Corollary 16) | `rows`: the missing rows alone sit out |
-
-A tree pass is not interruptible: hit or miss, the target waits for it.
+| `tree` | `whole`: hit or miss, the target waits for the tree pass (the code) | `abort`: a pass that no row hits is stopped at its next step (Theorem 7 as printed) |
 """  # noqa: E501
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -34,7 +33,7 @@ from policies.operations import (
     Verify,
     View,
 )
-from policies.protocols import Cache, Steps, Task, World
+from policies.protocols import Cache, Event, Steps, Task, World
 from policies.randomness import random_tokens
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
@@ -47,6 +46,8 @@ First: TypeAlias = Literal["primary", "backup"]
 FIRSTS: tuple[First, ...] = get_args(First)
 CacheSet: TypeAlias = Literal["others", "top"]
 CACHE_SETS: tuple[CacheSet, ...] = get_args(CacheSet)
+Tree: TypeAlias = Literal["whole", "abort"]
+TREES: tuple[Tree, ...] = get_args(Tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class SaguaroKnobs:
         stall: Whether the batch or only the missing rows wait for a redraft.
         first: Whether a request's first speculation is a primary draft or the backup's.
         cache_set: Whether the rejected token is left out of the cached outcomes.
+        tree: Whether a pre-speculation that no row hits is carried through or stopped.
         draft_devices: Devices that share the pre-speculation.
         sampling: How tokens are chosen.
     """
@@ -76,6 +78,7 @@ class SaguaroKnobs:
     stall: Stall = "batch"
     first: First = "primary"
     cache_set: CacheSet = "others"
+    tree: Tree = "whole"
     draft_devices: int = 1
     sampling: Sampling = GREEDY
 
@@ -100,10 +103,12 @@ def saguaro(world: World, rows: Rows, knobs: SaguaroKnobs) -> Steps:
         verify = world.target.submit(Verify(view, speculation, knobs.sampling))
         prepares = prespeculate(world, view, speculation, knobs)
         verdict = yield verify
-        parts: list[Cache] = []
-        for prepare in prepares:  # a tree pass is not interruptible: hit or miss, the target waits
-            parts.append((yield prepare))  # noqa: PERF401 - a comprehension cannot yield
-        cache = parts[0] if len(parts) == 1 else JoinedCache(parts)
+        if knobs.tree == "abort":
+            announced = yield from join([prepare.mark for prepare in prepares])
+            if not announced.lookup(verdict).any():
+                for prepare in prepares:
+                    prepare.stop()
+        cache = yield from join(prepares)
         hits = cache.lookup(verdict)
         rows.commit(view, speculation, verdict, hits=hits, now=world.now)
         speculation = cache.take(verdict, hits)
@@ -120,6 +125,14 @@ def saguaro(world: World, rows: Rows, knobs: SaguaroKnobs) -> Steps:
                 )
 
 
+def join(parts: Sequence[Event]) -> Generator[Event, Any, Cache]:
+    """Waits for the caches of all parts; returns them as one."""
+    caches: list[Cache] = []
+    for part in parts:
+        caches.append((yield part))  # noqa: PERF401 - a comprehension cannot yield
+    return caches[0] if len(caches) == 1 else JoinedCache(caches)
+
+
 def prespeculate(world: World, view: View, speculation: Speculation, knobs: SaguaroKnobs) -> list[Task]:
     """Submit each draft device's share of the pre-speculation."""
     count = knobs.draft_devices
@@ -134,6 +147,7 @@ def prespeculate(world: World, view: View, speculation: Speculation, knobs: Sagu
                 sampling=knobs.sampling,
                 shape=knobs.shape,
                 keep_rejected=knobs.cache_set == "top",
+                announce=knobs.tree == "abort",
                 part=(i, count),
             )
         )

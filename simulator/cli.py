@@ -11,7 +11,7 @@ import click
 from policies.commandline import HELP, Refusal, integer_or_auto, split_integers, wide_console
 from policies.registry import POLICIES, SettingError
 from policies.sampling import DRAFT_MODES
-from policies.ssd import BACKUPS, CACHE_SETS, FIRSTS, STALLS
+from policies.ssd import BACKUPS, CACHE_SETS, FIRSTS, STALLS, TREES
 
 DEFAULT_PROFILE = "cpu2-x5"
 SHAPES = ("uniform", "geometric", "exact")
@@ -80,6 +80,11 @@ Examples:
     type=click.Choice(CACHE_SETS),
     help="Cache the draft's top outcomes, or those other than the rejected token.  [default: others]",
 )
+@click.option(
+    "--tree",
+    type=click.Choice(TREES),
+    help="Carry a pre-speculation that no row hits through, or abort it.  [default: whole]",
+)
 @click.option("--draft-devices", type=int, help="Devices that share the pre-speculation.  [default: 1]")
 @click.option(
     "--temperature",
@@ -138,6 +143,7 @@ KNOBS = (
     "stall",
     "first",
     "cache_set",
+    "tree",
     "draft_devices",
     "temperature",
     "top_p",

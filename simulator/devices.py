@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import simpy
 from simpy.events import Event
 
-from policies.operations import Draft, Operation, Prefill, operation_name
+from policies.operations import Draft, Operation, Prefill, Prespeculate, operation_name
 from policies.records import Span
 
 Slowdowns: TypeAlias = Mapping[tuple[str, str, str, str | None], float]
@@ -45,6 +45,14 @@ class Work(Protocol):
         """Answer of a finished operation; `completed` steps if it was stopped early, else None."""
         ...
 
+    def announcement(self, operation: Operation) -> Any:
+        """What an operation that announces something says on its way."""
+        ...
+
+
+ANNOUNCED_AFTER = "glue"
+"""Step after which an operation that announces does so; without such a step, at its beginning."""
+
 
 class SimulatedTask(Event):
     """A submitted operation; fires once, with its answer."""
@@ -53,15 +61,30 @@ class SimulatedTask(Event):
         super().__init__(device.env)
         self.device = device
         self.operation = operation
+        self.mark = Event(device.env)
+
+    @property
+    def announces(self) -> bool:
+        """Whether its mark will fire."""
+        return isinstance(self.operation, Prespeculate) and self.operation.announce
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether `stop` does anything."""
+        return isinstance(self.operation, Draft) or self.announces
 
     def stop(self) -> None:
         """End a draft at its next step boundary, with the tokens drafted so far; else a no-op."""
         self.device.stop(self)
 
     def _finish(self, answer: Any, delay: float) -> None:
-        self._ok = True
-        self._value = answer
-        self.env.schedule(self, delay=delay)
+        _fire(self, answer, delay)
+
+
+def _fire(event: Event, value: Any, delay: float) -> None:
+    event._ok = True
+    event._value = value
+    event.env.schedule(event, delay=delay)
 
 
 class Machine:
@@ -152,6 +175,7 @@ class SimulatedDevice:
         self._since = 0.0
         self._completed: int | None = None
         self._timer: Event | None = None
+        self._announcing: Event | None = None
         machine.devices.append(self)
         machine.busy_s[name] = 0.0
 
@@ -165,7 +189,7 @@ class SimulatedDevice:
 
     def stop(self, task: SimulatedTask) -> None:
         """See `SimulatedTask.stop`."""
-        if not isinstance(task.operation, Draft) or task.triggered:
+        if not task.interruptible or task.triggered:
             return
         if task is not self.running:
             if task in self._queue:
@@ -224,6 +248,24 @@ class SimulatedDevice:
 
     def _schedule(self) -> None:
         self._timer = self._after(self._remaining / self._rate, self._end)
+        task = self.running
+        if task is not None and task.announces and not task.mark.triggered:
+            ahead = max(0.0, self._remaining - self._after_announcement())
+            self._announcing = self._after(ahead / self._rate, self._announce)
+
+    def _after_announcement(self) -> float:
+        """Seconds of the steps that follow the running operation's announcement."""
+        names = [name for name, _ in self._steps]
+        first = names.index(ANNOUNCED_AFTER) + 1 if ANNOUNCED_AFTER in names else 0
+        return sum(seconds for _, seconds in self._steps[first:])
+
+    def _announce(self, timer: Event) -> None:
+        if timer is not self._announcing:
+            return  # replanned since
+        task = self.running
+        assert task is not None
+        operation = task.operation
+        _fire(task.mark, self.work.announcement(operation), self.work.latency(operation)[1])
 
     def _after(self, delay: float, callback: Callable[[Event], None]) -> Event:
         timer = self.env.timeout(delay)

@@ -21,6 +21,7 @@ from policies.laws.ssd import (
     power_law_hit,
     sd_speedup,
     ssd_speedup,
+    ssd_speedup_printed,
 )
 from policies.registry import Settings
 from simulator.costs import Effects, TextbookCosts
@@ -201,7 +202,9 @@ def _saguaro(
         p_hit = hit_rate(p_primary, p_backup)
     except ValueError as error:
         return statement, None, None, None, str(error)
-    speedup = ssd_speedup(p_hit, e_hit, e_miss, k * t_draft, t_backup, batch=batch)
+    # As printed a miss waits for no tree, which is what aborting it does.
+    law = ssd_speedup_printed if settings.tree == "abort" and batch == 1 else ssd_speedup
+    speedup = law(p_hit, e_hit, e_miss, k * t_draft, t_backup, batch=batch)
     return statement, speedup, p_hit, p_hit * e_hit + (1.0 - p_hit) * e_miss, None
 
 

@@ -128,6 +128,11 @@ class Answers:
             case Prefill():
                 return None
 
+    def announcement(self, operation: Operation) -> Any:
+        """See `Work`."""
+        assert isinstance(operation, Prespeculate)
+        return SimulatedCache(self.tokens, operation)
+
 
 def _marked(view: View, width: int) -> BoolArray:
     """[width] mask of a view's rows."""

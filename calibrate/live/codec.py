@@ -135,6 +135,7 @@ def encode(submission: Submission) -> Message:
                 submission.shape,
                 submission.keep_rejected,
                 submission.part,
+                submission.announce,
             )
         case Continue(view=view, speculation=speculation, lookahead=lookahead):
             return ContinueRows(_rows(view, speculation), int(lookahead), submission.sampling)

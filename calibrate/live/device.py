@@ -13,7 +13,7 @@ from calibrate.live.codec import Submission, decode, encode
 from calibrate.live.environment import LiveEnvironment
 from calibrate.live.errors import AuditError, WorkerError
 from calibrate.live.link import WorkerLink
-from calibrate.live.messages import Failure, Report, Work
+from calibrate.live.messages import Failure, Mark, Report, Work
 from policies.operations import View
 from policies.records import Span
 
@@ -100,11 +100,13 @@ class Task(simpy.Event):
         super().__init__(device.environment)
         self._device = device
         self.number = number
+        self.mark = simpy.Event(device.environment)
 
     def stop(self) -> None:
         """Ask for an end at the next step boundary; a no-op once done or where not interruptible.
 
-        Drafts and probes can be interrupted.  One that had not begun answers with nothing drafted.
+        Drafts, probes and pre-speculations that announce their outcomes can be interrupted.  A draft that
+        had not begun answers with nothing drafted.
         """
         self._device.stop(self)
 
@@ -181,8 +183,14 @@ class LiveDevice:
         return self.link.receive()
 
     def deliver(self, report: object, arrival_s: float) -> None:
-        """Fire the task that a report is about; the worker is FIFO, so it is the oldest."""
-        assert isinstance(report, Report | Failure)
+        """Fire the task (or its mark) that a report is about; the worker is FIFO, so it is the oldest."""
+        assert isinstance(report, Report | Mark | Failure)
+        if isinstance(report, Mark):
+            task, submission = self._pending[0].task, self._pending[0].submission
+            if report.number != task.number:
+                raise AuditError(f"{self.name}: mark of work {report.number}, expected {task.number}")
+            task.mark.succeed(decode(submission, report.reply))
+            return
         pending = self._pending.popleft()
         if report.number != pending.task.number:
             raise AuditError(f"{self.name}: report of work {report.number}, expected {pending.task.number}")

@@ -77,6 +77,8 @@ class Executor:
         self.writer = writer
         self.reader = reader or LawReader()
         self.steps: list[Step] = []
+        self.announce: Callable[[Reply], None] = lambda reply: None
+        """Takes what an operation says on its way."""
         self._open: dict[int, tuple[int, int, Tensor]] = {}
         self._probed: tuple[range, int] | None = None
         self._slots = 0
@@ -221,6 +223,8 @@ class Executor:
         for row in message.rows:
             self._rewind(row)
         outcomes = self._glue("glue", message)
+        if message.announce:
+            self.announce(tuple(Prepared(tuple((o, Drafted(())) for o in found)) for found in outcomes))
         grown = [i for i, found in enumerate(outcomes) if found]
         speculations: dict[int, list[Drafted]] = {i: [] for i in range(len(outcomes))}
         if grown:
@@ -229,7 +233,10 @@ class Executor:
                 speculations[i] = [next(drafted) for _ in outcomes[i]]
         branches = sum(map(len, outcomes))
         trunks = sum(1 + len(row.tokens) for row in message.rows)
-        self._audit_fed(trunks + message.lookahead * branches, "Prespeculate")
+        steps = message.lookahead
+        if message.announce:  # then it may have been stopped
+            steps = sum(step.name == "tree" for step in self.steps)
+        self._audit_fed(trunks + steps * branches, "Prespeculate")
         return tuple(
             Prepared(tuple(zip(found, speculations[i], strict=True))) for i, found in enumerate(outcomes)
         )
@@ -254,8 +261,12 @@ class Executor:
             for k, _ in found
         ]
         pen = self._pen(message, keys)
-        columns = [self._tree_step("tree", tree, tokens, real, pen) for _ in range(message.lookahead)]
+        columns: list[list[int]] = []
+        while len(columns) < message.lookahead and not (message.announce and self.stopped()):
+            columns.append(self._tree_step("tree", tree, tokens, real, pen))
         self.runner.close_tree(tree)
+        if len(columns) < message.lookahead:  # nobody will ask for these
+            return (Drafted(()),) * len(keys)
         return _drafted(columns, pen)
 
     def _branches(self, tokens: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:

@@ -119,6 +119,7 @@ class PrespeculateRows:
         shape: F_0, F_1, ... for Saguaro sampling.
         keep_rejected: Whether the rejected token may be among the outcomes.
         part: (i, n): every n-th outcome of a row from the i-th on.
+        announce: Send the outcomes ahead, before the first tree step; then the tree can be stopped.
     """
 
     rows: tuple[Row, ...]
@@ -128,6 +129,7 @@ class PrespeculateRows:
     shape: tuple[int, ...] | None = None
     keep_rejected: bool = False
     part: tuple[int, int] = (0, 1)
+    announce: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +283,14 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """From the worker: what work `number` says on its way."""
+
+    number: int
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """From the worker: work `number` raised (-1: loading the model did)."""
 
@@ -290,5 +300,5 @@ class Failure:
     traceback: str
 
 
-FromWorker: TypeAlias = Ready | Report | Failure
+FromWorker: TypeAlias = Ready | Report | Mark | Failure
 ToWorker: TypeAlias = Work | Stop | Exit

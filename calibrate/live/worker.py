@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.live.arena import LawReader, LawWriter, Segment
-from calibrate.live.messages import Exit, Failure, Ready, Report, Stop, Tokens, ToWorker, Work
+from calibrate.live.messages import Exit, Failure, Mark, Ready, Report, Stop, Tokens, ToWorker, Work
 from calibrate.live.placement import WorkerSpec, is_local_model
 
 if TYPE_CHECKING:
@@ -123,7 +123,8 @@ def worker_main(plan: WorkerPlan, connection: Connection) -> None:
 def serve(inbox: Inbox, executor: Executor, connection: Connection) -> None:
     """Execute work until told to exit.  An operation that raises is reported; the worker lives on."""
     while isinstance(work := inbox.next(), Work):
-        start = time.perf_counter()
+        start, number = time.perf_counter(), work.number
+        executor.announce = lambda reply, number=number: connection.send(Mark(number, reply))  # type: ignore[misc]
         try:
             reply = executor.execute(work.message)
         except ParentGone:

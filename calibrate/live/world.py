@@ -159,6 +159,7 @@ class LiveWorld:
                 raise
             self._settle()
 
+    @property
     def spans(self) -> list[Span]:
         """What the devices did so far, in order of time."""
         return sorted((s for d in self.devices for s in d.spans), key=lambda span: span.start_s)

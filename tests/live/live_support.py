@@ -68,6 +68,17 @@ def worker_specs(pair: tuple[str, str], drafts: int = 1) -> tuple[WorkerSpec, li
     )
 
 
+class InlineTask(simpy.Event):
+    """An operation that was done when it was submitted, so that there is nothing to stop."""
+
+    def __init__(self, environment: simpy.Environment) -> None:
+        super().__init__(environment)
+        self.mark = environment.event()
+
+    def stop(self) -> None:
+        pass
+
+
 class InlineDevice:
     """A device that works within `submit`, for tests of everything but processes.
 
@@ -80,11 +91,14 @@ class InlineDevice:
         self.executor = executor
         self.served: list[tuple[Any, Any]] = []
 
-    def submit(self, operation: Any) -> simpy.Event:
+    def submit(self, operation: Any) -> InlineTask:
+        task = InlineTask(self.environment)
+        self.executor.announce = lambda reply: task.mark.succeed(decode(operation, reply))
         reply = self.alter_reply(operation, self.executor.execute(encode(operation)))
         answer = self.alter_answer(operation, decode(operation, reply))
         self.served.append((operation, answer))
-        return self.environment.event().succeed(answer)
+        task.succeed(answer)
+        return task
 
     def alter_reply(self, operation: Any, reply: Reply) -> Reply:
         return reply

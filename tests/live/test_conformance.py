@@ -148,6 +148,37 @@ def test_rows_of_different_lengths_are_verified_together(either: Any) -> None:
     in_world(either, body)
 
 
+def test_outcomes_are_announced_before_the_tree_is_done(either: Any) -> None:
+    """They answer as the whole cache will; a tree stopped then ends early, and the device serves on."""
+    depth = 40
+
+    def body(_: Rows, view: View) -> Iterator[Any]:
+        drafted: Speculation = yield either.draft.submit(Draft(view, 2, ONES))
+        verdict = yield either.target.submit(Verify(view, drafted))
+        silent = either.draft.submit(Prespeculate(view, drafted, depth, (2,) * 3))
+        whole = yield silent
+        assert not silent.mark.triggered
+        announcing = Prespeculate(view, drafted, depth, (2,) * 3, announce=True)
+        kept = either.draft.submit(announcing)
+        outcomes = yield kept.mark
+        assert not kept.triggered
+        assert outcomes.lookup(verdict).tolist() == whole.lookup(verdict).tolist()
+        assert (yield kept).lookup(verdict).tolist() == whole.lookup(verdict).tolist()
+        stopped = either.draft.submit(announcing)
+        yield stopped.mark
+        stopped.stop()
+        yield stopped
+        yield either.draft.submit(Draft(view, 2, ONES))
+
+    in_world(either, body)
+    trees = [
+        sum(name != "glue" for name, _ in span.details["steps"])
+        for span in either.spans
+        if span.name == "prespeculate"
+    ]
+    assert trees[:2] == [depth] * 2 and trees[2] < depth
+
+
 def test_a_continuation_is_one_token_shorter_than_drafted(either: Any) -> None:
     def body(_: Rows, view: View) -> Iterator[Any]:
         nothing = Speculation.empty(WIDTH)

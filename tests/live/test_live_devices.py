@@ -123,7 +123,7 @@ def test_a_stuck_policy_and_its_own_errors_come_out(world: LiveWorld) -> None:
 
 def test_timeline_of_a_live_run(world: LiveWorld, prompts: list[tuple[int, ...]]) -> None:
     serve(world, configure("saguaro", lookahead=3, fanout=(2,)), prompts[4:7], batch=2)
-    spans = world.spans()
+    spans = world.spans
     assert {span.name for span in spans} == {"prefill", "verify", "prespeculate", "draft"}
     assert busy_seconds(spans, "target") > 0
     assert overlap_seconds(spans, "target", "draft") > 0
@@ -138,7 +138,7 @@ def test_timeline_of_a_live_run(world: LiveWorld, prompts: list[tuple[int, ...]]
         assert timing.tokens <= sum(step.rows * step.width for step in timing.steps)
     assert {t.width for t in world.timings() if t.operation == "prespeculate"} == {8}
     world.clear_records()
-    assert not world.spans()
+    assert not world.spans
     assert not world.timings()
 
 

@@ -33,6 +33,8 @@ SETTINGS = [
     configure("saguaro", lookahead=1, fanout=(2,)),
     configure("saguaro", lookahead=2, fanout=(0, 0, 64), backup="plain"),
     configure("saguaro", lookahead=2, fanout=(3,), cache_set="top"),
+    configure("saguaro", lookahead=4, fanout=(1,), tree="abort"),
+    configure("saguaro", lookahead=4, fanout=(1,), tree="abort", backup="plain"),
     *TWO_DRAFTS,
     configure("saguaro", lookahead=2, fanout=(1, 0, 0), stall="rows", draft_devices=2),
 ]

@@ -39,6 +39,7 @@ CASES = [
     {**MIXED, "backup": "ngram", "scale": 0.3, "top_p": 0.8},
     {**MIXED, "stall": "rows", "scale": 0.5},
     {**MIXED, "cache_set": "top", "scale": 0.0, "top_p": 0.9},
+    {**MIXED, "tree": "abort", "scale": 0.5},
     {**MIXED, "draft_devices": 2, "scale": 0.4, "fanout_backup": (2, 2, 0, 1), "backup": "ngram"},
     {**MIXED, "draft_sampling": "greedy"},
     {**NARROW, "draft_sampling": "greedy", "backup": "random", "top_p": 0.8},

@@ -45,6 +45,7 @@ KNOBS = {
     "stall": "rows",
     "first": "backup",
     "cache_set": "top",
+    "tree": "abort",
     "draft_devices": 2,
     "draft_sampling": "greedy",
     "scale": 0.5,

@@ -21,7 +21,7 @@ FEW = ["--requests", "6", "--max-tokens", "48"]
 KEYS = {
     # the setting
     "policy", "batch", "requests", "prompt_length", "lookahead", "fanout", "fanout_backup", "backup", "stall",
-    "first", "cache_set", "draft_devices", "temperature", "top_p", "draft_sampling", "scale", "seed",
+    "first", "cache_set", "tree", "draft_devices", "temperature", "top_p", "draft_sampling", "scale", "seed",
     # metrics
     "tokens", "rounds", "batch_rounds", "seconds", "prefill_s", "tokens_per_second", "tokens_per_round",
     "accepted_per_round", "acceptance_rate", "cache_hit_rate", "hit_rate_after_primary",

@@ -12,6 +12,7 @@ from hardware_profiles.latency import LatencySurface
 from hardware_profiles.profile import ConstantCost, GridCost, Host, OperationHost, Point, Profile
 from policies.operations import Draft, Prespeculate, Speculation, Verify
 from policies.protocols import Steps
+from policies.records import NO_CACHE
 from policies.registry import SettingError, configure, start
 from policies.rows import Rows
 from policies.sampling import Sampling
@@ -162,6 +163,40 @@ def test_waits_grow_with_rows_and_tokens() -> None:
     paths = [("-", [1])] * 2
     world, _ = play(tokens_by_hand(*paths), TextbookCosts(1.0, 0.25), "ar", batch=2, host=host)
     assert world.now == pytest.approx(0.3 + 1.0 + 0.4)
+
+
+@pytest.mark.parametrize(("tree", "round_s"), [("whole", 1.6), ("abort", 1.2)])
+def test_a_tree_that_nobody_hits_can_be_aborted(tree: str, round_s: float) -> None:
+    # The target's token is never among the draft's best: four plain decodes of 1 s, each a miss.  A tree
+    # takes 4 x .4 = 1.6 s; stopped at 1 s, it ends with its third step, at 1.2 s.
+    world, rows = play(
+        tokens_by_hand(("----", [5] * 4)),
+        TextbookCosts(1.0, 0.4),
+        "saguaro",
+        lookahead=4,
+        fanout=(1,),
+        backup="plain",
+        first="backup",
+        tree=tree,
+    )
+    assert world.now == pytest.approx(4 * round_s)
+    assert [r.hit for r in rows.log.rounds(0)] == [0, 0, 0, NO_CACHE]
+
+
+def test_a_tree_that_is_hit_is_carried_through() -> None:
+    # One plain decode hits, and what it prepared for, all that is left, is verified in the second round.
+    world, _ = play(
+        tokens_by_hand(("+" * 6, [0] * 6)),
+        TextbookCosts(1.0, 0.4),
+        "saguaro",
+        lookahead=4,
+        fanout=(1,),
+        backup="plain",
+        first="backup",
+        tree="abort",
+    )
+    # 1.6 s for the hit; then 1.2 s, since a request that has ended needs no tree.
+    assert world.now == pytest.approx(1.6 + 1.2)
 
 
 def profile(**changes: Any) -> Profile:
