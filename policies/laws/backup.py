@@ -114,6 +114,49 @@ def fallback_speedups(
     return slow, fast
 
 
+def fallback_speedup(
+    p_hit_primary: float,
+    p_hit_backup: float,
+    e_hit: float,
+    e_miss: float,
+    t_primary: float,
+    *,
+    batch: int = 1,
+) -> float:
+    """Speedup over AR of the policy of 4.3.1: slow backup below b*, fast from b* on (`ssd.pol.fallback`).
+
+    With `switch_batch` for b*, so it is the better of the two at every batch size.
+
+    Raises:
+        ValueError: Outside the domain.
+    """
+    b_star = switch_batch(p_hit_primary, p_hit_backup, e_hit, e_miss, t_primary)
+    slow, fast = fallback_speedups(p_hit_primary, p_hit_backup, e_hit, e_miss, t_primary, batch=batch)
+    return slow if batch < b_star else fast
+
+
+def fallback_speedup_printed(
+    p_hit_primary: float,
+    p_hit_backup: float,
+    e_hit: float,
+    e_miss: float,
+    t_primary: float,
+    *,
+    batch: int = 1,
+) -> float:
+    """Speedup over AR of the same policy switching at the printed b*, with p_hit the fast backup's p_f.
+
+    Never more than `fallback_speedup`; less between the two b*.
+
+    Raises:
+        ValueError: Outside the domain.
+    """
+    p_fast = _fast_hit_rate(p_hit_primary, p_hit_backup)
+    b_star = switch_batch_printed(p_fast, e_hit, e_miss, t_primary)
+    slow, fast = fallback_speedups(p_hit_primary, p_hit_backup, e_hit, e_miss, t_primary, batch=batch)
+    return slow if batch < b_star else fast
+
+
 def switch_batch_brute(
     p_hit_primary: float,
     p_hit_backup: float,

@@ -1,6 +1,8 @@
 """Laws of DOUBLE and PEARL: rates of pipelines that draft the next block while they verify this one.
 
 g (`lookahead`) is the drafted tokens per block, C (`speed_ratio`) the target step over the draft step.
+DOUBLE's other statements: tokens and rounds of a run in `policies.laws.runs`, drafting by retrieval in
+`policies.laws.retrieval`, what the target's guidance commits in `policies.laws.guidance`.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ Nor does the acceptance always fall with C, as the paper's section 4.2.3 has it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -71,6 +72,35 @@ def acceptance(p: Law, q: Law) -> float:
     """
     target, draft = _pair(p, q)
     return min(1.0, float(np.minimum(target, draft).sum()))
+
+
+def acceptance_printed(p: Law, q: Law) -> float:
+    """Acceptance as A.3.1 prints it, 1 - |p - q|_1: without the half that `ssd.thm1` has.
+
+    Off by |p - q|_1 / 2, and negative for laws with little in common; the paper's own numbers have the half.
+
+    Raises:
+        ValueError: Not two laws over one vocabulary.
+    """
+    target, draft = _pair(p, q)
+    return 1.0 - float(np.abs(target - draft).sum())
+
+
+def emitted_law(p: Law, q: Law) -> FloatArray:
+    """[V] law of the token that a position emits: min(p, q) + (1 - sum min(p, q)) residual  (`ssd.sd`).
+
+    It is p, which is why speculative decoding loses nothing.  Where p = q nothing is rejected: the residual
+    is 0/0, but of probability 0.
+
+    Raises:
+        ValueError: Not two laws over one vocabulary.
+    """
+    target, draft = _pair(p, q)
+    accepted = np.minimum(target, draft)
+    over = np.maximum(target - draft, 0.0)
+    total = float(over.sum())
+    rejected = 1.0 - float(accepted.sum())
+    return np.asarray(accepted + (rejected * over / total if total > 0.0 else 0.0), dtype=np.float64)
 
 
 def residual(p: Law, q: Law) -> FloatArray:
@@ -180,6 +210,45 @@ def hit_rate_sampled(
     after = {f: hit(p, q, f, scale) for f in set(fanout[:-1])}
     free = float(_law("p", p)[top_tokens(q, fanout[-1])].sum())
     return float((weights * np.array([*(after[f] for f in fanout[:-1]), free])).sum())
+
+
+def saguaro_exact(
+    p: Sequence[Fraction], q: Sequence[Fraction], fanout: int, lookahead: int, scale: Fraction
+) -> tuple[Fraction, Fraction, Fraction]:
+    """Acceptance, P(hit | rejection) and p_hit,p in rational arithmetic (`ssd.thm19`), by enumeration.
+
+    The `without_rejected` cache, one fan-out at all positions.  Every pair of a rejected token and the
+    target's next one is gone through, so that it shares no formula with `hit_given_rejection`.
+
+    Args:
+        p: [V] the target's law, summing to exactly 1.
+        q: [V] the draft's law before rescaling, the same.
+        fanout: F.
+        lookahead: K.
+        scale: C.
+
+    Raises:
+        ValueError: Sums that are not 1, or C = 0 with all mass on the top F.
+    """
+    if sum(p) != 1 or sum(q) != 1 or len(p) != len(q):
+        raise ValueError("p and q must be laws over one vocabulary that sum to exactly 1")
+    ranked = sorted(range(len(q)), key=lambda token: (-q[token], token))
+    scaled = [value * (scale if token in ranked[:fanout] else 1) for token, value in enumerate(q)]
+    if sum(scaled) == 0:
+        raise ValueError(f"C = {scale} leaves nothing to draw: all mass is on the top {fanout} tokens")
+    drawn = [value / sum(scaled) for value in scaled]
+    accepted = sum((min(a, b) for a, b in zip(p, drawn, strict=True)), Fraction(0))
+    missing = 1 - accepted
+    hit = Fraction(1)
+    if missing:
+        hit = Fraction(0)
+        for rejected, share in enumerate(max(b - a, Fraction(0)) for a, b in zip(p, drawn, strict=True)):
+            cache = [token for token in ranked if token != rejected][:fanout]
+            under = sum((max(p[token] - drawn[token], Fraction(0)) for token in cache), Fraction(0))
+            hit += share / missing * under / missing
+    full = accepted**lookahead
+    free = sum((p[token] for token in ranked[:fanout]), Fraction(0))
+    return accepted, hit, full * free + (1 - full) * hit
 
 
 def _masses(p: Law, q: Law, fanout: int, scale: float) -> tuple[FloatArray, FloatArray, float]:

@@ -1,0 +1,289 @@
+"""Evaluating a statement with arguments as one types them: `lookahead=1:12`, `fanout=4,4,3`.
+
+A law gets each value by its parameter's kind in the glossary.  A range makes a sweep, of which there may
+be one.  Every refusal is a `ValueError` of one line that says what to type instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from policies.laws.glossary import GLOSSARY
+from policies.laws.statement import Statement
+
+LONGEST = 100_000
+"""Most points of a sweep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Values of the one parameter that is varied."""
+
+    name: str
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a statement evaluates to.
+
+    Attributes:
+        statement: Which.
+        arguments: As given, a sweep as the tuple of its values.
+        sweep: What was varied; None for a single point.
+        value: Of the corrected form; a list in the order of the sweep.
+        printed: Of the printed form where there is another one, else None, and where it has no value.
+        refusal: Why the printed form has no value (somewhere); None where it has.
+    """
+
+    statement: Statement
+    arguments: dict[str, Any]
+    sweep: Sweep | None
+    value: Any
+    printed: Any = None
+    refusal: str | None = None
+
+
+def find(statements: Mapping[str, Statement], name: str) -> Statement:
+    """The statement of an id or alias.
+
+    Raises:
+        ValueError: Unknown; names the nearest ones.
+    """
+    by_name = dict(statements)
+    for statement in statements.values():
+        by_name |= dict.fromkeys(statement.aliases, statement)
+    if name in by_name:
+        return by_name[name]
+    raise ValueError(f"no statement {name!r}{_nearest(name, by_name)}; `laws list` names all of them")
+
+
+def parameters(law: Callable[..., Any]) -> dict[str, bool]:
+    """Parameters of a law by name, and whether they must be given."""
+    found = inspect.signature(law).parameters.values()
+    return {parameter.name: parameter.default is parameter.empty for parameter in found}
+
+
+def parameters_of(statement: Statement) -> dict[str, bool]:
+    """Parameters of both forms together."""
+    both = parameters(statement.printed) if statement.printed else {}
+    return both | parameters(statement.corrected)
+
+
+def evaluate(statement: Statement, typed: Iterable[str]) -> Answer:
+    """Both forms of a statement at the arguments typed.
+
+    Args:
+        statement: Which.
+        typed: `name=value` each.
+
+    Raises:
+        ValueError: An argument that is malformed, unknown or missing, or outside the law's domain.
+    """
+    arguments = _read(statement, typed)
+    sweeps = [value for value in arguments.values() if isinstance(value, Sweep)]
+    if len(sweeps) > 1:
+        raise ValueError(f"one sweep at a time: give {sweeps[1].name} a single value")
+    sweep = sweeps[0] if sweeps else None
+    points = [{**arguments, sweep.name: value} for value in sweep.values] if sweep else [arguments]
+    values = [_call(statement.corrected, point, sweep) for point in points]
+    printed, refusal = _printed(statement, points, sweep)
+    given = {name: value.values if isinstance(value, Sweep) else value for name, value in arguments.items()}
+    if sweep:
+        return Answer(statement, given, sweep, values, printed, refusal)
+    return Answer(statement, given, None, values[0], None if printed is None else printed[0], refusal)
+
+
+def command(statement: Statement) -> str:
+    """The statement's example as a line for the shell."""
+    return shlex.join(["laws", "eval", statement.id, *statement.example.split()])
+
+
+def _printed(
+    statement: Statement, points: Sequence[dict[str, Any]], sweep: Sweep | None
+) -> tuple[list[Any] | None, str | None]:
+    """Values of the printed form, None where it has none, and why."""
+    if statement.printed is None:
+        return None, None
+    missing = [
+        name for name, needed in parameters(statement.printed).items() if needed and name not in points[0]
+    ]
+    if missing:
+        return None, f"it also needs {', '.join(missing)}"
+    values, refusal = [], None
+    for point in points:
+        try:
+            values.append(_call(statement.printed, point, sweep))
+        except ValueError as error:
+            values.append(None)
+            refusal = refusal or str(error)
+    return values, refusal
+
+
+def _call(law: Callable[..., Any], point: dict[str, Any], sweep: Sweep | None) -> Any:
+    taken = parameters(law)
+    at = f" (at {sweep.name}={point[sweep.name]:g})" if sweep else ""
+    try:
+        with np.errstate(all="ignore"):  # what overflows is infinite, and nan is refused below
+            value = plain(law(**{name: value for name, value in point.items() if name in taken}))
+    except ValueError as error:
+        raise ValueError(f"{error}{at}") from error
+    except (ArithmeticError, IndexError) as error:
+        raise ValueError(f"outside the domain, which `laws show` states: {error}{at}") from error
+    if any(isinstance(leaf, float) and math.isnan(leaf) for leaf in _leaves(value)):
+        raise ValueError(f"outside the domain, which `laws show` states: no value{at}")
+    return value
+
+
+def _leaves(value: Any) -> Iterable[Any]:
+    """Single values of a plain one."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def plain(value: Any) -> Any:
+    """A law's result as numbers, text, lists and dictionaries: what JSON knows, but for inf."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, Fraction):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(plain(item) for item in value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def finite(value: Any) -> Any:
+    """A plain value with `inf` and `-inf` as text, since JSON has no such numbers."""
+    if isinstance(value, float) and math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def _read(statement: Statement, typed: Iterable[str]) -> dict[str, Any]:
+    known = parameters_of(statement)
+    arguments: dict[str, Any] = {}
+    for item in typed:
+        name, equals, text = item.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{item!r} is no argument: type name=value, such as {_such_as(statement)}")
+        if name not in known:
+            raise ValueError(_stranger(statement, name, known))
+        if name in arguments:
+            raise ValueError(f"{name} is given twice")
+        arguments[name] = _value(name, text)
+    wanted = parameters(statement.corrected)
+    missing = [name for name, needed in wanted.items() if needed and name not in arguments]
+    if missing:
+        example = f"; for example `{command(statement)}`" if statement.example else ""
+        raise ValueError(f"{statement.id} also needs {', '.join(missing)}{example}")
+    return arguments
+
+
+def _such_as(statement: Statement) -> str:
+    return statement.example.split()[0] if statement.example else "acceptance=0.8"
+
+
+def _stranger(statement: Statement, name: str, known: Mapping[str, bool]) -> str:
+    takes = f"it takes {', '.join(known)}" if known else "it takes none"
+    return f"{statement.id} has no parameter {name!r}{_nearest(name, known)}; {takes}"
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), n=4, cutoff=0.6)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
+
+
+def _value(name: str, text: str) -> Any:
+    term = GLOSSARY.get(name)
+    kind = term.kind if term else "number"
+    if kind == "text":
+        return text
+    if kind == "matrix":
+        return tuple(_numbers(name, row) for row in text.split(";")) if text else ()
+    if kind == "vector":
+        return _numbers(name, text)
+    if ":" in text:
+        return Sweep(name, _range(name, text, whole=kind == "integer"))
+    return _number(name, text, whole=kind == "integer")
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    whole = name in GLOSSARY and GLOSSARY[name].domain.startswith("whole")
+    numbers: list[float] = []
+    for part in text.split(","):
+        if ":" in part:
+            numbers += _range(name, part, whole=whole)
+        elif part.strip():
+            numbers.append(_number(name, part, whole=whole))
+    return tuple(numbers)
+
+
+def _number(name: str, text: str, *, whole: bool = False) -> float:
+    """`3`, `0.5`, `47/147`, `inf`; whole numbers stay whole."""
+    try:
+        number: float = _exact(text.strip())
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"{name}={text!r} is no number; type 0.5, 1/2, inf, a range 1:12 or 0.1:0.9:0.1, or a list 4,4,3"
+        ) from error
+    if math.isnan(number):
+        raise ValueError(f"{name} must be a number, got nan")
+    if not whole:
+        return number
+    if math.isinf(number) and "inf" in GLOSSARY[name].domain:
+        return number
+    if math.isinf(number) or number != int(number):
+        raise ValueError(f"{name} is a whole number, got {text}")
+    return int(number)
+
+
+def _exact(text: str) -> float:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    if "/" in text:
+        return float(Fraction(text))
+    return float(text)
+
+
+def _range(name: str, text: str, *, whole: bool) -> tuple[float, ...]:
+    """`1:12` (whole numbers, both ends included) or `0.1:0.9:0.1`."""
+    parts = [_number(name, part, whole=whole) for part in text.split(":")]
+    if len(parts) not in (2, 3) or any(math.isinf(part) for part in parts):
+        raise ValueError(f"{name}={text} is no range: type first:last or first:last:step")
+    first, last = parts[:2]
+    if len(parts) == 2 and not (isinstance(first, int) and isinstance(last, int)):
+        raise ValueError(f"{name}={text} needs a step, as in {name}={text}:0.1")
+    step = parts[2] if len(parts) == 3 else 1
+    if step <= 0 or last < first:
+        raise ValueError(f"{name}={text} is empty: a range goes up, by a step above 0")
+    count = math.floor((last - first) / step + 1e-9) + 1
+    if count > LONGEST:
+        raise ValueError(f"{name}={text} has {count} points, more than {LONGEST}")
+    if all(isinstance(part, int) for part in (first, last, step)):
+        return tuple(first + index * step for index in range(count))
+    # Rounded, so that 0.1:0.9:0.1 holds 0.3 and not 0.30000000000000004.
+    return tuple(round(first + index * step, 12) for index in range(count))
