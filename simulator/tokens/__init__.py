@@ -1,11 +1,23 @@
 """Token models: *what* is accepted and cached, apart from *when* (design.md, section 3).
 
-`replay` takes outcomes from a recorded trace and is exact; `coin` draws them: the world of the papers' laws.
+`replay` takes outcomes from a recorded trace and is exact; `coin` draws them: the world of the papers' laws;
+`histogram` draws them by position, as an engine's metrics tell them.
 """
 
 from simulator.tokens.coin import coin
+from simulator.tokens.histogram import conditional_acceptance, histogram
 from simulator.tokens.model import TokenModel
 from simulator.tokens.outcomes import NEVER, Outcomes, accepted_runs
 from simulator.tokens.replay import REPLAY_COLUMNS, replay
 
-__all__ = ["NEVER", "REPLAY_COLUMNS", "Outcomes", "TokenModel", "accepted_runs", "coin", "replay"]
+__all__ = [
+    "NEVER",
+    "REPLAY_COLUMNS",
+    "Outcomes",
+    "TokenModel",
+    "accepted_runs",
+    "coin",
+    "conditional_acceptance",
+    "histogram",
+    "replay",
+]

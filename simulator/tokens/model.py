@@ -38,6 +38,7 @@ from policies.operations import (
 )
 from policies.registry import SettingError
 from policies.sampling import Sampling
+from simulator.tokens.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from simulator.tokens.sampled import SampledLaws
@@ -67,6 +68,8 @@ class TokenModel:
         setting: (temperature, top_p) of the target that the outcomes belong to; None for any.
         laws: Outcomes of sampled decoding by the law of what is verified; None where `run` and
             `need_rejected` are all there is (greedy decoding, coins).
+        by_depth: What a rejection needs where that depends on the tokens accepted before it (histograms);
+            None where it does not.
     """
 
     starts: IntArray
@@ -82,6 +85,7 @@ class TokenModel:
     law: PowerLaw | None = None
     setting: tuple[float, float] | None = None
     laws: SampledLaws | None = None
+    by_depth: Outcomes | None = None
 
     def verify(self, view: View, operation: Verify) -> Verdict:
         """Outcome of a verification for the rows of `view`.
@@ -229,6 +233,8 @@ class TokenModel:
 
     def _need_after(self, operation: Prespeculate, accepted: IntArray, at: IntArray) -> IntArray:
         """Fan-out needed where the primary draft's token after `accepted` ones was rejected."""
+        if self.by_depth is not None:
+            return self.by_depth.need_after(accepted, at)
         if self.laws is None:
             return self.need_rejected[at]
         outcomes = self.laws.outcomes(operation.sampling, Source.PRIMARY, operation.speculation.shape)
