@@ -1,0 +1,131 @@
+"""`python -m analysis.breaks`: where the papers' laws stop holding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from analysis.breaks.catalogue import LAWS, find_laws, find_relaxations
+from analysis.breaks.relaxations import RELAXATIONS
+from analysis.breaks.store import Map, as_json, load_map, save_map
+from analysis.breaks.sweep import TOKENS, sweep
+from analysis.breaks.tables import CAPTION, by_relaxation, markdown, of_law, overview, rich_table
+from policies.commandline import HELP, Refusal, wide_console
+
+EPILOG = """
+\b
+Examples:
+  python -m analysis.breaks
+  python -m analysis.breaks ssd.thm7 ssd.cor8 --relax jitter --relax branches
+  python -m analysis.breaks double.thm3 --json map.json --plot pictures
+  python -m analysis.breaks --from analysis/results/breaks/map.json --markdown
+  python -m analysis.breaks --list
+"""
+
+
+@click.command(epilog=EPILOG, context_settings=HELP)
+@click.argument("laws", nargs=-1, metavar="[LAW]...")
+@click.option("--relax", multiple=True, metavar="NAME", help="Only this assumption; may be given repeatedly.")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Write the map as JSON; - prints it."
+)
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print the tables as Markdown.")
+@click.option("--plot", type=click.Path(file_okay=False, path_type=Path), help="Draw the pictures there.")
+@click.option(
+    "--from",
+    "stored",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Show a stored map; nothing is simulated.",
+)
+@click.option("--tokens", default=TOKENS, show_default=True, type=click.IntRange(min=2000), help="Of a run.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
+@click.option("--list", "only_list", is_flag=True, help="List laws and relaxations.")
+def main(**options: Any) -> None:
+    """Put laws to the test: first under their own assumptions, then with one assumption relaxed at a time.
+
+    LAW is a statement's id, as in docs/breaks.md; one with several readings stands for all of them.  All
+    laws by default, which takes some minutes.
+    """
+    try:
+        _run(options)
+    except KeyboardInterrupt as error:
+        raise click.Abort from error
+    except ImportError as error:
+        raise Refusal(f"{error}; --plot draws with matplotlib: pip install 'spectwin[plot]'") from error
+    except (ValueError, OSError) as error:
+        raise Refusal(str(error)) from error
+
+
+def _run(options: dict[str, Any]) -> None:
+    if options["only_list"]:
+        _list()
+        return
+    found = _stored(options) if options["stored"] is not None else _simulated(options)
+    if options["json_file"] == Path("-"):
+        click.echo(as_json(found), nl=False)
+    elif options["json_file"] is not None:
+        save_map(found, options["json_file"])
+        click.echo(f"wrote {options['json_file']}", err=True)
+    if options["plot"] is not None:
+        from analysis.breaks.pictures import plot
+
+        for path in plot(found, options["plot"]):
+            click.echo(f"wrote {path}", err=True)
+    if options["as_markdown"]:
+        click.echo(markdown(found))
+    elif options["json_file"] != Path("-"):
+        _show(found, single=len(options["laws"]) > 0)
+
+
+def _simulated(options: dict[str, Any]) -> Map:
+    from calibrate.display import show_progress
+
+    laws, relaxations = find_laws(options["laws"]), find_relaxations(options["relax"])
+    untouched = not any(name in law.relaxations for law in laws for name in relaxations)
+    if untouched:
+        touching = dict.fromkeys(name for law in laws for name in law.relaxations)
+        raise ValueError(f"--relax touches none of these laws; what does: {', '.join(touching)}")
+    with show_progress() as progress:
+        cells = sweep(laws, relaxations, seed=options["seed"], tokens=options["tokens"], progress=progress)
+    return Map(tuple(cells), options["seed"], options["tokens"])
+
+
+def _stored(options: dict[str, Any]) -> Map:
+    """The stored map's part that is asked for."""
+    whole = load_map(options["stored"])
+    laws = {law.name for law in find_laws(options["laws"])}
+    relaxations = {*find_relaxations(options["relax"]), "none"}
+    cells = tuple(c for c in whole.cells if c.law in laws and c.relaxation in relaxations)
+    if not cells:
+        raise ValueError(f"{options['stored']} holds nothing of these laws; it has {', '.join(whole.laws)}")
+    return Map(cells, whole.seed, whole.tokens)
+
+
+def _show(found: Map, *, single: bool) -> None:
+    console = wide_console()
+    lines = overview(found)
+    if not console.is_terminal:  # a column must not be cut short in a log
+        console.width = max(console.width, 14 * len(lines[0]) + 30)
+    console.print(rich_table(lines, title="Largest errors, %", numbers=range(1, len(lines[0]))))
+    if single:
+        for law in found.laws:
+            title = f"{law}: {LAWS[law].title}"
+            console.print(rich_table(of_law(found, law), title=title, numbers=(2,)))
+    else:
+        console.print(rich_table(by_relaxation(found), title="By relaxation", numbers=(2,)))
+    console.print(CAPTION, highlight=False)
+
+
+def _list() -> None:
+    console = wide_console()
+    head = ["law", "form", "compared as", "says"]
+    rows = [[law.name, law.form, law.kind, law.title] for law in LAWS.values()]
+    console.print(rich_table([head, *rows], title="Laws", numbers=()))
+    relaxed = [[r.name, r.size, ", ".join(f"{s:g}" for s in r.sizes)] for r in RELAXATIONS.values()]
+    console.print(rich_table([["relaxation", "size", "sizes"], *relaxed], title="Relaxations", numbers=()))
+
+
+if __name__ == "__main__":
+    main()

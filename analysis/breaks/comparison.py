@@ -1,0 +1,115 @@
+"""What a law is here: a prediction told a point, an observation of a simulated case, and their comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from analysis.breaks.bench import Bench, Estimate
+from analysis.breaks.points import Case, Point
+
+Kind: TypeAlias = Literal["value", "upper bound", "lower bound", "choice"]
+Form: TypeAlias = Literal["as printed", "corrected", "printed = corrected"]
+
+LEVEL = 3.0
+"""Standard errors either side of an error: a law that is off by the margin passes once in 740 times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A law beside a simulation.
+
+    Attributes:
+        law: What the law says.
+        simulated: What was seen.
+        error: Signed relative error of the law: law / simulated - 1 of a value, positive where the law
+            promises too much.  Of a bound, the part of it by which the bound is violated, else 0.  Of a
+            choice, the speed lost: best / chosen - 1.
+        uncertainty: Standard error of `error`; of a bound that is kept, such that `LEVEL` of it reach as far
+            into its violation as those of the value do.
+    """
+
+    law: float
+    simulated: float
+    error: float
+    uncertainty: float
+
+
+@dataclass(frozen=True)
+class Law:
+    """A law of a system that the simulator has.
+
+    Attributes:
+        name: As on the command line: the statement's id, and the reading where there are several.
+        form: Whose form it is.
+        title: What it says, with its formula.
+        kind: How it is compared.
+        points: Operating points it is tried at, all within its domain.
+        relaxations: Names of the relaxations that touch it, and what it has to say of each: why it errs, or
+            why it does not.
+        compare: The comparison, None where the law does not commit itself at a point.
+        fault: Why it does not agree even where its own assumptions hold; empty if it does.
+    """
+
+    name: str
+    form: Form
+    title: str
+    kind: Kind
+    points: tuple[Point, ...]
+    relaxations: dict[str, str]
+    compare: Callable[[Bench, Case], Comparison | None]
+    fault: str = ""
+
+
+Predict: TypeAlias = Callable[[Point], float]
+Observe: TypeAlias = Callable[[Bench, Case], Estimate]
+
+
+def by_value(predict: Predict, observe: Observe) -> Callable[[Bench, Case], Comparison]:
+    """Relative error law / simulated - 1."""
+
+    def compare(bench: Bench, case: Case) -> Comparison:
+        law, seen = predict(case.point), observe(bench, case)
+        return Comparison(law, seen.value, law / seen.value - 1.0, law * seen.error / seen.value**2)
+
+    return compare
+
+
+def by_bound(predict: Predict, observe: Observe, *, upper: bool) -> Callable[[Bench, Case], Comparison]:
+    """The part of law / simulated - 1 that violates a bound."""
+    exact = by_value(predict, observe)
+
+    def compare(bench: Bench, case: Case) -> Comparison:
+        found = exact(bench, case)
+        violation = min(0.0, found.error) if upper else max(0.0, found.error)
+        # An interval that begins on the kept side reaches that much less far into the violated one.
+        spare = abs(found.error - violation) / LEVEL
+        return Comparison(found.law, found.simulated, violation, max(0.0, found.uncertainty - spare))
+
+    return compare
+
+
+def by_choice(
+    choose: Callable[[Point], int],
+    options: Callable[[Point], tuple[int, ...]],
+    speed: Callable[[Bench, Case, int], Estimate],
+) -> Callable[[Bench, Case], Comparison]:
+    """Loss best / chosen - 1 over whole numbers; `law` and `simulated` are the chosen and the best one."""
+
+    def compare(bench: Bench, case: Case) -> Comparison:
+        chosen = choose(case.point)
+        speeds = {o: speed(bench, case, o) for o in sorted({*options(case.point), chosen})}
+        best = max(speeds, key=lambda o: speeds[o].value)
+        gain = speeds[best].over(speeds[chosen])
+        return Comparison(chosen, best, gain.value - 1.0, gain.error)
+
+    return compare
+
+
+def between(low: Estimate, high: Estimate, share: float) -> Estimate:
+    """Estimate on the way from one to another, interpolated in the logarithm."""
+    value = float(np.exp((1.0 - share) * np.log(low.value) + share * np.log(high.value)))
+    return Estimate(value, (1.0 - share) * low.influence + share * high.influence)

@@ -1,0 +1,191 @@
+"""Worlds as the simulator takes them: a token model and a profile for a point and what is relaxed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from analysis.breaks.points import Case, Point, World
+from hardware_profiles.costs import LEVELS, ConstantCost, GridCost, Provenance
+from hardware_profiles.costs import Point as Cell
+from hardware_profiles.profile import DeviceInfo, Overlap, Profile, Role, Roles
+from hardware_profiles.store import find_trace, trace_name
+from hardware_profiles.trace import Trace, read_trace
+from policies.sampling import Sampling
+from simulator.costs import Effects
+from simulator.probe import Manner, mean_acceptance, rejection_law
+from simulator.run import Scenario
+from simulator.tokens import TokenModel, coin, histogram, replay
+from simulator.tokens.histogram import power_law_curve
+
+RECORDING = "cpu2-x5"
+"""Profile whose shipped traces stand for a real pair."""
+WIDE = 65
+"""Where linear costs are stated; beyond it they go on alike."""
+_NORMAL = np.array([-1.6448536, -0.6744898, 0.0, 0.6744898, 1.6448536])
+
+
+def scenario(case: Case, tokens: int, seed: int) -> Scenario:
+    """The scenario of a case.
+
+    Args:
+        case: Point and world.
+        tokens: Tokens emitted per row; of a recording all there are.
+        seed: Keys coins and jitter.
+    """
+    point, world = case.point, case.world
+    return Scenario(
+        tokens=token_model(point, world, tokens, seed),
+        profile=profile(point.draft_s, world),
+        batch=point.batch,
+        effects=Effects(
+            context=False,
+            host=False,
+            draft_width=world.branches is not None,
+            overlap=world.contention > 0.0,
+            jitter=world.jitter > 0.0,
+        ),
+        seed=seed,
+    )
+
+
+def token_model(point: Point, world: World, tokens: int, seed: int) -> TokenModel:
+    """What is accepted and cached."""
+    if world.temperature is not None:
+        return recorded(world.temperature, point.batch, seed)
+    clones = min(world.clones, point.batch)
+    rows, length = point.batch // clones, tokens
+    if world.output is not None:  # as many tokens, in many short requests
+        rows, length = max(2, tokens // world.output) * point.batch, world.output
+    shape: dict[str, Any] = {"requests": rows, "length": length, "prompt_length": 1, "seed": seed}
+    if world.falling > 0.0:
+        curve = power_law_curve(point.exponent, point.scale)
+        levels = falling(point.acceptance, point.lookahead, world.falling)
+        return histogram(levels, rejected=[curve], free=curve, **shape)
+    model = coin(point.acceptance, exponent=point.exponent, scale=point.scale, **shape)
+    return model if clones == 1 else model.repeated(point.batch)
+
+
+def falling(acceptance: float, lookahead: int, drop: float) -> tuple[float, ...]:
+    """[K] conditional acceptance min(1, a_0 (1 - drop)^j) whose mean over verified positions is a.
+
+    A position is verified if all before it were accepted: that mean is what any engine reports, and what
+    the laws are told.
+    """
+    shape = (1.0 - drop) ** np.arange(lookahead)
+    low, high = 0.0, 1.0 / shape[-1]
+    for _ in range(60):
+        middle = (low + high) / 2
+        levels = np.minimum(1.0, middle * shape)
+        verified = np.concatenate([[1.0], np.cumprod(levels)[:-1]])
+        low, high = (middle, high) if (verified @ levels) / verified.sum() < acceptance else (low, middle)
+    return tuple(np.minimum(1.0, low * shape).tolist())
+
+
+@lru_cache(maxsize=16)
+def recorded(temperature: float, rows: int, seed: int) -> TokenModel:
+    """The shipped recording as `rows` texts of equal length, its requests joined end to end.
+
+    Joined, since 128-token outputs would mix in the start-up and overshoot that `World.output` is about; at
+    each of the seams one run in all may go on that did not.
+    """
+    trace = read_trace(find_trace(trace_name(RECORDING, temperature)))
+    return replay(_joined(trace, rows), seed=seed)
+
+
+def _joined(trace: Trace, rows: int) -> Trace:
+    # Dealt out in turn: rows of one kind of text each would count by time, not by tokens.
+    ids = [request.id for request in trace.requests]
+    trace = trace.slice([request for row in range(rows) for request in ids[row::rows]])
+    length = len(trace) // rows
+    kept: dict[str, Any] = {name: column[: rows * length] for name, column in trace.columns.items()}
+    kept |= {
+        "request": np.repeat(np.arange(rows), length),
+        "position": np.tile(np.arange(length), rows),
+    }
+    requests = tuple(trace.requests[i].model_copy(update={"id": i}) for i in range(rows))
+    return replace(trace, requests=requests, **kept)
+
+
+@lru_cache(maxsize=4)
+def told_by_recording(temperature: float) -> tuple[float, float, float]:
+    """What the laws are told of the recording: mean acceptance, and r and c of the fitted hit curve.
+
+    Raises:
+        ValueError: No power law fits the hit curve.
+    """
+    tokens = recorded(temperature, 1, 0)
+    manner = Manner(Sampling(temperature=temperature))
+    law = rejection_law(tokens, manner)
+    if law is None:
+        raise ValueError(f"no power law fits the recording at temperature {temperature:g}")
+    return mean_acceptance(tokens, manner), law.exponent, law.scale
+
+
+@lru_cache(maxsize=256)
+def profile(draft_s: float, world: World) -> Profile:
+    """Constant costs, a target step being 1, and what the world adds to them."""
+    tree = ("branches", draft_s, world.branches or 0.0)
+    operations: dict[Any, Any] = {
+        "target.forward": _target(world),
+        "draft.forward": _line("batch", draft_s, 0.0, world.jitter),
+        "draft.tree": _line(*tree, world.jitter),
+    }
+    role = Role(device=DeviceInfo(kind="any"), model="any")
+    return Profile(
+        name="breaks",
+        roles=Roles(target=role, draft=role),
+        operations=operations,
+        overlap=_overlap(1.0 + world.contention) if world.contention > 0.0 else (),
+        provenance=Provenance(kind="synthetic"),
+    )
+
+
+def _target(world: World) -> GridCost | ConstantCost:
+    """1 + g (w - 1) for w new tokens per row, or 1 + g (b w - 1) for those of all rows."""
+    if world.verify_batch == 0.0:
+        return _line("new_tokens", 1.0, world.verify_k, world.jitter)
+    points = tuple(
+        Cell(at=(rows, width), mean_s=1.0 + world.verify_batch * (rows * width - 1))
+        for rows in (1, WIDE)
+        for width in (1, WIDE)
+    )
+    return GridCost(axes=("batch", "new_tokens"), points=points)
+
+
+def _line(axis: Any, seconds: float, growth: float, jitter: float) -> GridCost | ConstantCost:
+    """`seconds` (1 + growth (x - 1)) along an axis, every duration spread alike."""
+    if growth == 0.0 and jitter == 0.0:
+        return ConstantCost(seconds=seconds)
+    points = []
+    for at in (1, WIDE):
+        mean = seconds * (1.0 + growth * (at - 1))
+        spread: Any = tuple((mean * (1.0 + jitter * _unit_spread())).tolist()) if jitter else None
+        points.append(Cell(at=(at,), mean_s=mean, quantiles_s=spread))
+    return GridCost(axes=(axis,), points=tuple(points))
+
+
+@lru_cache(maxsize=1)
+def _unit_spread() -> np.ndarray[Any, np.dtype[np.float64]]:
+    """[5] normal quantiles at `LEVELS`, scaled so that noise drawn between them has variance 1.
+
+    Noise is flat beyond the outer quantiles and linear between (`LatencySurface.noise`), which makes a
+    normal law's own quantiles vary too little.
+    """
+    z = _NORMAL
+    variance = 2.0 * LEVELS[0] * z[0] ** 2
+    for i in range(len(z) - 1):
+        variance += (LEVELS[i + 1] - LEVELS[i]) * (z[i] ** 2 + z[i] * z[i + 1] + z[i + 1] ** 2) / 3.0
+    return np.asarray(z / np.sqrt(variance), dtype=np.float64)
+
+
+def _overlap(slowdown: float) -> tuple[Overlap, ...]:
+    """Target and draft slow each other by the same factor."""
+    return (
+        Overlap(device="target", operation="forward", while_busy="draft", slowdown=slowdown),
+        Overlap(device="draft", operation="forward", while_busy="target", slowdown=slowdown),
+        Overlap(device="draft", operation="tree", while_busy="target", slowdown=slowdown),
+    )
