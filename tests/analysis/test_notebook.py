@@ -32,3 +32,12 @@ def test_the_experiments_notebook_runs() -> None:
     for name in ("budget", "backup", "ratio", "temperature", "scale", "pareto", "drafts"):
         assert f"{name}: " in printed
     assert "speedup over plain decoding:" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_papers_notebook_runs() -> None:
+    printed = execute("papers.ipynb")
+    for name in ("ssd", "double", "duodecoding", "rasd", "mirror"):
+        assert f"{name}: " in printed
+    assert "RASD(PLD): tau: law" in printed

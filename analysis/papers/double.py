@@ -1,0 +1,204 @@
+"""What DOUBLE's tables determine: speedups of baselines from their M and C, DOUBLE's from PEARL's M.
+
+Acceptance is withheld, but an iid one with run length M is M / (M + 1).  DOUBLE's own rows are predicted
+from PEARL's M, the pair's C, and 1 + AMT tokens per draft step, of which the paper says only that AMT
+exceeds 0.9 for one pair.
+"""
+
+from __future__ import annotations
+
+import math
+
+from analysis.papers.cells import Book, Cell
+from analysis.papers.double_more import from_vanilla_sd, lossless
+from analysis.papers.fits import acceptance_of_tokens
+from analysis.papers.forecast import (
+    Coin,
+    Estimate,
+    Forecast,
+    Reasons,
+    assumed,
+    fitted,
+    given,
+    naive_guess,
+    spread,
+)
+from policies.laws.double import pearl_speedup, psd_speedup_printed
+
+TABLE = "Table 1"
+DATASETS = ("HumanEval", "GSM8K", "CNN/DM", "Alpaca", "MT-Bench")
+AMT = assumed("AMT", 0.9, 0.5, 1.5)
+OWN = ("Sps", "PEARL", "DOUBLE")
+"""Methods with a law of their own; of the others only tokens per step are known."""
+REASONS: Reasons = (
+    ({"dataset": ("Avg", "MT-Bench/Avg")}, "average of the rows beside it"),
+    ({"value_name": ("M_gain_vs_PEARL", "speedup_gain_vs_PEARL", "retention")}, "ratio of two cells"),
+    ({"table": "Table 3"}, "AMT by size of the datastore is not printed; rounds 0 and 10 restate Table 1"),
+    ({"table": "Table 4"}, "model shapes, not results"),
+    ({"table": "Table 5"}, "neither M nor acceptance of these methods is printed; DOUBLE restates Table 1"),
+    ({"table": "Table 6"}, "step times by batch size are not printed"),
+    ({"table": "Table 7", "value_name": "speedup"}, "its Sps rows are flagged: no baseline to start from"),
+    ({"table": "Table 8", "value_name": "speedup"}, "restates Table 1 (temperature 0), or is the unit, 1.00"),
+    ({"table": "Table 9"}, "what the rejected cache adds to AMT is not printed"),
+    ({"table": "Table 10"}, "profiled shares of time: an input of a simulation, not its outcome"),
+    ({"table": "Table 11"}, "communication time of the pipeline-parallel placement is not printed"),
+    ({"value_name": "accuracy_EM"}, "restates Table 7"),
+    ({"table": TABLE}, "belongs to a flagged row"),
+    ({}, "describes the setup, or restates the tables in prose"),
+)
+
+
+def forecasts(book: Book) -> list[Forecast]:
+    """Every cell that its paper's other cells say something about."""
+    found = []
+    for ratio in book.all(table=TABLE, value_name="C"):
+        target = ratio.target
+        for method in dict.fromkeys(c.method for c in book.all(table=TABLE, target=target) if c.method):
+            if method not in OWN:
+                found += _by_step_cost(book, target, method)
+        for dataset in DATASETS:
+            place = {"table": TABLE, "target": target, "dataset": dataset}
+            found.append(_sps(book, ratio, place))
+            found.append(_pearl(book, ratio, place))
+            found += [_double(book, ratio, place), _run_length(book, ratio, place)]
+    return [*found, *from_vanilla_sd(book), *lossless(book)]
+
+
+def _cell(book: Book, place: dict[str, str], method: str, name: str) -> Cell:
+    """A cell, flagged or not: what is predicted may be flagged, what is used may not."""
+    return book.all(**place, method=method, value_name=name)[0]
+
+
+def _by_step_cost(book: Book, target: str, method: str) -> list[Forecast]:
+    """S = M / cost of a step, the cost from the method's other data sets."""
+    block = {"table": TABLE, "target": target, "method": method, "dataset": DATASETS}
+    tokens = {c.dataset: c for c in book.sound(**block, value_name="M")}
+    speeds = book.sound(**block, value_name="speedup")
+    found = []
+    for cell in speeds:
+        others = [other for other in speeds if other.row != cell.row]
+        costs = [tokens[other.dataset].value / other.value for other in others]
+        mine = tokens[cell.dataset]
+        cost = fitted("step cost", math.fsum(costs) / len(costs), min(costs), max(costs))
+        known = (given("M", mine.value, mine.rounding), cost)
+        estimate = spread(lambda m, c: m / c, known, m="M", c="step cost")
+        used = (mine, *others, *(tokens[other.dataset] for other in others))
+        guess = naive_guess(cell, 1.0, [(other, 1.0) for other in speeds])
+        found.append(Forecast(cell, "M / step cost", estimate, known, used, naive=guess))
+    return found
+
+
+def _sps(book: Book, ratio: Cell, place: dict[str, str]) -> Forecast:
+    """S = M C / (gamma + C); gamma is not printed and has to be M - 1 at least."""
+    cell, tokens = _cell(book, place, "Sps", "speedup"), _cell(book, place, "Sps", "M")
+    least = math.ceil(tokens.value) - 1
+    gamma = max(math.ceil(ratio.value), least)
+    known = (
+        given("M", tokens.value, tokens.rounding),
+        given("C", ratio.value, ratio.rounding),
+        assumed("gamma", gamma, least, gamma + 3),
+        assumed("bonus not in M", 0.0, 0.0, 1.0),
+    )
+
+    def law(m: float, c: float, g: float, more: float) -> float:
+        return (m + more) * c / (max(g, m + more - 1.0) + c)
+
+    estimate = spread(law, known, m="M", c="C", g="gamma", more="bonus not in M")
+    accepted = acceptance_of_tokens(tokens.value, gamma)
+    speeds = book.sound(**place | {"dataset": DATASETS}, method="Sps", value_name="speedup")
+    return Forecast(
+        cell,
+        "double.eq11, corrected",
+        estimate,
+        known,
+        (ratio, tokens),
+        naive=naive_guess(cell, 1.0, [(other, 1.0) for other in speeds]),
+        coin=Coin("sd", accepted, gamma, 1.0 / ratio.value),
+    )
+
+
+def _pearl(book: Book, ratio: Cell, place: dict[str, str]) -> Forecast:
+    """PEARL's exact rate at a = M / (M + 1), between M counting the last token and no time lost at all."""
+    cell, run = _cell(book, place, "PEARL", "speedup"), _cell(book, place, "PEARL", "M")
+    gamma = math.ceil(ratio.value)
+    known = (
+        given("M", run.value, run.rounding),
+        given("C", ratio.value, ratio.rounding),
+        given("gamma = ceil C", gamma),
+        assumed("last token in M", 0.0, 0.0, 1.0),
+    )
+
+    def law(m: float, c: float, more: float) -> float:
+        return pearl_speedup((m - more) / (m - more + 1.0), gamma, c)
+
+    estimate = spread(law, known, m="M", c="C", more="last token in M")
+    best = (run.value + 1.0) * known[1].high / (run.value + known[1].high)
+    accepted = run.value / (run.value + 1.0)
+    return Forecast(
+        cell,
+        "double.thm3, exact",
+        Estimate(estimate.value, estimate.low, max(estimate.high, best)),
+        known,
+        (ratio, run),
+        naive=_over_sps(book, cell, place),
+        printed=psd_speedup_printed(accepted, gamma, ratio.value),
+        coin=Coin("pearl", accepted, gamma, 1.0 / ratio.value),
+    )
+
+
+def _over_sps(book: Book, cell: Cell, place: dict[str, str]) -> float | None:
+    """The naive guess: mean ratio to Sps of the table's other rows, times this row's Sps."""
+    base = book.beside(cell, method="Sps")
+    if base is None:
+        return None
+    cells = book.sound(**place | {"dataset": DATASETS}, method=cell.method, value_name="speedup")
+    pairs = [(c, sps.value) for c in cells if (sps := book.beside(c, method="Sps")) is not None]
+    return naive_guess(cell, base.value, pairs)
+
+
+def _double(book: Book, ratio: Cell, place: dict[str, str]) -> Forecast:
+    """PEARL's rate with a draft (1 + AMT) times as fast, at the acceptance of PEARL's run."""
+    cell, run = _cell(book, place, "DOUBLE", "speedup"), _cell(book, place, "PEARL", "M")
+    known = (
+        fitted("a", run.value / (run.value + 1.0), (run.value - 1.0) / run.value),
+        given("C", ratio.value, ratio.rounding),
+        AMT,
+    )
+    accepted = known[0].value
+    quick = ratio.value * (1.0 + AMT.value)
+    return Forecast(
+        cell,
+        "double.eq7 with the exact rate",
+        spread(double_speedup, known, acceptance="a", ratio="C", matched="AMT"),
+        known,
+        (ratio, run),
+        naive=_over_sps(book, cell, place),
+        printed=psd_speedup_printed(accepted, math.ceil(quick), quick),
+    )
+
+
+def double_speedup(acceptance: float, ratio: float, matched: float) -> float:
+    """DOUBLE's speedup: a pipeline whose draft step yields 1 + AMT tokens."""
+    quick = ratio * (1.0 + matched)
+    return pearl_speedup(acceptance, math.ceil(quick), quick)
+
+
+def _run_length(book: Book, ratio: Cell, place: dict[str, str]) -> Forecast:
+    """DOUBLE's M: PEARL's, and 1 + AMT further tokens that the target's retrieval adds to a run."""
+    cell, run = _cell(book, place, "DOUBLE", "M"), _cell(book, place, "PEARL", "M")
+    cells = book.sound(**place | {"dataset": DATASETS}, method="DOUBLE", value_name="M")
+    pairs = [(c, pearl.value) for c in cells if (pearl := book.beside(c, method="PEARL")) is not None]
+    known = (
+        given("M of PEARL", run.value, run.rounding),
+        AMT,
+        assumed("share of runs extended", 1.0, 0.0, 1.0),
+    )
+    estimate = spread(
+        lambda m, s, share: m + share * (1.0 + s),
+        known,
+        m="M of PEARL",
+        s="AMT",
+        share="share of runs extended",
+    )
+    guess = naive_guess(cell, run.value, pairs)
+    return Forecast(cell, "double.eq6", estimate, known, (run,), naive=guess)

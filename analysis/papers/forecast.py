@@ -1,0 +1,167 @@
+"""A predicted cell, what was known for it, and how an interval comes about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal, TypeAlias
+
+from analysis.papers.cells import Cell
+
+Source: TypeAlias = Literal["given", "fitted", "assumed"]
+
+
+Reasons: TypeAlias = tuple[tuple[dict[str, str | tuple[str, ...]], str], ...]
+"""Why cells are no prediction targets: (columns, reason), the first that matches counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A quantity that a law needs, and where it is from.
+
+    Attributes:
+        name: Symbol.
+        source: `given` (printed), `fitted` (from baselines) or `assumed`.
+        value: What the prediction uses.
+        low: Least value that the paper leaves open.
+        high: Largest one.
+    """
+
+    name: str
+    source: Source
+    value: float
+    low: float
+    high: float
+
+    @property
+    def text(self) -> str:
+        """For the identifiability column."""
+        if self.low == self.high:
+            return f"{self.name} {self.source} {self.value:.3g}"
+        return f"{self.name} {self.source} {self.value:.3g} in {self.low:.3g}..{self.high:.3g}"
+
+
+def given(name: str, value: float, half_width: float = 0.0) -> Known:
+    """A printed quantity, as exact as its digits."""
+    return Known(name, "given", value, value - half_width, value + half_width)
+
+
+def fitted(name: str, value: float, low: float | None = None, high: float | None = None) -> Known:
+    """A quantity that baselines determine."""
+    return Known(name, "fitted", value, value if low is None else low, value if high is None else high)
+
+
+def assumed(name: str, value: float, low: float, high: float) -> Known:
+    """A quantity that the paper withholds."""
+    return Known(name, "assumed", value, low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A prediction and the interval that the assumed ranges leave."""
+
+    value: float
+    low: float
+    high: float
+
+    def scaled(self, factor: float) -> Estimate:
+        """In another unit."""
+        return Estimate(self.value * factor, self.low * factor, self.high * factor)
+
+
+def spread(law: Callable[..., float], known: Iterable[Known], **names: str) -> Estimate:
+    """The law at the values used, and its extremes over low, used and high values of every quantity.
+
+    Args:
+        law: Takes the quantities as keywords.
+        known: The quantities.
+        names: Keyword of the law to name of the quantity, where they differ.
+    """
+    by_name = {k.name: k for k in known}
+    wanted: Mapping[str, Known] = {keyword: by_name[name] for keyword, name in names.items()}
+    levels = [sorted({k.low, k.value, k.high}) for k in wanted.values()]
+    values = [law(**dict(zip(wanted, corner, strict=True))) for corner in product(*levels)]
+    middle = law(**{keyword: k.value for keyword, k in wanted.items()})
+    return Estimate(middle, min(values), max(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Coin:
+    """What the simulator is to toss coins for.
+
+    Attributes:
+        policy: `sd`, `pearl` or `saguaro`.
+        acceptance: iid acceptance.
+        lookahead: K.
+        draft_step: Draft step / target step.
+        hit: Hit rate of the cache (saguaro).
+        factor: From a speedup to the cell's unit.
+    """
+
+    policy: str
+    acceptance: float
+    lookahead: int
+    draft_step: float
+    hit: float = 1.0
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A cell and what was predicted for it without looking at it.
+
+    Attributes:
+        cell: The printed value.
+        law: Id of the statement, and how it was used.
+        estimate: By law.
+        known: What the law was told.
+        used: Cells that entered; never the cell itself, never a flagged one.
+        naive: Mean ratio of the other rows times this row's baseline; None where there are no others.
+        printed: The law as the paper prints it, where it is wrong.
+        coin: How to simulate it; None: the simulator lacks the policy, or there is no time in it.
+        simulated: Outcome of that.
+    """
+
+    cell: Cell
+    law: str
+    estimate: Estimate
+    known: tuple[Known, ...]
+    used: tuple[Cell, ...]
+    naive: float | None = None
+    printed: float | None = None
+    coin: Coin | None = None
+    simulated: float | None = None
+
+    @property
+    def error(self) -> float:
+        """Relative error of the law."""
+        return relative(self.estimate.value, self.cell.value)
+
+    @property
+    def inside(self) -> bool:
+        """Whether the printed value, give or take its rounding, lies in the interval."""
+        slack = self.cell.rounding + 1e-9
+        return self.estimate.low - slack <= self.cell.value <= self.estimate.high + slack
+
+    @property
+    def identifiability(self) -> str:
+        """What was given, fitted and assumed, and the interval that follows."""
+        parts = "; ".join(k.text for k in self.known)
+        return f"{parts} -> {self.estimate.low:.4g}..{self.estimate.high:.4g}"
+
+
+def relative(found: float, reported: float) -> float:
+    """Relative error, found / reported - 1; the difference where 0 was reported."""
+    return found - reported if reported == 0.0 else found / reported - 1.0
+
+
+Pair: TypeAlias = tuple[Cell, float]
+"""A cell and its row's baseline."""
+
+
+def naive_guess(cell: Cell, base: float, rows: Iterable[Pair]) -> float | None:
+    """Mean of cell / baseline over the other rows, times this row's baseline; None without others."""
+    ratios = [other.value / value for other, value in rows if other.row != cell.row]
+    return math.fsum(ratios) / len(ratios) * base if ratios else None

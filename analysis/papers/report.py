@@ -1,0 +1,214 @@
+"""What `python -m analysis.papers` prints: tables for people, Markdown for documents, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from analysis.papers.cells import read_csv
+from analysis.papers.forecast import Forecast, relative
+from analysis.papers.study import ROLES, Study
+from analysis.papers.summary import TOTAL, Errors, Line, as_dict, summarise
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SUMMARY = (
+    "paper",
+    "method: value",
+    "n",
+    "law",
+    "simulated",
+    "naive",
+    "inside",
+    "width",
+    "flagged",
+)
+ROWS = ("table", "cell", "re-\nported", "law", "interval", "in", "simu-\nlated", "naive", "error", "assumed")
+HEADER = tuple(title.replace("-\n", "") for title in ROWS[:-1])
+FIGURES = ("paper", "figure", "shows", "command", "stored", "shape", "why")
+METHOD = (
+    "errors: median / worst of |predicted / reported - 1|; naive: mean ratio of the method's other rows to "
+    "their baselines, times this row's baseline; inside: printed values in the interval that the quantities "
+    "which the paper withholds leave; width: its median, high / low - 1"
+)
+
+
+def as_json(found: Sequence[Study]) -> str:
+    """One object for one paper, a list for several; numbers to 12 digits."""
+    objects = [_rounded(as_dict(one)) for one in found]
+    return json.dumps(objects[0] if len(objects) == 1 else objects, indent=1, allow_nan=False)
+
+
+def _rounded(value: Any) -> Any:
+    """Without the last digits, which differ between versions of numerical libraries."""
+    if isinstance(value, float):
+        return float(f"{value:.12g}")
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    return [_rounded(part) for part in value] if isinstance(value, list) else value
+
+
+def summary_cells(line: Line) -> tuple[str, ...]:
+    """A summary line as text, in the order of `SUMMARY`."""
+    errors = [_errors(kind) for kind in (line.law, line.simulated, line.naive)]
+    inside = f"{line.inside}/{line.predicted}" if line.predicted else "-"
+    width = "-" if line.width is None else f"{line.width:.0%}"
+    return (line.paper, line.method, str(line.predicted), *errors, inside, width, str(line.flagged))
+
+
+def _errors(errors: Errors | None) -> str:
+    return "-" if errors is None else f"{100 * errors.median:.1f} / {errors.worst:.1%}"
+
+
+def row_cells(forecast: Forecast, flag: str | None) -> tuple[str, ...]:
+    """A predicted cell as text, in the order of `ROWS`."""
+    cell, estimate = forecast.cell, forecast.estimate
+    simulated = "-" if forecast.simulated is None else f"{forecast.simulated:.4g}"
+    naive = "-" if forecast.naive is None else f"{forecast.naive:.4g}"
+    inside = "flag" if flag else ("yes" if forecast.inside else "NO")
+    return (
+        cell.table.partition(" (")[0].removesuffix(" numerical results"),
+        _place(forecast),
+        cell.printed,
+        f"{estimate.value:.4g}",
+        f"{estimate.low:.4g}-{estimate.high:.4g}",
+        inside,
+        simulated,
+        naive,
+        f"{relative(estimate.value, cell.value):+.1%}",
+        ", ".join(k.name for k in forecast.known if k.source == "assumed" and k.low < k.high) or "-",
+    )
+
+
+def _place(forecast: Forecast) -> str:
+    cell = forecast.cell
+    dataset = "" if cell.dataset.startswith("mean of") else cell.dataset
+    parts = (cell.method, cell.target, dataset, cell.temperature and f"T={cell.temperature}", cell.param)
+    return " ".join([*(part for part in parts if part), cell.value_name])
+
+
+def markdown_summary(found: Sequence[Study]) -> str:
+    """The summary as a Markdown table."""
+    return _markdown(SUMMARY, [summary_cells(line) for one in found for line in summarise(one)], right=2)
+
+
+def markdown_counts(found: Sequence[Study]) -> str:
+    """What became of every printed value, as a Markdown table."""
+    rows = [(s.paper, *(str(s.counts[role]) for role in ROLES), str(len(s.cells))) for s in found]
+    return _markdown(("paper", *ROLES, "values"), rows, right=1)
+
+
+def markdown_summaries(found: Sequence[Study]) -> str:
+    """Summary, account of all values, and how to read them."""
+    return "\n\n".join([markdown_summary(found), markdown_counts(found), METHOD])
+
+
+def markdown(found: Sequence[Study]) -> str:
+    """Rows with their identifiability, flags, and the summary."""
+    parts = []
+    for one in found:
+        rows = [
+            (*row_cells(f, one.flags.get(f.cell.row))[:-1], f"{f.law}: {f.identifiability}")
+            for f in one.forecasts
+        ]
+        parts += [f"## {one.paper}", _markdown((*HEADER, "identifiability"), rows, right=2)]
+        if one.flags:
+            parts += ["Flagged, not fitted:", "\n".join(f"- {text}" for text in _flags(one))]
+        if one.others:
+            parts += ["No prediction targets:", "\n".join(f"- {text}" for text in _others(one))]
+    return "\n\n".join([*parts, "## Summary", markdown_summaries(found)])
+
+
+def _flags(found: Study) -> list[str]:
+    reasons = dict.fromkeys(found.flags[cell.row] for cell in found.cells if cell.row in found.flags)
+    return [f"{reason} ({list(found.flags.values()).count(reason)} values)" for reason in reasons]
+
+
+def _others(found: Study) -> list[str]:
+    reasons = list(found.others.values())
+    return [f"{reason} ({reasons.count(reason)} values)" for reason in dict.fromkeys(reasons)]
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: int) -> str:
+    """A table whose columns from `right` on are aligned to the right."""
+    ruler = ["---"] * right + ["--:"] * (len(header) - right)
+    clean = [[text.replace("|", "/") for text in row] for row in rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [list(header), ruler, *clean])
+
+
+def print_study(found: Study, console: Console) -> None:
+    """Rows, what was known for them, flags and the summary of a paper."""
+    from rich.table import Table
+
+    table = Table(title=found.paper, header_style="bold", padding=(0, 0, 0, 1))
+    for title in ROWS:
+        # Only words may be broken: a number over two lines is misread.
+        words = title in ("table", "cell", "assumed")
+        table.add_column(title, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    for forecast in found.forecasts:
+        table.add_row(*row_cells(forecast, found.flags.get(forecast.cell.row)))
+    console.print(table)
+    console.print("identifiability (numbers by row: --markdown, --json)", style="bold")
+    for text in _needs(found):
+        console.print(f"  {text}", highlight=False, markup=False)
+    for title, texts in (("flagged, not fitted", _flags(found)), ("no prediction targets", _others(found))):
+        if texts:
+            console.print(title, style="bold")
+        for text in texts:
+            console.print(f"  {text}", highlight=False, markup=False)
+
+
+def _needs(found: Study) -> list[str]:
+    """By law: which quantities were given, fitted and assumed, the latter with the widest range."""
+    by_law: dict[str, dict[str, list[Any]]] = {}
+    for forecast in found.forecasts:
+        for known in forecast.known:
+            by_law.setdefault(forecast.law, {}).setdefault(known.name, []).append(known)
+    texts = []
+    for law, quantities in by_law.items():
+        parts = []
+        for name, entries in quantities.items():
+            low, high = min(k.low for k in entries), max(k.high for k in entries)
+            parts.append(f"{name} {entries[0].source} {low:.3g}..{high:.3g}")
+        texts.append(f"{law}: {'; '.join(parts)}")
+    return texts
+
+
+def print_summary(found: Sequence[Study], console: Console) -> None:
+    """The summary of several papers."""
+    from rich.table import Table
+
+    table = Table(title="summary", header_style="bold", padding=(0, 0, 0, 1))
+    for number, title in enumerate(SUMMARY):
+        table.add_column(title, justify="left" if number < 2 else "right", overflow="fold")
+    for one in found:
+        for line in summarise(one):
+            table.add_row(*summary_cells(line), end_section=line.method == TOTAL)
+    console.print(table)
+    for one in found:
+        counts = ", ".join(f"{number} {role}" for role, number in one.counts.items())
+        console.print(f"{one.paper}: {len(one.cells)} printed values: {counts}", highlight=False)
+    console.print(f"[dim]{METHOD}[/dim]")
+
+
+def print_figures(console: Console) -> None:
+    """The index of the papers' figures and ablations."""
+    from rich.table import Table
+
+    table = Table(header_style="bold", padding=(0, 0, 0, 1), show_lines=True)
+    for title in ("figure", "shows", "command -> stored result", "shape", "why"):
+        table.add_column(title, overflow="fold")
+    for entry in read_csv("figures"):
+        where = entry["command"] if entry["stored"] == "-" else f"{entry['command']} -> {entry['stored']}"
+        table.add_row(
+            f"{entry['paper']} {entry['figure']}", entry["shows"], where, entry["shape"], entry["why"]
+        )
+    console.print(table)
+
+
+def markdown_figures() -> str:
+    """The same as Markdown."""
+    rows = [tuple(entry[name] for name in FIGURES) for entry in read_csv("figures")]
+    return _markdown(FIGURES, rows, right=len(FIGURES))
