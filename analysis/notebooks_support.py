@@ -1,0 +1,169 @@
+"""What the notebooks of the papers show, from the catalogue and from stored results.
+
+Tables are Markdown, pictures are drawn on axes of the caller's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.breaks.store import Map, load_map
+from analysis.breaks.tables import by_relaxation, of_law
+from analysis.papers.cells import read_csv
+from analysis.papers.report import SUMMARY, summary_cells
+from analysis.papers.summary import Errors, Line
+from policies.laws.catalogue import STATEMENTS
+from policies.laws.evaluate import evaluate, find
+from policies.laws.statement import Statement
+
+RESULTS = Path(__file__).resolve().parent / "results" / "papers"
+PREFIXES = {"duodecoding": "duo"}
+"""Papers whose statements begin with another name."""
+VERDICTS = ("wrong", "caveat", "holds")
+LONG = 44
+"""Characters of a line in a picture's title."""
+
+
+def statements(paper: str) -> list[Statement]:
+    """A paper's statements: those that are wrong first, then those that need care."""
+    prefix = PREFIXES.get(paper, paper)
+    mine = [statement for statement in STATEMENTS.values() if statement.paper == prefix]
+    return sorted(mine, key=lambda statement: VERDICTS.index(statement.verdict))
+
+
+def verdicts(paper: str) -> str:
+    """Statement, verdict and counterexample, as a table."""
+    rows = [(f"`{s.id}`", s.title, s.verdict, s.counterexample or "-") for s in statements(paper)]
+    return table(("id", "statement", "verdict", "counterexample"), rows)
+
+
+def tally(paper: str) -> str:
+    """How many statements have which verdict."""
+    found: Counter[str] = Counter(statement.verdict for statement in statements(paper))
+    return ", ".join(f"{verdict} {found[verdict]}" for verdict in VERDICTS)
+
+
+def draw_law(axes: Any, name: str, *typed: str, part: str | None = None) -> None:
+    """Both forms of a statement: a sweep as lines, a list as bars beside each other.
+
+    Args:
+        axes: Where to.
+        name: Id of the statement.
+        typed: Arguments as `laws eval` takes them.
+        part: Which part of the value, where it has several.
+
+    Raises:
+        ValueError: No such statement, or arguments it cannot take.
+    """
+    answer = evaluate(find(STATEMENTS, name), typed)
+    corrected, printed = (form if part is None else form[part] for form in (answer.value, answer.printed))
+    if answer.sweep:
+        axes.plot(answer.sweep.values, corrected, color="#4c72b0", label="corrected")
+        axes.plot(answer.sweep.values, printed, color="#c44e52", linestyle="--", label="as printed")
+        axes.set_xlabel(answer.sweep.name)
+    else:
+        at = range(len(corrected))
+        axes.bar([x - 0.2 for x in at], corrected, 0.38, color="#4c72b0", label="corrected")
+        axes.bar([x + 0.2 for x in at], printed, 0.38, color="#c44e52", label="as printed")
+        axes.set_xticks(list(at))
+        axes.set_xlabel("token")
+    axes.set_title(textwrap.fill(f"{name}: {part or answer.statement.title}", LONG), fontsize=9)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+
+
+def load_predictions(paper: str) -> dict[str, Any]:
+    """The stored predictions of a paper's tables, as `summary.as_dict` gives them.
+
+    Raises:
+        OSError: There are none.
+    """
+    found: dict[str, Any] = json.loads((RESULTS / f"{paper}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def account(found: Mapping[str, Any]) -> str:
+    """What became of the printed values."""
+    return ", ".join(f"{number} {role}" for role, number in found["counts"].items())
+
+
+def errors(found: Mapping[str, Any]) -> str:
+    """The errors of law, simulation and naive guess by method, as a table."""
+    lines = [summary_cells(_line(raw)) for raw in found["summary"]]
+    return table(SUMMARY[1:], [cells[1:] for cells in lines], right=1)
+
+
+def _line(raw: Mapping[str, Any]) -> Line:
+    parts = {name: raw[name] and Errors(**raw[name]) for name in ("law", "simulated", "naive")}
+    return Line(**{**raw, **parts})
+
+
+def draw_rows(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Predictions of single cells: printed value, prediction and interval, a line per cell.
+
+    What all cells have in common is left out of their names; intervals are cut at the frame.
+    """
+    words = [re.sub(r"budget_row=(\d+) of \d+", r"row=\1", row["where"]).split() for row in rows]
+    common = set(words[0]).intersection(*words[1:]) if len(words) > 1 else set()
+    names = [" ".join(word for word in line if word not in common) for line in words]
+    at = list(range(len(rows)))
+    reported, predicted = ([row[name] for row in rows] for name in ("reported", "predicted"))
+    below = [max(0.0, row["predicted"] - row["low"]) for row in rows]
+    above = [max(0.0, row["high"] - row["predicted"]) for row in rows]
+    look = {"fmt": "D", "color": "#dd8452", "markersize": 4, "elinewidth": 0.8}
+    axes.errorbar(predicted, at, xerr=[below, above], label="by law", **look)
+    axes.plot(reported, at, "o", color="#4c72b0", markersize=5, label="printed")
+    both = [*reported, *predicted]
+    margin = 0.25 * (max(both) - min(both))
+    axes.set_xlim(max(0.0, min(both) - margin), max(both) + margin)
+    axes.set_yticks(at, names, fontsize=7)
+    axes.invert_yaxis()
+    axes.grid(alpha=0.3)
+    # Above the frame: within it, it would hide points.
+    axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
+
+
+def breaks(paper: str) -> Map:
+    """The part of the stored map of breaking laws that is of this paper; it may be empty."""
+    whole = load_map()
+    prefix = f"{PREFIXES.get(paper, paper)}."
+    return Map(tuple(cell for cell in whole.cells if cell.law.startswith(prefix)), whole.seed, whole.tokens)
+
+
+def breaks_by_relaxation(found: Map) -> str:
+    """The largest error under each relaxation, of laws that hold where nothing is relaxed."""
+    head, *rows = by_relaxation(found)
+    return table(head, rows)
+
+
+def breaks_of_law(found: Map, law: str) -> str:
+    """From what size of each relaxation on a law is off, and why."""
+    head, *rows = of_law(found, law)
+    return table(head, rows)
+
+
+def figures(paper: str) -> str:
+    """A paper's figures and ablations: what there is of them here, and what is missing."""
+    columns = ("figure", "shows", "shape", "stored", "why")
+    rows = [[row[name] for name in columns] for row in read_csv("figures") if row["paper"] == paper]
+    return table((*columns[:2], "reproduced", "stored result", "why"), rows)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: int | None = None) -> str:
+    """A Markdown table whose columns from `right` on are aligned to the right."""
+    first = len(head) if right is None else right
+    ruler = ["---"] * first + ["--:"] * (len(head) - first)
+    clean = ([_escaped(cell) for cell in row] for row in rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ruler, *clean))
+
+
+def _escaped(cell: str) -> str:
+    """Text that is neither a column, emphasis nor a tag."""
+    return cell.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
