@@ -34,7 +34,7 @@ def grid(
     lookaheads: Sequence[int] = LOOKAHEADS,
     fanouts: Sequence[int] = FANOUTS,
     guesses: Sequence[int] = GUESSES,
-    policies: Sequence[str] = ("ar", "sd", "pearl", "saguaro"),
+    policies: Sequence[str] = ("ar", "sd", "pld", "pearl", "saguaro"),
 ) -> list[Settings]:
     """The coarse grid: every policy over the lookahead, Saguaro over shape, budget and backup too.
 
@@ -50,8 +50,8 @@ def grid(
     found: list[Settings] = []
     if "ar" in policies:
         found.append(configure("ar", temperature=temperature))
-    for name in ("sd", "pearl"):
-        if name in policies:
+    for name in ("sd", "pld", "pearl"):
+        if name in policies and (name != "pld" or tokens.vocabulary > 0):
             found += [configure(name, lookahead=k, temperature=temperature) for k in lookaheads]
     if "saguaro" in policies:
         for k in lookaheads:

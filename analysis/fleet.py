@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hardware_profiles.profile import Profile
 from policies.registry import Settings
 
-COLLOCATED = ("ar", "sd")
+COLLOCATED = ("ar", "sd", "pld")
 """Policies whose devices would take turns, so that one is enough."""
 
 

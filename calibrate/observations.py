@@ -82,7 +82,7 @@ class LiveRecord:
     @property
     def alone(self) -> bool:
         """Whether the devices take turns by the policy's design."""
-        return self.settings.policy in {"ar", "sd"}
+        return self.settings.policy in {"ar", "sd", "pld"}
 
 
 def reduce_run(run: LiveRun) -> LiveRecord:

@@ -9,7 +9,9 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from policies.ar import autoregressive
+from policies.ngram import LONGEST
 from policies.pearl import pearl
+from policies.pld import prompt_lookup
 from policies.protocols import Steps, World
 from policies.rows import Rows
 from policies.sampling import DRAFT_MODES, DraftMode, Sampling
@@ -51,6 +53,7 @@ class Settings:
         cache_set: Whether the cached outcomes leave out the rejected token.
         tree: Whether a pre-speculation that no row hits is carried through.
         draft_devices: Devices that share the pre-speculation.
+        longest_suffix: Longest ending of the text that prompt lookup searches for, in tokens.
         temperature: Of both models; 0 is greedy.
         top_p: Mass of both models' laws that is kept.
         draft_sampling: How the draft chooses its tokens at a temperature above 0.
@@ -68,6 +71,7 @@ class Settings:
     cache_set: CacheSet | None = None
     tree: Tree | None = None
     draft_devices: int | None = None
+    longest_suffix: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
     draft_sampling: DraftMode | None = None
@@ -84,6 +88,11 @@ class Settings:
             scale=1.0 if self.scale is None else self.scale,
             seed=self.seed,
         )
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the policy looks at the tokens themselves, so that a world without ids cannot run it."""
+        return self.policy == "pld" or self.backup == "ngram"
 
     @property
     def label(self) -> str:
@@ -121,6 +130,7 @@ _DEFAULTS: dict[str, Any] = {
     "cache_set": "others",
     "tree": "whole",
     "draft_devices": 1,
+    "longest_suffix": LONGEST,
     "draft_sampling": "sampled",
     "scale": 1.0,
 }
@@ -171,6 +181,13 @@ def _run_ar(world: World, rows: Rows, settings: Settings) -> Steps:
 
 def _run_sd(world: World, rows: Rows, settings: Settings) -> Steps:
     return speculative(world, rows, lookahead=_lookahead(settings), sampling=settings.sampling)
+
+
+def _run_pld(world: World, rows: Rows, settings: Settings) -> Steps:
+    longest = settings.longest_suffix or LONGEST
+    return prompt_lookup(
+        world, rows, lookahead=_lookahead(settings), longest=longest, sampling=settings.sampling
+    )
 
 
 def _run_pearl(world: World, rows: Rows, settings: Settings) -> Steps:
@@ -231,6 +248,17 @@ POLICIES: dict[str, PolicyInfo] = {
             run=_run_sd,
         ),
         _EXACT(
+            name="pld",
+            paper="Saxena 2023 (prompt lookup); baseline of DOUBLE, DuoDecoding, RASD",
+            predicts="nobody",
+            drafts="retrieval from the text itself",
+            on_miss="-",
+            verifies="chain",
+            knobs=("lookahead", "longest_suffix"),
+            run=_run_pld,
+            needs_draft=False,
+        ),
+        _EXACT(
             name="pearl",
             paper="Liu et al. 2025 (PEARL)",
             predicts="all accepted",
@@ -266,7 +294,14 @@ POLICIES: dict[str, PolicyInfo] = {
 }
 """Every policy, in the order in which they build on each other."""
 
-ALIASES = {"ssd": "saguaro", "autoregressive": "ar", "vanilla": "sd", "speculative": "sd"}
+ALIASES = {
+    "ssd": "saguaro",
+    "prompt-lookup": "pld",
+    "ngram": "pld",
+    "autoregressive": "ar",
+    "vanilla": "sd",
+    "speculative": "sd",
+}
 DEFAULT_LOOKAHEAD = 4
 DEFAULT_FANOUT = 3
 MAX_LOOKAHEAD = 64
@@ -298,6 +333,7 @@ def configure(
     cache_set: str | None = None,
     tree: str | None = None,
     draft_devices: int | None = None,
+    longest_suffix: int | None = None,
     temperature: float = 0.0,
     top_p: float = 1.0,
     draft_sampling: str | None = None,
@@ -323,6 +359,7 @@ def configure(
         "cache_set": cache_set,
         "tree": tree,
         "draft_devices": draft_devices,
+        "longest_suffix": longest_suffix,
         "draft_sampling": draft_sampling,
         "scale": scale,
     }
@@ -335,6 +372,10 @@ def configure(
         for knob, names in _CHOICES.items():
             chosen[knob] = _one_of(knob, given[knob], names)
         chosen["draft_devices"] = _count("draft_devices", draft_devices)
+    if "longest_suffix" in info.knobs:
+        chosen["longest_suffix"] = (
+            LONGEST if longest_suffix is None else _count("longest_suffix", longest_suffix)
+        )
     sampled = _sampling(info, temperature, top_p, draft_sampling, scale)
     settings = Settings(info.name, depth, seed=seed, **chosen, **sampled)
     _refuse_contradictions(settings)

@@ -14,27 +14,24 @@ its code read differently, each reading has a name (design.md, section 7):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from policies.caches import JoinedCache
-from policies.ngram import lookup
+from policies.guesses import at_random, from_text, guess, unknown_guess
 from policies.operations import (
-    UNKNOWN,
     BoolArray,
     Draft,
     IntArray,
     Prespeculate,
-    Source,
     Speculation,
     Verify,
     View,
 )
 from policies.protocols import Cache, Event, Steps, Task, World
-from policies.randomness import random_tokens
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
 
@@ -171,8 +168,12 @@ def fall_back(
         redrafted = rows.alive if backup == "primary-all" else chosen
         drafted = yield redraft(world, rows, redrafted, knobs)
         return speculation.merge(drafted, redrafted)
-    propose = _random(knobs.sampling.seed, world.vocabulary) if backup == "random" else _ngram
-    guessed = guess(rows, chosen, knobs.lookahead, propose, known=backup == "ngram" or world.vocabulary > 0)
+    if backup == "ngram":
+        guessed = guess(rows, chosen, knobs.lookahead, from_text())
+    elif world.vocabulary > 0:
+        guessed = guess(rows, chosen, knobs.lookahead, at_random(knobs.sampling.seed, world.vocabulary))
+    else:
+        guessed = unknown_guess(chosen, knobs.lookahead)
     return speculation.merge(guessed, chosen)
 
 
@@ -180,40 +181,3 @@ def redraft(world: World, rows: Rows, chosen: BoolArray, knobs: SaguaroKnobs) ->
     """Submit a primary draft of the rows marked in `chosen` [B]."""
     unseen: IntArray = np.ones(rows.width, dtype=np.int64)
     return world.draft.submit(Draft(rows.view(chosen), knobs.lookahead, unseen, knobs.sampling, knobs.shape))
-
-
-Propose: TypeAlias = Callable[[Rows, int, int, int], tuple[Source, tuple[int, ...]]]
-"""(rows, request, position, lookahead) to the source and the tokens of a guess."""
-
-
-def _random(seed: int, vocabulary: int) -> Propose:
-    def propose(_: Rows, request: int, position: int, lookahead: int) -> tuple[Source, tuple[int, ...]]:
-        return Source.RANDOM, random_tokens(seed, request, position, lookahead, vocabulary)
-
-    return propose
-
-
-def _ngram(rows: Rows, request: int, _: int, lookahead: int) -> tuple[Source, tuple[int, ...]]:
-    return Source.NGRAM, lookup(rows.text(request), lookahead)
-
-
-def guess(rows: Rows, chosen: BoolArray, lookahead: int, propose: Propose, *, known: bool) -> Speculation:
-    """Guessed tokens for the rows marked in `chosen` [B], the same in both worlds.
-
-    Where tokens are not `known` (a world without ids) they stay unknown and are never accepted.
-    """
-    if not known:
-        return Speculation(
-            np.where(chosen, lookahead, 0),
-            np.where(chosen, int(Source.RANDOM), int(Source.NONE)),
-            has_guesses=True,
-        )
-    tokens = np.full((rows.width, lookahead), UNKNOWN, dtype=np.int64)
-    lengths, sources = np.zeros((2, rows.width), dtype=np.int64)
-    view = rows.view(chosen)
-    for slot, request, position in zip(view.slots, view.requests, view.positions, strict=True):
-        source, guessed = propose(rows, int(request), int(position), lookahead)
-        tokens[slot, : len(guessed)] = guessed
-        lengths[slot] = len(guessed)
-        sources[slot] = int(source) if guessed else int(Source.NONE)
-    return Speculation(lengths, sources, tokens, has_guesses=True)

@@ -26,9 +26,35 @@ Examples:
   simulate --policy pearl --lookahead auto
   simulate --policy sd --lookahead 7 --hw cpu2-x20 --prompt-length 400
   simulate --policy saguaro --target-time 1 --draft-time 0.1 --acceptance 0.8 --hit-exponent 1
+  simulate --policy sd --acceptance acceptance.json --lookahead 5
   simulate --policy pearl --timeline run.json --plot run.png
   simulate --list-policies
 """
+
+
+def number_or_file(_: click.Context, __: click.Parameter, value: str | None) -> float | Path | None:
+    """`0.8` as a number, the name of a file that is there as a path (a click callback); None stays None."""
+    if value is None:
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        if Path(value).is_file():
+            return Path(value)
+        raise click.BadParameter(f"{value!r} is neither a number nor a file") from None
+
+
+def exponent_and_scale(
+    _: click.Context, __: click.Parameter, value: str | None
+) -> tuple[float, float] | None:
+    """`1,0.9` as two numbers (a click callback); None stays None."""
+    if value is None:
+        return None
+    try:
+        exponent, scale = map(float, value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not an exponent and a scale, like 1,0.9") from error
+    return exponent, scale
 
 
 @click.command(epilog=EXAMPLES, context_settings=HELP)
@@ -85,6 +111,11 @@ Examples:
     type=click.Choice(TREES),
     help="Carry a pre-speculation that no row hits through, or abort it.  [default: whole]",
 )
+@click.option(
+    "--longest-suffix",
+    type=int,
+    help="Longest ending that prompt lookup searches for, in tokens.  [default: 3]",
+)
 @click.option("--draft-devices", type=int, help="Devices that share the pre-speculation.  [default: 1]")
 @click.option(
     "--temperature",
@@ -111,9 +142,21 @@ Examples:
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens per request.")
 @click.option("--target-time", type=float, help="Constant seconds of a target step (no profile).")
 @click.option("--draft-time", type=float, help="Constant seconds of a draft step (no profile).")
-@click.option("--acceptance", type=float, help="Toss coins with this acceptance (no trace).")
+@click.option(
+    "--acceptance",
+    metavar="A|FILE",
+    callback=number_or_file,
+    help="Toss coins with this acceptance, or with that of a file which `python -m simulator.imports` wrote "
+    "(no trace).",
+)
 @click.option("--hit-exponent", type=float, help="r of the coins' hit curve 1 - c F^-r.  [default: 1]")
 @click.option("--hit-scale", type=float, help="c of the coins' hit curve.  [default: 1]")
+@click.option(
+    "--hit-curve",
+    metavar="R,C",
+    callback=exponent_and_scale,
+    help="Assume this hit curve with an acceptance file, which has none.",
+)
 @click.option("--jitter/--no-jitter", default=True, help="Vary latencies as measured, or use their means.")
 @click.option("--seed", default=0, show_default=True, help="Same seed, same result.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -145,6 +188,7 @@ KNOBS = (
     "cache_set",
     "tree",
     "draft_devices",
+    "longest_suffix",
     "temperature",
     "top_p",
     "draft_sampling",
@@ -228,6 +272,15 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
         raise SettingError(f"requests must be at least 1, got {options['requests']}")
     if options["target_time"] is not None or options["draft_time"] is not None:
         _check_textbook(options)
+    imported = isinstance(options["acceptance"], Path)
+    if options["hit_curve"] is not None and not imported:
+        raise SettingError(
+            "--hit-curve goes with --acceptance FILE; coins take --hit-exponent and --hit-scale"
+        )
+    if imported and (options["hit_exponent"] is not None or options["hit_scale"] is not None):
+        raise SettingError(
+            "an acceptance file takes --hit-curve R,C in place of --hit-exponent and --hit-scale"
+        )
     if options["acceptance"] is not None:
         _check_coins(options)
     elif options["hit_exponent"] is not None or options["hit_scale"] is not None:
@@ -262,6 +315,10 @@ def _check_textbook(options: dict[str, Any]) -> None:
 def _tokens(options: dict[str, Any], profile_name: str) -> tuple[Any, str]:
     from simulator.tokens import coin, replay
 
+    if isinstance(options["acceptance"], Path):
+        from simulator.imports.simulated import imported_tokens
+
+        return imported_tokens(options)
     if options["acceptance"] is not None:
         exponent = 1.0 if options["hit_exponent"] is None else options["hit_exponent"]
         scale = 1.0 if options["hit_scale"] is None else options["hit_scale"]

@@ -38,7 +38,12 @@ NO_EFFECT = Effects(
     overlap=False,
     jitter=False,
 )
-STATEMENTS = {"ar": "-", "sd": "double.thm1 + mirror.eq5", "pearl": "S_PEARL under double.thm3"}
+STATEMENTS = {
+    "ar": "-",
+    "pld": "none",
+    "sd": "double.thm1 + mirror.eq5",
+    "pearl": "S_PEARL under double.thm3",
+}
 LONG = 12_000
 """Tokens of a simulation that is to show a long-run rate; about 1 % of sampling error remains."""
 
@@ -148,6 +153,8 @@ def opinion(settings: Settings, assumptions: Assumptions, *, batch: int) -> Opin
     elif settings.policy == "pearl":
         speedup, hits, reason = _pearl(a, k, t_draft, batch)
         tokens = pearl_speedup(a, k, float(k)) if reason is None else tokens
+    elif settings.policy == "pld":
+        speedup, reason = None, "the papers give no law for prompt lookup"
     else:
         statement, speedup, hits, tokens, reason = _saguaro(settings, assumptions, batch)
     return Opinion(

@@ -153,7 +153,7 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
         timeline=timeline,
         draft_devices=settings.draft_devices or 1,
     )
-    rows = Rows(requests, batch, keep_tokens=settings.backup == "ngram")
+    rows = Rows(requests, batch, keep_tokens=settings.reads_text)
     world.run(start(world, rows, settings))
     summary = summarise(
         rows.log,
@@ -210,8 +210,9 @@ def _check_tokens(tokens: TokenModel, settings: Settings) -> None:
             f"fan-out {widest} is more than this trace can decide: it records the draft's first "
             f"{tokens.max_fanout + 1} choices, enough for a fan-out of {tokens.max_fanout}"
         )
-    if settings.backup == "ngram" and (tokens.vocabulary == 0 or tokens.requests[0].prompt is None):
+    if settings.reads_text and (tokens.vocabulary == 0 or tokens.requests[0].prompt is None):
+        who, other = ("policy 'pld'", "policy") if settings.policy == "pld" else ("backup 'ngram'", "backup")
         raise SettingError(
-            "backup 'ngram' looks words up in the text, and coin tosses have none; use a recorded trace, or "
-            "another backup"
+            f"{who} looks words up in the text, and coin tosses have none; use a recorded trace, or another "
+            f"{other}"
         )

@@ -70,7 +70,7 @@ def test_shapes_follow_the_recorded_outcomes() -> None:
     near = neighbours(configure("saguaro", lookahead=2, fanout=(2,)), tokens)
     assert {s.lookahead for s in near} == {1, 2, 3}
     assert {"primary", "plain", "random", "ngram"} <= {s.backup for s in near}
-    assert len(grid(tokens, 0.0, lookaheads=(1, 2), fanouts=(1,), guesses=())) == 1 + 2 + 2 + 4
+    assert len(grid(tokens, 0.0, lookaheads=(1, 2), fanouts=(1,), guesses=())) == 1 + 2 + 2 + 2 + 4
 
 
 def hard(length: int = 24) -> list[list[int]]:
@@ -104,14 +104,14 @@ def test_a_draft_that_is_always_right_means_ssd_for_one_request_and_sd_replicas_
 def test_one_device_allows_plain_decoding_and_sd_only() -> None:
     sources = Sources(profile(), {0.0: trace(easy())}, model_error=0.0)
     found = recommend(sources, Wanted(devices=1, flips=False), quiet)
-    assert set(found.best) == {"ar", "sd"} and found.winner.choice.settings.policy == "sd"
+    assert set(found.best) == {"ar", "sd", "pld"} and found.winner.choice.settings.policy == "sd"
 
 
 def test_winner_and_runner_up_that_do_not_differ_are_not_told_apart() -> None:
     sources = Sources(profile(draft_s=1e-6), {0.0: trace(hard())}, model_error=0.02)
     found = recommend(sources, Wanted(devices=1, flips=False), quiet)
     assert not found.runner_up.told_apart
-    clear = recommend(Sources(profile(), {0.0: trace(hard())}, 0.0), Wanted(devices=1, flips=False), quiet)
+    clear = recommend(Sources(profile(), {0.0: trace(easy())}, 0.0), Wanted(devices=1, flips=False), quiet)
     assert clear.runner_up.told_apart
 
 

@@ -156,7 +156,7 @@ class Direct:
         self.text: list[int] = list(PROMPT)
         self.left = self.length
         self.rounds: list[Outcome] = []
-        {"sd": self._sd, "pearl": self._pearl, "saguaro": self._saguaro}[self.settings.policy]()
+        getattr(self, f"_{self.settings.policy}")()
         self.emitted.update(pairwise(self.text[len(PROMPT) - 1 :]))
         return self.rounds
 
@@ -164,6 +164,12 @@ class Direct:
         while self.left:
             drafted = self._draft(self.text[-1], self._depth)
             self._round(PRIMARY, drafted, *self._verify(drafted), hit=-1)
+
+    def _pld(self) -> None:
+        while self.left:
+            found = lookup(self.text, self._depth, longest=self.settings.longest_suffix or 0)
+            drafted = [(token, one_hot(token, self.chain.vocabulary)) for token in found]
+            self._round(NGRAM if drafted else NONE, drafted, *self._verify(drafted), hit=-1)
 
     def _pearl(self) -> None:
         pending: list[tuple[int, Law]] = []
@@ -282,7 +288,7 @@ def directly(
 def replayed(tokens: TokenModel, settings: Settings, *, batch: int = 500) -> list[list[Outcome]]:
     """The rounds of every request of a token model, under the real policy in the simulated world."""
     world = SimulatedWorld(tokens, TextbookCosts(1.0, 0.1), draft_devices=settings.draft_devices or 1)
-    rows = Rows(tokens.requests, min(batch, len(tokens.requests)), keep_tokens=settings.backup == "ngram")
+    rows = Rows(tokens.requests, min(batch, len(tokens.requests)), keep_tokens=settings.reads_text)
     world.run(start(world, rows, settings))
     table = rows.log.table()
     columns = [table[name].tolist() for name in ("source", "length", "accepted", "emitted", "hit")]

@@ -57,16 +57,16 @@ def trace(ranks: Sequence[Sequence[int]], *, categories: Sequence[str] = (), lis
     n = len(ids)
     names = categories or ["a"] * len(ranks)
     rank = np.concatenate([np.array(r, dtype=np.int64) for r in ranks])
-    token = np.zeros(n, dtype=np.int64)  # the target always writes token 0
+    token = listed + 3 + np.arange(n)  # no word twice: there is nothing to look up in the text
     top = np.tile(np.arange(1, listed + 1, dtype=np.int32), (n, 1))
-    top[np.flatnonzero(rank < listed), rank[rank < listed]] = 0
+    top[np.flatnonzero(rank < listed), rank[rank < listed]] = token[rank < listed]
     return Trace(
         requests=tuple(
             TraceRequest(id=i, question_id=i, category=names[i], prompt=(1, 2), ended="limit")
             for i in range(len(ranks))
         ),
         meta=TraceMeta(
-            target_model="pair:x5", draft_model="pair:draft", tokenizer="x", vocabulary=50,
+            target_model="pair:x5", draft_model="pair:draft", tokenizer="x", vocabulary=10_000,
             sampling={"temperature": 0.0}, prompt_set="made up", draft_top=listed,
         ),
         request=ids,

@@ -29,6 +29,7 @@ CASES = [
     {"policy": "pearl", "lookahead": 2},
     {"policy": "pearl", "lookahead": 3, "top_p": 0.8},
     {"policy": "pearl", "lookahead": 2, "draft_sampling": "greedy"},
+    {"policy": "pld", "lookahead": 3, "top_p": 0.8},
     {**MIXED, "backup": "primary", "scale": 0.3},
     {**NARROW, "backup": "primary-all", "scale": 0.6},
     {**NARROW, "backup": "plain"},
@@ -66,6 +67,8 @@ def _check_that_everything_happened(settings: Settings, table: dict[str, np.ndar
     if settings.policy in {"pearl", "saguaro"}:
         assert min((table["hit"] == hit).sum() for hit in (0, 1)) > often
     sources = {Source.NONE} if settings.policy == "ar" else {Source.PRIMARY}
+    if settings.policy == "pld":
+        sources = {Source.NONE, Source.NGRAM}
     if settings.policy == "pearl":
         sources = {Source.NONE} if settings.lookahead == 1 else {Source.NONE, Source.PRIMARY}
     backups = {"random": {Source.RANDOM}, "ngram": {Source.NGRAM, Source.NONE}, "plain": {Source.NONE}}

@@ -47,6 +47,7 @@ KNOBS = {
     "cache_set": "top",
     "tree": "abort",
     "draft_devices": 2,
+    "longest_suffix": 2,
     "draft_sampling": "greedy",
     "scale": 0.5,
 }

@@ -21,7 +21,8 @@ FEW = ["--requests", "6", "--max-tokens", "48"]
 KEYS = {
     # the setting
     "policy", "batch", "requests", "prompt_length", "lookahead", "fanout", "fanout_backup", "backup", "stall",
-    "first", "cache_set", "tree", "draft_devices", "temperature", "top_p", "draft_sampling", "scale", "seed",
+    "first", "cache_set", "tree", "draft_devices", "longest_suffix", "temperature", "top_p", "draft_sampling",
+    "scale", "seed",
     # metrics
     "tokens", "rounds", "batch_rounds", "seconds", "prefill_s", "tokens_per_second", "tokens_per_round",
     "accepted_per_round", "acceptance_rate", "cache_hit_rate", "hit_rate_after_primary",
@@ -316,7 +317,7 @@ def test_tables_for_people() -> None:
 
 def test_list_policies() -> None:
     names = [row["name"] for row in json.loads(run("--list-policies", "--json").stdout)]
-    assert names == ["ar", "sd", "pearl", "saguaro"]
+    assert names == ["ar", "sd", "pld", "pearl", "saguaro"]
     assert "PEARL" in run("--list-policies").stdout
 
 

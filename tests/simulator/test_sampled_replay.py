@@ -69,6 +69,12 @@ CASES = {
     "ssd kept rejected": (WIDE, 4, ssd(cache_set="top")),
     "ssd kept rejected, random": (WIDE, 4, ssd(cache_set="top", backup="random")),
     "ssd kept rejected, C = 0.3": (WIDE, 6, ssd(cache_set="top", scale=0.3)),
+    "prompt lookup": (WIDE, 4, configure("pld", lookahead=3, temperature=1.0)),
+    "prompt lookup, short": (
+        NARROW,
+        4,
+        configure("pld", lookahead=2, longest_suffix=1, temperature=1.0, top_p=0.8),
+    ),
     "ssd aborting": (WIDE, 4, ssd(tree="abort", backup="random")),
     "ssd top-p": (NARROW, 4, ssd(top_p=0.8)),
     "ssd top-p, C = 0": (NARROW, 6, ssd(top_p=0.8, scale=0.0, fanout=(3, 2, 1, 2))),

@@ -1,0 +1,291 @@
+"""`python -m simulator.imports`: read what an engine measured, export what it should be set to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from policies.commandline import HELP, Refusal, wide_console
+
+if TYPE_CHECKING:
+    from simulator.imports.measured import Imported
+    from simulator.imports.reading import Read
+
+READ_EXAMPLES = """
+\b
+Examples:
+  curl -s localhost:8000/metrics > after.prom
+  python -m simulator.imports read after.prom --before before.prom --out acceptance.json
+  python -m simulator.imports read server.log --format vllm-log
+  python -m simulator.imports read results.jsonl --json
+  python -m simulator.imports read runs.json --select 'cuda draft_0_5b code_lru' --assume-iid --lookahead 8 \\
+      --out acceptance.json
+  simulate --acceptance acceptance.json --policy sd --lookahead 4
+"""
+EXPORT_EXAMPLES = """
+\b
+Examples:
+  python -m simulator.imports export --lookahead 4 --draft meta-llama/Llama-3.2-1B
+  python -m simulator.imports export --lookahead 3 --method ngram --engine vllm
+  python -m simulator.imports export --lookahead 4 --draft DRAFT --by-batch 1:4,8:2,32:0
+  python -m simulator.imports export --simulated answer.json --draft DRAFT --json
+"""
+
+
+@click.group(context_settings=HELP)
+def main() -> None:
+    """Read what other engines measured, and print settings in their terms."""
+
+
+@main.command(epilog=READ_EXAMPLES)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--format", "name", help="Format of the file (see `formats`).  [default: found out]")
+@click.option(
+    "--before",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="An earlier page of the same counters: count what happened in between.",
+)
+@click.option("--select", help="Label of one measurement, where the file holds several.")
+@click.option(
+    "--assume-iid", is_flag=True, help="Let a mean stand for every position, where there is only a mean."
+)
+@click.option("--lookahead", type=click.IntRange(min=1), help="K, where the file does not state it.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write an acceptance file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def read(**options: Any) -> None:
+    """Read FILE, an engine's output, and say what it holds."""
+    try:
+        _read(options)
+    except (ValueError, OSError) as error:
+        raise Refusal(str(error)) from error
+
+
+def _read(options: dict[str, Any]) -> None:
+    from simulator.imports.acceptance import acceptance_of, write_acceptance
+    from simulator.imports.measured import ImportRefused
+    from simulator.imports.reading import read_file
+
+    if options["out"] is None and (options["assume_iid"] or options["lookahead"] is not None):
+        raise ImportRefused("--assume-iid and --lookahead shape an acceptance file: give --out, too")
+    found = read_file(options["file"], name=options["name"], before=options["before"])
+    chosen = found.measured if options["select"] is None else (_selected(found, options["select"]),)
+    if options["out"] is not None:
+        one = _one(found, chosen)
+        try:
+            acceptance = acceptance_of(
+                one, str(found.path), assume_iid=options["assume_iid"], lookahead=options["lookahead"]
+            )
+        except ImportRefused as error:
+            raise ImportRefused(f"{found.path}: {error}") from error
+        write_acceptance(options["out"], acceptance)
+        chosen = (one,)
+    if options["as_json"]:
+        rows = [measured.as_dict() for measured in chosen]
+        click.echo(
+            json.dumps({"file": str(found.path), "format": found.format.name, "measured": rows}, indent=2)
+        )
+        return
+    _print(found, chosen)
+    if options["out"] is not None:
+        click.echo(f"written: {options['out']}")
+        click.echo(
+            f"next: simulate --acceptance {options['out']} --policy sd --lookahead {acceptance.lookahead}"
+        )
+
+
+def _selected(found: Read, label: str) -> Imported:
+    from simulator.imports.measured import ImportRefused
+
+    for measured in found.measured:
+        if measured.label == label:
+            return measured
+    labels = ", ".join(repr(m.label) for m in found.measured)
+    raise ImportRefused(f"{found.path}: no measurement {label!r}; there are {labels}")
+
+
+def _one(found: Read, chosen: Sequence[Imported]) -> Imported:
+    """The measurement to write: the only one, or all windows of a run added up."""
+    from simulator.imports.derive import pool
+    from simulator.imports.measured import ImportRefused
+
+    if len(chosen) == 1:
+        return chosen[0]
+    labels = ", ".join(repr(m.label) for m in chosen)
+    if not found.format.pools:
+        raise ImportRefused(
+            f"{found.path}: holds {len(chosen)} measurements; choose one with --select: {labels}"
+        )
+    try:
+        return pool([m for m in chosen if m.label != "plain"])
+    except ImportRefused as error:
+        raise ImportRefused(f"{found.path}: {error}") from error
+
+
+def _print(found: Read, chosen: Sequence[Imported]) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"{found.path.name}: {found.format.what}", header_style="bold")
+    for title in ("measurement", "K", "rounds", "tokens/round", "conditional acceptance", "joint", "times"):
+        table.add_column(title)
+    for m in chosen:
+        table.add_row(
+            m.label or m.engine,
+            _shown(m.lookahead),
+            _shown(m.rounds),
+            _shown(m.tokens_per_round),
+            _list(m.acceptance_at_position),
+            _list(m.joint_acceptance_at_position),
+            "\n".join(
+                f"{name} {value:.4g}" for name, value in m.speeds.stated().items() if isinstance(value, float)
+            ),
+        )
+    console = wide_console()
+    console.print(table)
+    for note in dict.fromkeys(note for m in chosen for note in m.notes):
+        click.echo(f"note: {note}")
+    click.echo(f"not said: {'; '.join(chosen[0].missing)}")
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}" if isinstance(value, int) else f"{value:.4f}"
+
+
+def _list(values: Sequence[float] | None) -> str:
+    if values is None:
+        return "-"
+    shown = " ".join(f"{value:.3f}" for value in values[:8])
+    return shown + (" ..." if len(values) > 8 else "")
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def formats(*, as_json: bool) -> None:
+    """List the formats that can be read."""
+    from simulator.imports.formats import FORMATS
+
+    if as_json:
+        click.echo(
+            json.dumps([{"name": f.name, "what": f.what, "pools": f.pools} for f in FORMATS], indent=2)
+        )
+        return
+    for fmt in FORMATS:
+        click.echo(f"{fmt.name:28}{fmt.what}")
+
+
+@main.command(epilog=EXPORT_EXAMPLES)
+@click.option("--lookahead", type=click.IntRange(min=1), help="K.")
+@click.option(
+    "--simulated",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take the lookahead from what `simulate --policy sd --json` printed.",
+)
+@click.option(
+    "--measured",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take K by batch from rounds that were timed by batch (format vllm-dynamic).",
+)
+@click.option(
+    "--method", default="draft_model", show_default=True, help="draft_model, eagle, eagle3, mtp or ngram."
+)
+@click.option("--draft", help="Draft model or head.")
+@click.option("--by-batch", metavar="B:K,...", help="K from each batch on; 0: plain decoding (vLLM).")
+@click.option(
+    "--largest-batch", type=click.IntRange(min=1), help="Where the last K ends.  [default: the last batch]"
+)
+@click.option(
+    "--engine", type=click.Choice(["vllm", "sglang", "llama.cpp"]), help="Only this engine.  [default: all]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, by engine.")
+def export(**options: Any) -> None:
+    """Print settings ready to paste into vLLM, SGLang or llama.cpp."""
+    try:
+        lines = _lines(options)
+    except (ValueError, OSError) as error:
+        raise Refusal(str(error)) from error
+    if options["as_json"]:
+        click.echo(json.dumps(lines, indent=2))
+        return
+    for engine, line in lines.items():
+        click.echo(f"{engine}: {line}")
+
+
+def _lines(options: dict[str, Any]) -> dict[str, str]:
+    import shlex
+
+    from simulator.imports.export import llamacpp_flags, sglang_flags, vllm_config
+    from simulator.imports.measured import ImportRefused
+
+    method, draft, only = options["method"], options["draft"], options["engine"]
+    by_batch = _by_batch(options)
+    depth = _depth(options, by_batch)
+    lines = {}
+    if only in (None, "vllm"):
+        config = vllm_config(
+            depth, method=method, model=draft, by_batch=by_batch, largest_batch=options["largest_batch"]
+        )
+        lines["vllm"] = f"--speculative-config {shlex.quote(config)}"
+    elif by_batch or options["largest_batch"]:
+        raise ImportRefused(f"only vLLM takes a lookahead by batch; {only} has one for all")
+    if only in (None, "sglang"):
+        lines["sglang"] = sglang_flags(depth, method=method, model=draft)
+    if only == "llama.cpp" or (only is None and method == "draft_model"):
+        if method != "draft_model" or draft is None:
+            raise ImportRefused("llama.cpp's flags are printed for the method draft_model with a --draft")
+        lines["llama.cpp"] = llamacpp_flags(depth, model=draft)
+    return lines
+
+
+def _by_batch(options: dict[str, Any]) -> dict[int, int] | None:
+    from simulator.imports.measured import ImportRefused
+    from simulator.imports.reading import read_file
+    from simulator.imports.tuned import best_lookahead_by_batch
+
+    if options["measured"] is not None:
+        if options["by_batch"]:
+            raise ImportRefused("give either --by-batch or --measured, not both")
+        return best_lookahead_by_batch(read_file(options["measured"]).measured[0])
+    if options["by_batch"] is None:
+        if options["largest_batch"] is not None:
+            raise ImportRefused("--largest-batch changes nothing without --by-batch or --measured")
+        return None
+    try:
+        pairs = [part.split(":") for part in options["by_batch"].split(",")]
+        return {int(batch): int(depth) for batch, depth in pairs}
+    except ValueError as error:
+        raise ImportRefused(f"--by-batch: expected B:K,B:K,..., got {options['by_batch']!r}") from error
+
+
+def _depth(options: dict[str, Any], by_batch: dict[int, int] | None) -> int:
+    from simulator.imports.measured import ImportRefused
+
+    given = options["lookahead"], options["simulated"]
+    if all(value is not None for value in given):
+        raise ImportRefused("give either --lookahead or --simulated, not both")
+    if options["simulated"] is not None:
+        return _simulated(options["simulated"])
+    if options["lookahead"] is not None:
+        return int(options["lookahead"])
+    if by_batch:
+        return max(by_batch.values())
+    raise ImportRefused("give --lookahead, --simulated or K by batch")
+
+
+def _simulated(path: Path) -> int:
+    from simulator.imports.measured import ImportRefused
+
+    try:
+        answer = json.loads(path.read_text(encoding="utf-8"))
+        policy, depth = answer["policy"], answer["lookahead"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ImportRefused(f"{path}: expected the JSON that `simulate --json` prints: {error!r}") from error
+    if policy != "sd" or not isinstance(depth, int):
+        raise ImportRefused(f"{path}: policy {policy!r}: engines have plain speculation ('sd') only")
+    return depth
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""Results of the papers' own code and of Spec-Bench, and SGLang's trace of decoupled speculation."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+from simulator.imports.derive import conditional_of, from_histogram
+from simulator.imports.measured import Imported, ImportRefused, Speeds, believable, count, number
+
+_CLOSED = re.compile(r"Model: (.+?), Mode: (.+), Total: (\d+)tok, Time: ([\d.]+)s")
+_METRIC = re.compile(r"\[metrics\] Avg ([^:]+): ([\d.]+)")
+_FREQUENCY = re.compile(r"^\s*(\d+): ([\d.]+)\s*$")
+_TARGET = re.compile(
+    r"\[PROFILE target\] handshake=([\d.]+)ms verify=([\d.]+)ms .*hits=(\d+)/(\d+) toks=(\d+)"
+)
+_TREE = re.compile(r"\[PROFILE draft\] tree_decode: K=(\d+) .*total=([\d.]+)ms")
+
+
+def parse_spec_bench(text: str) -> tuple[Imported, ...]:
+    """Spec-Bench's and REST's answers: a list of tokens per round, bonus counted, one JSON object per line.
+
+    Speeds are ratios of sums; Spec-Bench's own script averages ratios.  REST's counter starts one late: the
+    first round of a turn lacks a token, which `new_tokens` gives back.
+    """
+    lengths: list[int] = []
+    tokens, seconds, models = 0, 0.0, set()
+    for at, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        answer = json.loads(line)
+        models.add(str(answer.get("model_id")))
+        for choice in answer["choices"]:
+            lengths += _rounds(choice, at)
+            tokens += sum(choice["new_tokens"])
+            seconds += sum(number(t, "wall_time", at) for t in choice["wall_time"])
+    if not lengths or seconds <= 0.0:
+        raise ImportRefused("expected answers with accept_lengths and wall_time")
+    plain = max(lengths) == 1
+    histogram = [lengths.count(n) for n in range(1, believable(max(lengths)) + 1)]
+    speeds = Speeds(
+        tokens_per_second=tokens / seconds,
+        round_s=None if plain else seconds / len(lengths),
+        target_step_s=seconds / tokens if plain else None,
+    )
+    note = "times include prefill; speed is a ratio of sums, where Spec-Bench's script averages ratios"
+    known: dict[str, Any] = {"lookahead": None, "batch": 1.0, "speeds": speeds, "notes": (note,)}
+    found = from_histogram(histogram, engine="spec-bench", source="spec-bench", model=min(models), **known)
+    if plain:  # a token per round says nothing about a draft
+        return (replace(found, tokens_per_round=None, notes=(*found.notes, "no speculation")),)
+    return (found,)
+
+
+def _rounds(choice: Mapping[str, Any], at: int) -> list[int]:
+    """Tokens of each round of all turns."""
+    listed = choice.get("accept_lengths", choice.get("accept_lengths:"))
+    if listed is None:
+        raise ImportRefused("expected accept_lengths in a choice", at)
+    lengths = [count(n, "accept_lengths", at) for n in listed]
+    # idxs is the last index of a turn, decoding_steps a number of rounds.
+    steps = choice.get("decoding_steps") or [n + 1 for n in choice["idxs"]]
+    if sum(steps) != len(lengths):
+        raise ImportRefused(f"expected {sum(steps)} accept_lengths, one per round, got {len(lengths)}", at)
+    start = 0
+    for rounds, tokens in zip(steps, choice["new_tokens"], strict=True):
+        late = tokens - sum(lengths[start : start + rounds])
+        if late not in (0, 1) or rounds < 1:
+            raise ImportRefused(f"accept_lengths of a turn make {tokens - late} tokens, not {tokens}", at)
+        lengths[start] += late
+        start += rounds
+    if min(lengths) < 1:
+        raise ImportRefused("a round of no token: every round emits at least the bonus token", at)
+    return lengths
+
+
+def parse_ssd(text: str) -> tuple[Imported, ...]:
+    """The SSD engine's log: one measurement per run, each closed by its `Model: ...` line.
+
+    The frequencies are those of rounds after a cache hit; those of all rounds are not logged.
+    """
+    found: list[Imported] = []
+    metrics: dict[str, float] = {}
+    frequencies: list[float] = []
+    for at, line in enumerate(text.splitlines(), 1):
+        if match := _METRIC.search(line):
+            metrics[match.group(1)] = number(match.group(2), match.group(1), at)
+        elif match := _FREQUENCY.match(line):
+            frequencies.append(number(match.group(2), "frequency", at))
+        elif match := _CLOSED.search(line):
+            found.append(_ssd_run(match, metrics, frequencies, at))
+            metrics, frequencies = {}, []
+    if not found:
+        raise ImportRefused(
+            "expected a line `Model: ..., Mode: ..., Total: Ntok, Time: Ns` of the SSD engine"
+        )
+    return tuple(found)
+
+
+def _ssd_run(
+    closed: re.Match[str], metrics: Mapping[str, float], frequencies: Sequence[float], at: int
+) -> Imported:
+    model, mode = closed.group(1), closed.group(2)
+    tokens, seconds = int(closed.group(3)), number(closed.group(4), "Time", at)
+    depth = re.search(r"Speculative\(k=(\d+)\)", mode)
+    known: dict[str, Any] = {"engine": "ssd", "source": "ssd-log", "label": f"line {at}", "model": model}
+    if depth is None:
+        step = seconds / tokens
+        return Imported(
+            speeds=Speeds(tokens_per_second=1.0 / step, target_step_s=step, round_s=None), **known
+        )
+    length = metrics.get("Tokens per step (incl recovery)")
+    if length is None:
+        raise ImportRefused("expected `[metrics] Avg Tokens per step (incl recovery)` before this line", at)
+    round_s, verify_s = (
+        None if (ms := metrics.get(name)) is None else ms / 1e3
+        for name in ("target time per full step (ms)", "target verify time (ms)")
+    )
+    waits = round_s is not None and verify_s is not None and "Async" not in mode
+    hits = metrics.get("Cache Hits")
+    on_hit = tuple(sum(frequencies[i:]) for i in range(1, len(frequencies)))
+    on_miss = metrics.get("Tokens per step on Cache Miss")
+    on_hit_length = metrics.get("Tokens per step on Cache Hit")
+    if on_miss is None and hits is not None and on_hit_length is not None and hits < 1.0:
+        on_miss = (length - hits * on_hit_length) / (1.0 - hits)
+    return Imported(
+        lookahead=int(depth.group(1)),
+        tokens_per_round=length,
+        cache_hit_rate=hits,
+        tokens_per_round_on_hit=on_hit_length,
+        tokens_per_round_on_miss=on_miss,
+        joint_acceptance_on_hit=on_hit or None,
+        acceptance_on_hit=conditional_of(on_hit) if on_hit else None,
+        speeds=Speeds(
+            tokens_per_second=tokens / seconds,
+            round_s=round_s,
+            verify_s=verify_s,
+            draft_s_per_round=round_s - verify_s if waits and round_s and verify_s else None,
+        ),
+        notes=("frequencies per position are those of rounds after a cache hit only",) * bool(on_hit),
+        **known,
+    )
+
+
+def parse_ssd_profile(text: str) -> tuple[Imported, ...]:
+    """The SSD engine's `[PROFILE ...]` lines; `hits=7/8` counts rows, `toks` the bonus token, too."""
+    rows = [tuple(map(float, match.groups())) for match in _TARGET.finditer(text)]
+    if not rows:
+        raise ImportRefused("expected lines `[PROFILE target] handshake=... hits=N/M toks=N`")
+    tree = _TREE.search(text)
+    hits, served, tokens = (int(sum(row[i] for row in rows)) for i in (2, 3, 4))
+    return (
+        Imported(
+            "ssd",
+            "ssd-profile",
+            lookahead=int(tree.group(1)) if tree else None,
+            rounds=served,
+            accepted=tokens - served,
+            tokens_per_round=tokens / served,
+            cache_hit_rate=hits / served,
+            batch=rows[0][3],
+            speeds=Speeds(
+                verify_s=mean(row[1] for row in rows) / 1e3,
+                draft_s_per_round=float(tree.group(2)) / 1e3 if tree else None,
+            ),
+        ),
+    )
+
+
+def parse_pearl(text: str) -> tuple[Imported, ...]:
+    """PEARL's answers: times only.  HumanEval's first prompt warms up and is left out."""
+    tokens: list[int] = []
+    seconds: list[float] = []
+    for at, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        row = json.loads(line)
+        if "choices" in row:
+            for choice in row["choices"]:
+                tokens += [count(n, "num_token", at) for n in choice["num_token"]]
+                seconds += [number(t, "wall_time", at) for t in choice["wall_time"]]
+        else:
+            tokens.append(count(row.get("new_tokens"), "new_tokens", at))
+            seconds.append(number(row.get("time"), "time", at))
+    warm = 1 if '"task_id"' in text and len(tokens) > 1 else 0
+    if sum(seconds[warm:]) <= 0.0:
+        raise ImportRefused("expected answers with a time above 0")
+    speed = sum(tokens[warm:]) / sum(seconds[warm:])
+    note = ("the first prompt warms up and is left out",) * warm
+    return (Imported("pearl", "pearl", batch=1.0, speeds=Speeds(tokens_per_second=speed), notes=note),)
+
+
+def parse_nano_pearl(text: str) -> tuple[Imported, ...]:
+    """nano-PEARL's log.  MAT is a run length: it crosses rounds and is no tokens per round."""
+    match = re.search(r"Batch Size: (\d+) Total: (\d+)tok, Time: ([\d.]+)s.*MAT: \[([\d., ]+)\]", text)
+    if match is None:
+        raise ImportRefused("expected a line `[PEARL Generate] Batch Size: ... MAT: [...]`")
+    batch, tokens, seconds, runs = match.groups()
+    lengths = [number(part.strip(), "MAT") for part in runs.split(",")]
+    return (
+        Imported(
+            "nano-pearl",
+            "nano-pearl",
+            batch=float(batch),
+            run_length=mean(lengths),
+            speeds=Speeds(tokens_per_second=int(tokens) / number(seconds, "Time")),
+            notes=("MAT is the mean run of accepted tokens between two rejections, a mean of means here",),
+        ),
+    )
+
+
+def parse_decoupled_verifier(text: str) -> tuple[Imported, ...]:
+    """SGLang's trace of a decoupled verifier: counts and times of whole batches.  Lengths count the root."""
+    rows = list(csv.DictReader(io.StringIO(text)))
+    rounds, drafted, accepted = (
+        sum(count(row.get(name), name, at) for at, row in enumerate(rows, 2))
+        for name in ("batch_size", "valid_tail_sum", "num_accepted_drafts")
+    )
+    if not rounds:
+        raise ImportRefused("expected rows with a batch_size above 0")
+    times = [number(row.get("target_forward_ms"), "target_forward_ms", at) for at, row in enumerate(rows, 2)]
+    return (
+        Imported(
+            "sglang",
+            "sglang-decoupled-verifier",
+            lookahead=max(count(row.get("draft_token_num"), "draft_token_num") for row in rows) - 1,
+            rounds=rounds,
+            drafted=drafted,
+            accepted=accepted,
+            tokens_per_round=1.0 + accepted / rounds,
+            speeds=Speeds(verify_s=mean(times) / 1e3),
+            notes=("drafts stream in: a round verifies what has arrived, at most the lookahead",),
+        ),
+    )
+
+
+def parse_decoupled_proxy(text: str) -> tuple[Imported, ...]:
+    """SGLang's trace of a draft proxy: what each commit accepted, and whether a pre-drafted branch hit."""
+    accepted: list[int] = []
+    hits: list[bool] = []
+    for at, row in enumerate(csv.DictReader(io.StringIO(text)), 2):
+        taken = json.loads(row["accepted_tail_lens_by_req"])
+        accepted += [count(n, "accepted_tail_lens_by_req", at) for n in taken.values()]
+        hits += [bool(hit) for hit in json.loads(row["bonus_match_by_req"]).values()]
+    if not accepted or not hits:
+        raise ImportRefused("expected commits in accepted_tail_lens_by_req and bonus_match_by_req")
+    histogram = [accepted.count(j) for j in range(believable(max(accepted)) + 1)]
+    known: dict[str, Any] = {"engine": "sglang", "source": "sglang-decoupled-proxy", "lookahead": None}
+    note = "the draft length of a commit is not said: its longest accepted one is taken"
+    return (from_histogram(histogram, cache_hit_rate=sum(hits) / len(hits), notes=(note,), **known),)
