@@ -258,13 +258,20 @@ def _line(values: Sequence[float], at: Sequence[int]) -> tuple[float, float]:
 def _solve(
     design: FloatArray, values: FloatArray, work: FloatArray, low: Sequence[float], high: Sequence[float]
 ) -> list[float]:
-    """Bounded least squares of deviations relative to `work`, else the longest operations would decide."""
-    weighted = design / np.maximum(work, TINY)[:, None]
+    """Bounded least squares of deviations relative to `work`, else the longest operations would decide.
+
+    What its bounds leave no room is taken as given: beside a column like it, it would make the fit singular.
+    """
+    least, most = np.array(low), np.array(high)
+    free = most - least > 3.0 * TINY
+    given = np.where(free, 0.0, least)
+    weighted = design[:, free] / np.maximum(work, TINY)[:, None]
     size = np.linalg.norm(weighted, axis=0)
     size[size == 0.0] = 1.0
-    bounds = (np.array(low) * size, np.array(high) * size)
-    solved = lsq_linear(weighted / size, values / np.maximum(work, TINY), bounds=bounds).x / size
-    return [float(v) for v in solved]
+    left = (values - design @ given) / np.maximum(work, TINY)
+    bounds = (least[free] * size, most[free] * size)
+    given[free] = lsq_linear(weighted / size, left, bounds=bounds).x / size
+    return [float(v) for v in given]
 
 
 def predicted(host: OperationHost, sample: Sample) -> float:
@@ -307,7 +314,8 @@ def trimmed_mean(values: Sequence[float]) -> float:
     """Mean without the highest and lowest 5 %, which on a shared machine belong to other processes."""
     samples = np.array(values)
     low, high = np.quantile(samples, [0.05, 0.95])
-    return float(samples[(samples >= low) & (samples <= high)].mean())
+    kept = samples[(samples >= low) & (samples <= high)]
+    return float((kept if kept.size else samples).mean())  # of two, neither lies between
 
 
 def in_situ(

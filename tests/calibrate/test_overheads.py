@@ -11,7 +11,7 @@ import pytest
 from calibrate.anchors import measured_runs
 from calibrate.live.device import StepTime, Timing
 from calibrate.observations import LiveRecord, Observation, Step, from_json, observe, to_json
-from calibrate.overheads import fit_host
+from calibrate.overheads import fit_host, trimmed_mean
 from calibrate.probes import overlap_cases, slowdowns
 from hardware_profiles.costs import GridCost, Point
 from hardware_profiles.latency import LatencySurface
@@ -336,3 +336,10 @@ def test_speeds_are_over_plain_decoding_of_the_same_kind() -> None:
     assert by_cell["ar", 1].tokens_per_second == pytest.approx(200 / 6.2)
     assert by_cell["sd", 1].speedup_vs_ar == pytest.approx(3.1)
     assert by_cell["ar", 4].speedup_vs_ar == 1.0
+
+
+@pytest.mark.parametrize(
+    ("values", "mean"), [([3.0], 3.0), ([1.0, 3.0], 2.0), ([*([1.0] * 30), 1000.0], 1.0)], ids=str
+)
+def test_trimmed_means(values: list[float], mean: float) -> None:
+    assert trimmed_mean(values) == pytest.approx(mean)
