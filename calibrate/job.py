@@ -15,7 +15,7 @@ from calibrate.prompts import Prompt
 from calibrate.traces import versions
 from hardware_profiles.profile import Profile
 
-FORMAT = 1
+FORMAT = 2
 """Of the journal's pieces: those of another format are not resumed."""
 MOST_RECORDERS = 8
 PRECISION: Precision = "fp32"

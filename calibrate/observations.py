@@ -22,12 +22,14 @@ class Step:
         rows: Rows that took part.
         width: New tokens per row, or branches.
         context: Tokens in the cache before, per row (the mean, where rows differ).
+        tokens: New tokens (or branches) of all rows, padding not counted.
     """
 
     kind: Forward
     rows: int
     width: int
     context: float
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def _steps(timing: Timing) -> tuple[Step, ...]:
     """Forwards with the context that each found: the committed text but its last token, then what was fed."""
     context, found = timing.context - 1, []
     for step in timing.steps:
-        found.append(Step(_kind(step), step.rows, step.width, context))
+        found.append(Step(_kind(step), step.rows, step.width, context, step.tokens))
         context += step.width
     return tuple(found)
 
@@ -197,4 +199,4 @@ _SCALARS = ("operation", "device", "rows", "lead_s", "work_s", "report_s", "idle
 
 
 def _astuple(step: Step) -> tuple[Any, ...]:
-    return (step.kind, step.rows, step.width, step.context)
+    return (step.kind, step.rows, step.width, step.context, step.tokens)

@@ -61,8 +61,8 @@ class Sample:
 
     @property
     def tokens(self) -> int:
-        """Tokens that went through its forwards, padding included."""
-        return sum(step.rows * step.width for step in self.seen.steps)
+        """Tokens that went through its forwards, padding not counted: nothing is chosen there."""
+        return sum(step.tokens for step in self.seen.steps)
 
 
 Samples: TypeAlias = dict[HostOperation, list[Sample]]
@@ -225,8 +225,13 @@ def fit_sampled(
             "token_s": slopes.token_s + (token if free else 0.0),
         }
     )
-    # A settling feeds nothing: what it costs more in a batch goes by rows.
-    return entry if tokens.any() else entry.model_copy(update={"row_s": _row_seconds(entry, chosen)})
+    if tokens.any():
+        return entry
+    # A settling feeds nothing, and does nothing where no row is open: the mean is what counts, and what it
+    # costs more in a batch goes by rows.
+    seconds = [s.seen.work_s for s in kept if s.seen.rows == 1] or [s.seen.work_s for s in kept]
+    entry = entry.model_copy(update={"extra_s": float(np.mean(seconds))})
+    return entry.model_copy(update={"row_s": _row_seconds(entry, chosen)})
 
 
 def _waits(samples: Sequence[Sample]) -> dict[str, float]:

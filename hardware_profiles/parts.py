@@ -100,7 +100,7 @@ class OperationHost(Frozen):
         row_s: Further work for each row of the batch after the first.
         step_s: Further work for each of its forwards: where tokens are sampled, drawing has a price per
             step besides that per token.
-        token_s: Further work for each token that goes through its forwards, padding included: choosing a
+        token_s: Further work for each token that goes through its forwards, padding not counted: choosing a
             token in each branch, and drawing it where tokens are sampled.
         scale: Seconds of its forwards in real rounds per second that the grids say.
         wake: Seconds of further work per second that the device idled before: caches grow cold.

@@ -286,21 +286,20 @@ class TextbookCosts:
 
 
 def tokens_fed(operation: Operation) -> int:
-    """Tokens that go through the forwards of an operation, padding of shorter rows included."""
+    """Tokens that go through the forwards of an operation, padding of shorter rows not counted."""
     match operation:
         case Verify():
             slots = operation.view.slots
-            return len(slots) * (1 + int(operation.speculation.lengths[slots].max()))
+            return len(slots) + int(operation.speculation.lengths[slots].sum())
         case Draft():
-            widest = int(operation.unseen[operation.view.slots].max())
-            return len(operation.view.slots) * (widest + operation.lookahead - 1)
+            slots = operation.view.slots
+            return int(operation.unseen[slots].sum()) + len(slots) * (operation.lookahead - 1)
         case Continue():
             return len(operation.view.slots) * operation.lookahead
         case Prespeculate():
             slots = operation.view.slots
-            glue = 1 + int(operation.speculation.lengths[slots].max())
-            widest = int(branches_per_row(operation).max())
-            return len(slots) * (glue + operation.lookahead * widest)
+            glue = len(slots) + int(operation.speculation.lengths[slots].sum())
+            return glue + operation.lookahead * int(branches_per_row(operation).sum())
         case Settle() | Prefill():
             return 0
 

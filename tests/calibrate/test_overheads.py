@@ -141,11 +141,11 @@ def rounds(machine: Machine, settings: Settings, rows: int, count: int) -> Itera
     for _ in range(count):
         context = float(machine.random.integers(20, 250))
         width = 1 + depth if machine.random.random() < 0.7 or settings.policy in {"sd", "ar"} else 1
-        verify = (Step("forward", rows, width, context),)
-        chain = tuple(Step("forward", rows, 1, context) for _ in range(depth))
+        verify = (Step("forward", rows, width, context, rows * width),)
+        chain = tuple(Step("forward", rows, 1, context, rows) for _ in range(depth))
         tree = (
-            Step("forward", rows, 1 + depth, context),
-            *(Step("tree", rows, 2 * (depth + 1), context) for _ in range(depth)),
+            Step("forward", rows, 1 + depth, context, rows * (1 + depth)),
+            *(Step("tree", rows, 2 * (depth + 1), context, 2 * rows * (depth + 1)) for _ in range(depth)),
         )
         target = "decode" if width == 1 else "verify"
         beside: dict[Forward, float] = {}
@@ -218,8 +218,8 @@ def test_what_a_draft_takes_in_a_wide_batch_is_right() -> None:
     machine = Machine(0)
     for rows, depth in ((1, 5), (8, 5), (8, 3)):
         tree = (
-            Step("forward", rows, 1 + depth, 100.0),
-            *(Step("tree", rows, 3 * (depth + 1), 100.0) for _ in range(depth)),
+            Step("forward", rows, 1 + depth, 100.0, rows * (1 + depth)),
+            *(Step("tree", rows, 3 * (depth + 1), 100.0, 3 * rows * (depth + 1)) for _ in range(depth)),
         )
         found = host.operations["prespeculate"]
         fed = sum(s.rows * s.width for s in tree)
@@ -304,9 +304,9 @@ def test_operations_are_reduced_to_what_surrounds_them() -> None:
     assert verify.beside_s == pytest.approx({"forward": 0.6, "tree": 1.0})
     assert prepare.beside_s == pytest.approx({"forward": 1.6})
     assert prepare.steps == (
-        Step("forward", 1, 4, 99.0),
-        Step("tree", 1, 8, 103.0),
-        Step("tree", 1, 8, 111.0),
+        Step("forward", 1, 4, 99.0, 4),
+        Step("tree", 1, 8, 103.0, 8),
+        Step("tree", 1, 8, 111.0, 8),
     )
     # The decode acts on the verify's report at 2.3, and its device did nothing since 2.2.
     assert decode.lead_s == pytest.approx(0.7) and decode.idle_s == pytest.approx(0.8)

@@ -122,3 +122,13 @@ def test_settling_needs_no_forward() -> None:
 
 def test_verification_alone_is_as_before() -> None:
     assert costs(constant(0.1)).steps("target", Verify(view(3), MIXED)) == [("verify", 1.0)]
+
+
+def test_tokens_fed_leave_padding_out() -> None:
+    # Rows that verify 2 tokens and none: 3 + 1 go through the glue step; F = 2 at each position makes 6 and
+    # 2 branches, over K = 2 steps.
+    view = View(*(np.arange(2), np.arange(2), np.zeros(2, int), np.full(2, 9), np.full(2, 9)))
+    speculation = Speculation(np.array([2, 0]), np.array([int(Source.PRIMARY), int(Source.NONE)]))
+    assert tokens_fed(Verify(view, speculation)) == 3 + 1
+    assert tokens_fed(Prespeculate(view, speculation, 2, (2, 2, 2))) == 4 + 2 * (6 + 2)
+    assert tokens_fed(Draft(view, 3, np.array([2, 1]))) == (2 + 2) + (1 + 2)
