@@ -19,6 +19,7 @@ from calibrate.live.world import LiveWorld
 from calibrate.runs import LiveRun
 from hardware_profiles.trace import Trace
 from policies.registry import SettingError
+from policies.summary import Summary
 
 
 class Lab:
@@ -83,12 +84,19 @@ class Lab:
 
 
 def pooled(runs: Sequence[LiveRun], figure: str) -> float | None:
-    """A rate over several runs, weighted by their rounds."""
-    values = [(getattr(run.summary, figure), run.summary.rounds) for run in runs]
-    known = [(value, rounds) for value, rounds in values if value is not None]
+    """A figure over several runs, as a ratio of sums: weighted by what its denominator counts."""
+    known = [run.summary for run in runs if getattr(run.summary, figure) is not None]
     if not known:
         return None
-    return float(np.average([value for value, _ in known], weights=[rounds for _, rounds in known]))
+    values = [getattr(summary, figure) for summary in known]
+    return float(np.average(values, weights=[_weight(summary, figure) for summary in known]))
+
+
+def _weight(summary: Summary, figure: str) -> float:
+    """Positions verified, of which the acceptance rate is a share; rounds for the others."""
+    if figure != "acceptance_rate" or not summary.acceptance_rate:
+        return float(summary.rounds)
+    return summary.accepted_per_round * summary.rounds / summary.acceptance_rate
 
 
 def more_drafts(draft: WorkerSpec, count: int) -> list[WorkerSpec]:

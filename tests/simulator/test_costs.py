@@ -10,9 +10,9 @@ import pytest
 
 from hardware_profiles.latency import LatencySurface
 from hardware_profiles.profile import ConstantCost, GridCost, Point
-from policies.operations import Prefill, Prespeculate, Settle, Source, Speculation, Verdict, Verify, View
+from policies.operations import Draft, Prefill, Prespeculate, Settle, Source, Speculation, Verdict, Verify, View
 from policies.sampling import GREEDY
-from simulator.costs import Effects, ProfileCosts, branches_per_row
+from simulator.costs import Effects, ProfileCosts, branches_per_row, tokens_fed
 
 
 def surface(function: Any, **ticks: tuple[int, ...]) -> LatencySurface:
@@ -127,8 +127,7 @@ def test_verification_alone_is_as_before() -> None:
 def test_tokens_fed_leave_padding_out() -> None:
     # Rows that verify 2 tokens and none: 3 + 1 go through the glue step; F = 2 at each position makes 6 and
     # 2 branches, over K = 2 steps.
-    view = View(*(np.arange(2), np.arange(2), np.zeros(2, int), np.full(2, 9), np.full(2, 9)))
-    speculation = Speculation(np.array([2, 0]), np.array([int(Source.PRIMARY), int(Source.NONE)]))
-    assert tokens_fed(Verify(view, speculation)) == 3 + 1
-    assert tokens_fed(Prespeculate(view, speculation, 2, (2, 2, 2))) == 4 + 2 * (6 + 2)
-    assert tokens_fed(Draft(view, 3, np.array([2, 1]))) == (2 + 2) + (1 + 2)
+    rows, mixed = view(2), speculation([2, 0], [Source.PRIMARY, Source.NONE])
+    assert tokens_fed(Verify(rows, mixed)) == 3 + 1
+    assert tokens_fed(Prespeculate(rows, mixed, 2, (2, 2, 2))) == 4 + 2 * (6 + 2)
+    assert tokens_fed(Draft(rows, 3, np.array([2, 1]))) == (2 + 2) + (1 + 2)
