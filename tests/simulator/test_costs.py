@@ -10,7 +10,17 @@ import pytest
 
 from hardware_profiles.latency import LatencySurface
 from hardware_profiles.profile import ConstantCost, GridCost, Point
-from policies.operations import Draft, Prefill, Prespeculate, Settle, Source, Speculation, Verdict, Verify, View
+from policies.operations import (
+    Draft,
+    Prefill,
+    Prespeculate,
+    Settle,
+    Source,
+    Speculation,
+    Verdict,
+    Verify,
+    View,
+)
 from policies.sampling import GREEDY
 from simulator.costs import Effects, ProfileCosts, branches_per_row, tokens_fed
 
