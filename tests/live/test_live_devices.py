@@ -180,6 +180,8 @@ def test_a_dead_worker_is_named_and_nothing_is_left(pair: tuple[str, str]) -> No
 
 
 SCRIPT = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with it ignored
 import sys
 from calibrate.live.messages import Probe
 from calibrate.live.placement import WorkerSpec, available_cores
