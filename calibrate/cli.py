@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calibrate.decide_cli import decide
 from calibrate.pair.cli import pair
 from policies.commandline import HELP, Refusal, split_integers
 
@@ -25,6 +26,7 @@ Examples:
   calibrate --temperature 0,0.7 --top-p 0.95 a greedy trace, and one at that sampling
   calibrate --batches 1,4,16 --ranks 64      wider grids; fan-outs up to 63
   calibrate pair report                      what the shipped pair is
+  calibrate decide --policy pld --help       record what a policy decides, for its replay
 \b
 A run that was interrupted goes on where it was: give the same command again.
 """
@@ -108,6 +110,7 @@ def main(context: click.Context, /, **options: Any) -> None:
 
 
 main.add_command(pair)
+main.add_command(decide)
 
 
 def make_job(options: dict[str, Any]) -> Any:

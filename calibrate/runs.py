@@ -8,8 +8,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from calibrate.decisions import collect_decisions
 from calibrate.live.device import Timing
 from calibrate.live.world import LiveWorld
+from hardware_profiles.decisions import Decisions
 from policies.operations import Request
 from policies.records import Round, Span
 from policies.registry import SettingError, Settings, find_policy, start
@@ -52,6 +54,7 @@ class LiveRun:
         texts: Token ids emitted by each.
         spans: Timeline, in seconds since the run began.
         timings: When each operation was submitted, begun, done and reported.
+        decisions: What a decision trace keeps of it; empty for policies that need none.
     """
 
     place: str
@@ -65,6 +68,7 @@ class LiveRun:
     texts: dict[int, tuple[int, ...]]
     spans: list[Span]
     timings: list[Timing]
+    decisions: Decisions
 
     @property
     def cell(self) -> Cell:
@@ -118,6 +122,7 @@ def run_live(
         texts={request: tuple(rows.texts[request]) for request in ids},
         spans=spans,
         timings=world.timings(),
+        decisions=collect_decisions(world, settings),
     )
 
 

@@ -73,7 +73,7 @@ def record_trace(
         meta=_describe(
             job,
             facts,
-            digest=_digest(prompts),
+            digest=digest(prompts),
             prompt_set=prompt_set,
             names=names,
             widths=(columns["draft_top_ids"].shape[1], columns["target_top_ids"].shape[1]),
@@ -145,7 +145,8 @@ def _widen(values: np.ndarray) -> np.ndarray:
     return values.astype(np.int64) if values.ndim == 1 and values.dtype.kind == "i" else values
 
 
-def _digest(prompts: Sequence[Prompt]) -> str:
+def digest(prompts: Sequence[Prompt]) -> str:
+    """Hash of a list of prompts."""
     return hashlib.sha256("\x00".join(p.text for p in prompts).encode()).hexdigest()[:16]
 
 

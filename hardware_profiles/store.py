@@ -25,10 +25,11 @@ class _Kind:
 
 _PROFILE = _Kind("profile", "profiles", ".json", ProfileError)
 _TRACE = _Kind("trace", "traces", ".parquet", TraceError)
+_DECISIONS = _Kind("decision trace", "decisions", ".parquet", TraceError)
 
 
 def user_directory() -> Path:
-    """Folder of the user's own profiles and traces, in its subfolders `profiles` and `traces`.
+    """Folder of the user's own profiles and traces, in its subfolders `profiles`, `traces`, `decisions`.
 
     `$XDG_DATA_HOME/spectwin`, or `~/.local/share/spectwin` where that is not set to an absolute path.
     It need not exist.
@@ -45,6 +46,25 @@ def user_profile(name: str) -> Path:
 def user_trace(name: str) -> Path:
     """Path at which the user's own trace of that name is looked for, and is to be written."""
     return _user_path(_TRACE, name)
+
+
+def user_decisions(name: str) -> Path:
+    """Path at which the user's own decision trace of that name is looked for, and is to be written."""
+    return _user_path(_DECISIONS, name)
+
+
+def find_decisions(name_or_path: str | os.PathLike[str]) -> Path:
+    """Path of a decision trace; like `find_profile`, with `.parquet`.
+
+    Raises:
+        TraceError: There is none; the message lists the names there are.
+    """
+    return _find(_DECISIONS, os.fspath(name_or_path))
+
+
+def decisions_name(profile: str, policy: str, temperature: float = 0.0, top_p: float = 1.0) -> str:
+    """Name of the decision trace of a policy that belongs to a profile, e.g. `cpu2-x5-t1-rasd`."""
+    return f"{trace_name(profile, temperature, top_p)}-{policy}"
 
 
 def trace_name(profile: str, temperature: float = 0.0, top_p: float = 1.0) -> str:

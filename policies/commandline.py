@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from policies.knobs import KNOBS, Knob
+from policies.registry import POLICIES
+
 if TYPE_CHECKING:
     from rich.console import Console
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 HELP = {"help_option_names": ["-h", "--help"]}
 WIDE = 112
@@ -42,6 +48,30 @@ def integer_or_auto(_: click.Context, __: click.Parameter, value: str | None) ->
         return int(value)
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is neither a number nor 'auto'") from error
+
+
+def knob_options(*, exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:
+    """A decorator that gives a click command an option for every knob of every policy."""
+
+    def decorate(command: Command) -> Command:
+        for knob in reversed([knob for name, knob in KNOBS.items() if name not in exclude]):
+            command = _option(knob)(command)
+        return command
+
+    return decorate
+
+
+def _option(knob: Knob) -> Callable[[Command], Command]:
+    having = [info.name for info in POLICIES.values() if knob.name in info.knobs]
+    default = "" if knob.default is None else f"  [{', '.join(having)}; default: {knob.default}]"
+    details: dict[str, Any] = {"help": knob.help + (default or f"  [{', '.join(having)}]")}
+    if knob.kind == "integers":
+        details |= {"metavar": "F,...", "callback": split_integers}
+    elif knob.kind == "name":
+        details |= {"type": click.Choice(knob.choices)}
+    else:
+        details |= {"type": {"integer": int, "number": float, "text": str}[knob.kind]}
+    return click.option("--" + knob.name.replace("_", "-"), **details)
 
 
 def wide_console() -> Console:

@@ -320,6 +320,7 @@ class Continue:
 Operation: TypeAlias = Prefill | Verify | Settle | Draft | Prespeculate | Continue
 
 
-def operation_name(operation: Operation) -> str:
-    """Name of an operation in timelines and logs: its class name in lower case."""
-    return type(operation).__name__.lower()
+def operation_name(operation: object) -> str:
+    """Name of an operation in timelines and logs: its kind, or its class name in lower case."""
+    kind: str = getattr(operation, "kind", "")
+    return kind or type(operation).__name__.lower()

@@ -10,6 +10,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from policies.operations import BoolArray, Operation, Speculation, Verdict
+from policies.rowwise import Rowwise
 
 
 class Event(Protocol):
@@ -41,7 +42,7 @@ class Device(Protocol):
 
     @property
     def name(self) -> str: ...
-    def submit(self, operation: Operation) -> Task:
+    def submit(self, operation: Operation | Rowwise) -> Task:
         """Queue an operation and return at once."""
         ...
 

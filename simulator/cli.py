@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from policies.commandline import HELP, Refusal, integer_or_auto, split_integers, wide_console
-from policies.registry import POLICIES, SettingError
-from policies.sampling import DRAFT_MODES
-from policies.ssd import BACKUPS, CACHE_SETS, FIRSTS, STALLS, TREES
+from policies.commandline import HELP, Refusal, integer_or_auto, knob_options, wide_console
+from policies.knobs import KNOBS
+from policies.registry import POLICIES, SettingError, find_policy
 
 DEFAULT_PROFILE = "cpu2-x5"
 SHAPES = ("uniform", "geometric", "exact")
@@ -66,17 +65,15 @@ def exponent_and_scale(
     help="Recorded trace: a shipped name or a file.  [default: the profile's, at this temperature]",
 )
 @click.option(
+    "--decisions",
+    help="Decision trace (`calibrate decide`), for policies whose replay needs one: a name or a file.  "
+    "[default: the profile's, of this policy, at this temperature]",
+)
+@click.option(
     "--lookahead",
     metavar="N|auto",
     callback=integer_or_auto,
     help="K, drafted tokens per round; auto: the fastest (pearl: the balanced one).  [default: 4]",
-)
-@click.option("--fanout", metavar="F,...", callback=split_integers, help="F, or F_0,...,F_K.  [default: 3]")
-@click.option(
-    "--fanout-backup",
-    metavar="F,...",
-    callback=split_integers,
-    help="The same in rounds that verify a backup's tokens or none.  [default: as --fanout]",
 )
 @click.option(
     "--shape",
@@ -92,31 +89,9 @@ def exponent_and_scale(
     "[default with --shape: auto]",
 )
 @click.option(
-    "--backup", help=f"On a miss: {', '.join(BACKUPS)}, or auto, the fastest.  [default: {BACKUPS[0]}]"
-)
-@click.option(
     "--find-switch", is_flag=True, help="With --backup auto: find the batch to switch at by simulation, too."
 )
-@click.option("--stall", type=click.Choice(STALLS), help="Who waits for a redraft.  [default: batch]")
-@click.option(
-    "--first", type=click.Choice(FIRSTS), help="Where a first speculation comes from.  [default: primary]"
-)
-@click.option(
-    "--cache-set",
-    type=click.Choice(CACHE_SETS),
-    help="Cache the draft's top outcomes, or those other than the rejected token.  [default: others]",
-)
-@click.option(
-    "--tree",
-    type=click.Choice(TREES),
-    help="Carry a pre-speculation that no row hits through, or abort it.  [default: whole]",
-)
-@click.option(
-    "--longest-suffix",
-    type=int,
-    help="Longest ending that prompt lookup searches for, in tokens.  [default: 3]",
-)
-@click.option("--draft-devices", type=int, help="Devices that share the pre-speculation.  [default: 1]")
+@knob_options(exclude=("lookahead",))
 @click.option(
     "--temperature",
     type=float,
@@ -125,12 +100,6 @@ def exponent_and_scale(
     help="Of both models; needs a trace recorded at it.",
 )
 @click.option("--top-p", type=float, default=1.0, show_default=True, help="Mass of the laws that is kept.")
-@click.option(
-    "--draft-sampling",
-    type=click.Choice(DRAFT_MODES),
-    help="How the draft chooses at a temperature above 0.  [default: sampled]",
-)
-@click.option("--scale", type=float, help="Saguaro's C: cached tokens are drafted C times as often.")
 @click.option(
     "--prompt-length",
     "--context",
@@ -179,24 +148,6 @@ def main(**options: Any) -> None:
         raise Refusal(f"{error}; pip install 'spectwin[plot]'") from error
 
 
-KNOBS = (
-    "fanout",
-    "fanout_backup",
-    "backup",
-    "stall",
-    "first",
-    "cache_set",
-    "tree",
-    "draft_devices",
-    "longest_suffix",
-    "temperature",
-    "top_p",
-    "draft_sampling",
-    "scale",
-    "seed",
-)
-
-
 def _answer(options: dict[str, Any]) -> None:
     from simulator.law import assume, opinion, waterfall
     from simulator.report import Report, plot, print_report, write_timeline
@@ -208,7 +159,7 @@ def _answer(options: dict[str, Any]) -> None:
         options["lookahead"],
         options["shape"],
         options["budget"],
-        {knob: options[knob] for knob in KNOBS},
+        {name: options[name] for name in (*KNOBS, "temperature", "top_p", "seed") if name != "lookahead"},
     )
     check_wish(wish, find_switch=options["find_switch"])
     scenario, sources = build_scenario(options)
@@ -261,6 +212,7 @@ def build_scenario(options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
             prompt_length=options["prompt_length"],
             effects=Effects(jitter=options["jitter"]),
             seed=options["seed"],
+            decisions=_decisions(options, profile.name if profile else DEFAULT_PROFILE, sources),
         ),
         sources,
     )
@@ -347,6 +299,29 @@ def _tokens(options: dict[str, Any], profile_name: str) -> tuple[Any, str]:
     return replay(trace, limit=options["max_tokens"], seed=options["seed"]), described
 
 
+def _decisions(options: dict[str, Any], profile_name: str, sources: dict[str, str]) -> Any:
+    """The decision trace; None where the policy needs none, or where coins stand in for it."""
+    from hardware_profiles.decisions import read_decisions
+    from hardware_profiles.store import decisions_name, find_decisions
+
+    info = find_policy(options["policy"])
+    if not info.needs_decisions:
+        if options["decisions"]:
+            raise SettingError(f"--decisions changes nothing: policy {info.name!r} is replayed on a trace")
+        return None
+    if options["acceptance"] is not None:
+        return None
+    name = options["decisions"] or decisions_name(
+        profile_name, info.name, options["temperature"], options["top_p"]
+    )
+    trace = read_decisions(find_decisions(name))
+    sources["decisions"] = (
+        f"decision trace {name}: {len(trace.settings)} settings on {len(trace.requests)} "
+        f"{trace.meta.prompt_set} prompts"
+    )
+    return trace
+
+
 GREEDY_COLUMNS = ("draft_rank", "draft_top_ids")
 
 
@@ -378,7 +353,7 @@ def list_policies(*, as_json: bool) -> None:
     fields = ("name", "paper", "predicts", "drafts", "on_miss", "verifies", "replay", "knobs")
     if as_json:
         rows = [
-            {**{f: getattr(info, f) for f in fields}, "worlds": ["simulated", "live"]}
+            {**{f: getattr(info, f) for f in fields}, "worlds": list(info.worlds)}
             for info in POLICIES.values()
         ]
         click.echo(json.dumps(rows, indent=2))
@@ -391,7 +366,9 @@ def list_policies(*, as_json: bool) -> None:
     for info in POLICIES.values():
         table.add_row(*(", ".join(v) if isinstance(v := getattr(info, f), tuple) else v for f in fields))
     wide_console().print(table)
-    click.echo("Every policy runs in both worlds, simulated and live.")
+    alone = [info.name for info in POLICIES.values() if "live" not in info.worlds]
+    but = f" but {', '.join(alone)}, which are simulated only" if alone else ""
+    click.echo(f"Every policy runs in both worlds, simulated and live{but}.")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ That is what a `draft.tree` grid with the axis `batch` says; one without it know
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Protocol
 
 import numpy as np
@@ -37,9 +38,11 @@ from policies.operations import (
     View,
 )
 from policies.randomness import FloatArray, keyed_generator
+from policies.rowwise import Work
 from simulator.devices import role_of
 
 NOISE_BLOCK = 1024
+TREE_SURFACE = "draft.tree"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,15 @@ class Costs(Protocol):
         """Named steps of the operation, in seconds at full rate."""
         ...
 
+    def worked(
+        self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
+    ) -> list[tuple[str, float]]:
+        """The same of an operation stated row by row, from each row's [n] steps.
+
+        `seconds` are those of steps that feed no token to a model, by name.
+        """
+        ...
+
 
 class ProfileCosts:
     """Costs from measured surfaces, with keyed noise.
@@ -140,6 +152,41 @@ class ProfileCosts:
                 return []
             case Prefill():
                 return [("prefill", self._prefill(f"{role_of(device)}.prefill", operation.view))]
+
+    def worked(
+        self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
+    ) -> list[tuple[str, float]]:
+        """See `Costs`."""
+        role, context, fed = role_of(device), self._context(view), 0
+        forwards = sum(1 for _ in zip_longest(*work))
+        factors: dict[str, float] = {}
+        steps = []
+        for parts in zip_longest(*work):
+            there = [part for part in parts if part is not None]
+            name, widest = there[0][0], max(tokens for _, tokens in there)
+            if widest == 0:
+                steps.append((name, seconds.get(name, 0.0)))
+                continue
+            surface = _surface_of(role, name)
+            table = self._row_table(surface, len(there), widest, context + fed)
+            if surface not in factors:
+                factors[surface] = self._factor(surface, forwards)
+            steps.append((name, float(table[context + fed]) * factors[surface]))
+            self._note(surface, "context", context + fed)
+            fed += widest if self.effects.context else 0
+        return steps
+
+    def _row_table(self, surface: str, rows: int, widest: int, least: int) -> FloatArray:
+        """Seconds by context of a model call over at most `widest` tokens in each of `rows` rows."""
+        rows = rows if self.effects.batch_width else 1
+        if surface != TREE_SURFACE:
+            wide = self.effects.verify_width if surface.startswith("target") else self.effects.draft_width
+            return self._forward(surface, rows, widest if wide else 1, least=least + 1)
+        if not self.effects.draft_width:
+            return self._forward("draft.forward", rows, 1, least=least + 1)
+        if "batch" in self.surfaces[surface].axes:
+            return self._table(surface, rows, widest, least + 1, batch=rows, branches=widest)
+        return self._table(surface, rows, widest * rows, least + 1, branches=widest * rows)
 
     def _prefill(self, name: str, view: View) -> float:
         """Seconds of a prefill; nothing if it was not measured."""
@@ -283,6 +330,23 @@ class TextbookCosts:
                 return [("prefill", 0.0)]
             case Draft() | Continue() | Prespeculate():
                 return [("draft", self.draft_s)] * operation.lookahead
+
+    def worked(
+        self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
+    ) -> list[tuple[str, float]]:
+        """See `Costs`: a call of a model costs the same whatever its width."""
+        model = self.target_s if role_of(device) == "target" else self.draft_s
+        steps = []
+        for parts in zip_longest(*work):
+            there = [part for part in parts if part is not None]
+            fed = any(tokens for _, tokens in there)
+            steps.append((there[0][0], model if fed else seconds.get(there[0][0], 0.0)))
+        return steps
+
+
+def _surface_of(role: str, step: str) -> str:
+    """The measured operation that a step of a rowwise operation costs as much as."""
+    return TREE_SURFACE if role == "draft" and step == "tree" else f"{role}.forward"
 
 
 def tokens_fed(operation: Operation) -> int:

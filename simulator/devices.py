@@ -16,6 +16,7 @@ from simpy.events import Event
 
 from policies.operations import Draft, Operation, Prefill, Prespeculate, operation_name
 from policies.records import Span
+from policies.rowwise import Rowwise
 
 Slowdowns: TypeAlias = Mapping[tuple[str, str, str, str | None], float]
 """(role, operation, other role, other operation) to the factor by which the first runs slower while the
@@ -30,34 +31,39 @@ def role_of(device: str) -> str:
 class Work(Protocol):
     """What an operation costs and answers; one object serves all devices of a world."""
 
-    def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
+    def steps(self, device: str, operation: Operation | Rowwise, idle_s: float) -> list[tuple[str, float]]:
         """Named pieces of work in seconds at full rate; an operation may be stopped between them.
 
         `idle_s` is how long the device did nothing before.
         """
         ...
 
-    def latency(self, operation: Operation) -> tuple[float, float]:
+    def latency(self, operation: Operation | Rowwise) -> tuple[float, float]:
         """Seconds from submission to the start on an idle device, and from the end to the task's event."""
         ...
 
-    def answer(self, operation: Operation, completed: int | None) -> Any:
+    def answer(self, operation: Operation | Rowwise, completed: int | None) -> Any:
         """Answer of a finished operation; `completed` steps if it was stopped early, else None."""
         ...
 
-    def announcement(self, operation: Operation) -> Any:
+    def announcement(self, operation: Operation | Rowwise) -> Any:
         """What an operation that announces something says on its way."""
         ...
 
 
 ANNOUNCED_AFTER = "glue"
-"""Step after which an operation that announces does so; without such a step, at its beginning."""
+"""Step after which a pre-speculation announces its outcomes; without such a step, at its beginning."""
+
+
+def likeness(operation: Operation | Rowwise) -> str:
+    """The operation whose host time and contention one shares: its own name, or what it is like."""
+    return operation.like if isinstance(operation, Rowwise) else operation_name(operation)
 
 
 class SimulatedTask(Event):
     """A submitted operation; fires once, with its answer."""
 
-    def __init__(self, device: SimulatedDevice, operation: Operation) -> None:
+    def __init__(self, device: SimulatedDevice, operation: Operation | Rowwise) -> None:
         super().__init__(device.env)
         self.device = device
         self.operation = operation
@@ -66,12 +72,14 @@ class SimulatedTask(Event):
     @property
     def announces(self) -> bool:
         """Whether its mark will fire."""
-        return isinstance(self.operation, Prespeculate) and self.operation.announce
+        return isinstance(self.operation, Prespeculate | Rowwise) and self.operation.announce
 
     @property
     def interruptible(self) -> bool:
         """Whether `stop` does anything."""
-        return isinstance(self.operation, Draft) or self.announces
+        return isinstance(self.operation, Draft) or (
+            self.announces and isinstance(self.operation, Prespeculate)
+        )
 
     def stop(self) -> None:
         """End a draft at its next step boundary, with the tokens drafted so far; else a no-op."""
@@ -133,9 +141,9 @@ class Machine:
         return rate
 
     def _slowdown(self, device: SimulatedDevice, other: SimulatedDevice) -> float:
-        mine, its = (role_of(device.name), device.operation_name), role_of(other.name)
+        mine, its = (role_of(device.name), device.likeness), role_of(other.name)
         always = self.slowdowns.get((*mine, its, None), 1.0)
-        return self.slowdowns.get((*mine, its, other.operation_name), always)
+        return self.slowdowns.get((*mine, its, other.likeness), always)
 
 
 class SimulatedDevice:
@@ -164,7 +172,7 @@ class SimulatedDevice:
         self.machine = machine
         self.spans = spans
         self.running: SimulatedTask | None = None
-        self.operation_name = ""
+        self.operation_name = self.likeness = ""
         self._queue: deque[SimulatedTask] = deque()
         self._starting: SimulatedTask | None = None
         self._steps: list[tuple[str, float]] = []
@@ -179,7 +187,7 @@ class SimulatedDevice:
         machine.devices.append(self)
         machine.busy_s[name] = 0.0
 
-    def submit(self, operation: Operation) -> SimulatedTask:
+    def submit(self, operation: Operation | Rowwise) -> SimulatedTask:
         """Queue an operation and return at once."""
         task = SimulatedTask(self, operation)
         self._queue.append(task)
@@ -234,7 +242,7 @@ class SimulatedDevice:
                 self._next(0.0)
             return
         self.running = task
-        self.operation_name = operation_name(task.operation)
+        self.operation_name, self.likeness = operation_name(task.operation), likeness(task.operation)
         self._steps = self.work.steps(self.name, task.operation, now - self._ended)
         self._remaining = sum(seconds for _, seconds in self._steps)
         self._rate = 1.0
@@ -256,15 +264,21 @@ class SimulatedDevice:
     def _after_announcement(self) -> float:
         """Seconds of the steps that follow the running operation's announcement."""
         names = [name for name, _ in self._steps]
-        first = names.index(ANNOUNCED_AFTER) + 1 if ANNOUNCED_AFTER in names else 0
+        operation = self.running.operation if self.running is not None else None
+        last = operation.announced_after if isinstance(operation, Rowwise) else ANNOUNCED_AFTER
+        first = names.index(last) + 1 if last in names else 0
         return sum(seconds for _, seconds in self._steps[first:])
 
     def _announce(self, timer: Event) -> None:
         if timer is not self._announcing:
             return  # replanned since
+        self._say()
+
+    def _say(self) -> None:
+        """Fire the mark of the running operation."""
         task = self.running
         assert task is not None
-        operation = task.operation
+        self._announcing, operation = None, task.operation
         _fire(task.mark, self.work.announcement(operation), self.work.latency(operation)[1])
 
     def _after(self, delay: float, callback: Callable[[Event], None]) -> Event:
@@ -278,6 +292,8 @@ class SimulatedDevice:
         task = self.running
         assert task is not None
         now = self.env.now
+        if task.announces and not task.mark.triggered:  # the step announced after was the last
+            self._say()
         self._record(task, now)
         self._ended = now
         self.running = None

@@ -68,7 +68,9 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The documented JSON object (docs/json.md)."""
         settings, summary = self.run.settings, self.run.summary
-        knobs = {name: value for name, value in asdict(settings).items() if name != "policy"}
+        fields = asdict(settings)
+        knobs = {name: value for name, value in fields.items() if name not in {"policy", "options"}}
+        knobs |= dict(settings.options)
         return {
             "policy": settings.policy,
             "batch": self.scenario.batch,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from hardware_profiles.decisions import DecisionTrace
 from hardware_profiles.latency import LatencySurface
 from hardware_profiles.profile import Host, Overlap, Profile
 from policies.operations import Request
@@ -13,6 +14,7 @@ from policies.records import Span
 from policies.registry import SettingError, Settings, configure, find_policy, start
 from policies.rows import Rows
 from policies.summary import Summary, summarise
+from simulator.contents import Contents, Decided, Imagined
 from simulator.costs import Costs, Effects, Extrapolation, ProfileCosts, TextbookCosts
 from simulator.devices import Slowdowns
 from simulator.memory import MemoryNeed, check_memory
@@ -43,6 +45,8 @@ class Scenario:
         prompt_length: Prompt tokens of every request in place of the recorded ones.
         effects: Which effects of real hardware are simulated.
         seed: Keys latency noise.
+        decisions: What the real pair decided, by label of the setting, for policies that a recorded path
+            cannot replay; None where there is no such recording.
         drift: Factors on the durations of a profile's operations, by name (`target.forward`): how fast the
             machine is today, as drawn from `GridCost.block_factors`.  None by default.
     """
@@ -56,6 +60,7 @@ class Scenario:
     effects: Effects = field(default_factory=Effects)
     seed: int = 0
     drift: Mapping[str, float] = field(default_factory=dict)
+    decisions: DecisionTrace | None = None
 
     def __post_init__(self) -> None:
         if (self.profile is None) == (self.textbook is None):
@@ -137,6 +142,9 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
             tokens cannot decide the fan-out or the backup.
     """
     tokens, requests = scenario.serving()
+    contents = None
+    if find_policy(settings.policy).needs_decisions:
+        contents, requests = decided(scenario, settings, requests)
     batch = min(scenario.batch, len(requests))
     _check_profile(scenario.profile, settings)
     _check_tokens(tokens, settings)
@@ -152,8 +160,10 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
         slowdowns=scenario.slowdowns,
         timeline=timeline,
         draft_devices=settings.draft_devices or 1,
+        contents=contents,
     )
-    rows = Rows(requests, batch, keep_tokens=settings.reads_text)
+    keep = settings.reads_text or isinstance(contents, Decided)
+    rows = Rows(requests, batch, keep_tokens=keep)
     world.run(start(world, rows, settings))
     summary = summarise(
         rows.log,
@@ -163,6 +173,45 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
     )
     extrapolated = costs.extrapolated() if isinstance(costs, ProfileCosts) else ()
     return Simulated(settings, summary, rows, world.spans, extrapolated, memory)
+
+
+def decided(
+    scenario: Scenario, settings: Settings, requests: list[Request]
+) -> tuple[Contents, list[Request]]:
+    """What answers a policy's rowwise operations, and the requests it serves.
+
+    Coins stand in where the scenario's tokens are coins; else the decision trace has to have the setting.
+
+    Raises:
+        SettingError: It has not.
+    """
+    if scenario.decisions is None:
+        if scenario.tokens.tokens is None:
+            return Imagined(scenario.tokens), requests
+        raise SettingError(
+            f"policy {settings.policy!r} is fed by tokens off the recorded path: its replay needs a "
+            f"decision trace.  Record one with `calibrate decide --policy {settings.policy}` and give it "
+            "with --decisions"
+        )
+    found = scenario.decisions.settings.get(settings.label)
+    if found is None:
+        known = ", ".join(map(repr, scenario.decisions.settings))
+        raise SettingError(
+            f"the decision trace has no {settings.label!r}; it has {known}.  Record it with "
+            "`calibrate decide`"
+        )
+    recorded = scenario.decisions.requests
+    base = 1 + max(entry.id for entry in recorded)
+    count = scenario.requests or len(recorded)
+    served = []
+    for i in range(count):
+        entry = recorded[i % len(recorded)]
+        longest = scenario.decisions.limit
+        request = Request(entry.id + base * (i // len(recorded)), len(entry.prompt), longest, entry.prompt)
+        if scenario.prompt_length is not None:
+            request = replace(request, prompt_length=scenario.prompt_length)
+        served.append(request)
+    return Decided(found, base), served
 
 
 def baseline_settings(settings: Settings) -> tuple[Settings, Settings | None]:

@@ -10,6 +10,7 @@ import simpy
 from simpy.events import Event as SimpyEvent
 
 from hardware_profiles.profile import Host, HostOperation, OperationHost
+from policies.knobs import SettingError
 from policies.operations import (
     BoolArray,
     Continue,
@@ -23,12 +24,13 @@ from policies.operations import (
     Verdict,
     Verify,
     View,
-    operation_name,
 )
 from policies.protocols import Steps
 from policies.records import Span
+from policies.rowwise import RowAnswers, Rowwise, total_tokens
+from simulator.contents import Contents
 from simulator.costs import Costs, tokens_fed
-from simulator.devices import Machine, SimulatedDevice, Slowdowns
+from simulator.devices import Machine, SimulatedDevice, Slowdowns, likeness
 from simulator.tokens import TokenModel
 
 _PRIMARY, _NONE = int(Source.PRIMARY), int(Source.NONE)
@@ -69,23 +71,30 @@ class SimulatedCache:
 class Answers:
     """Costs and contents of operations (`simulator.devices.Work`)."""
 
-    def __init__(self, costs: Costs, tokens: TokenModel, host: Host) -> None:
+    def __init__(
+        self, costs: Costs, tokens: TokenModel, host: Host, contents: Contents | None = None
+    ) -> None:
         self.costs = costs
+        self.contents = contents
         self.host = host
         self.tokens = tokens
         self._hosts: dict[tuple[str, bool], OperationHost] = {}
         self._same = not host.operations and not host.sampled
         self._common = host.of("verify")
 
-    def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
+    def steps(self, device: str, operation: Operation | Rowwise, idle_s: float) -> list[tuple[str, float]]:
         """See `Work`."""
-        steps = self.costs.steps(device, operation)
+        if isinstance(operation, Rowwise):
+            work = [reply.work for reply in self._contents.replies(operation)]
+            steps = self.costs.worked(device, operation.view, work, self._contents.seconds)
+        else:
+            steps = self.costs.steps(device, operation)
         host = self._host_of(operation)
         rows = len(operation.view.slots)
         extra = host.extra_s + host.row_s * (rows - 1) + host.wake * min(idle_s, host.idle_cap_s)
         extra += host.step_s * len(steps)
         if host.token_s:
-            extra += host.token_s * tokens_fed(operation)
+            extra += host.token_s * self._tokens_fed(operation)
         factor = host.scale
         if extra < 0.0 and steps:  # taken off all steps alike, but never more than four fifths
             total = host.scale * sum(seconds for _, seconds in steps)
@@ -94,18 +103,29 @@ class Answers:
             steps = [(name, seconds * factor) for name, seconds in steps]
         return [("host", extra), *steps] if extra > 0.0 else steps
 
-    def latency(self, operation: Operation) -> tuple[float, float]:
+    def latency(self, operation: Operation | Rowwise) -> tuple[float, float]:
         """See `Work`."""
         host = self._host_of(operation)
         report_s = host.report_s
         if host.report_token_s:
-            report_s += host.report_token_s * tokens_fed(operation)
+            report_s += host.report_token_s * self._tokens_fed(operation)
         return host.submit_s + host.submit_row_s * (len(operation.view.slots) - 1), report_s
 
-    def _host_of(self, operation: Operation) -> OperationHost:
+    @property
+    def _contents(self) -> Contents:
+        if self.contents is None:
+            raise SettingError("this world has neither decisions nor coins for operations stated row by row")
+        return self.contents
+
+    def _tokens_fed(self, operation: Operation | Rowwise) -> int:
+        if isinstance(operation, Rowwise):
+            return total_tokens(self._contents.replies(operation))
+        return tokens_fed(operation)
+
+    def _host_of(self, operation: Operation | Rowwise) -> OperationHost:
         if self._same:
             return self._common
-        name = operation_name(operation)
+        name = likeness(operation)
         if isinstance(operation, Verify) and not operation.speculation.lengths[operation.view.slots].any():
             name = "decode"
         sampled = not isinstance(operation, Prefill) and not operation.sampling.greedy
@@ -113,9 +133,11 @@ class Answers:
             self._hosts[name, sampled] = self.host.of(cast("HostOperation", name), sampled=sampled)
         return self._hosts[name, sampled]
 
-    def answer(self, operation: Operation, completed: int | None) -> Any:
+    def answer(self, operation: Operation | Rowwise, completed: int | None) -> Any:
         """See `Work`."""
         match operation:
+            case Rowwise():
+                return _by_slot(operation, self._contents.replies(operation))
             case Verify():
                 return self.tokens.verify(operation.view, operation)
             case Settle():
@@ -128,10 +150,16 @@ class Answers:
             case Prefill():
                 return None
 
-    def announcement(self, operation: Operation) -> Any:
+    def announcement(self, operation: Operation | Rowwise) -> Any:
         """See `Work`."""
+        if isinstance(operation, Rowwise):
+            return _by_slot(operation, self._contents.marks(operation))
         assert isinstance(operation, Prespeculate)
         return SimulatedCache(self.tokens, operation)
+
+
+def _by_slot(operation: Rowwise, replies: list[Any]) -> RowAnswers:
+    return RowAnswers(operation.width, dict(zip(operation.view.slots.tolist(), replies, strict=True)))
 
 
 def _marked(view: View, width: int) -> BoolArray:
@@ -159,6 +187,7 @@ class SimulatedWorld:
         slowdowns: See `simulator.devices.Machine`.
         timeline: Whether to keep the timeline in `spans`.
         draft_devices: How many draft devices there are: `draft`, `draft-1`, ...  All cost the same.
+        contents: Answers of operations stated row by row; None where no policy asks for any.
     """
 
     def __init__(
@@ -170,11 +199,12 @@ class SimulatedWorld:
         slowdowns: Slowdowns | None = None,
         timeline: bool = False,
         draft_devices: int = 1,
+        contents: Contents | None = None,
     ) -> None:
         self.env = simpy.Environment()
         self.machine = Machine(slowdowns)
         self.spans: list[Span] = []
-        answers = Answers(costs, tokens, host or Host())
+        answers = Answers(costs, tokens, host or Host(), contents)
         spans = self.spans if timeline else None
         self._target = SimulatedDevice(self.env, "target", answers, self.machine, spans=spans)
         names = ["draft", *(f"draft-{i}" for i in range(1, draft_devices))]

@@ -20,6 +20,7 @@ from calibrate.live.messages import (
     Probe,
     Reply,
     Row,
+    RowwiseRows,
     SettleRows,
     Tokens,
     Verified,
@@ -42,8 +43,9 @@ from policies.operations import (
     Verify,
     View,
 )
+from policies.rowwise import RowAnswers, Rowwise
 
-Submission: TypeAlias = Operation | Probe | Echo
+Submission: TypeAlias = Operation | Rowwise | Probe | Echo
 """What a live device takes: the policies' operations, and calibration's own."""
 
 Entries: TypeAlias = Mapping[int, Mapping[Outcome, Drafted]]
@@ -139,6 +141,16 @@ def encode(submission: Submission) -> Message:
             )
         case Continue(view=view, speculation=speculation, lookahead=lookahead):
             return ContinueRows(_rows(view, speculation), int(lookahead), submission.sampling)
+        case Rowwise():
+            options = tuple(submission.options.items())
+            return RowwiseRows(
+                submission.kind,
+                _rows(submission.view),
+                submission.asks,
+                options,
+                submission.sampling,
+                submission.announce,
+            )
 
 
 def decode(submission: Submission, reply: Reply) -> object:
@@ -161,6 +173,8 @@ def decode(submission: Submission, reply: Reply) -> object:
             return LiveCache(width_of(submission), entries)
         case Continue():
             return _continued(submission, slots, cast("tuple[Drafted, ...]", reply))
+        case Rowwise():
+            return RowAnswers(submission.width, dict(zip(slots, reply, strict=True)))
 
 
 def width_of(operation: Verify | Settle | Draft | Prespeculate | Continue) -> int:

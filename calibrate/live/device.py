@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import simpy
 
@@ -14,8 +14,9 @@ from calibrate.live.environment import LiveEnvironment
 from calibrate.live.errors import AuditError, WorkerError
 from calibrate.live.link import WorkerLink
 from calibrate.live.messages import Failure, Mark, Report, Work
-from policies.operations import View
+from policies.operations import View, operation_name
 from policies.records import Span
+from policies.rowwise import Rowwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ class _Pending:
     submission: Submission
     submit_s: float
     queued: bool
+    marked: list[tuple[Any, ...]] = field(default_factory=list)
 
 
 @dataclass
@@ -129,6 +131,7 @@ class LiveDevice:
         clock_offset_s: Worker's clock plus this is this process's clock.
         timings: Every finished operation, in order.
         spans: The same as spans of a timeline.
+        decisions: Every finished `Rowwise` operation with its rows' replies, and with their marks.
     """
 
     environment: LiveEnvironment
@@ -136,6 +139,7 @@ class LiveDevice:
     clock_offset_s: float = 0.0
     timings: list[Timing] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    decisions: list[tuple[Rowwise, tuple[Any, ...], tuple[Any, ...] | None]] = field(default_factory=list)
     _pending: deque[_Pending] = field(default_factory=deque)
     _numbers: Any = field(default_factory=itertools.count)
 
@@ -189,6 +193,8 @@ class LiveDevice:
             task, submission = self._pending[0].task, self._pending[0].submission
             if report.number != task.number:
                 raise AuditError(f"{self.name}: mark of work {report.number}, expected {task.number}")
+            if isinstance(submission, Rowwise):
+                self._pending[0].marked.append(cast("tuple[Any, ...]", report.reply))
             task.mark.succeed(decode(submission, report.reply))
             return
         pending = self._pending.popleft()
@@ -199,10 +205,14 @@ class LiveDevice:
         if isinstance(report, Failure):
             pending.task.fail(WorkerError(self.name, submission_name(pending.submission), report.traceback))
         else:
+            if isinstance(pending.submission, Rowwise):
+                reply = cast("tuple[Any, ...]", report.reply)
+                self.decisions.append((pending.submission, reply, next(iter(pending.marked), None)))
             pending.task.succeed(decode(pending.submission, report.reply))
 
     def clear_records(self) -> None:
-        """Forget timings and spans."""
+        """Forget timings, spans and decisions."""
+        self.decisions.clear()
         self.timings.clear()
         self.spans.clear()
 
@@ -241,5 +251,5 @@ class LiveDevice:
 
 
 def submission_name(submission: Submission) -> str:
-    """Name of an operation in timelines and errors: its class name in lower case."""
-    return type(submission).__name__.lower()
+    """Name of an operation in timelines and errors."""
+    return operation_name(submission)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from calibrate.live.arena import LawReader, LawWriter
 from calibrate.live.choice import law, top_tokens
 from calibrate.live.drafting import Pen
 from calibrate.live.errors import AuditError
+from calibrate.live.handlers import handler_of
 from calibrate.live.messages import (
     ContinueRows,
     Drafted,
@@ -31,6 +33,7 @@ from calibrate.live.messages import (
     ProbeResult,
     Reply,
     Row,
+    RowwiseRows,
     SettleRows,
     Step,
     Tokens,
@@ -79,6 +82,8 @@ class Executor:
         self.steps: list[Step] = []
         self.announce: Callable[[Reply], None] = lambda reply: None
         """Takes what an operation says on its way."""
+        self.kept: dict[str, Any] = {}
+        """What handlers keep between operations, by a name of theirs (a datastore, an adapter)."""
         self._open: dict[int, tuple[int, int, Tensor]] = {}
         self._probed: tuple[range, int] | None = None
         self._slots = 0
@@ -106,6 +111,8 @@ class Executor:
                 return self._prespeculate(message)
             case ContinueRows():
                 return self._continue(message)
+            case RowwiseRows():
+                return handler_of(message.kind)(self, message)
             case Probe():
                 return self._probe(message)
             case Echo():
@@ -125,7 +132,7 @@ class Executor:
     def _verify(self, message: VerifyRows) -> tuple[Verified, ...]:
         rows = message.rows
         for row in rows:
-            self._rewind(row)
+            self.rewind(row)
         chains = [(row.tail[-1], *row.tokens) for row in rows]
         start, fed = time.perf_counter(), self.runner.fed
         logits = self.runner.forward([row.slot for row in rows], chains)
@@ -137,8 +144,8 @@ class Executor:
             ]
         else:
             verified = self._verify_sampled(message, law(logits, message.sampling))
-        self._stamp("verify", start, fed, chains)
-        self._audit_fed(sum(map(len, chains)), "Verify")
+        self.stamp("verify", start, fed, chains)
+        self.audit_fed(sum(map(len, chains)), "Verify")
         return tuple(verified)
 
     def _verify_sampled(self, message: VerifyRows, p: Tensor) -> list[Verified]:
@@ -215,13 +222,13 @@ class Executor:
             start, fed = time.perf_counter(), self.runner.fed
             logits = self.runner.forward(slots, chains, last_only=True)[:, 0]
             columns.append(pen.choose(logits).tolist())
-            self._stamp("draft" if len(columns) > 1 else "feed", start, fed, chains)
+            self.stamp("draft" if len(columns) > 1 else "feed", start, fed, chains)
             chains = [(token,) for token in columns[-1]]
         return _drafted(columns, pen)
 
     def _prespeculate(self, message: PrespeculateRows) -> tuple[Prepared, ...]:
         for row in message.rows:
-            self._rewind(row)
+            self.rewind(row)
         outcomes = self._glue("glue", message)
         if message.announce:
             self.announce(tuple(Prepared(tuple((o, Drafted(())) for o in found)) for found in outcomes))
@@ -236,7 +243,7 @@ class Executor:
         steps = message.lookahead
         if message.announce:  # then it may have been stopped
             steps = sum(step.name == "tree" for step in self.steps)
-        self._audit_fed(trunks + steps * branches, "Prespeculate")
+        self.audit_fed(trunks + steps * branches, "Prespeculate")
         return tuple(
             Prepared(tuple(zip(found, speculations[i], strict=True))) for i, found in enumerate(outcomes)
         )
@@ -294,7 +301,7 @@ class Executor:
             tokens[real] = chosen
         # The stamp below is of done work, also where kernels run asynchronously.
         column: list[int] = chosen.tolist()
-        self._stamp(name, start, fed, [range(count) for count in tree.counts])
+        self.stamp(name, start, fed, [range(count) for count in tree.counts])
         return column
 
     def _glue(self, name: str, message: PrespeculateRows) -> list[list[Outcome]]:
@@ -318,7 +325,7 @@ class Executor:
             )
             for row, count, fanout in zip(rows, counts, message.fanouts, strict=True)
         ]
-        self._stamp(name, start, fed, chains)
+        self.stamp(name, start, fed, chains)
         return outcomes
 
     def _pen(
@@ -369,16 +376,16 @@ class Executor:
         else:
             start, fed = time.perf_counter(), self.runner.fed
             self.runner.forward(slots, [chain] * probe.batch).argmax(dim=-1).tolist()
-            self._stamp("probe", start, fed, [chain] * probe.batch)
+            self.stamp("probe", start, fed, [chain] * probe.batch)
 
     def _fill(self, name: str, slots: Sequence[int], chains: Sequence[Sequence[int]]) -> None:
         """One stamped step that fills the cache and selects nothing."""
         start, fed = time.perf_counter(), self.runner.fed
         logits = self.runner.forward(slots, chains, last_only=True)
         logits[0, 0, 0].item()  # as in `_tree_step`: the stamp is of done work
-        self._stamp(name, start, fed, chains)
+        self.stamp(name, start, fed, chains)
 
-    def _rewind(self, row: Row) -> None:
+    def rewind(self, row: Row) -> None:
         """Roll back to the committed text but its last token."""
         keep = agreement(self.runner.held(row.slot), row.context, row.tail)
         if keep != row.context - 1:
@@ -387,12 +394,12 @@ class Executor:
             )
         self.runner.rollback(row.slot, keep)
 
-    def _stamp(self, name: str, start: float, fed_before: int, new: Sequence[Sequence[int]]) -> None:
+    def stamp(self, name: str, start: float, fed_before: int, new: Sequence[Sequence[int]]) -> None:
         """Note a step that fed the tokens (or the branches) `new` of each row."""
         end, fed = time.perf_counter(), self.runner.fed - fed_before
         self.steps.append(Step(name, start, end, fed, len(new), max(map(len, new))))
 
-    def _audit_fed(self, expected: int, name: str) -> None:
+    def audit_fed(self, expected: int, name: str) -> None:
         """A verification that recomputed its prefix would answer the same, only slower: count instead."""
         fed = sum(step.tokens for step in self.steps)
         if fed != expected:

@@ -8,7 +8,7 @@ and logits stay in the worker; laws of sampled tokens travel through shared memo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from policies.operations import NO_LAW, Source
 from policies.sampling import GREEDY, Sampling
@@ -142,6 +142,31 @@ class ContinueRows:
 
 
 @dataclass(frozen=True, slots=True)
+class RowwiseRows:
+    """A `policies.rowwise.Rowwise` operation; its handler is found by `kind`.  Reply: one per row.
+
+    Attributes:
+        kind: Name of the operation.
+        rows: Where each row stands.
+        asks: What each asks for.
+        options: What holds for all rows, by name.
+        sampling: How tokens are chosen.
+        announce: Whether something is said on the way.
+    """
+
+    kind: str
+    rows: tuple[Row, ...]
+    asks: tuple[Any, ...]
+    options: tuple[tuple[str, Any], ...] = ()
+    sampling: Sampling = GREEDY
+    announce: bool = False
+
+    def option(self, name: str) -> Any:
+        """What holds for all rows under this name."""
+        return dict(self.options)[name]
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """Calibration only: time a forward of a given shape on synthetic KV.  Answer: `ProbeResult`.
 
@@ -183,7 +208,15 @@ class Echo:
 
 
 Message: TypeAlias = (
-    PrefillRows | VerifyRows | SettleRows | DraftRows | PrespeculateRows | ContinueRows | Probe | Echo
+    PrefillRows
+    | VerifyRows
+    | SettleRows
+    | DraftRows
+    | PrespeculateRows
+    | ContinueRows
+    | RowwiseRows
+    | Probe
+    | Echo
 )
 
 
@@ -210,7 +243,13 @@ class ProbeResult:
 
 
 Reply: TypeAlias = (
-    tuple[Verified, ...] | tuple[Drafted, ...] | tuple[Prepared, ...] | ProbeResult | Tokens | None
+    tuple[Verified, ...]
+    | tuple[Drafted, ...]
+    | tuple[Prepared, ...]
+    | tuple[Any, ...]
+    | ProbeResult
+    | Tokens
+    | None
 )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.registry import POLICIES, SettingError, configure, find_policy, saguaro_knobs
+from policies.chains import saguaro_knobs
+from policies.registry import POLICIES, SettingError, configure, find_policy
 
 
 def test_defaults_are_filled_in() -> None:

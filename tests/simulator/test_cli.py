@@ -173,7 +173,7 @@ def test_pearl_has_a_ceiling() -> None:
         (["--fanout", "3,2"], "lookahead + 1 = 5"),
         (["--fanout", "three"], "not a number"),
         (["--fanout", "40"], "more than this trace can decide"),
-        (["--backup", "hope"], "unknown backup"),
+        (["--backup", "hope"], "is not one of"),
         (["--batch", "0"], "batch must be at least 1"),
         (["--requests", "0"], "requests must be at least 1"),
         (["--hw", "a100x8"], "cpu2-x20"),

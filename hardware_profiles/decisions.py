@@ -1,0 +1,168 @@
+"""Decision traces: what models and datastores answered, row by row, in runs of a policy on the real pair.
+
+Policies that are fed by tokens off the recorded path (trees, retrieval, streaming drafts) cannot be
+replayed from a text that plain decoding recorded.  Their answers can: a decision trace holds, for each
+setting that was run, the reply that every row got to every operation, by (kind, part, request, position).
+Nothing in it depends on the clock, so that a replay with other latencies, another batch or another device is
+exact.
+
+One Parquet file holds any number of settings of one policy on one prompt set, a row per reply.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from pydantic import TypeAdapter, ValidationError
+
+from hardware_profiles.atomic import atomic_write
+from hardware_profiles.trace_schema import TraceError, TraceMeta, TraceRequest
+
+DECISIONS_SCHEMA = "spectwin/decisions/1"
+_REQUESTS = TypeAdapter(tuple[TraceRequest, ...])
+_KEY = "spectwin.{}"
+_INTEGERS = frozenset({"part", "request", "position"})
+_COLUMNS = ("setting", "kind", "part", "request", "position", "reply", "mark")
+_TEXTS = ("schema", "meta", "requests", "seconds", "limit")
+
+Key: TypeAlias = tuple[str, int, int, int]
+"""(kind, part, request, position) of a row's reply."""
+Plain: TypeAlias = Any
+"""Integers, floats, strings, None and lists of them."""
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The replies of one setting.
+
+    Attributes:
+        label: Of the setting (`policies.settings.Settings.label`).
+        replies: By key.
+        marks: What was said on the way, by key; only of operations that announce something.
+        seconds: Median seconds of steps that call no model (retrieval), by name, where it was recorded.
+    """
+
+    label: str
+    replies: Mapping[Key, Plain]
+    marks: Mapping[Key, Plain] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DecisionTrace:
+    """Settings of one policy, run on one prompt set.
+
+    Attributes:
+        requests: What was run; `ended` is that of the first setting.
+        meta: Where it comes from, as for a trace.
+        settings: By label.
+        limit: Most tokens per request.
+    """
+
+    requests: tuple[TraceRequest, ...]
+    meta: TraceMeta
+    settings: Mapping[str, Decisions]
+    limit: int
+
+    def merged(self, other: DecisionTrace) -> DecisionTrace:
+        """These settings and those of `other`, which wins where both have one.
+
+        Raises:
+            TraceError: They are of different requests or models.
+        """
+        mine, theirs = self.meta, other.meta
+        same = (mine.target_model, mine.draft_model, mine.prompt_set_hash) == (
+            theirs.target_model,
+            theirs.draft_model,
+            theirs.prompt_set_hash,
+        )
+        same = same and self.limit == other.limit
+        if not same or [r.prompt for r in self.requests] != [r.prompt for r in other.requests]:
+            raise TraceError("decision traces of different models, prompts or limits cannot be joined")
+        return DecisionTrace(other.requests, other.meta, {**self.settings, **other.settings}, other.limit)
+
+
+def write_decisions(trace: DecisionTrace, path: str | os.PathLike[str]) -> None:
+    """Write a decision trace as one Parquet file, which appears complete or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    for label, decisions in trace.settings.items():
+        for (kind, part, request, position), reply in sorted(decisions.replies.items()):
+            mark = decisions.marks.get((kind, part, request, position))
+            row = (label, kind, part, request, position, _dump(reply), None if mark is None else _dump(mark))
+            for name, value in zip(_COLUMNS, row, strict=True):
+                columns[name].append(value)
+    table = pa.table(
+        {
+            name: pa.array(values, type=pa.int64() if name in _INTEGERS else pa.string())
+            for name, values in columns.items()
+        }
+    )
+    texts = {
+        "schema": DECISIONS_SCHEMA,
+        "meta": trace.meta.model_dump_json(),
+        "requests": _REQUESTS.dump_json(trace.requests).decode(),
+        "limit": str(trace.limit),
+        "seconds": json.dumps({label: dict(d.seconds) for label, d in trace.settings.items()}),
+    }
+    with (
+        atomic_write(path, binary=True) as file,
+        pq.ParquetWriter(file, table.schema, compression="zstd", store_schema=False) as writer,
+    ):
+        writer.write_table(table)
+        writer.add_key_value_metadata({_KEY.format(key): text for key, text in texts.items()})
+
+
+def read_decisions(path: str | os.PathLike[str]) -> DecisionTrace:
+    """Read a decision trace.
+
+    Raises:
+        TraceError: The file cannot be read or is none.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            metadata = file.metadata.metadata or {}
+            table = file.read()
+    except (OSError, pa.ArrowException) as error:
+        raise TraceError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    texts = {key: metadata.get(_KEY.format(key).encode()) for key in _TEXTS}
+    if texts["schema"] != DECISIONS_SCHEMA.encode() or any(text is None for text in texts.values()):
+        raise TraceError(f"{path}: is no decision trace of schema {DECISIONS_SCHEMA!r}")
+    try:
+        requests = _REQUESTS.validate_json(texts["requests"] or b"")
+        meta = TraceMeta.model_validate_json(texts["meta"] or b"")
+        seconds: dict[str, dict[str, float]] = json.loads(texts["seconds"] or b"{}")
+        found = _collect(table.to_pydict())
+    except (ValidationError, ValueError, KeyError) as error:
+        raise TraceError(f"{path}: damaged decision trace: {error}") from error
+    settings = {
+        label: Decisions(label, replies, marks, seconds.get(label, {}))
+        for label, (replies, marks) in found.items()
+    }
+    return DecisionTrace(requests, meta, settings, int(texts["limit"] or b"1"))
+
+
+def _collect(columns: Mapping[str, list[Any]]) -> dict[str, tuple[dict[Key, Plain], dict[Key, Plain]]]:
+    found: dict[str, tuple[dict[Key, Plain], dict[Key, Plain]]] = {}
+    for label, kind, part, request, position, reply, mark in zip(
+        *(columns[name] for name in _COLUMNS), strict=True
+    ):
+        replies, marks = found.setdefault(label, ({}, {}))
+        key = (kind, part, request, position)
+        replies[key] = json.loads(reply)
+        if mark is not None:
+            marks[key] = json.loads(mark)
+    return found
+
+
+def _dump(reply: Plain) -> str:
+    return json.dumps(reply, separators=(",", ":"))

@@ -1,0 +1,155 @@
+"""The knobs of policies, one entry each: name, domain, default, help; for registry and commands alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from policies.ngram import LONGEST
+from policies.sampling import DRAFT_MODES
+from policies.ssd import BACKUPS, CACHE_SETS, FIRSTS, STALLS, TREES
+
+Kind: TypeAlias = Literal["integer", "number", "name", "integers", "text"]
+
+
+class SettingError(ValueError):
+    """A policy was given a setting that it cannot run with; the message says the way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A setting of one or more policies.
+
+    Attributes:
+        name: As in `configure`; the command line writes it with dashes.
+        help: One sentence, without the default.
+        kind: What its values are; `integers` are F_0 ... F_K or one number for all.
+        default: Value where none is given.
+        choices: Names that it takes.
+        least: Smallest number, inclusive.
+        most: Largest number, inclusive.
+        sampled: Whether it changes nothing at temperature 0.
+        rare: Whether labels leave it out at its default.
+    """
+
+    name: str
+    help: str
+    kind: Kind
+    default: Any = None
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    sampled: bool = False
+    rare: bool = True
+
+    def check(self, value: Any) -> Any:
+        """`value` as the policies take it; the default for None.
+
+        Raises:
+            SettingError: Out of the knob's domain.
+        """
+        if value is None:
+            return self.default
+        if self.kind == "name" and value not in self.choices:
+            plain = self.name.replace("_", " ")
+            raise SettingError(f"unknown {plain} {value!r}; choices: {', '.join(self.choices)}")
+        if self.kind in {"integer", "number"}:
+            self._check_number(value)
+        return value
+
+    def _check_number(self, value: Any) -> None:
+        exact = isinstance(value, int) and not isinstance(value, bool)
+        if not exact and (self.kind == "integer" or not isinstance(value, float) or math.isnan(value)):
+            raise SettingError(f"{self.name} must be {_ARTICLE[self.kind]}, got {value!r}")
+        low = self.least is not None and value < self.least
+        high = self.most is not None and value > self.most
+        if low or high:
+            raise SettingError(f"{self.name} must be {self._domain()}, got {value:g}")
+
+    def _domain(self) -> str:
+        if self.least is not None and self.most is not None:
+            return f"between {self.least:g} and {self.most:g}"
+        return f"at least {self.least:g}" if self.least is not None else f"at most {self.most:g}"
+
+
+_ARTICLE = {"integer": "a whole number", "number": "a number"}
+
+DEFAULT_LOOKAHEAD = 4
+DEFAULT_FANOUT = 3
+MAX_LOOKAHEAD = 64
+
+KNOBS: dict[str, Knob] = {
+    knob.name: knob
+    for knob in (
+        Knob("lookahead", "K, drafted tokens per round.", "integer", DEFAULT_LOOKAHEAD, rare=False),
+        Knob("fanout", "F, or F_0,...,F_K.", "integers", DEFAULT_FANOUT, rare=False),
+        Knob(
+            "fanout_backup",
+            "The same in rounds that verify a backup's tokens or none.",
+            "integers",
+            rare=False,
+        ),
+        Knob("backup", "What a miss does.", "name", BACKUPS[0], (*BACKUPS, "auto"), rare=False),
+        Knob("stall", "Who waits for a redraft.", "name", STALLS[0], STALLS),
+        Knob("first", "Where a first speculation comes from.", "name", FIRSTS[0], FIRSTS),
+        Knob(
+            "cache_set",
+            "Cache the draft's top outcomes, or those other than the rejected token.",
+            "name",
+            CACHE_SETS[0],
+            CACHE_SETS,
+        ),
+        Knob(
+            "tree",
+            "Carry a pre-speculation that no row hits through, or abort it.",
+            "name",
+            TREES[0],
+            TREES,
+        ),
+        Knob("draft_devices", "Devices that share the pre-speculation.", "integer", 1, least=1),
+        Knob(
+            "longest_suffix",
+            "Longest ending that prompt lookup searches for, in tokens.",
+            "integer",
+            LONGEST,
+            least=1,
+        ),
+        Knob(
+            "draft_sampling",
+            "How the draft chooses at a temperature above 0.",
+            "name",
+            DRAFT_MODES[0],
+            DRAFT_MODES,
+            sampled=True,
+        ),
+        Knob(
+            "scale",
+            "Saguaro's C: cached tokens are drafted C times as often.",
+            "number",
+            1.0,
+            least=0.0,
+            most=1.0,
+            sampled=True,
+        ),
+    )
+}
+"""Every knob, in the order in which labels and help texts name them."""
+
+FIELDS = frozenset(
+    {
+        "lookahead",
+        "fanout",
+        "fanout_backup",
+        "backup",
+        "stall",
+        "first",
+        "cache_set",
+        "tree",
+        "draft_devices",
+        "longest_suffix",
+        "draft_sampling",
+        "scale",
+    }
+)
+"""Knobs that have a field in `Settings`; all others are its `options`."""

@@ -1,0 +1,131 @@
+"""What `Rowwise` operations answer in the simulated world: recorded decisions, or coins in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Protocol, TypeAlias
+
+from hardware_profiles.decisions import Decisions
+from policies.knobs import SettingError
+from policies.rowwise import RowVerdict, Rowwise
+from simulator.tokens.model import TokenModel
+
+
+class Contents(Protocol):
+    """Answers of rowwise operations, without their time."""
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of steps that call no model, by name."""
+        ...
+
+    def replies(self, operation: Rowwise) -> list[Any]:
+        """[n] the reply of each row of the operation's view."""
+        ...
+
+    def marks(self, operation: Rowwise) -> list[Any]:
+        """[n] what each row says on the way."""
+        ...
+
+
+class Decided:
+    """The replies of a decision trace.
+
+    Args:
+        decisions: Of the setting that runs.
+        requests: Ids in the trace are below this; the same texts served again have ids that many higher.
+    """
+
+    def __init__(self, decisions: Decisions, requests: int) -> None:
+        self.decisions = decisions
+        self.requests = requests
+        self.seconds = dict(decisions.seconds)
+        self._revived: dict[tuple[str, int, int, int], Any] = {}
+
+    def replies(self, operation: Rowwise) -> list[Any]:
+        """See `Contents`.
+
+        Raises:
+            SettingError: The trace does not hold this moment: it is of another setting, or ended earlier.
+        """
+        return [self._reply(operation, key) for key in self._keys(operation)]
+
+    def marks(self, operation: Rowwise) -> list[Any]:
+        """See `Contents`."""
+        assert operation.mark is not None
+        return [
+            revive(operation.mark, self._found(self.decisions.marks, key)) for key in self._keys(operation)
+        ]
+
+    def _keys(self, operation: Rowwise) -> list[tuple[str, int, int, int]]:
+        return [(k, part, request % self.requests, at) for k, part, request, at in operation.moments()]
+
+    def _reply(self, operation: Rowwise, key: tuple[str, int, int, int]) -> Any:
+        if key not in self._revived:
+            self._revived[key] = revive(operation.reply, self._found(self.decisions.replies, key))
+        return self._revived[key]
+
+    def _found(self, replies: Any, key: tuple[str, int, int, int]) -> Any:
+        if key not in replies:
+            kind, _, request, position = key
+            raise SettingError(
+                f"the decision trace of {self.decisions.label!r} has no {kind} of request {request} at "
+                f"position {position}: it is of another run; record it again with `calibrate decide`"
+            )
+        return replies[key]
+
+
+Imagine: TypeAlias = Callable[[Rowwise, TokenModel], list[Any]]
+"""(operation, coins) to the replies of its rows."""
+
+IMAGINED: dict[str, str] = {}
+"""Kind of operation to `module:function` (an `Imagine`), where coins can stand in for decisions."""
+
+
+class Imagined:
+    """Replies made of coin tosses: the papers' assumptions in place of a recording.
+
+    Args:
+        tokens: The coins.
+    """
+
+    def __init__(self, tokens: TokenModel) -> None:
+        self.tokens = tokens
+        self.seconds: dict[str, float] = {}
+
+    def replies(self, operation: Rowwise) -> list[Any]:
+        """See `Contents`.
+
+        Raises:
+            SettingError: Nothing is known of this kind of operation but by recording it.
+        """
+        return imagine(operation.kind)(operation, self.tokens)
+
+    def marks(self, operation: Rowwise) -> list[Any]:
+        """See `Contents`; made under the kind with `.mark` added."""
+        return imagine(f"{operation.kind}.mark")(operation, self.tokens)
+
+
+def imagine(kind: str) -> Imagine:
+    """What makes replies of a kind out of coins."""
+    if kind not in IMAGINED:
+        raise SettingError(
+            f"coin tosses cannot stand in for {kind!r}, which depends on the tokens themselves; use a "
+            "decision trace (`calibrate decide`, then --decisions)"
+        )
+    module, _, name = IMAGINED[kind].partition(":")
+    found: Imagine = getattr(import_module(module), name)
+    return found
+
+
+def revive(reply: type[Any], plain: Any) -> Any:
+    """A named tuple out of the lists that a file keeps."""
+    found = reply._make(_tupled(part) for part in plain)
+    if "verdict" in found._fields:
+        found = found._replace(verdict=RowVerdict._make(found.verdict))
+    return found
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value

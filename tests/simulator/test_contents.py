@@ -1,0 +1,134 @@
+"""Operations stated row by row: recorded replies, their cost, their marks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import pytest
+
+from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, write_decisions
+from hardware_profiles.trace_schema import TraceError, TraceMeta, TraceRequest
+from policies.knobs import SettingError
+from policies.operations import Request, Speculation
+from policies.protocols import Steps, World
+from policies.rows import Rows
+from policies.rowwise import Like, RowVerdict, Rowwise, Work, verdict_of
+from simulator.contents import Decided, revive
+from simulator.costs import TextbookCosts
+from simulator.tokens import coin
+from simulator.world import SimulatedWorld
+
+
+class Reply(NamedTuple):
+    verdict: RowVerdict
+    work: Work
+
+
+class Said(NamedTuple):
+    candidates: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Judge(Rowwise):
+    kind: ClassVar[str] = "judge"
+    like: ClassVar[Like] = "verify"
+    reply: ClassVar[type[Any]] = Reply
+    mark: ClassVar[type[Any] | None] = Said
+    announced_after: ClassVar[str] = "early"
+
+    depth: int = 0
+
+
+WORK = [["early", 3], ["late", 3], ["look", 0]]
+REPLIES = {
+    ("judge", 0, 0, 0): [[1, [7, 8], False, 8], WORK],
+    ("judge", 0, 0, 2): [[0, [9], True, 9], WORK[:1]],
+}
+
+
+def run(world: SimulatedWorld, rows: Rows, marks: list[tuple[float, Any]] | None = None) -> None:
+    def policy(world: World) -> Steps:
+        while rows.active:
+            rows.admit(world.now)
+            view = rows.view()
+            task = world.target.submit(
+                Judge(view, rows.width, ((),) * len(view.slots), announce=marks is not None)
+            )
+            if marks is not None:
+                said = yield task.mark
+                marks.append((world.now, said[0].candidates))
+            found = yield task
+            verdict = verdict_of(rows.width, {slot: found[slot].verdict for slot in view.slots.tolist()})
+            rows.commit(view, Speculation.empty(rows.width), verdict, now=world.now)
+
+    world.run(policy(world))
+
+
+def world_of(replies: Mapping[Any, Any], marks: Mapping[Any, Any] | None = None) -> SimulatedWorld:
+    decisions = Decisions("judge", replies, marks or {}, {"look": 0.25})
+    tokens = coin(0.5, exponent=1.0, requests=1, length=4, prompt_length=5, seed=0)
+    return SimulatedWorld(tokens, TextbookCosts(1.0, 0.1), contents=Decided(decisions, 1))
+
+
+def test_recorded_replies_cost_their_steps() -> None:
+    world, rows = world_of(REPLIES), Rows([Request(0, 5, 4, (1,) * 5)], 1, keep_tokens=True)
+    run(world, rows)
+    # Two target steps of 1 s and a look of 0.25 s; then one step.
+    assert rows.log.ends == [2.25, 3.25]
+    assert rows.texts[0] == [7, 8, 9]
+
+
+def test_the_same_text_under_a_new_id_gets_the_same_replies() -> None:
+    requests = [Request(i, 5, 4, (1,) * 5) for i in (0, 1)]
+    world, rows = world_of(REPLIES), Rows(requests, 2, keep_tokens=True)
+    run(world, rows)
+    assert rows.texts == {0: [7, 8, 9], 1: [7, 8, 9]}
+    assert rows.log.ends == [2.25, 3.25]  # both rows in one model call
+
+
+def test_marks_fire_after_their_step() -> None:
+    marks = {key: [[4, 2]] for key in REPLIES}
+    heard: list[tuple[float, Any]] = []
+    run(world_of(REPLIES, marks), Rows([Request(0, 5, 4, (1,) * 5)], 1, keep_tokens=True), heard)
+    assert heard == [(1.0, (4, 2)), (3.25, (4, 2))]
+
+
+def test_a_moment_that_was_not_recorded_is_refused() -> None:
+    first = {key: reply for key, reply in REPLIES.items() if key[3] == 0}
+    with pytest.raises(SettingError, match="no judge of request 0 at position 2"):
+        run(world_of(first), Rows([Request(0, 5, 4, (1,) * 5)], 1, keep_tokens=True))
+
+
+def test_nested_replies_come_back_as_they_were() -> None:
+    reply = revive(Reply, REPLIES["judge", 0, 0, 0])
+    assert reply == Reply(RowVerdict(1, (7, 8), False, 8), (("early", 3), ("late", 3), ("look", 0)))
+
+
+META = TraceMeta(target_model="t", draft_model="d", tokenizer="x", vocabulary=10, sampling={})
+
+
+def trace_of(label: str, prompt: tuple[int, ...] = (1, 2)) -> DecisionTrace:
+    request = TraceRequest(id=0, question_id=1, category="qa", prompt=prompt, ended="limit")
+    decisions = Decisions(label, REPLIES, {("judge", 0, 0, 0): [[4]]}, {"look": 0.5})
+    return DecisionTrace((request,), META, {label: decisions}, 4)
+
+
+def test_files_keep_everything(tmp_path: Any) -> None:
+    path = tmp_path / "decisions.parquet"
+    write_decisions(trace_of("a").merged(trace_of("b")), path)
+    found = read_decisions(path)
+    assert found == trace_of("a").merged(trace_of("b"))
+
+
+def test_other_prompts_are_not_joined() -> None:
+    with pytest.raises(TraceError, match="cannot be joined"):
+        trace_of("a").merged(trace_of("b", (3,)))
+
+
+def test_a_trace_is_no_decision_trace(tmp_path: Any) -> None:
+    path = tmp_path / "other.parquet"
+    path.write_bytes(b"PAR1")
+    with pytest.raises(TraceError):
+        read_decisions(path)
