@@ -42,7 +42,8 @@ class TokenTree(NamedTuple):
     def of_paths(cls, paths: Sequence[Sequence[int]], source: Source = Source.PRIMARY) -> TokenTree:
         """The trie of some deterministic token sequences, in the order of their first appearance."""
         nodes: dict[tuple[int, ...], int] = {}
-        tokens, parents = [], []
+        tokens: list[int] = []
+        parents: list[int] = []
         for path in paths:
             for depth in range(1, len(path) + 1):
                 prefix = tuple(path[:depth])
