@@ -88,8 +88,9 @@ def run_calibration(
     with ExitStack() as stack:
         bench = Bench(job, what, Workers(job, what, stack), journal, progress)
         messages = journal.once(lambda: message_latency(bench.workers(), "draft", MESSAGES), "messages")
-        grids, overlap = bench.grids(), bench.overlap()
-        records = bench.live(traces)
+        for number in range(1, what.passes + 1):
+            part = replace(bench, what=what.upto(number))
+            grids, overlap, records = part.grids(), part.overlap(), part.live(traces)
     host, overlap = fit_host(records, grids, overlap, latency_quantiles(messages))
     profile = Profile(
         name=job.name,
@@ -282,5 +283,7 @@ def _hub_size(name: str, _: Callable[[Any], None]) -> checks.ModelSize:
 
 def _note(job: Job, what: Plan, journal: Journal) -> str:
     note = f"{job.mode} torch, one thread per core; {what.repeats} repetitions per point, interleaved"
+    if what.passes > 1:
+        note += f", in each of {what.passes} passes"
     pauses = journal.stage("resumed")
     return note + (f"; interrupted, and resumed at {', '.join(pauses)}" if pauses else "")

@@ -25,6 +25,7 @@ Examples:
   calibrate --target ./my-70b --draft ./my-1b --prompts prompts.jsonl --out profiles/
   calibrate --temperature 0,0.7 --top-p 0.95 a greedy trace, and one at that sampling
   calibrate --batches 1,4,16 --ranks 64      wider grids; fan-outs up to 63
+  calibrate --mode compiled --passes 3       compiled models, three times over
   calibrate pair report                      what the shipped pair is
   calibrate decide --policy pld --help       record what a policy decides, for its replay
 \b
@@ -75,6 +76,14 @@ def split_numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[fl
     "--batches", default="1,2,4,8", show_default=True, callback=split_integers, help="Batches to measure."
 )
 @click.option("--quick", is_flag=True, help="Two to three minutes: batch 1 only, half of the prompts.")
+@click.option(
+    "--passes",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Measure everything so often, pass after pass: what drifts from one quarter of an hour to the next "
+    "evens out, and shows in the intervals.",
+)
 @click.option(
     "--mode",
     type=click.Choice(["eager", "compiled"]),
@@ -166,6 +175,7 @@ def make_job(options: dict[str, Any]) -> Any:
         batches=tuple(options["batches"]),
         mode=options["mode"],
         temperature=temperatures[0],
+        passes=options["passes"],
     )
 
 
@@ -177,6 +187,7 @@ DEFAULTS: dict[str, Any] = {
     "count": None,
     "quick": False,
     "name": None,
+    "passes": 1,
 }
 """Options that other commands, which make a job too, need not give."""
 

@@ -45,6 +45,7 @@ class Job:
         batches: Rows served at once in the latency grids.
         mode: How the workers call their models.
         temperature: What `record` alone records.
+        passes: How often everything is measured, pass after pass.
     """
 
     machine: Machine
@@ -65,11 +66,14 @@ class Job:
     batches: tuple[int, ...] = BATCHES
     mode: Mode = "eager"
     temperature: float = 0.0
+    passes: int = 1
 
     @property
     def plan(self) -> Plan:
         """What a calibration of it measures."""
-        return plan(quick=self.quick, batches=self.batches, temperatures=self.temperatures)
+        return plan(
+            quick=self.quick, batches=self.batches, temperatures=self.temperatures, passes=self.passes
+        )
 
 
 def inputs(job: Job, what: Plan | None = None) -> dict[str, Json]:

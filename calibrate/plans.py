@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, TypeAlias
 
@@ -24,6 +24,14 @@ SEVERAL = 4
 HELD_FORWARD = ((1, 7, 96), (1, 1, 180), (1, 5, 96), (2, 7, 180), (3, 3, 96), (6, 5, 200), (6, 2, 64))
 HELD_TREE = ((1, 3, 96), (1, 10, 180), (1, 20, 96), (1, 40, 180), (3, 10, 96), (6, 20, 180))
 
+EXTREMES: tuple[Knobs, ...] = (
+    {"policy": "sd", "lookahead": 1},
+    {"policy": "pearl", "lookahead": 1},
+    {"policy": "saguaro", "lookahead": 6, "fanout": (4,), "backup": "primary"},
+)
+"""The shortest operations and the largest trees: what people ask for should lie between what was run, as host
+times that were fitted on one side only go astray on the other."""
+
 ANCHORS: tuple[Knobs, ...] = (
     {"policy": "ar"},
     {"policy": "sd", "lookahead": 3},
@@ -35,6 +43,7 @@ ANCHORS: tuple[Knobs, ...] = (
     {"policy": "saguaro", "lookahead": 6, "fanout": (2,), "backup": "primary"},
     {"policy": "saguaro", "lookahead": 6, "fanout": (2,), "backup": "plain"},
     {"policy": "saguaro", "lookahead": 3, "fanout": (4,), "backup": "ngram"},
+    *EXTREMES,
 )
 """Settings run live during calibration: they give the host's overheads, and whoever has no simulator
 would extrapolate from them (the naive baseline of `validate`)."""
@@ -48,6 +57,7 @@ FEWER_ANCHORS: tuple[Knobs, ...] = (
     {"policy": "saguaro", "lookahead": 3, "fanout": (2,), "backup": "plain"},
     {"policy": "saguaro", "lookahead": 6, "fanout": (2,), "backup": "primary"},
     {"policy": "saguaro", "lookahead": 3, "fanout": (4,), "backup": "ngram"},
+    *EXTREMES,
 )
 """The same in batches, and at a temperature above 0."""
 
@@ -114,12 +124,25 @@ class Plan:
         repeats: Repetitions of each point; slow ones get fewer.
         overlap_repeats: Repetitions of each overlap measurement.
         live: Settings run live.
+        passes: How often all of that is done, one pass after the other: the machine of one quarter of an hour
+            is not that of the next.
     """
 
     grids: tuple[Grid, ...]
     repeats: int
     overlap_repeats: int
     live: tuple[LivePart, ...] = ()
+    passes: int = 1
+
+    def upto(self, number: int) -> Plan:
+        """What is done when the first `number` passes are: repetitions of the later follow on the earlier."""
+        return replace(
+            self,
+            repeats=number * self.repeats,
+            overlap_repeats=number * self.overlap_repeats,
+            live=tuple(replace(part, repeats=number * part.repeats) for part in self.live),
+            passes=1,
+        )
 
     @property
     def longest(self) -> int:
@@ -139,7 +162,11 @@ class Plan:
 
 
 def plan(
-    *, quick: bool = False, batches: Sequence[int] = BATCHES, temperatures: Sequence[float] = (0.0, 1.0)
+    *,
+    quick: bool = False,
+    batches: Sequence[int] = BATCHES,
+    temperatures: Sequence[float] = (0.0, 1.0),
+    passes: int = 1,
 ) -> Plan:
     """What a calibration measures.
 
@@ -147,6 +174,7 @@ def plan(
         quick: Batch 1 only, and fewer repetitions.
         batches: Batches of the grids; 1 is always among them.
         temperatures: Of the traces: settings are run live at the first of each kind, greedy and sampled.
+        passes: See `Plan`.
 
     Raises:
         ValueError: A batch below 1.
@@ -159,6 +187,7 @@ def plan(
         repeats=5 if quick else 6,
         overlap_repeats=8 if quick else 16,
         live=_live(rows, temperatures, quick=quick),
+        passes=passes,
     )
 
 

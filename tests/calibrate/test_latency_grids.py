@@ -163,3 +163,20 @@ def test_plans_say_how_large_they_are() -> None:
     assert [p.batch for p in plan(batches=(16,), temperatures=(0.0,)).live] == [1, 16]
     with pytest.raises(ValueError, match="batches must be at least 1"):
         plan(batches=(0, 4))
+
+
+def test_a_second_pass_adds_to_the_first_and_repeats_nothing() -> None:
+    visits: list[tuple[str, str, tuple[tuple[str, int], ...]]] = []
+
+    def timer(device: str, kind: str, shape: dict[str, int], repeats: int) -> list[float]:
+        visits.append((device, kind, tuple(shape.items())))
+        return [0.01] * repeats
+
+    whole = Plan((FORWARD, TREE), repeats=2, overlap_repeats=1, passes=2)
+    journal = Journal()
+    measure_grids(whole.upto(1), timer, seed=0, progress=quiet, journal=journal)
+    assert len(visits) == 2 * VISITS
+    apart = measure_grids(whole.upto(2), timer, seed=0, progress=quiet, journal=journal)
+    in_passes, visits = visits, []
+    assert measure_grids(Plan((FORWARD, TREE), 4, 2), timer, seed=0, progress=quiet) == apart
+    assert visits == in_passes
