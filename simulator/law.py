@@ -155,6 +155,9 @@ def opinion(settings: Settings, assumptions: Assumptions, *, batch: int) -> Opin
         tokens = pearl_speedup(a, k, float(k)) if reason is None else tokens
     elif settings.policy == "pld":
         speedup, reason = None, "the papers give no law for prompt lookup"
+    elif settings.policy != "saguaro":
+        speedup, tokens = None, None
+        reason = f"no closed form gives the speed of {settings.policy!r} from an acceptance alone"
     else:
         statement, speedup, hits, tokens, reason = _saguaro(settings, assumptions, batch)
     return Opinion(
