@@ -38,9 +38,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 @click.command(epilog=EXAMPLES, context_settings=HELP)
-@click.option(
-    "--hw", default="cpu2-x5", show_default=True, help="Profile whose pair runs, and that predicts."
-)
+@click.option("--hw", default="cpu2-x5", show_default=True, help="Profile that predicts; its pair runs.")
 @click.option("--policies", callback=split_list, default="", help="A list.  [default: all that run live]")
 @click.option("--prompts", default="heldout", show_default=True, help="Shipped set or Spec-Bench JSONL.")
 @click.option("--count", default=8, show_default=True, type=click.IntRange(min=1), help="Prompts to use.")
@@ -87,20 +85,19 @@ def _family(options: dict[str, Any]) -> None:
     sources = load_sources(options["hw"])
     prompts = spread(load_prompts(find_prompts(options["prompts"])), options["count"])
     job = profiled_job(sources, limit=options["max_tokens"], seed=options["seed"])
-    groups = []
     with show_progress() as progress:
-        for temperature in temperatures:
-            groups.append(
-                run_family(
-                    job,
-                    sources.profile,
-                    settings_of(options["policies"], temperature, options["seed"]),
-                    prompts,
-                    prompt_set=options["prompts"],
-                    repeats=options["repeats"],
-                    progress=progress,
-                )
+        groups = [
+            run_family(
+                job,
+                sources.profile,
+                settings_of(options["policies"], temperature, options["seed"]),
+                prompts,
+                prompt_set=options["prompts"],
+                repeats=options["repeats"],
+                progress=progress,
             )
+            for temperature in temperatures
+        ]
     text = as_json(groups, options)
     if options["out"]:
         options["out"].mkdir(parents=True, exist_ok=True)

@@ -5,8 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from calibrate.live.choice import accepted_run, best_mask, cut_top_p, draw, law, one_hot, rescale, residual
+from calibrate.live.choice import (
+    accepted_run,
+    best_mask,
+    cut_top_p,
+    draw,
+    law,
+    one_hot,
+    rescale,
+    rescale_weights,
+    residual,
+)
 from policies.laws import sampling as laws
 from policies.sampling import Sampling
 
@@ -104,3 +116,15 @@ def test_the_residual_is_what_p_has_more() -> None:
     left = residual(p, sigma)
     assert left[0].tolist() == pytest.approx([0.4, 0.0, 0.0])
     assert left[1].tolist() == p[1].tolist()  # p = sigma: never needed but by rounding
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=6, max_size=6),
+    st.integers(0, 6),
+    st.sampled_from([0.0, 0.3, 1.0]),
+)
+def test_weights_are_rescaled_as_laws_are(levels: list[int], top: int, scale: float) -> None:
+    logits = torch.tensor([levels], dtype=torch.float32)  # few levels, so that many tokens tie
+    found = rescale_weights(torch.exp(logits), logits, top, scale).double()
+    wanted = rescale(torch.softmax(logits.double(), dim=-1), logits, top, scale)
+    assert torch.allclose(found / found.sum(dim=-1, keepdim=True), wanted, atol=1e-6)
