@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 
 from analysis.sources import Sources
 from policies.registry import Settings
+from simulator.imports.export import sglang_flags, vllm_config
 
 
 def simulate_line(settings: Settings, sources: Sources, *, batch: int = 1) -> str:
@@ -43,44 +43,28 @@ def knobs(settings: Settings) -> list[str]:
     return words
 
 
-def vllm_config(settings: Settings, draft: str) -> str | None:
-    """The `--speculative-config` of vLLM for SD; None for what vLLM does not have.
-
-    vLLM drafts greedily unless told otherwise, also at a temperature above 0, where we sample by default.
-    """
-    if settings.policy != "sd" or settings.lookahead is None:
-        return None
-    config: dict[str, object] = {
-        "method": "draft_model",
-        "model": draft,
-        "num_speculative_tokens": settings.lookahead,
-    }
-    if settings.sampling.draft_sampled:
-        config["draft_sample_method"] = "probabilistic"
-    return json.dumps(config)
-
-
-def sglang_flags(settings: Settings, draft: str) -> str | None:
-    """SGLang's flags for SD with a draft model of its own; None for what SGLang does not have."""
-    if settings.policy != "sd" or settings.lookahead is None:
-        return None
-    flags = {
-        "algorithm": "STANDALONE",
-        "draft-model-path": draft,
-        "num-steps": settings.lookahead,
-        "eagle-topk": 1,
-        "num-draft-tokens": settings.lookahead + 1,
-    }
-    return " ".join(f"--speculative-{name} {shlex.quote(str(value))}" for name, value in flags.items())
+METHODS = {"sd": "draft_model", "pld": "ngram"}
+"""What engines call the policies that they have."""
 
 
 def engine_lines(settings: Settings, target: str, draft: str) -> dict[str, str]:
-    """Command lines of engines for a setting, by engine; empty where none has it."""
-    config, flags = vllm_config(settings, draft), sglang_flags(settings, draft)
-    lines = {}
-    if config is not None:
-        lines["vllm"] = shlex.join(["vllm", "serve", target, "--speculative-config", config])
-    if flags is not None:
-        start = f"python -m sglang.launch_server --model-path {shlex.quote(target)}"
-        lines["sglang"] = f"{start} {flags}"
-    return lines
+    """Command lines of engines for a setting, by engine; empty where none has it.
+
+    vLLM drafts greedily unless told otherwise, also at a temperature above 0, where we sample by default.
+    """
+    method = METHODS.get(settings.policy)
+    if method is None or settings.lookahead is None:
+        return {}
+    model = draft if method == "draft_model" else None
+    config = vllm_config(
+        settings.lookahead,
+        method=method,
+        model=model,
+        draft_sampled=model is not None and settings.sampling.draft_sampled,
+    )
+    flags = sglang_flags(settings.lookahead, method=method, model=model)
+    start = f"python -m sglang.launch_server --model-path {shlex.quote(target)}"
+    return {
+        "vllm": shlex.join(["vllm", "serve", target, "--speculative-config", config]),
+        "sglang": f"{start} {flags}",
+    }

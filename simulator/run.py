@@ -258,10 +258,13 @@ def _check_tokens(tokens: TokenModel, settings: Settings) -> None:
         raise SettingError(
             f"fan-out {widest} is more than this trace can decide: it records the draft's first "
             f"{tokens.max_fanout + 1} choices, enough for a fan-out of {tokens.max_fanout}"
+            if tokens.vocabulary
+            else f"fan-out {widest} is more than the given acceptance can decide: its hit curve reaches to "
+            f"{tokens.max_fanout}"
         )
     if settings.reads_text and (tokens.vocabulary == 0 or tokens.requests[0].prompt is None):
         who, other = ("policy 'pld'", "policy") if settings.policy == "pld" else ("backup 'ngram'", "backup")
         raise SettingError(
-            f"{who} looks words up in the text, and coin tosses have none; use a recorded trace, or another "
+            f"{who} looks words up in the text, and an acceptance rate has none; use a recorded trace, or another "
             f"{other}"
         )

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.paste import sglang_flags as pasted_flags
-from analysis.paste import vllm_config as pasted_config
+from analysis.paste import engine_lines
 from policies.registry import configure
 from simulator.costs import TextbookCosts
 from simulator.imports.acceptance import (
@@ -256,6 +255,8 @@ def test_iid_acceptance_inverts_the_mean(acceptance: float, lookahead: int) -> N
 
 
 def test_the_words_are_those_of_the_recommendation() -> None:
-    settings = configure("sd", lookahead=5)
-    assert json.loads(pasted_config(settings, "d") or "") == json.loads(vllm_config(5, model="d"))
-    assert pasted_flags(settings, "d") == sglang_flags(5, model="d")
+    lines = engine_lines(configure("pld", lookahead=5), "big", "unused")
+    assert json.loads(lines["vllm"].split("--speculative-config ")[1].strip("'")) == json.loads(
+        vllm_config(5, method="ngram")
+    )
+    assert lines["sglang"].endswith(sglang_flags(5, method="ngram"))
