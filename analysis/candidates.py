@@ -12,6 +12,7 @@ from policies.laws.fanout import exact_fanout
 from policies.registry import MAX_LOOKAHEAD, Settings, configure
 from policies.sampling import Sampling
 from simulator.probe import Manner, round_statistics
+from simulator.run import Scenario
 from simulator.tokens import TokenModel
 
 LOOKAHEADS = (1, 2, 3, 4, 6, 8)
@@ -59,6 +60,16 @@ def grid(
             shapes += [exact_shape(tokens, k, g * (k + 1), temperature) for g in guesses]
             found += list(_saguaro(k, shapes, temperature, range(1, draft_devices + 1)))
     return list(dict.fromkeys(found))
+
+
+def decided(scenario: Scenario, temperature: float) -> list[Settings]:
+    """Settings whose decisions are recorded: those of policies that a recorded path cannot replay."""
+    if scenario.decisions is None:
+        return []
+    return [
+        configure(found.policy, temperature=temperature, **found.knobs)
+        for found in scenario.decisions.settings.values()
+    ]
 
 
 def _saguaro(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hardware_profiles.profile import Profile
 from policies.registry import Settings
 
-COLLOCATED = ("ar", "sd", "pld")
+COLLOCATED = ("ar", "sd", "pld", "tree", "rest", "rasd")
 """Policies whose devices would take turns, so that one is enough."""
 
 

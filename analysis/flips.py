@@ -99,7 +99,9 @@ def over_acceptance(
             if temperature == 0.0
             else coins_like(search.scenario, finalists[0], acceptance)
         )
-        there = Search(replace(search.scenario, tokens=tokens), search.devices, search.batch)
+        # Decisions belong to the acceptance they were made at.
+        scenario = replace(search.scenario, tokens=tokens, decisions=None)
+        there = Search(scenario, search.devices, search.batch)
         points.append(_point(acceptance, there, finalists, requests=max(6, 2 * search.batch)))
         progress("other acceptances", done + 1, len(acceptances))
     return points

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from analysis.candidates import grid, neighbours
+from analysis.candidates import decided, grid, neighbours
 from analysis.fleet import Deployment, deploy
 from analysis.serving import chosen_requests, outside_grid, share_surfaces
 from policies.registry import SettingError, Settings
@@ -140,6 +140,7 @@ def refine(search: Search, temperature: float, progress: Progress) -> list[Choic
     """All settings that got to the last stage, fastest first; the best of each policy are among them."""
     tokens, devices = search.scenario.tokens, search.devices
     settings = grid(tokens, temperature, draft_devices=max(1, devices - 1))
+    settings += decided(search.scenario, temperature)
     per_row = max(search.batch // max(1, devices // 2), 1)
     sizes = [max(r * per_row, n) for r, n in zip(ROUNDS_OF_REQUESTS, LEAST_REQUESTS, strict=True)]
     first = search.best(settings, sizes[0], lambda s, d, n: progress("coarse search", d, n))

@@ -9,10 +9,17 @@ from pathlib import Path
 
 from analysis.intervals import Bootstrap
 from analysis.modelerror import known_model_error
+from hardware_profiles.decisions import DecisionTrace, read_decisions
 from hardware_profiles.profile import Profile, load_profile
-from hardware_profiles.store import find_profile, find_trace, trace_name
+from hardware_profiles.store import (
+    decisions_name,
+    find_decisions,
+    find_profile,
+    find_trace,
+    trace_name,
+)
 from hardware_profiles.trace import Trace, TraceError, read_trace
-from policies.registry import SettingError
+from policies.registry import POLICIES, SettingError
 from simulator.run import Scenario
 from simulator.tokens import replay
 
@@ -28,6 +35,7 @@ class Sources:
         category: The only category of prompts that is kept; None for all.
         hw: How the user called the profile.
         files: Trace files by temperature, where `simulate` would not find them by the profile's name.
+        decisions: By temperature, of policies that the traces cannot replay, on the same prompts.
     """
 
     profile: Profile
@@ -36,6 +44,7 @@ class Sources:
     category: str | None = None
     hw: str = ""
     files: Mapping[float, str] = field(default_factory=dict)
+    decisions: Mapping[float, DecisionTrace] = field(default_factory=dict)
 
     def trace(self, temperature: float) -> Trace:
         """The trace recorded at a temperature.
@@ -55,8 +64,13 @@ class Sources:
         self, temperature: float, *, batch: int = 1, limit: int | None = None, seed: int = 0
     ) -> Scenario:
         """The recorded traffic at a temperature on the profile's hardware."""
-        tokens = replay(self.trace(temperature), limit=limit, seed=seed)
-        return Scenario(tokens=tokens, profile=self.profile, batch=batch, seed=seed)
+        return Scenario(
+            tokens=replay(self.trace(temperature), limit=limit, seed=seed),
+            profile=self.profile,
+            batch=batch,
+            seed=seed,
+            decisions=self.decisions.get(temperature),
+        )
 
     def bootstrap(
         self,
@@ -119,8 +133,23 @@ def load_sources(
     traces = {temperature_of(t): t for t in reversed(found.values())}
     plain = first == profile.name  # then `simulate` finds them alone
     files = {} if plain else {temperature_of(t): name for name, t in reversed(found.items())}
-    sources = Sources(profile, traces, known_model_error(profile, traces), hw=hw, files=files)
+    error = known_model_error(profile, traces)
+    decisions = {t: d for t, trace in traces.items() if (d := _decisions(profile.name, t, trace)) is not None}
+    sources = Sources(profile, traces, error, hw=hw, files=files, decisions=decisions)
     return sources if category is None else only(sources, category)
+
+
+def _decisions(profile: str, temperature: float, trace: Trace) -> DecisionTrace | None:
+    """What was decided on the prompts of a trace, by all policies of which that is known."""
+    found: DecisionTrace | None = None
+    for info in POLICIES.values():
+        if not info.needs_decisions:
+            continue
+        with contextlib.suppress(TraceError):
+            one = read_decisions(find_decisions(decisions_name(profile, info.name, temperature)))
+            if [r.prompt for r in one.requests] == [r.prompt for r in trace.requests]:
+                found = one if found is None else found.merged(one)
+    return found
 
 
 def _beside(hw: str, name: str) -> str:
@@ -135,11 +164,13 @@ def only(sources: Sources, category: str) -> Sources:
     Raises:
         SettingError: There is none; the message lists the categories.
     """
-    kept = {}
+    kept, decided = {}, {}
     for temperature, trace in sources.traces.items():
         ids = [r.id for r in trace.requests if r.category == category]
         if not ids:
             known = ", ".join(dict.fromkeys(r.category for r in trace.requests))
             raise SettingError(f"no prompt of category {category!r} in the trace; categories: {known}")
         kept[temperature] = trace.slice(ids)
-    return replace(sources, traces=kept, category=category)
+        if temperature in sources.decisions:
+            decided[temperature] = sources.decisions[temperature].slice(ids)
+    return replace(sources, traces=kept, category=category, decisions=decided)

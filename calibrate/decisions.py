@@ -33,7 +33,12 @@ def collect_decisions(world: LiveWorld, settings: Settings) -> Decisions:
                 replies[key] = plain(answered[i])
                 if marked is not None:
                     marks[key] = plain(marked[i])
-    return Decisions(settings.label, replies, marks, _seconds(world))
+    return Decisions(settings.label, replies, marks, _seconds(world), settings.policy, plain_knobs(settings))
+
+
+def plain_knobs(settings: Settings) -> dict[str, Plain]:
+    """The knobs of a setting as a file keeps them."""
+    return {name: plain(value) for name, value in settings.knobs.items()}
 
 
 def _seconds(world: LiveWorld) -> dict[str, float]:
@@ -68,7 +73,7 @@ def joined(runs: Sequence[Decisions]) -> Decisions:
         marks |= run.marks
     names = sorted({name for run in runs for name in run.seconds})
     seconds = {n: median(run.seconds[n] for run in runs if n in run.seconds) for n in names}
-    return Decisions(runs[0].label, replies, marks, seconds)
+    return Decisions(runs[0].label, replies, marks, seconds, runs[0].policy, runs[0].knobs)
 
 
 def decide(

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
@@ -27,7 +27,7 @@ _REQUESTS = TypeAdapter(tuple[TraceRequest, ...])
 _KEY = "spectwin.{}"
 _INTEGERS = frozenset({"part", "request", "position"})
 _COLUMNS = ("setting", "kind", "part", "request", "position", "reply", "mark")
-_TEXTS = ("schema", "meta", "requests", "seconds", "limit")
+_TEXTS = ("schema", "meta", "requests", "settings", "limit")
 
 Key: TypeAlias = tuple[str, int, int, int]
 """(kind, part, request, position) of a row's reply."""
@@ -44,12 +44,16 @@ class Decisions:
         replies: By key.
         marks: What was said on the way, by key; only of operations that announce something.
         seconds: Median seconds of steps that call no model (retrieval), by name, where it was recorded.
+        policy: Its policy.
+        knobs: The policy's knobs by name, as `policies.registry.configure` takes them.
     """
 
     label: str
     replies: Mapping[Key, Plain]
     marks: Mapping[Key, Plain] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    policy: str = ""
+    knobs: Mapping[str, Plain] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,19 @@ class DecisionTrace:
     meta: TraceMeta
     settings: Mapping[str, Decisions]
     limit: int
+
+    def slice(self, ids: Iterable[int]) -> DecisionTrace:
+        """The decisions on some of the requests."""
+        kept = set(ids)
+        settings = {
+            label: replace(
+                found,
+                replies={key: reply for key, reply in found.replies.items() if key[2] in kept},
+                marks={key: mark for key, mark in found.marks.items() if key[2] in kept},
+            )
+            for label, found in self.settings.items()
+        }
+        return replace(self, requests=tuple(r for r in self.requests if r.id in kept), settings=settings)
 
     def merged(self, other: DecisionTrace) -> DecisionTrace:
         """These settings and those of `other`, which wins where both have one.
@@ -109,7 +126,7 @@ def write_decisions(trace: DecisionTrace, path: str | os.PathLike[str]) -> None:
         "meta": trace.meta.model_dump_json(),
         "requests": _REQUESTS.dump_json(trace.requests).decode(),
         "limit": str(trace.limit),
-        "seconds": json.dumps({label: dict(d.seconds) for label, d in trace.settings.items()}),
+        "settings": json.dumps({label: _about(d) for label, d in trace.settings.items()}),
     }
     with (
         atomic_write(path, binary=True) as file,
@@ -140,15 +157,23 @@ def read_decisions(path: str | os.PathLike[str]) -> DecisionTrace:
     try:
         requests = _REQUESTS.validate_json(texts["requests"] or b"")
         meta = TraceMeta.model_validate_json(texts["meta"] or b"")
-        seconds: dict[str, dict[str, float]] = json.loads(texts["seconds"] or b"{}")
+        about: dict[str, dict[str, Plain]] = json.loads(texts["settings"] or b"{}")
         found = _collect(table.to_pydict())
     except (ValidationError, ValueError, KeyError) as error:
         raise TraceError(f"{path}: damaged decision trace: {error}") from error
     settings = {
-        label: Decisions(label, replies, marks, seconds.get(label, {}))
+        label: Decisions(label, replies, marks, **about.get(label, {}))
         for label, (replies, marks) in found.items()
     }
     return DecisionTrace(requests, meta, settings, int(texts["limit"] or b"1"))
+
+
+def _about(decisions: Decisions) -> dict[str, Plain]:
+    return {
+        "seconds": dict(decisions.seconds),
+        "policy": decisions.policy,
+        "knobs": dict(decisions.knobs),
+    }
 
 
 def _collect(columns: Mapping[str, list[Any]]) -> dict[str, tuple[dict[Key, Plain], dict[Key, Plain]]]:

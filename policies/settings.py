@@ -63,6 +63,13 @@ class Settings:
         return dict(self.options)[name]
 
     @property
+    def knobs(self) -> dict[str, Any]:
+        """Its knobs by name, those left None left out; with policy and sampling they make it anew."""
+        own = dict(self.options)
+        given = {name: own.get(name, getattr(self, name, None)) for name in KNOBS}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
         return Sampling(
@@ -100,12 +107,10 @@ class Settings:
     @property
     def unusual(self) -> dict[str, Any]:
         """Options that differ from their default, by name."""
-        own = dict(self.options)
-        given = {name: own.get(name, getattr(self, name, None)) for name in KNOBS}
         return {
-            name: v
-            for name, v in given.items()
-            if KNOBS[name].rare and v is not None and v != KNOBS[name].default
+            name: value
+            for name, value in self.knobs.items()
+            if KNOBS[name].rare and value != KNOBS[name].default
         }
 
     def with_sampling(self, temperature: float, top_p: float = 1.0) -> Settings:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from hardware_profiles.decisions import Decisions
 from policies.knobs import SettingError
+from policies.operations import UNKNOWN
 from policies.rowwise import RowVerdict, Rowwise
 from simulator.tokens.model import TokenModel
 
@@ -49,7 +50,14 @@ class Decided:
         Raises:
             SettingError: The trace does not hold this moment: it is of another setting, or ended earlier.
         """
-        return [self._reply(operation, key) for key in self._keys(operation)]
+        replies = [self._reply(operation, key) for key in self._keys(operation)]
+        if "verdict" not in operation.reply._fields:
+            return replies
+        rooms = operation.view.rooms.tolist()
+        return [
+            reply._replace(verdict=cut_to(reply.verdict, room))
+            for reply, room in zip(replies, rooms, strict=True)
+        ]
 
     def marks(self, operation: Rowwise) -> list[Any]:
         """See `Contents`."""
@@ -79,7 +87,14 @@ class Decided:
 Imagine: TypeAlias = Callable[[Rowwise, TokenModel], list[Any]]
 """(operation, coins) to the replies of its rows."""
 
-IMAGINED: dict[str, str] = {}
+IMAGINED: dict[str, str] = {
+    "draftsequences": "simulator.imagined.duo:draft_sequences",
+    "earlyverify": "simulator.imagined.mirror:verify_early",
+    "earlyverify.mark": "simulator.imagined.mirror:candidates",
+    "rollout": "simulator.imagined.mirror:roll_out",
+    "settlesequences": "simulator.imagined.duo:settle_sequences",
+    "verifypending": "simulator.imagined.duo:verify_pending",
+}
 """Kind of operation to `module:function` (an `Imagine`), where coins can stand in for decisions."""
 
 
@@ -125,6 +140,15 @@ def revive(reply: type[Any], plain: Any) -> Any:
     if "verdict" in found._fields:
         found = found._replace(verdict=RowVerdict._make(found.verdict))
     return found
+
+
+def cut_to(verdict: RowVerdict, room: int) -> RowVerdict:
+    """A verdict with no more tokens than there is room for; recordings may have been given more."""
+    if len(verdict.emitted) < room:
+        return verdict
+    emitted = verdict.emitted[:room]
+    bonus = verdict.bonus if len(emitted) == len(verdict.emitted) else UNKNOWN
+    return RowVerdict(min(verdict.accepted, len(emitted)), emitted, True, bonus)
 
 
 def _tupled(value: Any) -> Any:

@@ -200,18 +200,31 @@ def decided(
             f"the decision trace has no {settings.label!r}; it has {known}.  Record it with "
             "`calibrate decide`"
         )
-    recorded = scenario.decisions.requests
-    base = 1 + max(entry.id for entry in recorded)
-    count = scenario.requests or len(recorded)
+    trace = scenario.decisions
+    base = 1 + max(entry.id for entry in trace.requests)
+    served = _served(scenario, trace, requests, base, fresh=settings.temperature > 0.0)
+    return Decided(found, base), served
+
+
+def _served(
+    scenario: Scenario, trace: DecisionTrace, requests: list[Request], base: int, *, fresh: bool
+) -> list[Request]:
+    """The scenario's own requests where the decision trace has them, else those of the decision trace.
+
+    `fresh`: texts differ from those of the recorded path, so that its lengths bind nobody.
+    """
+    known = {entry.id: entry.prompt for entry in trace.requests}
+    if all(known.get(request.id % base) == request.prompt for request in requests):
+        longest = max(request.limit for request in requests)
+        return [replace(request, limit=longest) for request in requests] if fresh else requests
+    count = scenario.requests or len(trace.requests)
     served = []
     for i in range(count):
-        entry = recorded[i % len(recorded)]
-        longest = scenario.decisions.limit
-        request = Request(entry.id + base * (i // len(recorded)), len(entry.prompt), longest, entry.prompt)
-        if scenario.prompt_length is not None:
-            request = replace(request, prompt_length=scenario.prompt_length)
-        served.append(request)
-    return Decided(found, base), served
+        entry = trace.requests[i % len(trace.requests)]
+        number = entry.id + base * (i // len(trace.requests))
+        length = scenario.prompt_length or len(entry.prompt)
+        served.append(Request(number, length, trace.limit, entry.prompt))
+    return served
 
 
 def baseline_settings(settings: Settings) -> tuple[Settings, Settings | None]:
@@ -265,6 +278,6 @@ def _check_tokens(tokens: TokenModel, settings: Settings) -> None:
     if settings.reads_text and (tokens.vocabulary == 0 or tokens.requests[0].prompt is None):
         who, other = ("policy 'pld'", "policy") if settings.policy == "pld" else ("backup 'ngram'", "backup")
         raise SettingError(
-            f"{who} looks words up in the text, and an acceptance rate has none; use a recorded trace, or another "
-            f"{other}"
+            f"{who} looks words up in the text, and an acceptance rate has none; use a recorded trace, or "
+            f"another {other}"
         )

@@ -102,3 +102,10 @@ def test_saguaro_rescales_only_where_its_scale_says_so() -> None:
     rescaled = configure("saguaro", lookahead=2, fanout=(3, 2, 5), temperature=1.0, scale=0.5)
     assert saguaro_knobs(plain).shape is None
     assert saguaro_knobs(rescaled).shape == (3, 2)  # the bonus position drafts nothing
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_knobs_make_a_setting_anew(name: str, temperature: float) -> None:
+    settings = configure(name, temperature=temperature, seed=3)
+    assert configure(name, temperature=temperature, seed=3, **settings.knobs) == settings

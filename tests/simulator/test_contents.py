@@ -15,7 +15,7 @@ from policies.operations import Request, Speculation
 from policies.protocols import Steps, World
 from policies.rows import Rows
 from policies.rowwise import Like, RowVerdict, Rowwise, Work, verdict_of
-from simulator.contents import Decided, revive
+from simulator.contents import Decided, cut_to, revive
 from simulator.costs import TextbookCosts
 from simulator.tokens import coin
 from simulator.world import SimulatedWorld
@@ -106,12 +106,24 @@ def test_nested_replies_come_back_as_they_were() -> None:
     assert reply == Reply(RowVerdict(1, (7, 8), False, 8), (("early", 3), ("late", 3), ("look", 0)))
 
 
+def test_a_recording_of_longer_texts_is_cut() -> None:
+    long = RowVerdict(2, (7, 8, 9), False, 9)
+    assert cut_to(long, 4) == long
+    # No room for more: the text ends, with or without the bonus token.
+    assert cut_to(long, 3) == RowVerdict(2, (7, 8, 9), True, 9)
+    assert cut_to(long, 2) == RowVerdict(2, (7, 8), True, -1)
+    assert cut_to(long, 1) == RowVerdict(1, (7,), True, -1)
+    rows = Rows([Request(0, 5, 1, (1,) * 5)], 1, keep_tokens=True)
+    run(world_of(REPLIES), rows)
+    assert rows.texts[0] == [7]
+
+
 META = TraceMeta(target_model="t", draft_model="d", tokenizer="x", vocabulary=10, sampling={})
 
 
 def trace_of(label: str, prompt: tuple[int, ...] = (1, 2)) -> DecisionTrace:
     request = TraceRequest(id=0, question_id=1, category="qa", prompt=prompt, ended="limit")
-    decisions = Decisions(label, REPLIES, {("judge", 0, 0, 0): [[4]]}, {"look": 0.5})
+    decisions = Decisions(label, REPLIES, {("judge", 0, 0, 0): [[4]]}, {"look": 0.5}, "x", {"lookahead": 3})
     return DecisionTrace((request,), META, {label: decisions}, 4)
 
 
@@ -120,6 +132,12 @@ def test_files_keep_everything(tmp_path: Any) -> None:
     write_decisions(trace_of("a").merged(trace_of("b")), path)
     found = read_decisions(path)
     assert found == trace_of("a").merged(trace_of("b"))
+
+
+def test_a_slice_keeps_what_belongs_to_its_requests() -> None:
+    assert trace_of("a").slice([0]) == trace_of("a")
+    nothing = trace_of("a").slice([])
+    assert nothing.requests == () and nothing.settings["a"].replies == {}
 
 
 def test_other_prompts_are_not_joined() -> None:

@@ -252,7 +252,7 @@ def test_drafted_tokens_name_the_shape_that_rescaled_their_laws() -> None:
 def test_coins_have_no_words_to_look_up() -> None:
     tokens = coin(0.5, exponent=1.0, requests=1, length=9, prompt_length=1, seed=0)
     scenario = Scenario(tokens=tokens, textbook=TextbookCosts(1.0, 0.1))
-    with pytest.raises(SettingError, match=r"coin tosses have none; use a recorded trace"):
+    with pytest.raises(SettingError, match=r"an acceptance rate has none; use a recorded trace"):
         simulate(scenario, configure("saguaro", backup="ngram"))
 
 
