@@ -98,6 +98,7 @@ def _validate(options: dict[str, Any]) -> None:
         temperatures=options["temperature"],
         seed=options["seed"],
     )
+    _refuse_undecided(settings)
     prompts = spread(load_prompts(find_prompts(options["prompts"])), options["count"])
     trial = Trial(
         settings=tuple((s, batch) for batch in options["batch"] for s in settings),
@@ -119,6 +120,18 @@ def _validate(options: dict[str, Any]) -> None:
         print_validation(result)
         if options["out"]:
             click.echo(f"wrote CSV, JSON, picture and timelines to {options['out']}")
+
+
+def _refuse_undecided(settings: Iterable[Any]) -> None:
+    """Predictions are made before anything is run live, which some policies' content does not allow."""
+    from policies.registry import SettingError, find_policy
+
+    names = dict.fromkeys(s.policy for s in settings if find_policy(s.policy).needs_decisions)
+    if names:
+        raise SettingError(
+            f"{', '.join(names)}: the prompts' recording does not tell what is decided off its path; compare "
+            f"with `python -m analysis.family_cli --policies {','.join(names)}`"
+        )
 
 
 def live_job(options: dict[str, Any]) -> Any:
