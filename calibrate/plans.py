@@ -26,11 +26,12 @@ HELD_TREE = ((1, 3, 96), (1, 10, 180), (1, 20, 96), (1, 40, 180), (3, 10, 96), (
 
 EXTREMES: tuple[Knobs, ...] = (
     {"policy": "sd", "lookahead": 1},
+    {"policy": "pld", "lookahead": 4},
     {"policy": "pearl", "lookahead": 1},
     {"policy": "saguaro", "lookahead": 6, "fanout": (4,), "backup": "primary"},
 )
-"""The shortest operations and the largest trees: what people ask for should lie between what was run, as host
-times that were fitted on one side only go astray on the other."""
+"""The shortest operations, a target that never waits (`pld`) and the largest trees: what people ask for should
+lie between what was run, as host times that were fitted on one side only go astray on the other."""
 
 ANCHORS: tuple[Knobs, ...] = (
     {"policy": "ar"},
