@@ -14,7 +14,9 @@ Knobs: TypeAlias = Mapping[str, Any]
 """What `policies.registry.configure` takes."""
 
 BATCHES = (1, 2, 4, 8)
-WIDTHS = (1, 2, 3, 4, 5, 6, 8)
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 16)
+TREES = (32, 48)
+"""Further widths of the target's forwards: verified trees."""
 CONTEXTS = (48, 240)
 BRANCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48)
 PROMPTS = (16, 64, 160)
@@ -22,6 +24,7 @@ SEVERAL = 4
 """Rows of the live settings that are run in a batch."""
 
 HELD_FORWARD = ((1, 7, 96), (1, 1, 180), (1, 5, 96), (2, 7, 180), (3, 3, 96), (6, 5, 200), (6, 2, 64))
+HELD_WIDE = ((1, 12, 96), (1, 24, 96), (1, 40, 180))
 HELD_TREE = ((1, 3, 96), (1, 10, 180), (1, 20, 96), (1, 40, 180), (3, 10, 96), (6, 20, 180))
 
 EXTREMES: tuple[Knobs, ...] = (
@@ -200,7 +203,7 @@ def _grids(rows: tuple[int, ...]) -> tuple[Grid, ...]:
     # A prefill's cost is nearly linear in its tokens, and a large one takes seconds.
     few = tuple(sorted({1, min(rows[-1], SEVERAL)}))
     return (
-        Grid("target.forward", forward, (rows, WIDTHS, CONTEXTS), held),
+        Grid("target.forward", forward, (rows, (*WIDTHS, *TREES), CONTEXTS), (*held, *HELD_WIDE)),
         Grid("target.prefill", prefill, (few, PROMPTS)),
         Grid("draft.forward", forward, (rows, WIDTHS, CONTEXTS), held),
         Grid("draft.prefill", prefill, (few, PROMPTS)),
