@@ -68,6 +68,7 @@ __all__ = [
     "format_profile",
     "load_profile",
     "save_profile",
+    "unmeasured",
 ]
 
 SCHEMA = "spectwin/profile/1"
@@ -165,6 +166,19 @@ class Profile(Frozen):
             ProfileError: The profile does not have the operation.
         """
         return self.operation(name).provenance or self.provenance
+
+
+def unmeasured(profile: Profile) -> dict[str, str]:
+    """What operations rest on whose times come from a roofline or a paper, by their names joined.
+
+    Empty for a profile that was measured or made up throughout.
+    """
+    found: dict[str, list[str]] = {}
+    for name in profile.operations:
+        origin = profile.provenance_of(name)
+        if origin.kind in ("roofline", "paper"):
+            found.setdefault(f"{origin.kind}: {origin.note or 'nothing more is said'}", []).append(name)
+    return {", ".join(names): text for text, names in found.items()}
 
 
 def load_profile(path: str | os.PathLike[str]) -> Profile:

@@ -1,0 +1,286 @@
+"""`python -m analysis.papers.profiles`: hardware profiles of the papers' machines, from their tables.
+
+No paper prints a latency surface.  What each does print sets the scale of one or two operations, at batch 1
+and a context of `CONTEXT` tokens; the roofline (`hardware_profiles.roofline`) gives all else its shape.  An
+operation whose scale is printed has the provenance `paper` and names the cells; any other has `roofline`.
+
+| profile | printed | so it answers in |
+|---|---|---|
+| h100x4+1 | plain tokens/s of two targets | seconds; the draft's step is roofline |
+| a800+xeon16 | plain tokens/s, the budget of 24 draft tokens per target step | seconds |
+| a100x8 | C, target step over draft step | ratios to plain decoding |
+| a100x1 | cost of an EAGLE-2 round in target steps | ratios |
+| m2ultra-x8+npu | speedups of vanilla SD, which bound the draft's time | ratios, within a band |
+| a100x8-mirror | nothing | roofline alone |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import geometric_mean, median
+
+import click
+
+from analysis.papers.cells import PAPERS, Book, Cell, load_cells
+from analysis.papers.sides import IDEAL, STEP, place, printed, profile_of, unprinted
+from hardware_profiles.efficiencies import ENGINES, Engine
+from hardware_profiles.profile import Profile, save_profile
+from hardware_profiles.roofline import Setting
+from hardware_profiles.shapes import find_shape, with_layers
+from policies.commandline import HELP, Refusal
+
+EAGLE_PASSES = 6
+"""Forwards of an EAGLE-2 draft per round: the depth of its published default tree; RASD prints none."""
+
+
+# ---- engines
+
+
+def said(cell: Cell) -> str:
+    """A cell, for a provenance."""
+    return f"{cell.paper} {cell.table}, {cell.where or cell.hardware}: {cell.value_name} {cell.printed}"
+
+
+def ssd_engine(book: Book) -> Engine:
+    """SSD's engine on H100: one time per block for both of its targets, least squares in log space."""
+    cells = [_plain_ssd(book, target) for target in SSD_TARGETS]
+    layers = [_left_per_layer(1.0 / cell.value, _ssd_target(cell.target)) for cell in cells]
+    return _engine("ssd", layers, [(1.0 / c.value, _ssd_target(c.target)) for c in cells], cells)
+
+
+def transformers_engine(book: Book) -> Engine:
+    """The transformers library on A800: the median of the tasks' plain rates."""
+    rates, cells = _plain_duo(book)
+    setting = place("llama-2-7b", "a800", "fp16")
+    left = _left_per_layer(1.0 / median(rates), setting)
+    return _engine("transformers", [left], [(1.0 / rate, setting) for rate in rates], cells)
+
+
+def _engine(name: str, layers: list[float], steps: list[tuple[float, Setting]], cells: list[Cell]) -> Engine:
+    layer_s = geometric_mean(layers)
+    efficiency = replace(IDEAL, layer_s=layer_s)
+    residual = max(abs(s.seconds("x.forward", STEP, efficiency) / step - 1.0) for step, s in steps)
+    return Engine(name, layer_s, "; ".join(map(said, cells)), residual)
+
+
+def _left_per_layer(step_s: float, setting: Setting) -> float:
+    return (step_s - setting.seconds("x.forward", STEP, IDEAL)) / setting.shape.layers
+
+
+# ---- the papers
+
+SSD_TARGETS = {"Llama-3.1-70B-Instruct": "llama-3.1-70b", "Qwen3-32B": "qwen3-32b"}
+TASKS = ("MT-Bench", "Translation", "QA", "Math", "RAG", "Code")
+
+
+def _ssd_target(name: str) -> Setting:
+    return place(SSD_TARGETS[name], "h100", devices=4)
+
+
+def _plain_ssd(book: Book, target: str) -> Cell:
+    table = "B.3 numerical results (unnumbered)"
+    return book.need(table=table, target=target, method="AR", dataset="HumanEval", value_name="tok_s")
+
+
+def _plain_duo(book: Book) -> tuple[list[float], list[Cell]]:
+    """Plain tokens/s by task, and two of the cells: DuoDec's tokens/s over its speedup."""
+    where = {"table": "Table 1", "target": "Llama-2-7B", "method": "DuoDec"}
+    rates, cells = [], []
+    for task in TASKS:
+        rate = book.need(**where, dataset=task, value_name="tok_s")
+        speedup = book.need(**where, dataset=task, value_name="speedup")
+        rates.append(rate.value / speedup.value)
+        cells += [rate, speedup]
+    return rates, cells[:2]
+
+
+def h100x4_1(books: Mapping[str, Book]) -> Profile:
+    """SSD: Llama-3.1-70B over four H100, Llama-3.2-1B on a fifth."""
+    book = books["ssd"]
+    plain = _plain_ssd(book, "Llama-3.1-70B-Instruct")
+    target = printed(_ssd_target(plain.target), 1.0 / plain.value, said(plain), backend="SSD's engine")
+    depth = book.need(table="prose: B.2", value_name="K")
+    best = max(
+        book.sound(table=plain.table, target=plain.target, method="SD (own engine)", value_name="tok_s"),
+        key=lambda cell: cell.value,
+    )
+    most = ((depth.value + 1.0) / (best.value / plain.value) - 1.0) * target.step_s / depth.value
+    note = f"SSD prints no draft time; {said(best)} allows a step of at most {1e3 * most:.2g} ms"
+    draft = unprinted(place("llama-3.2-1b", "h100"), ENGINES["ssd"], note)
+    return profile_of(
+        "h100x4+1",
+        target,
+        draft,
+        description="SSD (Saguaro): Llama-3.1-70B over 4 H100, drafted for by Llama-3.2-1B on one more; "
+        "plain decoding is the paper's, the draft's time a roofline's",
+        where="target TP 4 on four H100, draft on a fifth",
+    )
+
+
+def a100x8(books: Mapping[str, Book]) -> Profile:
+    """DOUBLE: LLaMA-3.3-70B over two A100, LLaMA-3.1-8B on one, C as printed."""
+    ratio = books["double"].need(table="Table 1", target="LLaMA-3.3-70B", value_name="C")
+    target = unprinted(place("llama-3.3-70b", "a100", devices=2), ENGINES["transformers"])
+    draft = printed(
+        place("llama-3.1-8b", "a100"),
+        target.step_s / ratio.value,
+        f"{said(ratio)}, of a target step by roofline",
+        backend="transformers",
+    )
+    return profile_of(
+        "a100x8",
+        target,
+        draft,
+        description="DOUBLE: LLaMA-3.3-70B over 2 of 8 A100, drafted for by LLaMA-3.1-8B on one; answers in "
+        f"ratios: target step / draft step = {ratio.printed} is the paper's, seconds and tokens/s are a "
+        "roofline's",
+        where="target TP 2 (C.1: 70B models on two devices), draft on a third; the other five idle",
+    )
+
+
+def a100x8_mirror(_: Mapping[str, Book]) -> Profile:
+    """Mirror-SD's GPU-only set-up: Qwen3-32B over eight A100, the 0.6B draft on one."""
+    note = "Mirror-SD Figure 8 prints the set-up and no number"
+    return profile_of(
+        "a100x8-mirror",
+        unprinted(place("qwen3-32b", "a100", devices=8), ENGINES["ssd"], note),
+        unprinted(place("qwen3-0.6b", "a100"), ENGINES["ssd"], note),
+        description="Mirror-SD, GPU only (Figure 8): Qwen3-32B over 8 A100, drafted for by a 0.6B model on "
+        "one; nothing of its times is printed: a roofline throughout",
+        where="target TP 8 on eight A100, draft on one A100",
+    )
+
+
+def a800_xeon16(books: Mapping[str, Book]) -> Profile:
+    """DuoDecoding: Llama-2-7B on an A800, Llama-68m on 16 Xeon cores."""
+    book = books["duodecoding"]
+    rates, (rate, speedup) = _plain_duo(book)
+    step_s = 1.0 / median(rates)
+    target = printed(
+        place("llama-2-7b", "a800", "fp16"),
+        step_s,
+        f"median over tasks of tok/s over speedup of DuoDec, e.g. {said(rate)}, {said(speedup)}",
+        backend="transformers",
+    )
+    budget = book.need(table="prose: sec 4.4.1", value_name="draft_budget")
+    match = book.all(value_name="tokens_matching_time")[0]
+    draft = printed(
+        place("llama-68m", "xeon16", "q5_k_m"),
+        step_s / budget.value,
+        f"budget {budget.printed} = target step / draft step (section 3); Figure 1 would say {match.printed}",
+        backend="llama.cpp",
+    )
+    return profile_of(
+        "a800+xeon16",
+        target,
+        draft,
+        description="DuoDecoding: Llama-2-7B on an A800, drafted for by Llama-68m (Q5_K_M) on 16 Xeon cores; "
+        f"plain decoding is the paper's, the draft's step 1/{budget.printed} of it by the paper's budget",
+        where="target on one A800, draft on 16 CPU cores",
+    )
+
+
+def m2ultra_x8_npu(books: Mapping[str, Book]) -> Profile:
+    """Mirror-SD: Qwen3-32B over eight M2 Ultra GPUs, a 0.6B draft on their NPUs."""
+    book = books["mirror"]
+    window = book.need(table="prose: sec 4.1", value_name="gamma")
+    sds = book.sound(
+        table="Table 1", target="Qwen3-32B", method="Vanilla-SD", value_name="speedup", temperature="0"
+    )
+    best = max(sds, key=lambda cell: cell.value)
+    least, most = 0.1, min(1.0, (window.value + 1.0) / best.value - 1.0)
+    target = unprinted(place("qwen3-32b", "m2ultra", devices=8), ENGINES["ssd"], "no time of it is printed")
+    draft_shape = with_layers(
+        find_shape("qwen3-0.6b"), 16, name="qwen3-0.6b, 16 blocks", source="Mirror-SD, G.2"
+    )
+    draft = printed(
+        place(draft_shape, "m2ultra-npu", devices=8),
+        0.5 * (least + most) * target.step_s / window.value,
+        f"{said(best)} at gamma {window.printed} allows a window of at most {most:.2f} target steps; the "
+        f"middle of {least:g} to {most:.2f} is taken",
+        backend="sharded over 8 NPUs",
+    )
+    return profile_of(
+        "m2ultra-x8+npu",
+        target,
+        draft,
+        description="Mirror-SD: Qwen3-32B over 8 M2 Ultra GPUs, drafted for by a 0.6B model over their NPUs; "
+        f"answers in ratios within a band: the draft's window takes {least:g} to {most:.2f} target steps, "
+        "the middle is used; seconds and tokens/s are a roofline's",
+        where="target TP 8 on eight GPUs, draft over eight NPUs",
+    )
+
+
+def a100x1(books: Mapping[str, Book]) -> Profile:
+    """RASD: Qwen2.5-14B and its EAGLE-2 head on one A100."""
+    book = books["rasd"]
+    place_ = {"table": "Table 1", "target": "Qwen2.5-14B-Instruct", "method": "EAGLE2", "temperature": "0"}
+    speeds = book.sound(**place_, value_name="SR")
+    rounds = {
+        cell: (book.need(**place_, dataset=cell.dataset, value_name="tau").value + 1.0) / cell.value
+        for cell in speeds
+    }
+    cost = median(rounds.values())
+    target = unprinted(place("qwen2.5-14b", "a100", "fp16"), ENGINES["transformers"])
+    head = with_layers(
+        find_shape("qwen2.5-14b"), 1, name="EAGLE-2 head of qwen2.5-14b", source="one block of the target"
+    )
+    draft = printed(
+        place(head, "a100", "fp16"),
+        (cost - 1.0) * target.step_s / EAGLE_PASSES,
+        f"(tau + 1) / SR of EAGLE2, rasd Table 1, T=0: a round costs {min(rounds.values()):.2f} to "
+        f"{max(rounds.values()):.2f} target steps by task, median {cost:.2f}, of which all beyond one is "
+        f"given to {EAGLE_PASSES} passes of the draft",
+        backend="EAGLE-2",
+    )
+    return profile_of(
+        "a100x1",
+        target,
+        draft,
+        description="RASD: Qwen2.5-14B and its EAGLE-2 head on one A100; answers in ratios: a round of "
+        f"EAGLE-2 costs {cost:.2f} target steps as printed, seconds and tokens/s are a roofline's; retrieval "
+        "(0.2 to 0.7 ms, Table 4) is a policy's own step",
+        where="both on one A100",
+        shared=True,
+    )
+
+
+PROFILES: Mapping[str, Callable[[Mapping[str, Book]], Profile]] = {
+    "h100x4+1": h100x4_1,
+    "a100x8": a100x8,
+    "a100x8-mirror": a100x8_mirror,
+    "a800+xeon16": a800_xeon16,
+    "m2ultra-x8+npu": m2ultra_x8_npu,
+    "a100x1": a100x1,
+}
+
+
+def books() -> dict[str, Book]:
+    """All papers' cells."""
+    return {paper: Book(load_cells(paper)) for paper in PAPERS}
+
+
+@click.command(context_settings=HELP)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help="Folder to write the profiles to.",
+)
+def main(out: Path) -> None:
+    """Write the hardware profiles of the papers' machines, as their tables and a roofline determine them."""
+    cells = books()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, build in PROFILES.items():
+            path = out / f"{name}.json"
+            save_profile(build(cells), path)
+            click.echo(f"wrote {path}")
+    except (ValueError, OSError) as error:
+        raise Refusal(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

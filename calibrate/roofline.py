@@ -1,0 +1,277 @@
+"""`python -m calibrate.roofline`: fit a roofline to a measured profile, and predict one that nobody measured.
+
+`fit` says which shares of a device's peaks the measured operations reach, and how well that predicts points
+left out.  `predict` prices an architecture on a device and writes a profile of kind `roofline`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from policies.commandline import HELP, Refusal, wide_console
+
+if TYPE_CHECKING:
+    from hardware_profiles.predicted import Basis
+    from hardware_profiles.profile import OperationName, Profile, RoleName
+    from hardware_profiles.roofline import Setting
+    from hardware_profiles.roofline_fit import RooflineFit
+
+EXAMPLES = """
+\b
+Examples:
+  python -m calibrate.roofline fit --hw cpu2-x5
+  python -m calibrate.roofline fit --hw cpu2-x5 --against cpu2-x20
+  python -m calibrate.roofline predict --device h100 --target llama-3.1-70b --draft llama-3.2-1b --tp 4 \\
+      --out p.json
+  python -m calibrate.roofline predict --device xeon16 --precision fp32 --target qwen2.5-0.5b \\
+      --draft pair:draft --out p.json
+  simulate --hw p.json --acceptance 0.8
+"""
+
+
+@click.group(epilog=EXAMPLES, context_settings=HELP)
+def main() -> None:
+    """Roofline: what an operation computes and moves, over a device's peaks, with fitted efficiencies."""
+
+
+@main.command(context_settings=HELP)
+@click.option("--hw", required=True, help="Measured profile: a name or a file.")
+@click.option("--against", help="Another profile, to whose grids the fit is carried.")
+@click.option("--target", help="The target's architecture.  [default: by the profile's name of the model]")
+@click.option("--draft", help="The draft's, likewise.")
+@click.option("--device", help="Whose peaks the shares are of.  [default: the profile's, cpu-core on a CPU]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def fit(
+    hw: str, against: str | None, target: str | None, draft: str | None, device: str | None, *, as_json: bool
+) -> None:
+    """Fit efficiencies to the grids of a measured profile; errors are of a third of the points left out."""
+    try:
+        profile = _measured(hw)
+        fits = fit_profile(profile, _settings(profile, target, draft, device))
+        carried = carry(fits, _measured(against)) if against else {}
+    except (ValueError, OSError) as error:
+        raise Refusal(str(error)) from error
+    if as_json:
+        found: dict[str, Any] = {name: one.as_dict() for name, one in fits.items()}
+        for name, error_of in carried.items():
+            found[name]["carried_error"] = error_of.model_dump()
+        click.echo(json.dumps({"profile": profile.name, "operations": found}, indent=2))
+        return
+    _print(profile, fits, carried, against)
+
+
+@main.command(context_settings=HELP)
+@click.option(
+    "--device", required=True, help="Where the target runs (and the draft, if nothing else is said)."
+)
+@click.option("--draft-device", help="Where the draft runs.")
+@click.option("--target", required=True, help="Architecture: a name, a config.json or a folder with one.")
+@click.option("--draft", required=True, help="Likewise.")
+@click.option("--tp", default=1, show_default=True, type=click.IntRange(min=1), help="Devices of the target.")
+@click.option("--draft-tp", default=1, show_default=True, type=click.IntRange(min=1), help="Of the draft.")
+@click.option(
+    "--placement",
+    type=click.Choice(["split", "shared"]),
+    default="split",
+    show_default=True,
+    help="Devices of their own, or the same ones in turns.",
+)
+@click.option(
+    "--like",
+    help="Whose efficiencies: a measured profile, or an engine (ssd, transformers).  "
+    "[default: ssd on an accelerator, cpu2-x5 on a CPU]",
+)
+@click.option("--precision", default="bf16", show_default=True, help="fp32, fp64, bf16, fp16 or q5_k_m.")
+@click.option("--name", help="Of the profile.  [default: from device and models]")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
+def predict(out: Path, **options: Any) -> None:
+    """Price an architecture on a device: writes a profile that `simulate --hw FILE --acceptance A` takes."""
+    from hardware_profiles.profile import save_profile, unmeasured
+
+    try:
+        profile = predicted(options)
+        save_profile(profile, out)
+    except (ValueError, OSError) as error:
+        raise Refusal(str(error)) from error
+    for names, text in unmeasured(profile).items():
+        click.echo(f"{names}: {text}")
+    click.echo(f"wrote {out}")
+    click.echo(f"next: simulate --hw {out} --acceptance 0.8")
+
+
+def fit_profile(profile: Profile, settings: dict[RoleName, Setting]) -> dict[OperationName, RooflineFit]:
+    """A fit per operation that has a grid.
+
+    Raises:
+        RooflineError: None has.
+    """
+    from hardware_profiles.costs import GridCost
+    from hardware_profiles.predicted import OPERATIONS
+    from hardware_profiles.roofline import RooflineError
+    from hardware_profiles.roofline_fit import fit_roofline
+
+    fits = {
+        name: fit_roofline(name, cost, settings[role])
+        for role, names in OPERATIONS.items()
+        for name in names
+        if isinstance(cost := profile.operations.get(name), GridCost)
+    }
+    if not fits:
+        raise RooflineError(f"profile {profile.name!r} has no grids to fit a roofline to")
+    return fits
+
+
+def carry(fits: dict[OperationName, RooflineFit], other: Profile) -> dict[OperationName, Any]:
+    """Errors of the fits on the grids of another profile."""
+    from hardware_profiles.costs import GridCost
+    from hardware_profiles.roofline_fit import carried_error
+
+    settings = _settings(other, None, None, None)
+    return {
+        name: carried_error(
+            name, cost, settings["target" if name.startswith("target") else "draft"], f.efficiency
+        )
+        for name, f in fits.items()
+        if isinstance(cost := other.operations.get(name), GridCost)
+    }
+
+
+def predicted(options: dict[str, Any]) -> Profile:
+    """The profile that the options of `predict` describe.
+
+    Raises:
+        ValueError: An unknown device, architecture, precision or engine.
+    """
+    from hardware_profiles.costs import Provenance
+    from hardware_profiles.devices import find_device
+    from hardware_profiles.parts import Roles
+    from hardware_profiles.predicted import predicted_operations, predicted_role, turns
+    from hardware_profiles.profile import Profile
+    from hardware_profiles.roofline import Setting, find_precision
+    from hardware_profiles.shapes import find_shape
+
+    precision = find_precision(options["precision"])
+    device = find_device(options["device"])
+    beside = find_device(options["draft_device"] or options["device"])
+    shared = options["placement"] == "shared"
+    if shared and (beside != device or options["draft_tp"] != options["tp"]):
+        raise ValueError(
+            "--placement shared means the same devices: leave out --draft-device, and give --draft-tp as --tp"
+        )
+    target = Setting(find_shape(options["target"]), device, precision, options["tp"])
+    draft = Setting(find_shape(options["draft"]), beside, precision, options["draft_tp"])
+    bases = {**_bases("target", target, options["like"]), **_bases("draft", draft, options["like"])}
+    many = f"{options['tp']} x {device.name}" if options["tp"] > 1 else device.name
+    costs = "both take turns on the same devices" if shared else "work side by side costs nothing"
+    return Profile(
+        name=options["name"]
+        or f"{device.name}x{options['tp']}-{target.shape.name}-roofline".replace(":", "-"),
+        description=f"{target.shape.name} on {many}, drafted for by {draft.shape.name} on {beside.name}; "
+        "nothing of it was measured",
+        roles=Roles(target=predicted_role(target), draft=predicted_role(draft)),
+        placement="shared" if shared else "split",
+        operations=predicted_operations(target, draft, bases),
+        overlap=turns() if shared else (),
+        provenance=Provenance(
+            kind="roofline", note=f"host time is not part of it; {costs} (assumed); no jitter"
+        ),
+    )
+
+
+def _bases(role: RoleName, setting: Setting, like: str | None) -> dict[OperationName, Basis]:
+    """What the operations of a role rest on: an engine, or the fit of a measured profile."""
+    from hardware_profiles.costs import Provenance
+    from hardware_profiles.efficiencies import ENGINES, default_engine
+    from hardware_profiles.predicted import OPERATIONS, Basis
+
+    engine = ENGINES.get(like) if like else default_engine(setting.device)
+    if engine is not None:
+        origin = Provenance(kind="roofline", note=engine.note)
+        return {name: Basis(engine.efficiency, origin) for name in OPERATIONS[role]}
+    profile = _measured(like or "cpu2-x5")
+    fits = fit_profile(profile, _settings(profile, None, None, None))
+    return {name: _fitted_basis(profile, fits[name]) for name in OPERATIONS[role] if name in fits}
+
+
+def _fitted_basis(profile: Profile, one: RooflineFit) -> Basis:
+    from hardware_profiles.costs import Provenance
+    from hardware_profiles.predicted import Basis
+
+    note = (
+        f"efficiencies of {one.operation} in profile {profile.name}, whose own error on points left out is "
+        f"{100 * one.error.median:.0f} % (95 %: {100 * one.error.p95:.0f} %); another model or device is "
+        "further off"
+    )
+    return Basis(one.efficiency, Provenance(kind="roofline", note=note), one.error)
+
+
+def _measured(name: str) -> Profile:
+    """A profile whose grids were measured.
+
+    Raises:
+        RooflineError: They were not.
+    """
+    from hardware_profiles.profile import load_profile
+    from hardware_profiles.roofline import RooflineError
+    from hardware_profiles.store import find_profile
+
+    profile = load_profile(find_profile(name))
+    if profile.provenance.kind != "measured":
+        raise RooflineError(
+            f"profile {profile.name!r} is not measured ({profile.provenance.kind}): a roofline fitted to it "
+            "would only return what was put in"
+        )
+    return profile
+
+
+def _settings(
+    profile: Profile, target: str | None, draft: str | None, device: str | None
+) -> dict[RoleName, Setting]:
+    from hardware_profiles.predicted import setting_of
+
+    return {
+        "target": setting_of(profile.roles.target, shape=target, device=device),
+        "draft": setting_of(profile.roles.draft, shape=draft, device=device),
+    }
+
+
+def _print(
+    profile: Profile,
+    fits: dict[OperationName, RooflineFit],
+    carried: dict[OperationName, Any],
+    against: str | None,
+) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"roofline of {profile.name}", header_style="bold")
+    titles = ("operation", "compute", "bandwidth", "us/block", "left out", "beyond")
+    for title in (*titles, *([f"on {against}"] if carried else [])):
+        table.add_column(title, justify="left" if title == "operation" else "right", no_wrap=True)
+    for name, one in fits.items():
+        efficiency = one.efficiency
+        errors = [one.error, one.beyond, *([carried[name]] if name in carried else [])]
+        table.add_row(
+            name,
+            _share(efficiency.compute),
+            _share(efficiency.bandwidth),
+            f"{1e6 * efficiency.layer_s:.0f}",
+            *(f"{100 * error.median:.1f} / {100 * error.p95:.1f} %" for error in errors),
+        )
+    wide_console().print(table)
+    click.echo(
+        "compute and bandwidth: shares of nominal peaks (hardware_profiles/devices.py), - where the grid "
+        "shows no such cost; errors: median / 95 % on points left out, a third of the grid at a time, and "
+        "beyond, the third with the most FLOPs from the rest"
+    )
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"
+
+
+if __name__ == "__main__":
+    main()
