@@ -123,15 +123,15 @@ def validate(job: Job, sources: Sources, trial: Trial, *, progress: Progress) ->
     temperatures = list(dict.fromkeys(s.temperature for s, _ in settings))
     for temperature in temperatures:
         sources.trace(temperature)  # fails before anything slow begins
+    live = like_profile(job, sources.profile)
     traces = {
-        t: record(replace(job, temperature=t), trial.prompts, trial.prompt_set, progress)
+        t: record(replace(live, temperature=t), trial.prompts, trial.prompt_set, progress)
         for t in temperatures
     }
     parts = [{t: trace.slice(ids) for t, trace in traces.items()} for ids in split(traces, trial.subsets)]
     # Predictions are made before anything is run live.
     own = [predict(settings, sources.profile, part, seed=job.seed) for part in parts]
     expected = expect(settings, sources, trial, limit=job.limit, seed=job.seed, progress=progress)
-    live = like_profile(job, sources.profile)
     with LiveWorld(*worker_specs(live, batch=trial.widest)) as world:
         runs = [
             livecells.run_settings(

@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from calibrate import checks
 from calibrate.anchors import measured_runs, run_part, runs_of
-from calibrate.job import PRECISION, Job, check, recorders, worker_specs
+from calibrate.job import Job, check, recorders, worker_specs
 from calibrate.journal import Journal
 from calibrate.latency import measure_grids
+from calibrate.live.placement import TORCH, backend_label, local_vocabulary
 from calibrate.live.world import LiveWorld
 from calibrate.observations import LiveRecord
 from calibrate.overheads import fit_host
 from calibrate.plans import LivePart, Plan
 from calibrate.probes import latency_quantiles, measure_overlap, message_latency, time_shape
 from calibrate.prompts import Prompt, spread
-from calibrate.recording import RecordingJob, hub_size
-from calibrate.subprocesses import run_apart
+from calibrate.recording import RecordingJob
+from calibrate.roles import role_of
+from calibrate.scouting import scout, scouting_notes
 from calibrate.traces import now, record_trace, versions
 from hardware_profiles.costs import GridCost
-from hardware_profiles.profile import DeviceInfo, Overlap, Profile, Provenance, Role, Roles
+from hardware_profiles.profile import Overlap, Profile, Provenance, Roles
 from hardware_profiles.trace import Trace
 from policies.operations import Request
 
@@ -35,6 +36,10 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 """(stage, done, total)."""
 
 MESSAGES = 50
+RANDOM = "random weights: latencies only, no acceptance"
+"""What a profile says of itself where a model has no trained weights."""
+RANDOM_PROMPT = (8, 48)
+"""Shortest and longest prompt of their live runs."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Calibrated:
 
     Attributes:
         profile: Costs.
-        traces: Recordings by temperature, in the order asked for.
+        traces: Recordings by temperature, in the order asked for; none where weights are random.
     """
 
     profile: Profile
@@ -56,7 +61,13 @@ class Calibrated:
 
 
 def calibrate(job: Job, progress: Progress) -> tuple[Profile, Trace]:
-    """`run_calibration` of the first temperature, from the beginning and without a journal."""
+    """`run_calibration` of the first temperature, from the beginning and without a journal.
+
+    Raises:
+        MisfitError: As `run_calibration`, or a model has random weights, so that there is no trace.
+    """
+    if job.random:
+        raise checks.MisfitError(f"{RANDOM}; `calibrate --target shape:...` writes a profile alone")
     found = run_calibration(replace(job, temperatures=job.temperatures[:1]), progress)
     return found.profile, found.trace
 
@@ -84,29 +95,33 @@ def run_calibration(
     if journal.resumed:
         journal.put(now(), "resumed", sum(journal.resumed.values()))
     journal.once(now, "started")
-    traces = {t: record_at(job, t, progress, journal) for t in dict.fromkeys(job.temperatures)}
+    # What random weights say is nobody's acceptance.
+    temperatures = () if job.random else dict.fromkeys(job.temperatures)
+    traces = {t: record_at(job, t, progress, journal) for t in temperatures}
     with ExitStack() as stack:
         bench = Bench(job, what, Workers(job, what, stack), journal, progress)
         messages = journal.once(lambda: message_latency(bench.workers(), "draft", MESSAGES), "messages")
+        bench = replace(bench, what=bench.scouted())
         for number in range(1, what.passes + 1):
-            part = replace(bench, what=what.upto(number))
+            part = replace(bench, what=bench.what.upto(number))
             grids, overlap, records = part.grids(), part.overlap(), part.live(traces)
     host, overlap = fit_host(records, grids, overlap, latency_quantiles(messages))
     profile = Profile(
         name=job.name,
         description=(
             f"{job.names[0]} drafted for by {job.names[1]} on {job.machine}, placement {job.placement.name}"
+            + (f"; {RANDOM}" if job.random else "")
         ),
         roles=Roles(
-            target=_role(job, job.target, job.placement.target_cores),
-            draft=_role(job, job.draft, job.placement.draft_cores),
+            target=role_of(job, "target"),
+            draft=role_of(job, "draft"),
         ),
-        placement="split" if job.placement.name == "split" else "shared",
+        placement="split" if job.placement.apart else "shared",
         placement_note=job.placement.name,
         operations=grids,  # type: ignore[arg-type]
         host=host,
         overlap=tuple(overlap),
-        measured_runs=measured_runs(records),
+        measured_runs=() if job.random else measured_runs(records),
         provenance=Provenance(
             kind="measured",
             when=journal.get("started"),
@@ -131,12 +146,14 @@ class Workers:
     def __init__(self, job: Job, what: Plan, stack: ExitStack) -> None:
         self._specs = worker_specs(job, batch=what.largest_batch, length=what.longest)
         self._stack = stack
+        # Of a random model no token ends a text but by accident.
+        self._ends: tuple[int, ...] | None = () if job.random else None
         self._world: LiveWorld | None = None
 
     def __call__(self) -> LiveWorld:
         """The world."""
         if self._world is None:
-            self._world = self._stack.enter_context(LiveWorld(*self._specs))
+            self._world = self._stack.enter_context(LiveWorld(*self._specs, end_token_ids=self._ends))
         return self._world
 
 
@@ -158,6 +175,18 @@ class Bench:
     journal: Journal
     progress: Progress
 
+    def scouted(self) -> Plan:
+        """The plan, its grids' points chosen by measuring if the job wishes it."""
+        if self.job.scouting is None:
+            return self.what
+        return scout(
+            self.what,
+            self.job.scouting,
+            lambda *shape: time_shape(self.workers(), *shape),
+            journal=self.journal,
+            progress=lambda done, total: self.progress("choosing points", done, total),
+        )
+
     def grids(self) -> dict[str, GridCost]:
         """Latency surfaces."""
         return measure_grids(
@@ -169,8 +198,8 @@ class Bench:
         )
 
     def overlap(self) -> list[Overlap]:
-        """Slow-downs of models on cores of their own; those on the same cores take turns."""
-        if self.job.placement.name != "split":
+        """Slow-downs of models on cores or devices of their own; those on the same ones take turns."""
+        if not self.job.placement.apart:
             return []
         return measure_overlap(
             self.workers,
@@ -224,7 +253,9 @@ def _record(
             top_p=job.top_p if sampled else 1.0,
             ranks=job.ranks,
             seed=job.seed,
-            precision=PRECISION,
+            precision=job.precision,
+            devices=job.placement.devices,
+            draft_backend=job.draft_backend,
         ),
         prompt_set=prompt_set,
         names=job.names,
@@ -246,44 +277,35 @@ def requests_of(trace: Trace, limit: int | None = None) -> list[Request]:
 
 def part_requests(job: Job, part: LivePart, traces: Mapping[float, Trace]) -> list[Request]:
     """Requests of a part of the plan: prompts of all categories, with the lengths recorded for them."""
+    if not traces:
+        return random_requests(job, part.prompts)
     chosen = spread(list(job.prompts), part.prompts)
     wanted = [i for i, prompt in enumerate(job.prompts) if prompt in chosen]
     trace = traces.get(part.temperature) or next(iter(traces.values()))
     return [request for request in requests_of(trace) if request.id in wanted]
 
 
-def _role(job: Job, model: str, cores: tuple[int, ...]) -> Role:
-    size = checks.model_size(model)
-    if size.parameters is None:
-        size = run_apart(_hub_size, model, lambda _: None)
-    path = Path(model)
-    eager = job.mode == "eager"
-    return Role(
-        device=DeviceInfo(
-            kind="cpu",
-            name=job.machine.processor,
-            cores=cores,
-            threads=len(cores),
-            memory_bytes=job.machine.memory_bytes,
-        ),
-        model=path.name if path.is_dir() else model,
-        parameters=size.parameters,
-        precision=PRECISION,
-        backend="torch-eager" if eager else "torch-compile",
-        mode="eager" if eager else "captured",
-        kv_bytes_per_token=size.kv_bytes_per_token(PRECISION),
-        weight_bytes=size.weight_bytes(PRECISION),
-        layers=size.layers,
-    )
-
-
-def _hub_size(name: str, _: Callable[[Any], None]) -> checks.ModelSize:
-    return hub_size(name)
+def random_requests(job: Job, count: int) -> list[Request]:
+    """Prompts of random tokens, for live runs that tell host times and nothing else."""
+    random = np.random.default_rng(job.seed)
+    vocabulary = local_vocabulary(job.target) or local_vocabulary(job.draft) or 2
+    shortest, longest = RANDOM_PROMPT
+    lengths = random.integers(shortest, longest, count, endpoint=True).tolist()
+    return [
+        Request(i, length, job.limit, tuple(random.integers(1, vocabulary, length).tolist()))
+        for i, length in enumerate(lengths)
+    ]
 
 
 def _note(job: Job, what: Plan, journal: Journal) -> str:
     note = f"{job.mode} torch, one thread per core; {what.repeats} repetitions per point, interleaved"
     if what.passes > 1:
         note += f", in each of {what.passes} passes"
+    if job.draft_backend != TORCH:
+        note = f"draft by {backend_label(job.draft_backend)}; {note}"
+    if job.random:
+        note = f"{RANDOM}; {note}"
+    if chosen := scouting_notes(journal):
+        note += f"; {chosen}"
     pauses = journal.stage("resumed")
     return note + (f"; interrupted, and resumed at {', '.join(pauses)}" if pauses else "")

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.live.errors import ModelError
-from calibrate.live.placement import Precision
+from calibrate.live.placement import Precision, config_file, has_random_weights
+from hardware_profiles.shapes import ShapeError, find_shape
 
 BYTES: dict[Precision, int] = {"fp32": 4, "fp64": 8, "bf16": 2, "fp16": 2}
 """Of one number."""
@@ -55,15 +56,16 @@ class ModelSize:
 
 
 def model_size(folder: str) -> ModelSize:
-    """Sizes of the model in a folder; all None for a hub name.
+    """Sizes of the model in a folder, or of a `config.json` alone; all None for a hub name.
 
     Raises:
         ModelError: A file is there but cannot be read.
     """
     path = Path(folder)
-    if not path.is_dir():
+    random = has_random_weights(folder)
+    if not path.is_dir() and not random:
         return ModelSize(None, None, None, None)
-    config = _read_json(path / "config.json")
+    config = _read_json(config_file(folder))
     config = config.get("text_config", config)
     heads = config.get("num_key_value_heads") or config.get("num_attention_heads")
     width = config.get("head_dim")
@@ -72,11 +74,23 @@ def model_size(folder: str) -> ModelSize:
     layers = config.get("num_hidden_layers")
     known = layers and heads and width
     return ModelSize(
-        parameters=sum(map(_count_weights, sorted(path.glob("*.safetensors")))) or None,
+        parameters=_count_random(path) if random else _count_files(path),
         layers=layers,
         kv_per_token=2 * layers * heads * width if known else None,
         positions=config.get("max_position_embeddings"),
     )
+
+
+def _count_files(folder: Path) -> int | None:
+    return sum(map(_count_weights, sorted(folder.glob("*.safetensors")))) or None
+
+
+def _count_random(config: Path) -> int | None:
+    """Weights of an architecture; None for one of a kind that is not counted."""
+    try:
+        return find_shape(str(config)).parameters
+    except ShapeError:
+        return None
 
 
 def _count_weights(file: Path) -> int:

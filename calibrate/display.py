@@ -166,6 +166,8 @@ def as_json(
 ) -> dict[str, Any]:
     """What `--json` prints: where the files are, acceptance and hit curves by temperature.
 
+    Of random weights there is no trace, no acceptance and no curve: null, or empty.
+
     Args:
         found: The calibration.
         profile: Its profile's file.
@@ -174,10 +176,10 @@ def as_json(
     """
     return {
         "profile": str(profile),
-        "trace": str(next(iter(traces.values()))),
+        "trace": str(next(iter(traces.values()))) if traces else None,
         "traces": {f"{t:g}": str(path) for t, path in traces.items()},
         "acceptance": {f"{t:g}": _acceptance(t, trace) for t, trace in found.traces.items()},
-        "curves": asdict(hit_curves(found.trace.column("draft_rank"))),
+        "curves": asdict(hit_curves(found.trace.column("draft_rank"))) if traces else None,
         "resumed": dict(resumed),
     }
 

@@ -10,8 +10,12 @@ SAMPLE_BYTES = 1 << 20
 
 
 def fingerprint(model: str) -> list[list[str | int]]:
-    """[name, bytes, hash of samples] of every file of a model's folder; the bare name of a hub model."""
+    """[name, bytes, hash of samples] of every file of a model's folder, or of its configuration alone where
+    that is given; the bare name of a hub model.
+    """
     folder = Path(model)
+    if folder.is_file():
+        return [_of_file(folder)]
     if not folder.is_dir():
         return [[model, 0, ""]]
     return [_of_file(path) for path in sorted(folder.iterdir()) if path.is_file()]

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from calibrate import checks
 from calibrate.fingerprint import fingerprint
 from calibrate.journal import Json
-from calibrate.live.placement import Mode, Placement, Precision, WorkerSpec, pair_specs
+from calibrate.live.placement import (
+    PRECISIONS,
+    TORCH,
+    Mode,
+    Placement,
+    Precision,
+    WorkerSpec,
+    has_random_weights,
+    labelled_backend,
+    pair_specs,
+)
 from calibrate.machine import Machine
 from calibrate.plans import BATCHES, Plan, plan
 from calibrate.prompts import Prompt
+from calibrate.scouting import Wish
 from calibrate.traces import versions
 from hardware_profiles.profile import Profile
 
@@ -19,7 +31,7 @@ FORMAT = 2
 """Of the journal's pieces: those of another format are not resumed."""
 MOST_RECORDERS = 8
 PRECISION: Precision = "fp32"
-"""Of all models; losslessness and replay are exact in it."""
+"""Of all models unless another is asked for; losslessness and replay are exact in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,9 @@ class Job:
         mode: How the workers call their models.
         temperature: What `record` alone records.
         passes: How often everything is measured, pass after pass.
+        scouting: How the points of the grids are chosen by measuring; None: as planned.
+        precision: Of both models.
+        draft_backend: What runs the draft: `torch`, or `openvino:CPU` and the like.
     """
 
     machine: Machine
@@ -67,6 +82,14 @@ class Job:
     mode: Mode = "eager"
     temperature: float = 0.0
     passes: int = 1
+    scouting: Wish | None = None
+    precision: Precision = PRECISION
+    draft_backend: str = TORCH
+
+    @property
+    def random(self) -> bool:
+        """Whether a model has random weights: then there is no acceptance to be measured."""
+        return has_random_weights(self.target) or has_random_weights(self.draft)
 
     @property
     def plan(self) -> Plan:
@@ -90,7 +113,10 @@ def inputs(job: Job, what: Plan | None = None) -> dict[str, Json]:
         "max_tokens": job.limit,
         "seed": job.seed,
         "mode": job.mode,
+        "precision": job.precision,
+        "draft_backend": job.draft_backend,
         "plan": repr(what or job.plan),
+        "scouting": asdict(job.scouting) if job.scouting else None,
         "versions": versions(),
     }
 
@@ -107,24 +133,49 @@ def check(job: Job, what: Plan) -> None:
     ahead = max((2 * (s.lookahead or 0) for s in settings), default=0)
     checks.check_positions(sizes, longest=what.longest, max_tokens=job.limit, ahead=ahead)
     length = max(what.longest, job.limit + ahead)
-    need = checks.memory_need(
-        sizes[0][1], sizes[1][1], batch=what.largest_batch, length=length, precision=PRECISION
-    )
-    checks.check_memory(need, checks.available_memory(), batch=what.largest_batch, length=length)
+    check_memories(job, batch=what.largest_batch, length=length)
+
+
+def check_memories(job: Job, *, batch: int, length: int) -> None:
+    """Refuse models that do not fit into the memory of the devices that they are on.
+
+    Raises:
+        MisfitError: With the parts of the sum and what to change.
+    """
+    nothing = checks.ModelSize(None, None, None, None)
+    for device in dict.fromkeys(job.placement.devices):
+        target, draft = (
+            checks.model_size(model) if place == device else nothing
+            for model, place in zip((job.target, job.draft), job.placement.devices, strict=True)
+        )
+        need = checks.memory_need(target, draft, batch=batch, length=length, precision=job.precision)
+        found = job.machine.device(device)
+        available = checks.available_memory() if device == "cpu" else found.memory_bytes if found else None
+        checks.check_memory(need, available, batch=batch, length=length)
 
 
 def worker_specs(job: Job, *, batch: int = 1, length: int = 512) -> tuple[WorkerSpec, WorkerSpec]:
     """The workers of a job, with room for a batch of texts of a length."""
-    target, draft = (
-        replace(spec, mode=job.mode, slots=batch, capacity=max(512, length))
-        for spec in pair_specs(job.target, job.draft, job.placement, precision=PRECISION)
+    target, draft = pair_specs(
+        job.target, job.draft, job.placement, precision=job.precision, draft_backend=job.draft_backend
     )
-    return target, draft
+    capacity = max(512, length)
+    return (
+        replace(target, mode=job.mode, slots=batch, capacity=capacity),
+        # OpenVINO knows compiled graphs only.
+        replace(draft, mode=job.mode if draft.backend == TORCH else "eager", slots=batch, capacity=capacity),
+    )
 
 
 def like_profile(job: Job, profile: Profile) -> Job:
-    """The job with its models called as they were when `profile` was measured: eager or compiled."""
-    return replace(job, mode="compiled" if profile.roles.target.mode == "captured" else "eager")
+    """The job with its models called as they were when `profile` was measured: mode, precision, backend."""
+    target, draft = profile.roles.target, profile.roles.draft
+    return replace(
+        job,
+        mode="compiled" if target.mode == "captured" else "eager",
+        precision=next((p for p in PRECISIONS if p == target.precision), PRECISION),
+        draft_backend=labelled_backend(draft.backend),
+    )
 
 
 def recorders(job: Job) -> int:
@@ -134,18 +185,21 @@ def recorders(job: Job) -> int:
         checks.model_size(job.draft),
         batch=1,
         length=job.limit,
-        precision=PRECISION,
+        precision=job.precision,
     )
     each = need.weight_bytes + need.kv_bytes + need.spare_bytes // 2  # one process holds both
+    if set(job.placement.devices) != {"cpu"}:
+        return 1  # several would take turns on an accelerator, each with both models in its memory
     available = checks.available_memory()
     fitting = MOST_RECORDERS if available is None else available // (2 * each)  # leave half of it alone
     return max(1, min(len(job.machine.cores), MOST_RECORDERS, fitting))
 
 
-def default_name(machine: Machine, target: str, placement: Placement) -> str:
-    """`cpu2-x20`, or `cpu2-x20-shared-0-1` for another placement than split."""
-    short = target.removeprefix("pair:") if target.startswith("pair:") else Path(target).name
-    name = f"{machine.name}-{short}"
-    if placement.name != "split":
-        name += "-" + placement.name.replace(":", "-").replace(",", "-")
-    return name
+def default_name(machine: Machine, target: str, placement: Placement, draft_backend: str = TORCH) -> str:
+    """`cpu2-x20`, or `cpu2-x20-shared-0-1` for another placement than split; with the draft's backend."""
+    short = re.sub(r"[:,=]", "-", re.sub(r"^(pair|shape):", "", target))
+    short = Path(short).parent.name if short.endswith("config.json") else Path(short).name
+    parts = [machine.name, short]
+    parts += [placement.name] if placement.name != "split" else []
+    parts += [draft_backend.lower()] if draft_backend != TORCH else []
+    return "-".join(re.sub(r"[:,+]", "-", part) for part in parts)

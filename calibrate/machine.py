@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.checks import total_memory
-from calibrate.live.placement import available_cores
+from calibrate.live.accelerators import Found, absent, find_accelerators, indexed
+from calibrate.live.errors import PlacementError
+from calibrate.live.placement import TORCH, Placement, available_cores
 from calibrate.subprocesses import run_apart
 from hardware_profiles.store import shipped_profiles
 
@@ -27,17 +29,24 @@ class Machine:
         cores: CPU cores this process may use.
         accelerators: Names of the accelerators that torch sees, e.g. `cuda: NVIDIA H100`.
         memory_bytes: Memory of the machine; None where the system does not say.
+        devices: Accelerators that torch sees, and what OpenVINO does (`openvino:CPU`) where it is installed.
     """
 
     processor: str
     cores: tuple[int, ...]
     accelerators: tuple[str, ...]
     memory_bytes: int | None = None
+    devices: tuple[Found, ...] = ()
 
     @property
     def name(self) -> str:
         """Short name in profiles: `cpu2` for two cores."""
         return f"cpu{len(self.cores)}"
+
+    def device(self, name: str) -> Found | None:
+        """What is behind a name such as `cuda` or `openvino:NPU`; None for the CPU, and where nothing is."""
+        known = {found.device: found for found in self.devices}
+        return known.get(name) or known.get(indexed(name))
 
     def __str__(self) -> str:
         found = f"{len(self.cores)} CPU cores ({self.processor})"
@@ -46,8 +55,10 @@ class Machine:
 
 def find_machine() -> Machine:
     """Look at this machine; torch is asked in a process of its own."""
-    accelerators = run_apart(_accelerators, None, lambda _: None)
-    return Machine(_processor(), available_cores(), tuple(accelerators), total_memory())
+    devices = tuple(run_apart(_devices, None, lambda _: None))
+    seen = [each for each in devices if not each.device.startswith("openvino:")]
+    accelerators = tuple(f"{each.device.partition(':')[0]}: {each.name}".removesuffix(": ") for each in seen)
+    return Machine(_processor(), available_cores(), accelerators, total_memory(), devices)
 
 
 def require(wanted: str, machine: Machine) -> None:
@@ -56,27 +67,52 @@ def require(wanted: str, machine: Machine) -> None:
     Raises:
         WrongMachine: With what was found and the shipped profiles.
     """
-    if wanted not in {"auto", "cpu", machine.name}:
-        raise WrongMachine(
-            f"this machine is not {wanted!r}: found {machine}. calibrate measures the machine it runs on "
-            f"(--hw auto, or {machine.name}); simulate can use a shipped profile instead: "
-            + ", ".join(shipped_profiles())
+    if wanted in {"auto", "cpu", machine.name}:
+        return
+    shipped = shipped_profiles()
+    here = f"{wanted} among them: simulate --hw {wanted} (" if wanted in shipped else "("
+    raise WrongMachine(
+        f"this machine is not {wanted!r}: found {machine}. calibrate measures the machine it runs on "
+        f"(--hw auto, or {machine.name}); simulate can use a shipped profile instead, {here}"
+        + ", ".join(shipped)
+        + ")"
+    )
+
+
+def require_devices(
+    placement: Placement, machine: Machine, draft_backend: str = TORCH, *, sampled: bool = False
+) -> None:
+    """Refuse a placement, or a backend, whose device is not here or cannot do what is asked.
+
+    Args:
+        placement: Where the models shall be.
+        machine: What there is.
+        draft_backend: What shall run the draft.
+        sampled: Whether tokens are to be sampled, which takes double precision.
+
+    Raises:
+        PlacementError: With what is here, and what may be missing.
+    """
+    wanted = [device for device in placement.devices if device != "cpu"]
+    wanted += [draft_backend] if draft_backend != TORCH else []
+    for name in wanted:
+        if machine.device(name) is None and machine.device(f"{name}.0") is None:
+            raise absent(name, list(machine.devices))
+    if sampled and "mps" in placement.devices:
+        raise PlacementError(
+            "device 'mps' has no double precision, which sampling needs; use --temperature 0"
+        )
+    if draft_backend != TORCH and placement.draft_device != "cpu":
+        raise PlacementError(
+            f"draft backend {draft_backend!r} has its own device: put the draft on the CPU, e.g. "
+            f"--placement {placement.target_device}+cpu"
         )
 
 
-def _accelerators(_: Any, __: Callable[[Any], None]) -> list[str]:
-    import torch
+def _devices(_: Any, __: Callable[[Any], None]) -> list[Found]:
+    from calibrate.live.openvino_devices import openvino_devices
 
-    found = []
-    for kind in ("cuda", "mps", "xpu"):
-        backend = getattr(torch, kind, None)
-        if backend is None or not backend.is_available():
-            continue
-        if not hasattr(backend, "get_device_name"):
-            found.append(kind)
-            continue
-        found += [f"{kind}: {backend.get_device_name(i)}" for i in range(backend.device_count())]
-    return found
+    return [*find_accelerators(), *(Found(f"openvino:{name}") for name in openvino_devices())]
 
 
 def _processor() -> str:

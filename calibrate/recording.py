@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from calibrate.checks import ModelSize
-from calibrate.live.placement import Precision, is_local_model
+from calibrate.live.placement import TORCH, Precision, WorkerSpec, available_cores, is_local_model
 from hardware_profiles.trace_schema import COLUMNS
 from policies.randomness import keyed_generator
 from policies.sampling import Sampling
@@ -44,6 +43,8 @@ class RecordingJob:
         seed: Keys the sampling, by request and position.
         threads: Threads of torch; the results do not depend on it beyond rounding.
         precision: Of the weights.
+        devices: Where torch has target and draft.
+        draft_backend: What runs the draft: `torch`, or `openvino:CPU` and the like.
     """
 
     target: str
@@ -56,6 +57,8 @@ class RecordingJob:
     seed: int = 0
     threads: int = 1
     precision: Precision = "fp32"
+    devices: tuple[str, str] = ("cpu", "cpu")
+    draft_backend: str = TORCH
 
     def __post_init__(self) -> None:
         Sampling(self.temperature, self.top_p)  # refuses what is out of its domain
@@ -117,7 +120,8 @@ def record(job: RecordingJob, report: Callable[[PairFacts | Recording], None]) -
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(job.threads)
     target, draft = (
-        load_model(name, job.precision, local=is_local_model(name)) for name in (job.target, job.draft)
+        load_model(name, job.precision, local=is_local_model(name), device=device)
+        for name, device in zip((job.target, job.draft), job.devices, strict=True)
     )
     tokenizer = AutoTokenizer.from_pretrained(job.target)
     if target.config.vocab_size != draft.config.vocab_size:
@@ -126,12 +130,13 @@ def record(job: RecordingJob, report: Callable[[PairFacts | Recording], None]) -
             "a pair must share its vocabulary"
         )
     ends = model_end_tokens(target)
+    runner = _draft_runner(job)
     report(PairFacts(int(target.config.vocab_size), ends, type(tokenizer).__name__))
     with torch.inference_mode():
         for request, text in job.prompts:
             ids = list(tokenizer(text)["input_ids"])
             _check_length(request, ids, job.limit, (target, draft))
-            report(_record_one(job, (target, draft), request, ids, set(ends)))
+            report(_record_one(job, (target, runner or draft), request, ids, set(ends)))
 
 
 def _check_length(request: int, ids: list[int], limit: int, models: tuple[Any, Any]) -> None:
@@ -205,14 +210,51 @@ class _Reader:
     def _law_after(self, ids: list[int]) -> tuple[Any, Any]:
         import torch
 
-        output = self.model(torch.tensor([ids]), past_key_values=self.cache, use_cache=True, logits_to_keep=1)
-        return token_law(output.logits[0, -1], self.job.temperature, self.job.top_p)
+        device = self.model.device
+        output = self.model(
+            torch.tensor([ids], device=device), past_key_values=self.cache, use_cache=True, logits_to_keep=1
+        )
+        return token_law(output.logits[0, -1].cpu(), self.job.temperature, self.job.top_p)
+
+
+class _RunnerReader(_Reader):
+    """The same for a draft that another backend runs: what is recorded is what will draft."""
+
+    def __init__(self, runner: Any, prompt: list[int], job: RecordingJob) -> None:
+        self.runner = runner
+        self.job = job
+        runner.reset(0)
+        self.read(prompt)
+
+    def peek(self, token: int) -> float:
+        """As `_Reader.peek`."""
+        logprobs, order = self._law_after([token])
+        self.runner.rollback(0, len(self.runner.held(0)) - 1)
+        return float(logprobs[order[0]])
+
+    def _law_after(self, ids: list[int]) -> tuple[Any, Any]:
+        logits = self.runner.forward([0], [ids], last_only=True)
+        return token_law(logits[0, 0].cpu(), self.job.temperature, self.job.top_p)
+
+
+def _draft_runner(job: RecordingJob) -> Any:
+    """What runs the draft where that is not torch; None where it is."""
+    if job.draft_backend == TORCH:
+        return None
+    from calibrate.live.loading import open_runner
+
+    cores = available_cores()[: job.threads]
+    return open_runner(
+        WorkerSpec("draft", job.draft, cores, job.precision, "draft", backend=job.draft_backend)
+    )
 
 
 def _record_one(
     job: RecordingJob, models: tuple[Any, Any], request: int, ids: list[int], ends: set[int]
 ) -> Recording:
-    p, q = (_Reader(model, ids, job) for model in models)
+    target, draft = models
+    p = _Reader(target, ids, job)
+    q = _Reader(draft, ids, job) if job.draft_backend == TORCH else _RunnerReader(draft, ids, job)
     rows: list[dict[str, Any]] = []
     ended: Literal["end_token", "limit"] = "limit"
     for position in range(job.limit):
@@ -259,28 +301,3 @@ def _describe(ranks: int, token: int, p: _Reader, q: _Reader) -> dict[str, Any]:
         "accept_mass": float(torch.minimum(p.logprobs, q.logprobs).exp().sum()),
         "draft_next_top1_logprob": q.peek(int(top[0])),
     }
-
-
-def hub_size(name: str) -> ModelSize:
-    """Sizes of a model that is known by its hub name only, from its configuration."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(name)
-    text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return ModelSize(
-        parameters=count_parameters(config),
-        layers=int(text.num_hidden_layers),
-        kv_per_token=2 * int(text.num_hidden_layers) * int(heads) * int(width),
-        positions=getattr(text, "max_position_embeddings", None),
-    )
-
-
-def count_parameters(config: Any) -> int:
-    """Number of weights of a causal model of this configuration; builds it without memory."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())

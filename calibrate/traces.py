@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.journal import Journal, Json, pack, unpack
+from calibrate.live.placement import backend_label
 from calibrate.prompts import Prompt
 from calibrate.recording import PairFacts, Recording, RecordingJob, record
 from calibrate.subprocesses import run_many
@@ -175,7 +176,7 @@ def _describe(
         target_top=widths[1],
         prompt_set=prompt_set,
         prompt_set_hash=digest,
-        backend="torch-eager",
+        backend=backend_label(job.draft_backend),
         precision=job.precision,
         when=when,
         versions=versions(),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from calibrate.live.accelerators import torch_device
 from calibrate.live.messages import Tokens
-from calibrate.live.placement import Precision
+from calibrate.live.placement import TORCH, Precision, WorkerSpec, has_random_weights, is_local_model
+from calibrate.live.runner import ModelRunner
 
 DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
@@ -16,14 +18,27 @@ DTYPES: dict[Precision, torch.dtype] = {
 }
 
 
-def load_model(name: str, precision: Precision = "fp32", *, local: bool = True) -> PreTrainedModel:
+WEIGHTS_SEED = 0
+"""Of random weights."""
+
+
+def load_model(
+    name: str, precision: Precision = "fp32", *, local: bool = True, device: str = "cpu"
+) -> PreTrainedModel:
     """A causal language model in evaluation mode, from safetensors, without code of its own.
 
     Args:
-        name: Folder, or hub name if not `local`.
+        name: Folder, or hub name if not `local`; of a `config.json` alone, a model with random weights.
         precision: Of the weights.
         local: Never look beyond this machine.
+        device: Where to put it.
+
+    Raises:
+        PlacementError: The device is not here.
     """
+    place = torch_device(device)
+    if has_random_weights(name):
+        return random_model(name, precision, place)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         name,
         dtype=DTYPES[precision],
@@ -31,7 +46,54 @@ def load_model(name: str, precision: Precision = "fp32", *, local: bool = True) 
         use_safetensors=True,
         trust_remote_code=False,
     )
+    return model.to(place).eval()
+
+
+def random_model(config: str, precision: Precision, device: torch.device) -> PreTrainedModel:
+    """A model of an architecture with random weights, made on its device; equal at every call on that device.
+
+    Its forwards cost what those of a trained one cost; what it says means nothing.
+
+    Args:
+        config: Path of a `config.json`.
+        precision: Of the weights.
+        device: Where.
+    """
+    numbered = [] if device.type in {"cpu", "mps"} else [device]
+    kept = torch.random.fork_rng(numbered, device_type=device.type if numbered else "cuda")
+    with device, kept:
+        torch.manual_seed(WEIGHTS_SEED)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(config), dtype=DTYPES[precision]
+        )
     return model.eval()
+
+
+def open_runner(spec: WorkerSpec) -> ModelRunner:
+    """The model of a worker, ready for forwards by its backend on its device.
+
+    Raises:
+        ModelError: The backend is not installed, or cannot run the model.
+        PlacementError: The device is not here.
+    """
+    local = is_local_model(spec.model)
+    if spec.backend == TORCH:
+        model = load_model(spec.model, spec.precision, local=local, device=spec.device)
+        return ModelRunner(model, slots=spec.slots, capacity=spec.capacity, mode=spec.mode)
+    from calibrate.live.openvino_graph import graph_folder
+    from calibrate.live.openvino_runner import OpenvinoRunner
+
+    runner = OpenvinoRunner(
+        load_model(spec.model, local=local),
+        spec.backend.partition(":")[2],
+        slots=spec.slots,
+        capacity=spec.capacity,
+        precision=spec.precision,
+        threads=len(spec.cores),
+        folder=graph_folder(spec.model) if local else None,
+    )
+    runner.model.to("meta")  # the graph has weights of its own
+    return runner
 
 
 def model_end_tokens(model: PreTrainedModel) -> Tokens:

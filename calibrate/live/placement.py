@@ -1,4 +1,4 @@
-"""Which worker runs what, and on which cores."""
+"""Which worker runs what, by which backend, on which device and cores."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Role: TypeAlias = Literal["target", "draft"]
 Mode: TypeAlias = Literal["eager", "compiled"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+TORCH = "torch"
+"""The backend of all workers but drafts that OpenVINO runs (`openvino:CPU`, `openvino:NPU`)."""
+_DEVICE = r"cpu|mps|(?:cuda|xpu|npu)(?::\d+)?"
+_OPENVINO = r"openvino:[A-Z]+(?:\.\d+)?"
+FORMS = "split, shared:0 or shared:0,1 (cores), cuda:0 (both), cuda:0+cuda:1 or cuda:0+cpu (target+draft)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +31,13 @@ class WorkerSpec:
         name: Name of the device in timelines and errors.
         model: Folder with `config.json` and safetensors, or a hub name `organisation/model`.
         cores: Cores the process is pinned to; one torch thread each.
-        precision: Of weights and KV cache.
+        precision: Of weights and KV cache; with OpenVINO of the arithmetic only.
         role: What it serves.
         mode: How the model is called.
         slots: Rows to allocate KV caches for; more are allocated when a batch asks for them.
         capacity: Tokens per row to allocate, likewise.
+        device: Where torch has the model: `cpu`, `cuda`, `cuda:1`, `mps`, `xpu`, `npu`.
+        backend: What runs it: `torch`, or `openvino:CPU`, `openvino:NPU` and the like for a draft.
     """
 
     name: str
@@ -41,22 +48,59 @@ class WorkerSpec:
     mode: Mode = "eager"
     slots: int = 1
     capacity: int = 512
+    device: str = "cpu"
+    backend: str = TORCH
 
     def __post_init__(self) -> None:
+        check_device(self.device)
+        check_backend(self.backend)
         if self.mode not in MODES:
             raise ValueError(f"unknown mode {self.mode!r}; modes: {', '.join(MODES)}")
         if self.precision not in PRECISIONS:
             raise ValueError(f"unknown precision {self.precision!r}; precisions: {', '.join(PRECISIONS)}")
+        if self.backend != TORCH:
+            self._check_openvino()
         check_cores(self.cores)
+
+    def _check_openvino(self) -> None:
+        if self.role != "draft":
+            raise ValueError(f"{self.backend!r} runs drafts only; a target is run by torch")
+        if self.device != "cpu" or self.mode != "eager" or self.precision == "fp64":
+            raise ValueError(
+                f"{self.backend!r} names its device and compiles by itself: leave device 'cpu' and mode "
+                f"'eager', and use fp32, bf16 or fp16, got {self.device!r}, {self.mode!r}, {self.precision!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Cores of the target and of the draft, and the name this has in profiles."""
+    """Where the target and the draft are, and the name this has in profiles.
+
+    Attributes:
+        name: As it was asked for.
+        target_cores: Cores of the target's process; with an accelerator, those that launch its work.
+        draft_cores: Likewise of the draft's.
+        target_device: Where torch has the target's model.
+        draft_device: Likewise the draft's.
+    """
 
     name: str
     target_cores: tuple[int, ...]
     draft_cores: tuple[int, ...]
+    target_device: str = "cpu"
+    draft_device: str = "cpu"
+
+    @property
+    def apart(self) -> bool:
+        """Whether each model has a device, or cores, of its own; else they take turns."""
+        if self.target_device != self.draft_device:
+            return True
+        return self.target_device == "cpu" and not set(self.target_cores) & set(self.draft_cores)
+
+    @property
+    def devices(self) -> tuple[str, str]:
+        """Of target and draft."""
+        return (self.target_device, self.draft_device)
 
 
 def available_cores() -> tuple[int, ...]:
@@ -83,43 +127,119 @@ def check_cores(cores: tuple[int, ...]) -> None:
         raise PlacementError(f"a worker needs one or more different cores, got {cores}")
 
 
-def parse_placement(text: str) -> Placement:
-    """`split`: target on core 0, draft on core 1; `shared:0,1`: both on both, a thread per core.
-
-    Args:
-        text: `split`, or `shared:` and core numbers.
+def check_device(device: str) -> None:
+    """Refuse what is no name of a device.
 
     Raises:
-        PlacementError: Not one of these forms, or a core that is not there.
+        PlacementError: With the names there are.
     """
-    target: tuple[int, ...]
-    draft: tuple[int, ...]
+    if not re.fullmatch(_DEVICE, device):
+        raise PlacementError(f"unknown device {device!r}; devices: cpu, cuda, cuda:1, mps, xpu, npu")
+
+
+def check_backend(backend: str) -> None:
+    """Refuse what is no name of a backend.
+
+    Raises:
+        PlacementError: With the names there are.
+    """
+    if backend != TORCH and not re.fullmatch(_OPENVINO, backend):
+        raise PlacementError(
+            f"unknown backend {backend!r}; backends: torch, openvino:CPU, openvino:GPU, openvino:NPU"
+        )
+
+
+def backend_label(backend: str, mode: Mode = "eager") -> str:
+    """What profiles and traces call a backend: `torch-eager`, `torch-compile`, `openvino-cpu`."""
+    if backend == TORCH:
+        return "torch-eager" if mode == "eager" else "torch-compile"
+    return backend.lower().replace(":", "-")
+
+
+def labelled_backend(label: str | None) -> str:
+    """The backend that has a label; torch for all but OpenVINO's."""
+    kind, _, device = (label or "").partition("-")
+    return f"openvino:{device.upper()}" if kind == "openvino" else TORCH
+
+
+def parse_placement(text: str) -> Placement:
+    """Where two models are.
+
+    `split`: target on core 0, draft on core 1; `shared:0,1`: both on both, a thread per core; `cuda:0`: both
+    on one accelerator, in a process each; `cuda:0+cuda:1`, `cuda:0+cpu`, `cpu+cuda:0`: target + draft.  A
+    model on the CPU beside an accelerator gets all cores but the first, which launches the other's work.
+
+    Args:
+        text: One of these forms.
+
+    Raises:
+        PlacementError: Not one of these forms, or a core that is not there.  Whether an accelerator is there
+            is not looked at here (`calibrate.machine.require_devices`).
+    """
     if text == "split":
-        target, draft = (0,), (1,)
+        placement = Placement(text, (0,), (1,))
     elif match := re.fullmatch(r"shared:(\d+(?:,\d+)*)", text):
-        target = draft = tuple(int(core) for core in match[1].split(","))
+        cores = tuple(int(core) for core in match[1].split(","))
+        placement = Placement(text, cores, cores)
+    elif match := re.fullmatch(rf"(?!cpu$|cpu\+cpu$)({_DEVICE})(?:\+({_DEVICE}))?", text):
+        placement = _on_devices(text, match[1], match[2] or match[1])
     else:
-        raise PlacementError(f"unknown placement {text!r}; use split, shared:0 or shared:0,1")
+        raise PlacementError(f"unknown placement {text!r}; use {FORMS}")
     try:
-        check_cores(target)
-        check_cores(draft)
+        check_cores(placement.target_cores)
+        check_cores(placement.draft_cores)
     except PlacementError as error:
         raise PlacementError(f"placement {text!r}: {error}") from None
-    return Placement(text, target, draft)
+    return placement
+
+
+def _on_devices(text: str, target: str, draft: str) -> Placement:
+    """Cores for the processes of models of which one at least is on an accelerator."""
+    first, *others = available_cores()
+    rest = tuple(others) or (first,)
+    if target == "cpu":
+        return Placement(text, rest, (first,), target, draft)
+    return Placement(text, (first,), rest if draft == "cpu" else rest[:1], target, draft)
 
 
 def pair_specs(
-    target: str, draft: str, placement: Placement, *, precision: Precision = "fp32"
+    target: str,
+    draft: str,
+    placement: Placement,
+    *,
+    precision: Precision = "fp32",
+    draft_backend: str = TORCH,
 ) -> tuple[WorkerSpec, WorkerSpec]:
     """The two workers of a pair of models, called `target` and `draft`."""
     return (
-        WorkerSpec("target", target, placement.target_cores, precision, "target"),
-        WorkerSpec("draft", draft, placement.draft_cores, precision, "draft"),
+        WorkerSpec(
+            "target", target, placement.target_cores, precision, "target", device=placement.target_device
+        ),
+        WorkerSpec(
+            "draft",
+            draft,
+            placement.draft_cores,
+            precision,
+            "draft",
+            device=placement.draft_device,
+            backend=draft_backend,
+        ),
     )
 
 
+def has_random_weights(model: str) -> bool:
+    """Whether a model is named by a `config.json` alone: random weights of that architecture are meant."""
+    path = Path(model)
+    return path.name.endswith(".json") and path.is_file()
+
+
+def config_file(model: str) -> Path:
+    """The configuration of a model's folder, or the file itself where that alone is given."""
+    return Path(model) if has_random_weights(model) else Path(model) / "config.json"
+
+
 def is_local_model(model: str) -> bool:
-    """Whether `model` is a folder (True) or a hub name (False).
+    """Whether `model` is a folder, or a configuration (True), or a hub name (False).
 
     A name counts as the hub's only if it looks like `organisation/model` and nothing local of that kind
     exists; a mistyped folder then fails here rather than with a network error.
@@ -128,11 +248,16 @@ def is_local_model(model: str) -> bool:
         ModelError: Neither a folder with a model nor a hub name.
     """
     folder = Path(model)
+    if has_random_weights(model):
+        return True
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"model folder {model!r} has no config.json")
         if not any(folder.glob("*.safetensors")):
-            raise ModelError(f"model folder {model!r} has no safetensors file (no other format is loaded)")
+            raise ModelError(
+                f"model folder {model!r} has no safetensors file (no other format is loaded); "
+                f"shape:{model} times its architecture with random weights"
+            )
         return True
     looks_like_hub = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model) is not None
     if not looks_like_hub or folder.parent.is_dir():
@@ -148,7 +273,7 @@ def local_vocabulary(model: str) -> int | None:
     """
     if not is_local_model(model):
         return None
-    path = Path(model) / "config.json"
+    path = config_file(model)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

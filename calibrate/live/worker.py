@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.live.arena import LawReader, LawWriter, Segment
 from calibrate.live.messages import Exit, Failure, Mark, Ready, Report, Stop, Tokens, ToWorker, Work
-from calibrate.live.placement import WorkerSpec, is_local_model
+from calibrate.live.placement import WorkerSpec
 
 if TYPE_CHECKING:
     from calibrate.live.executor import Executor
@@ -172,15 +172,14 @@ def _load(plan: WorkerPlan) -> tuple[Executor, Ready]:
     import transformers
 
     from calibrate.live.executor import Executor
-    from calibrate.live.loading import load_model, model_end_tokens
-    from calibrate.live.runner import ModelRunner
+    from calibrate.live.loading import model_end_tokens, open_runner
 
     spec = plan.spec
     torch.set_num_threads(len(spec.cores))
     torch.set_num_interop_threads(1)
-    model = load_model(spec.model, spec.precision, local=is_local_model(spec.model))
+    runner = open_runner(spec)
+    model = runner.model
     end_tokens = model_end_tokens(model) if plan.end_token_ids is None else plan.end_token_ids
-    runner = ModelRunner(model, slots=spec.slots, capacity=spec.capacity, mode=spec.mode)
     # The first forward of a kind would otherwise stall a run for as long as compiling takes.
     runner.warm([(rows, count) for rows in ((1,) if spec.slots == 1 else (1, 2)) for count in (1, 2)])
     ready = Ready(

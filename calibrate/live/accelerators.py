@@ -1,0 +1,134 @@
+"""Devices that torch can use here: finding them, refusing those that are not there, waiting for their work.
+
+torch is imported inside the functions; what they are called is in `calibrate.live.placement`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from calibrate.live.errors import PlacementError
+
+if TYPE_CHECKING:
+    import torch
+
+KINDS = ("cuda", "mps", "xpu", "npu")
+"""Of accelerators, as torch calls them; ROCm's are `cuda` too."""
+INSTALL = {
+    "cuda": "it needs an NVIDIA driver and a CUDA build of torch, or a ROCm build on AMD: "
+    "https://pytorch.org/get-started/locally",
+    "mps": "it needs a Mac with Apple silicon and torch's macOS build",
+    "xpu": "it needs an Intel GPU with its driver and torch's XPU build: "
+    "pip install torch --index-url https://download.pytorch.org/whl/xpu",
+    "npu": "torch's `npu` is Huawei Ascend and needs pip install torch-npu; for an Intel NPU use "
+    "--draft-backend openvino:NPU",
+    "openvino": "pip install 'spectwin[openvino]'; a GPU or an NPU also needs its driver",
+}
+"""What may be missing, by kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A device that is here.
+
+    Attributes:
+        device: As a placement calls it, e.g. `cuda:0`, or a backend such as `openvino:NPU`.
+        name: The part, e.g. `NVIDIA H100 80GB HBM3`; empty where torch does not say.
+        memory_bytes: Its own memory; None where torch does not say.
+    """
+
+    device: str
+    name: str = ""
+    memory_bytes: int | None = None
+
+    def __str__(self) -> str:
+        """For people: `cuda:0 (NVIDIA H100)`."""
+        return f"{self.device} ({self.name})" if self.name else self.device
+
+
+def find_accelerators() -> list[Found]:
+    """All accelerators that torch sees, the CPU not among them."""
+    import torch
+
+    found: list[Found] = []
+    for kind in KINDS:
+        backend = getattr(torch, kind, None)
+        if backend is None or not _is_available(kind, backend):
+            continue
+        count = backend.device_count() if kind != "mps" else 1
+        found += [_describe(kind, backend, i) for i in range(count)]
+    return found
+
+
+def _is_available(kind: str, backend: Any) -> bool:
+    import torch
+
+    # `torch.mps` itself cannot be asked in all versions.
+    asked = torch.backends.mps if kind == "mps" else backend
+    return bool(asked.is_available())
+
+
+def _describe(kind: str, backend: Any, index: int) -> Found:
+    device = kind if kind == "mps" else f"{kind}:{index}"
+    name = backend.get_device_name(index) if hasattr(backend, "get_device_name") else ""
+    memory = None
+    if hasattr(backend, "get_device_properties"):
+        memory = getattr(backend.get_device_properties(index), "total_memory", None)
+    return Found(device, name, memory)
+
+
+def absent(device: str, found: list[Found]) -> PlacementError:
+    """The refusal of a device that is not here, with what is and what may be missing.
+
+    Args:
+        device: `cuda:1`, or a backend such as `openvino:NPU`.
+        found: What there is.
+    """
+    kind = device.partition(":")[0]
+    there = ", ".join(["cpu", *map(str, found)])
+    hint = INSTALL.get(kind, "")
+    if any(each.device.partition(":")[0] == kind for each in found):
+        hint = "" if kind in KINDS else INSTALL["openvino"]
+    return PlacementError(f"device {device!r} is not here; found: {there}" + (f". {hint}" if hint else ""))
+
+
+def torch_device(name: str) -> torch.device:
+    """The device of a name such as `cpu`, `cuda` or `cuda:1`; `cuda` is the first.
+
+    Raises:
+        PlacementError: It is not here.
+    """
+    import torch
+
+    if name == "cpu":
+        return torch.device("cpu")
+    found = find_accelerators()
+    wanted = indexed(name)
+    if wanted not in {each.device for each in found}:
+        raise absent(name, found)
+    return torch.device(wanted)
+
+
+def indexed(device: str) -> str:
+    """`cuda` as `cuda:0`; the CPU and Apple's GPU have no number."""
+    return device if device in {"cpu", "mps"} or ":" in device else f"{device}:0"
+
+
+def synchroniser(device: torch.device) -> Callable[[], None]:
+    """What waits until a device has done all it was given; nothing for a CPU, whose calls return when done.
+
+    Kernels of an accelerator run after the call that launches them has returned: a time taken then would be
+    that of the launch.
+    """
+    import torch
+
+    if device.type in {"cpu", "meta"}:
+        return _nothing
+    wait = getattr(torch, device.type).synchronize
+    return wait if device.type == "mps" else lambda: wait(device)
+
+
+def _nothing() -> None:
+    return None
