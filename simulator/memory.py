@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from hardware_profiles.parts import Role
 from hardware_profiles.profile import Profile
 from policies.registry import SettingError, Settings, find_policy
+from policies.treespec import nodes_ahead
 
 LAW_BYTES = 4
 """Bytes of one probability of a kept law."""
@@ -79,7 +80,7 @@ def memory_needs(
         context: Longest text of a row: prompt and limit.
         vocabulary: Number of token ids, for the laws of sampled runs.
     """
-    ahead = settings.lookahead or 0
+    ahead = settings.lookahead or nodes_ahead(settings)
     target = _need("target", profile.roles.target, batch, context + ahead)
     if not find_policy(settings.policy).needs_draft:
         return () if target is None else (target,)

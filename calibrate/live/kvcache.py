@@ -130,6 +130,20 @@ class SlotCache(Cache):
                 buffer[one, :, : columns[1]] = buffer[other, :, : columns[1]]
                 buffer[other, :, : columns[0]] = mine
 
+    def move(self, rows: Tensor, sources: Tensor, targets: Tensor) -> None:
+        """Copy columns of rows to other columns of the same rows, all at once.
+
+        Args:
+            rows: [R].
+            sources: [R, n] columns to copy from.
+            targets: [R, n] columns to copy to, different ones within a row.
+        """
+        own = rows[:, None]
+        with torch.inference_mode():
+            for buffer in (part for layer in self.layers for part in (layer.keys, layer.values)):
+                by_column = buffer.transpose(1, 2)
+                by_column[own, targets] = by_column[own, sources]
+
     def grown(self, slots: int, capacity: int) -> SlotCache:
         """A cache of at least this size that holds the same; itself if it is large enough."""
         if slots <= self.slots and capacity <= self.capacity:

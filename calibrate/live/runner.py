@@ -6,7 +6,7 @@ Only worker processes (and tests) import this module; it needs torch and transfo
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from calibrate.live.capture import Capture, Feed, Kind
 from calibrate.live.errors import AuditError, ModelError
 from calibrate.live.kvcache import Plan, allocate
+from calibrate.live.nodeforwards import NodeForwards
 from calibrate.live.placement import Mode
 from calibrate.live.seats import Seating, Seats
 from calibrate.live.tree import Tree
@@ -26,7 +27,7 @@ SHORT = 8
 is cheap beside what a graph saves, and graphs know no other way."""
 
 
-class ModelRunner:
+class ModelRunner(NodeForwards):
     """Runs a model in inference mode and accounts for every token it feeds.
 
     A forward serves any set of slots, whatever each of them holds.  Buffers grow by doubling when a slot
@@ -159,6 +160,39 @@ class ModelRunner:
             self._held[slot].extend(chain)
         self.fed += sum(counts)
         return seating.back(logits)
+
+    def forward_through(
+        self,
+        slots: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        layer: int,
+        see: Callable[[Tensor], None],
+    ) -> Tensor:
+        """As `forward`, and shows `see` on the way what leaves the first `layer` layers.
+
+        The model runs as transformers has it, compiled mode or not: a graph says nothing on its way.
+
+        Args:
+            slots: [R].
+            tokens: [R].
+            layer: Layers before the look, from 1.
+            see: Takes hidden states [R, n, H]; the layers after it wait until it returns.
+
+        Returns:
+            [R, n, V] logits.
+        """
+        seating = self._seat(slots)
+
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            see(seating.back(output[0] if isinstance(output, tuple) else output))
+
+        capture, self._capture = self._capture, None
+        handle = self.model.model.layers[layer - 1].register_forward_hook(hook)
+        try:
+            return self.forward(slots, tokens)
+        finally:
+            handle.remove()
+            self._capture = capture
 
     def open_tree(self, slots: Sequence[int], forks: Sequence[Sequence[int]], depth: int) -> Tree:
         """Prepare branches over the trunks that slots hold.

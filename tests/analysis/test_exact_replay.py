@@ -37,8 +37,10 @@ SETTINGS = [
     configure("saguaro", lookahead=4, fanout=(3,), backup="random"),
     configure("saguaro", lookahead=3, fanout=(5, 0, 2, 7), backup="primary"),
     configure("saguaro", lookahead=3, fanout=(2,), fanout_backup=(6, 0, 0, 0), backup="ngram"),
+    configure("tree", tree_widths=(3, 2, 1)),
 ]
 IN_BATCHES = [
+    configure("tree", tree_widths=(4, 2)),
     configure("sd", lookahead=4),
     configure("pearl", lookahead=3),
     configure("saguaro", lookahead=3, fanout=(2,), backup="primary"),

@@ -56,6 +56,7 @@ class TableRunner:
         self.device = table.device
         self.fed = 0
         self._held: dict[int, list[int]] = {}
+        self._columns: dict[int, dict[int, tuple[int, int]]] = {}
 
     def reset(self, slot: int) -> None:
         self._held[slot] = []
@@ -82,6 +83,34 @@ class TableRunner:
             ends = np.array([len(chain) - 1 for chain in tokens])
             pairs = pairs[:, np.arange(len(slots)), ends][:, :, None]
         return self.table[torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1])]
+
+    def forward_at(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        positions: NDArray[np.int64],
+        hidden: NDArray[np.bool_],
+    ) -> Tensor:
+        """As a model would: what a token does not see, or sees at another position, it does not know."""
+        pairs = np.zeros((2, *positions.shape), dtype=np.int64)
+        for i, (slot, first, new) in enumerate(zip(slots, starts, tokens, strict=True)):
+            held, columns = self._held[slot], self._columns.setdefault(slot, {})
+            columns |= {first + j: (token, int(positions[i, j])) for j, token in enumerate(new)}
+            for j, token in enumerate(new):
+                seen = np.flatnonzero(~hidden[i, j]).tolist()
+                known = [(held[c], c) if c < len(held) else columns[c] for c in seen]
+                before = [t for t, position in known if position == positions[i, j] - 1]
+                pairs[0, i, j], pairs[1, i, j] = (before or [0])[-1], token
+            self.fed += len(new)
+        return self.table[torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1])]
+
+    def adopt(
+        self, slots: Sequence[int], columns: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
+    ) -> None:
+        for slot, chain in zip(slots, tokens, strict=True):
+            self._held[slot].extend(chain)
+            self._columns[slot] = {}
 
     def open_tree(self, slots: Sequence[int], forks: Sequence[Sequence[int]], depth: int) -> Branches:
         last = np.zeros((len(slots), max(map(len, forks))), dtype=np.int64)

@@ -1,0 +1,150 @@
+"""Trees that a draft model writes: of a fixed shape by rank, or grown where the draft is confident."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
+
+from policies.rowwise import Like, Rowwise, Work
+from policies.trees import TokenTree
+
+Plan: TypeAlias = Literal["static", "dynamic"]
+PLANS: tuple[Plan, ...] = get_args(Plan)
+MOST_NODES = 1024
+"""Largest tree that may be asked for."""
+
+
+class TreeDrafted(NamedTuple):
+    """Reply of `DraftTree`.
+
+    Attributes:
+        tree: A `TokenTree`, or its fields where it was read from a file; see `drafted_tree`.
+        work: One step `feed`, then one step `tree` per level but the last.
+        root_top: The likeliest tokens after the committed text, best first, as many as were asked for.
+    """
+
+    tree: TokenTree
+    work: Work
+    root_top: tuple[int, ...] = ()
+
+
+def drafted_tree(reply: TreeDrafted) -> TokenTree:
+    """The tree of a reply, which a recording keeps as plain tuples."""
+    return TokenTree._make(reply.tree)
+
+
+@dataclass(frozen=True)
+class TreePlan:
+    """What a drafted tree looks like.
+
+    A static tree has `widths[d]` children under every node of level d (Medusa's and SpecInfer's trees by
+    rank).  A dynamic one is EAGLE-2's (Li et al. 2024, section 4): in each of `depth` levels the `topk` nodes
+    of the newest level with the largest products of draft probabilities on their way get their `topk`
+    likeliest children, and of all nodes the `budget` with the largest products are kept.  A child's product
+    is never above its parent's, so that what is kept hangs together.
+
+    Attributes:
+        kind: Which of the two.
+        widths: Children per level, of a static tree.
+        depth: Levels of a dynamic tree.
+        topk: Its nodes expanded per level, and their children.
+        budget: Its nodes.
+
+    Raises:
+        ValueError: A number below 1, a tree of more than `MOST_NODES` nodes, or a budget that the levels
+            cannot fill.
+    """
+
+    kind: Plan = "static"
+    widths: tuple[int, ...] = (4, 2, 1)
+    depth: int = 5
+    topk: int = 4
+    budget: int = 16
+
+    def __post_init__(self) -> None:
+        if self.kind not in PLANS:
+            raise ValueError(f"unknown tree plan {self.kind!r}; choices: {', '.join(PLANS)}")
+        if self.kind == "static" and (not self.widths or min(self.widths) < 1):
+            raise ValueError(f"tree widths must be numbers of at least 1, got {list(self.widths)}")
+        if self.kind == "dynamic" and min(self.depth, self.topk, self.budget) < 1:
+            raise ValueError(
+                f"depth, topk and budget of a tree must be at least 1, "
+                f"got {self.depth}, {self.topk} and {self.budget}"
+            )
+        if self.candidates > MOST_NODES:
+            raise ValueError(f"a tree of {self.candidates} nodes is more than the {MOST_NODES} allowed")
+        if self.kind == "dynamic" and self.budget > self.candidates:
+            raise ValueError(
+                f"a tree of depth {self.depth} and topk {self.topk} has {self.candidates} nodes, fewer than "
+                f"its budget of {self.budget}; lower the budget or raise the others"
+            )
+
+    @property
+    def candidates(self) -> int:
+        """Nodes that come up while the tree is drafted; a dynamic one keeps `budget` of them."""
+        if self.kind == "dynamic":
+            return self.topk + (self.depth - 1) * self.topk**2
+        total, level = 0, 1
+        for width in self.widths:
+            level *= width
+            total += level
+        return total
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the tree."""
+        return self.budget if self.kind == "dynamic" else self.candidates
+
+    @property
+    def levels(self) -> int:
+        """Tokens of its longest path, at most."""
+        return self.depth if self.kind == "dynamic" else len(self.widths)
+
+    @property
+    def fed(self) -> tuple[int, ...]:
+        """Tokens of each step `tree`; the last level's nodes go through the target alone."""
+        if self.kind == "dynamic":
+            return (self.topk,) * (self.depth - 1)
+        sizes, level = [], 1
+        for width in self.widths[:-1]:
+            level *= width
+            sizes.append(level)
+        return tuple(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree(Rowwise):
+    """Draft a tree per row.  `asks`: the committed tokens that the draft has not seen, at least the last one.
+
+    One forward over these tokens, then one per level but the last, over all rows and nodes of it.  What the
+    draft keeps is the committed text: of the tree nothing, so that the accepted tokens are fed again with the
+    next ask.
+
+    At a temperature above 0 the children of a static tree are independent draws from the draft's law, which
+    is kept for the verification, or its likeliest tokens (`Sampling.draft`); those of a dynamic one are
+    always its likeliest.
+
+    Attributes:
+        plan: See `TreePlan`, as are the others.
+        widths: Of a static tree.
+        depth: Of a dynamic one.
+        topk: Likewise.
+        budget: Likewise.
+        root_top: How many of the draft's likeliest first tokens to tell (RASD prunes by them).
+    """
+
+    kind: ClassVar[str] = "drafttree"
+    like: ClassVar[Like] = "draft"
+    reply: ClassVar[type[Any]] = TreeDrafted
+
+    plan: Plan = "static"
+    widths: tuple[int, ...] = (4, 2, 1)
+    depth: int = 5
+    topk: int = 4
+    budget: int = 16
+    root_top: int = 0
+
+    @property
+    def shape(self) -> TreePlan:
+        """The plan as one value."""
+        return TreePlan(self.plan, self.widths, self.depth, self.topk, self.budget)

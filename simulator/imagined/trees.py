@@ -1,0 +1,135 @@
+"""Trees by coins: the papers' assumptions in place of models.
+
+The first child of a node is the draft's first choice and accepted with the coin's acceptance a; w - 1
+further children hold the target's token with the probability of a hit after that rejection,
+1 - c (w - 1)^-r (`ssd.def11`).  So some child of w is accepted with probability
+a + (1 - a) (1 - c (w - 1)^-r), independently at each depth.  With the paper's c = 1 a second child is worth
+nothing and a third one much.
+
+The luck is that of the position, as for any other policy: a tree of single children accepts what a chain
+does.  A path recorded by plain decoding works in the same way and is exact for static trees in greedy
+decoding, where the first choice is right or wrong and a further one holds the target's token by its rank
+(`policies.treespec.follows_the_path`).  With a histogram in place of coins, depths are counted anew after a
+child that is not the first.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from policies.heads import DraftHeads
+from policies.knobs import SettingError
+from policies.operations import NO_LAW, UNKNOWN, Source
+from policies.rowwise import RowVerdict, Rowwise
+from policies.treedraft import DraftTree, TreeDrafted
+from policies.trees import ROOT, TokenTree, TreeVerdict, VerifyTree
+from simulator.tokens.model import TokenModel
+
+
+def draft_trees(operation: Rowwise, _: TokenModel) -> list[TreeDrafted]:
+    """Replies of `DraftTree`: shapes alone.
+
+    Raises:
+        SettingError: A dynamic tree follows the draft's confidence, which coins do not have.
+    """
+    assert isinstance(operation, DraftTree)
+    if operation.plan == "dynamic":
+        raise SettingError(
+            "a dynamic tree grows where the draft is confident, which coin tosses do not tell; use tree_plan "
+            "'static' or a decision trace (`calibrate decide`, then --decisions)"
+        )
+    levels = tuple(("tree", tokens) for tokens in operation.shape.fed)
+    tree = shape_of(operation.widths)
+    return [TreeDrafted(tree, (("feed", len(unseen)), *levels)) for unseen in operation.asks]
+
+
+def draft_heads(operation: Rowwise, _: TokenModel) -> list[TreeDrafted]:
+    """Replies of `DraftHeads`: shapes, and what the heads cost."""
+    assert isinstance(operation, DraftHeads)
+    work = ((f"head:{operation.cost:g}", 1),) * operation.passes
+    return [TreeDrafted(shape_of(operation.widths), work) for _ in operation.asks]
+
+
+def verify_trees(operation: Rowwise, tokens: TokenModel) -> list[TreeVerdict]:
+    """Replies of `VerifyTree`, for trees whose siblings stand in the draft's order.
+
+    Raises:
+        SettingError: More children of a node than the hit curve or the recorded ranks reach to.
+    """
+    assert isinstance(operation, VerifyTree)
+    view, replies = operation.view, []
+    for request, position, room, ask in zip(
+        view.requests.tolist(), view.positions.tolist(), view.rooms.tolist(), operation.asks, strict=True
+    ):
+        tree = TokenTree._make(ask)
+        widest = max(map(len, _children(tree).values()), default=0)
+        if widest > tokens.max_fanout + 1:
+            raise SettingError(
+                f"{widest} children of a node are more than the tokens given can decide: "
+                f"{tokens.max_fanout + 1}"
+            )
+        here = int(tokens.starts[request]) + position
+        path = _path(tree, tokens, here, room)
+        emitted = _ids(tokens, here, min(len(path) + 1, room))
+        bonus = emitted[-1] if len(emitted) > len(path) else UNKNOWN
+        verdict = RowVerdict(len(path), emitted, len(emitted) == room, bonus)
+        replies.append(TreeVerdict(verdict, path, (("verify", 1 + len(tree.tokens)),)))
+    return replies
+
+
+def _ids(tokens: TokenModel, here: int, count: int) -> tuple[int, ...]:
+    """The path's own tokens from position `here` of the token model on; UNKNOWN in a world of coins."""
+    if tokens.tokens is None:
+        return (UNKNOWN,) * count
+    return tuple(tokens.tokens[here : here + count].tolist())
+
+
+@lru_cache(maxsize=64)
+def shape_of(widths: tuple[int, ...]) -> TokenTree:
+    """A static tree without ids."""
+    parents: list[int] = []
+    bounds, level = [0], [ROOT]
+    for width in widths:
+        parents += [parent for parent in level for _ in range(width)]
+        bounds.append(len(parents))
+        level = list(range(*bounds[-2:]))
+    count = len(parents)
+    return TokenTree((UNKNOWN,) * count, tuple(parents), (int(Source.PRIMARY),) * count, (NO_LAW,) * count)
+
+
+def _path(tree: TokenTree, tokens: TokenModel, here: int, room: int) -> tuple[int, ...]:
+    """Accepted nodes, at most `room`, of a tree over the text before position `here` of the token model."""
+    path: list[int] = []
+    children = _children(tree)
+    begun, family = 0, children.get(ROOT, ())
+    while family and len(path) < room:
+        first_choices = len(path) - begun
+        at = here + len(path)
+        if int(tokens.run[here + begun]) > first_choices:
+            child = 0
+        else:
+            child = _need(tokens, first_choices, at)
+            begun = len(path) + 1
+        if child >= len(family):
+            break
+        path.append(family[child])
+        family = children.get(path[-1], ())
+    return tuple(path)
+
+
+def _need(tokens: TokenModel, depth: int, at: int) -> int:
+    """Further candidates needed to hold the target's token where the first choice was rejected."""
+    if tokens.by_depth is not None:
+        law = tokens.by_depth.law_at
+        row = 0 if law is None else int(law[min(depth, len(law) - 1)])
+        return int(tokens.by_depth.need[row, at])
+    return int(tokens.need_rejected[at])
+
+
+@lru_cache(maxsize=64)
+def _children(tree: TokenTree) -> dict[int, tuple[int, ...]]:
+    """Children of every inner node, in order."""
+    families: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents):
+        families.setdefault(parent, []).append(node)
+    return {parent: tuple(nodes) for parent, nodes in families.items()}
