@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from policies.duo import sequences_of
+from policies.duo_sequences import mean_sequences, most_sequences
 from policies.laws.double import pearl_speedup, psd_ceiling
 from policies.laws.ssd import (
     expected_tokens,
@@ -43,6 +45,7 @@ STATEMENTS = {
     "pld": "none",
     "sd": "double.thm1 + mirror.eq5",
     "pearl": "S_PEARL under double.thm3",
+    "duo": "duo.budget",
 }
 LONG = 12_000
 """Tokens of a simulation that is to show a long-run rate; about 1 % of sampling error remains."""
@@ -153,6 +156,9 @@ def opinion(settings: Settings, assumptions: Assumptions, *, batch: int) -> Opin
     elif settings.policy == "pearl":
         speedup, hits, reason = _pearl(a, k, t_draft, batch)
         tokens = pearl_speedup(a, k, float(k)) if reason is None else tokens
+    elif settings.policy == "duo":
+        speedup, hits, reason = _duo(settings, assumptions, batch)
+        tokens = pearl_speedup(a, k, float(k)) if reason is None else tokens
     elif settings.policy == "pld":
         speedup, reason = None, "the papers give no law for prompt lookup"
     elif settings.policy != "saguaro":
@@ -182,6 +188,16 @@ def _pearl(a: float, k: int, t_draft: float, batch: int) -> tuple[float | None, 
     # A miss is followed by a plain decode (hit with a), a hit by a block (hit with a^k).
     hits = a / (1.0 + a - a**k) if a < 1.0 else 1.0
     return speedup, hits, None
+
+
+def _duo(settings: Settings, told: Assumptions, batch: int) -> tuple[float | None, float | None, str | None]:
+    """As `_pearl`, which DuoDecoding is with one sequence: its law knows no other."""
+    most = most_sequences(settings.lookahead or 1, sequences_of(settings))
+    static = sequences_of(settings) > 0
+    count = most if static else mean_sequences(told.acceptance, told.exponent, told.scale, most)
+    if count > 1:
+        return None, None, f"the paper gives no law for several sequences ({count} here)"
+    return _pearl(told.acceptance, settings.lookahead or 0, told.draft_s / told.target_s, batch)
 
 
 def _saguaro(

@@ -132,8 +132,14 @@ def check_wish(wish: Wish, *, find_switch: bool = False) -> None:
         )
     if find_switch and wish.knobs.get("backup") != AUTO:
         raise SettingError("the switch of backups is looked for with backup 'auto' only")
-    depth = wish.lookahead if isinstance(wish.lookahead, int) else None
-    configure(wish.policy, lookahead=depth, **wish.knobs)
+    configure(wish.policy, lookahead=_depth_of(wish), **wish.knobs)
+
+
+def _depth_of(wish: Wish) -> int | None:
+    """A lookahead to configure with while it is open: the default, or one with room for every sequence."""
+    if isinstance(wish.lookahead, int):
+        return wish.lookahead
+    return MAX_LOOKAHEAD if wish.lookahead == AUTO and wish.knobs.get("sequences") else None
 
 
 def _refuse_idle(scenario: Scenario, wish: Wish) -> None:
@@ -241,7 +247,7 @@ class _Resolver:
 
     @cached_property
     def _told(self) -> Assumptions:
-        depth = self.wish.lookahead if isinstance(self.wish.lookahead, int) else None
+        depth = _depth_of(self.wish)
         return assume(self.scenario, self._configure(depth, backup=_first_of(self.wish)))
 
     def _fanout_choice(self, settings: Settings) -> Choice:
@@ -265,6 +271,8 @@ class _Resolver:
             balanced = min(MAX_LOOKAHEAD, balanced_lookahead(told.target_s, told.draft_s))
             why = "balanced: a block is drafted while the target takes a step, ceil(target_s / draft_s)"
             return Choice("lookahead", balanced, why, {"target_s": told.target_s, "draft_s": told.draft_s})
+        if find_policy(self.wish.policy).name == "duo":
+            return self._drafting_budget(told)
         law = _best(
             range(1, LONGEST_LAW + 1),
             lambda k: opinion(self._lawful(k, backup), told, batch=self.scenario.batch).speedup_vs_ar or 0.0,
@@ -283,6 +291,28 @@ class _Resolver:
             why,
             {"law": law, "tokens_per_second": {str(k): tried[k] for k in sorted(tried)}},
         )
+
+    def _drafting_budget(self, told: Assumptions) -> Choice:
+        """The cost ratio, and what simulation makes of it: verification that grows, jitter, real texts.
+
+        Simulated with one sequence, which is PEARL: any recording replays that at every lookahead.
+        """
+        ratio = told.target_s / told.draft_s if told.draft_s > 0.0 else float(MAX_LOOKAHEAD)
+        printed = min(MAX_LOOKAHEAD, max(1, int(ratio)))
+        knobs = {
+            name: self.wish.knobs.get(name) for name in ("temperature", "top_p", "seed", "draft_sampling")
+        }
+        known = {name: value for name, value in knobs.items() if value is not None}
+        tried: dict[int, float] = {}
+
+        def speed(k: int) -> float:
+            tried[k] = self._speed(configure("pearl", lookahead=k, **known))
+            return tried[k]
+
+        best = _climb(printed, speed, MAX_LOOKAHEAD)
+        why = f"the cost ratio is {ratio:.3g}; the fastest of {len(tried)} simulated with one sequence"
+        speeds = {str(k): tried[k] for k in sorted(tried)}
+        return Choice("lookahead", best, why, {"cost_ratio": ratio, "tokens_per_second": speeds})
 
     def _lawful(self, lookahead: int, backup: str | None) -> Settings:
         """A setting cheap enough to ask the law about at every lookahead: a budget is spread evenly."""

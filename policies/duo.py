@@ -1,0 +1,294 @@
+"""DuoDecoding (Lv et al. 2025): PEARL with several candidates for the first token past the pending block.
+
+Draft and target start together on the same text: the target verifies the pending block, the draft writes
+on past it (Algorithm 1).  What the draft writes are *sequences* that differ in their first token; once the
+target has accepted the whole block, it tries these first tokens one after the other, and what is left of the
+sequence that goes on is the next block.  A draft budget of K tokens is shared by the sequences (section 3.2).
+
+A sequence is worth opening where its first token is likelier than the first two tokens of the leading
+sequence together: p(r, 1) > theta = p(1, 1) p(1, 2), the test in `duo_sequences.openings`.
+
+Lossless in three ways of drafting:
+
+- greedy decoding: the target's choice is the first token of at most one sequence;
+- sampled, greedy draft: all first tokens were chosen, not drawn.  One after the other, each with the residual
+  of those before it, token c goes on with probability p(c), which is what choosing the next token by p and
+  looking it up among them does.  So the target chooses at once, and no second look is needed;
+- sampled draft: the leading sequence was drawn from q, so that its first token goes on with min(1, p / q),
+  which needs the draft's answer.  The verification leaves that position open, and `SettleSequences` tries the
+  candidates by its law: the drawn one, then, by what each failure leaves of p, the chosen ones.
+
+With one sequence this is PEARL, decision for decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from policies.duo_sequences import most_sequences
+from policies.info import DECISIONS, PolicyInfo
+from policies.knobs import SettingError
+from policies.operations import NO_LAW, UNKNOWN, BoolArray, Source, Speculation, View
+from policies.protocols import Steps, World
+from policies.rows import Rows, admit
+from policies.rowwise import Like, RowAnswers, RowVerdict, Rowwise, Work, joined, verdict_of
+from policies.sampling import GREEDY, Sampling
+from policies.settings import Settings
+
+DYNAMIC = "dynamic"
+"""Value of the knob `sequences`: as many as pass the threshold."""
+NO_SEQUENCE = -1
+
+
+class Pending(NamedTuple):
+    """A block that awaits verification.
+
+    Attributes:
+        tokens: Drafted tokens.
+        law: Handle of the laws that they were drawn from.
+    """
+
+    tokens: tuple[int, ...] = ()
+    law: int = NO_LAW
+
+
+class PendingVerdict(NamedTuple):
+    """Reply of `VerifyPending`."""
+
+    verdict: RowVerdict
+    work: Work
+
+
+class Sequences(NamedTuple):
+    """Reply of `DraftSequences`.
+
+    Attributes:
+        tokens: Of each sequence, its first token included; the leading one comes first.
+        opening: Handle of the law that the leading sequence's first token was drawn from; NO_LAW: chosen.
+            All other first tokens are chosen.
+        laws: Handle of the laws of each sequence's other tokens.
+        work: Steps.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    opening: int
+    laws: tuple[int, ...]
+    work: Work
+
+    @property
+    def first_tokens(self) -> tuple[int, ...]:
+        """Candidates for the token past the pending block, in the order in which they are tried."""
+        return tuple(tokens[0] for tokens in self.tokens)
+
+    def rest(self, number: int) -> Pending:
+        """What is pending once a sequence's first token was accepted."""
+        return Pending(self.tokens[number][1:], self.laws[number])
+
+
+class Openings(NamedTuple):
+    """What a row asks of `SettleSequences`.
+
+    Attributes:
+        accepted: Tokens of the pending block, all accepted.
+        tokens: Candidates for the next one, different ones.
+        law: Handle of the law that the first of them was drawn from; NO_LAW: it was chosen.
+    """
+
+    accepted: int
+    tokens: tuple[int, ...]
+    law: int
+
+
+class Settled(NamedTuple):
+    """Reply of `SettleSequences`.
+
+    Attributes:
+        verdict: The one token that the row emits.
+        sequence: Number of the accepted candidate; NO_SEQUENCE: none, the token is from the residual.
+        work: Nothing is fed.
+    """
+
+    verdict: RowVerdict
+    sequence: int
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyPending(Rowwise):
+    """One target forward over the last committed token and each row's block.  `asks`: a `Pending` per row.
+
+    Attributes:
+        leave_open: Do not choose the token past a block that was accepted as a whole.
+    """
+
+    kind: ClassVar[str] = "verifypending"
+    like: ClassVar[Like] = "verify"
+    reply: ClassVar[type[Any]] = PendingVerdict
+
+    leave_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSequences(Rowwise):
+    """Write on past each row's block.  `asks`: its tokens.
+
+    One forward over what the draft has not seen gives the first token's law, one over the leading first token
+    opens the others, and then every sequence grows by a token per step, all rows and sequences at once.
+
+    Attributes:
+        lookahead: K, tokens per row, all sequences together.
+        sequences: How many; 0: by the threshold.
+    """
+
+    kind: ClassVar[str] = "draftsequences"
+    like: ClassVar[Like] = "continue"
+    reply: ClassVar[type[Any]] = Sequences
+
+    lookahead: int = 1
+    sequences: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SettleSequences(Rowwise):
+    """Try the sequences' first tokens where `VerifyPending` left a position open.  `asks`: `Openings`.
+
+    No forward: the target still has the law of the position.
+    """
+
+    kind: ClassVar[str] = "settlesequences"
+    like: ClassVar[Like] = "settle"
+    reply: ClassVar[type[Any]] = Settled
+
+
+def duo(
+    world: World, rows: Rows, *, lookahead: int, sequences: int = 0, sampling: Sampling = GREEDY
+) -> Steps:
+    """Verify the pending block while drafting `lookahead` tokens, in one or more sequences, past its end."""
+    pending: dict[int, Pending] = {}
+    rows.log.runs_on = True
+    while rows.active:
+        yield from admit(world, rows)
+        view = rows.view()
+        blocks = tuple(pending.get(slot, Pending()) for slot in view.slots.tolist())
+        verify = world.target.submit(
+            VerifyPending(view, rows.width, blocks, sampling, leave_open=sampling.draft_sampled)
+        )
+        draft = world.draft.submit(
+            DraftSequences(
+                view,
+                rows.width,
+                tuple(block.tokens for block in blocks),
+                sampling,
+                lookahead=lookahead,
+                sequences=sequences,
+            )
+        )
+        judged: RowAnswers = yield verify
+        drafted: RowAnswers = yield draft
+        verdicts = {slot: judged[slot].verdict for slot in view.slots.tolist()}
+        if sampling.draft_sampled:
+            going_on = yield from _settle(world, rows, verdicts, drafted, sampling)
+        else:
+            going_on = _looked_up(view, blocks, verdicts, drafted)
+        rows.commit(
+            view,
+            _speculation(rows.width, view, blocks),
+            verdict_of(rows.width, verdicts),
+            hits=_marked(rows.width, going_on),
+            now=world.now,
+        )
+        pending = {slot: drafted[slot].rest(number) for slot, number in going_on.items()}
+
+
+def _looked_up(
+    view: View, blocks: Sequence[Pending], verdicts: Mapping[int, RowVerdict], drafted: RowAnswers
+) -> dict[int, int]:
+    """Slot to the number of the sequence that begins with the target's choice."""
+    found = {}
+    for slot, block in zip(view.slots.tolist(), blocks, strict=True):
+        verdict, first_tokens = verdicts[slot], drafted[slot].first_tokens
+        whole = verdict.accepted == len(block.tokens) and not verdict.ended
+        if whole and verdict.bonus in first_tokens:
+            found[slot] = first_tokens.index(verdict.bonus)
+    return found
+
+
+def _settle(
+    world: World, rows: Rows, verdicts: dict[int, RowVerdict], drafted: RowAnswers, sampling: Sampling
+) -> Steps:
+    """Complete the open rows of `verdicts`; returns slot to the number of the sequence that goes on."""
+    mask = _marked(rows.width, [s for s, v in verdicts.items() if not v.ended and v.bonus == UNKNOWN])
+    if not mask.any():
+        return {}
+    view = rows.view(mask)
+    slots = view.slots.tolist()
+    asks = tuple(
+        Openings(verdicts[slot].accepted, drafted[slot].first_tokens, drafted[slot].opening) for slot in slots
+    )
+    settled: RowAnswers = yield world.target.submit(SettleSequences(view, rows.width, asks, sampling))
+    found = {}
+    for slot, room in zip(slots, view.rooms.tolist(), strict=True):
+        reply = settled[slot]
+        verdicts[slot] = joined(verdicts[slot], reply.verdict, room)
+        if reply.sequence != NO_SEQUENCE and not verdicts[slot].ended:
+            found[slot] = reply.sequence
+    return found
+
+
+def _speculation(width: int, view: View, blocks: Sequence[Pending]) -> Speculation:
+    """What was verified, for the log."""
+    lengths = np.zeros(width, dtype=np.int64)
+    lengths[view.slots] = [len(block.tokens) for block in blocks]
+    return Speculation(lengths, np.where(lengths > 0, int(Source.PRIMARY), int(Source.NONE)))
+
+
+def _marked(width: int, slots: Sequence[int] | Mapping[int, int]) -> BoolArray:
+    marked = np.zeros(width, dtype=np.bool_)
+    marked[list(slots)] = True
+    return marked
+
+
+def sequences_of(settings: Settings) -> int:
+    """Sequences of a configured DuoDecoding; 0: by the threshold."""
+    chosen: str = settings.option("sequences")
+    return 0 if chosen == DYNAMIC else int(chosen)
+
+
+def _check(settings: Settings, given: Mapping[str, Any]) -> None:
+    """Refuse more sequences than the budget has room for."""
+    wanted, budget = sequences_of(settings), settings.lookahead or 1
+    if wanted > most_sequences(budget, wanted):
+        raise SettingError(
+            f"{wanted} sequences need a lookahead of at least {wanted + 1}, a token for each and two for the "
+            f"leading one; got {budget}"
+        )
+
+
+def _run(world: World, rows: Rows, settings: Settings) -> Steps:
+    assert settings.lookahead is not None, "checked by `configure`"
+    return duo(
+        world,
+        rows,
+        lookahead=settings.lookahead,
+        sequences=sequences_of(settings),
+        sampling=settings.sampling,
+    )
+
+
+INFO = PolicyInfo(
+    name="duo",
+    paper="DuoDecoding (Lv et al. 2025)",
+    predicts="all accepted, then one of the draft's first tokens",
+    drafts="several sequences past the block, as many as the draft is in doubt",
+    on_miss="plain decode",
+    verifies="chain, then the first token of each sequence",
+    knobs=("lookahead", "sequences", "draft_sampling"),
+    run=_run,
+    replay=DECISIONS,
+    aliases=("duodecoding",),
+    check=_check,
+)

@@ -1,0 +1,102 @@
+"""DuoDecoding by coins: the law's world.
+
+Ids are ranks: the target's token at a position is called 0 if the coin accepts the draft's first choice
+there, else r if it is the draft's r-th choice of the others (the hit curve's need).  A drafted sequence
+begins with its own number, so that the policy finds the sequence that goes on as it does with real ids.
+
+Coins know no doubt that differs from token to token, so the threshold sees their means (`mean_sequences`),
+and the number of sequences is the same in every round.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.duo import (
+    NO_SEQUENCE,
+    DraftSequences,
+    Openings,
+    Pending,
+    PendingVerdict,
+    Sequences,
+    Settled,
+    SettleSequences,
+    VerifyPending,
+)
+from policies.duo_sequences import mean_sequences, most_sequences, sequence_lengths, sequences_work
+from policies.operations import NO_LAW, UNKNOWN, Source, Speculation, Verify
+from policies.rowwise import RowVerdict, Rowwise
+from simulator.tokens.model import TokenModel
+from simulator.tokens.outcomes import NEVER
+
+
+def verify_pending(operation: Rowwise, tokens: TokenModel) -> list[PendingVerdict]:
+    """Coins for `VerifyPending`."""
+    assert isinstance(operation, VerifyPending)
+    view, width = operation.view, operation.width
+    blocks: list[Pending] = [Pending._make(ask) for ask in operation.asks]
+    lengths = np.zeros(width, dtype=np.int64)
+    lengths[view.slots] = [len(block.tokens) for block in blocks]
+    sources = np.where(lengths > 0, int(Source.PRIMARY), int(Source.NONE))
+    verify = Verify(view, Speculation(lengths, sources), operation.sampling, operation.leave_open)
+    verdict = tokens.verify(view, verify)
+    replies = []
+    for slot, request, position, block in zip(
+        view.slots.tolist(), view.requests.tolist(), view.positions.tolist(), blocks, strict=True
+    ):
+        accepted, emitted = int(verdict.accepted[slot]), int(verdict.emitted[slot])
+        bonus = _rank(tokens, request, position + accepted) if emitted > accepted else UNKNOWN
+        ids = (*block.tokens[:accepted], bonus)[:emitted]
+        row = RowVerdict(accepted, ids, bool(verdict.ended[slot]), bonus)
+        replies.append(PendingVerdict(row, (("verify", 1 + len(block.tokens)),)))
+    return replies
+
+
+def draft_sequences(operation: Rowwise, tokens: TokenModel) -> list[Sequences]:
+    """Coins for `DraftSequences`."""
+    assert isinstance(operation, DraftSequences)
+    lookahead, wanted = operation.lookahead, operation.sequences
+    most = most_sequences(lookahead, wanted)
+    count = most if wanted else _mean_count(tokens, most)
+    lengths = sequence_lengths(lookahead, count)
+    ids = tuple((number, *((0,) * (length - 1))) for number, length in enumerate(lengths))
+    alone = most == 1
+    return [
+        Sequences(
+            ids,
+            NO_LAW,
+            (NO_LAW,) * count,
+            # With one sequence all but the last token is in the draft's cache, else the block is fed again.
+            sequences_work(1 if alone else max(1, len(block)), lookahead, count, alone=alone),
+        )
+        for block in operation.asks
+    ]
+
+
+def settle_sequences(operation: Rowwise, tokens: TokenModel) -> list[Settled]:
+    """Coins for `SettleSequences`."""
+    assert isinstance(operation, SettleSequences)
+    view = operation.view
+    replies = []
+    for request, position, room, ask in zip(
+        view.requests.tolist(), view.positions.tolist(), view.rooms.tolist(), operation.asks, strict=True
+    ):
+        wanted = Openings._make(ask)
+        rank = _rank(tokens, request, position + wanted.accepted)
+        number = rank if rank < len(wanted.tokens) else NO_SEQUENCE
+        verdict = RowVerdict(0, (rank,), room == wanted.accepted + 1, rank)
+        replies.append(Settled(verdict, number, ()))
+    return replies
+
+
+def _mean_count(tokens: TokenModel, most: int) -> int:
+    if tokens.law is None:
+        return 1
+    acceptance = float((tokens.run > 0).mean())
+    return mean_sequences(acceptance, tokens.law.exponent, tokens.law.scale, most)
+
+
+def _rank(tokens: TokenModel, request: int, position: int) -> int:
+    """0 if the draft's first choice is the target's token, else its number among the others."""
+    at = int(tokens.starts[request]) + position
+    return 0 if tokens.run[at] > 0 else int(min(tokens.need_rejected[at], NEVER))
