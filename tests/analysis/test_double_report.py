@@ -1,0 +1,116 @@
+"""`analysis.double`: its entries, its accounts by hand, its laws, its tables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tiny_profiles import trace
+
+from analysis.double import as_json, main
+from analysis.double_cells import Account, Entry, Outcome, entries_of, law_of
+from analysis.double_lookups import retrieval_time
+from analysis.double_report import Found, plot, speed_table, time_table, verdict
+from hardware_profiles.datastore import Datastore
+from hardware_profiles.decisions import Decisions
+from policies.registry import configure
+
+
+def test_every_entry_is_another_setting() -> None:
+    entries = entries_of(4, (1, 5, 20), ("small", "large"), temperature=0.0, seed=0)
+    assert len({entry.settings for entry in entries}) == len({e.name for e in entries}) == len(entries) == 14
+    assert entries[0].settings == configure("ar")
+
+
+def test_an_account_by_hand() -> None:
+    # The draft matches 2 and 0 tokens in two forwards, then 1 in one: AMT 1.  The target emits 1 token, then
+    # two pending ones, 3 retrieved ones and its own: AMT 3 / 2.  It drafted 4 and 2 tokens.
+    work = [["retrieve", 0], ["draft", 3]]
+    replies = {
+        ("retrievingdraft", 0, 0, 0): [[1, 2, 3, 4], -1, [2, 0], [2, 1], work],
+        ("retrievingverify", 0, 0, 0): [[0, [1], False, 1], 0, False, work],
+        ("retrievingdraft", 0, 0, 1): [[5, 6], -1, [1], [3], work],
+        ("retrievingverify", 0, 0, 1): [[2, [2, 3, 4, 5, 6, 7], False, 7], 3, False, work],
+    }
+    found = Account.of(Decisions("double", replies, {}, {"retrieve": 0.25}))
+    assert found == Account(draft_matched=1.0, target_matched=1.5, drafted=3.0, retrieve_s=0.25)
+
+
+def test_guidance_of_sampled_drafts_counts() -> None:
+    replies = {
+        ("retrievingdraft", 0, 0, 0): [[1], -1, [0], [0], []],
+        ("retrievingverify", 0, 0, 0): [[0, [], False, -1], 3, True, []],
+        ("guide", 0, 0, 0): [[1, [1, 2, 3, 4], False, 4], []],  # two retrieved tokens after the drafted one
+    }
+    assert Account.of(Decisions("double", replies)).target_matched == 2.0
+
+
+def test_the_law_of_a_round() -> None:
+    # Six forwards of a quarter step: 1.5 steps; beside each other the longer one counts.
+    beside, turns = configure("double", lookahead=6), configure("double", lookahead=6, overlap="off")
+    assert law_of(beside, 3.0, 4.0) == pytest.approx(3.0 / 1.5)
+    assert law_of(turns, 3.0, 4.0) == pytest.approx(3.0 / 2.5)
+    assert law_of(configure("double", lookahead=2), 3.0, 4.0) == pytest.approx(3.0)
+
+
+def test_retrieval_times(tmp_path: Path) -> None:
+    texts = trace([[0] * 24] * 2)
+    Datastore.of_texts([[int(t) for t in texts.token[:24]] * 3], 1000).write(tmp_path / "prior")
+    own, prior = (retrieval_time(name, texts, lookups=30) for name in ("", str(tmp_path / "prior")))
+    assert (own.tokens, prior.tokens) == (0, 73)  # and a separator
+    assert 0.0 < prior.median_s <= prior.most_s
+    assert prior.found >= own.found
+
+
+OUTCOME = Outcome(
+    entry=Entry("methods", "DOUBLE", configure("double")),
+    ratio=4.0,
+    law=3.0,
+    law_printed=3.5,
+    simulated=2.5,
+    measured=None,
+    by_repeat=(),
+    tokens_per_round=3.0,
+    run_length=2.0,
+    stretch=1.2,
+    account=Account(1.0, 1.5, 3.0, 0.25),
+    identical=None,
+)
+
+
+def found(tmp_path: Path) -> Found:
+    live = replace(OUTCOME, measured=4.5, by_repeat=(4.4, 4.6), identical=True)
+    return Found((OUTCOME, live), (retrieval_time("", trace([[0] * 24]), lookups=5),))
+
+
+def test_the_ceiling_is_held_against_what_was_measured(tmp_path: Path) -> None:
+    simulated, live = found(tmp_path).outcomes
+    assert (simulated.passes_ceiling, live.passes_ceiling) == (False, True)
+    assert "passes it: its round takes 1.20 plain steps" in verdict(found(tmp_path))
+    alone = verdict(Found((OUTCOME,), ()))  # 4 x 1.2
+    assert "does not pass it" in alone and "more than 4.80 tokens per round, and emits 3.00" in alone
+
+
+def test_tables_picture_and_json(tmp_path: Path) -> None:
+    both = found(tmp_path)
+    assert speed_table(both).row_count == 2 and time_table(both).row_count == 1
+    plot(both, tmp_path / "double.png")
+    assert (tmp_path / "double.png").stat().st_size > 1000
+    options = dict.fromkeys(
+        ("hw", "datastores", "parts", "lookahead", "depths", "temperature", "count", "max_tokens", "live"), 0
+    )
+    stated = json.loads(as_json(both, {**options, "repeats": 0, "seed": 0}))
+    assert [o["measured_speedup_vs_ar"] for o in stated["outcomes"]] == [None, 4.5]
+    assert stated["outcomes"][0]["retrieval"]["draft_matched"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--parts", "speed"], "no part 'speed'"), (["--datastore", "nowhere"], "calibrate datastore build")],
+)
+def test_bad_input_is_refused_before_anything_runs(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code != 0 and message in result.output
