@@ -1,4 +1,4 @@
-"""The commands of the pair: ``build``, ``embed``, ``report`` and ``steps``. Imports no torch."""
+"""The commands of the pair: ``build``, ``embed``, ``exits``, ``report`` and ``steps``. Imports no torch."""
 
 from __future__ import annotations
 
@@ -89,6 +89,52 @@ def embed(name_or_shape: str, out: Path, source: Path) -> None:
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     click.echo(f"{out}")
+
+
+@pair.command()
+@click.option(
+    "--target",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=DATA / "target",
+    help="Folder of the target; exits.safetensors and exits.json are written there.  [default: shipped]",
+)
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    help="Folder of the checkpoint.  [default: in the user's cache]",
+)
+@click.option("--steps", default=400, show_default=True, help="Most steps.")
+@click.option("--minutes", type=float, help="Most minutes of training.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the initial weights.")
+def exits(target: Path, work: Path | None, steps: int, minutes: float | None, seed: int) -> None:
+    """Train early exits of a target, whose own weights stay as they are (Mirror-SD), and measure them.
+
+    The report says per exit how much of its mass the target puts on the exit's likeliest tokens.
+
+    \b
+    Examples:
+      pair exits
+      pair exits --target my-pair/target --minutes 10
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from calibrate.pair.exits import build_exits
+
+    columns = (BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[note]}")) as progress:
+        task = progress.add_task("exits", total=1.0, note="")
+        reports = build_exits(
+            target,
+            work or cache_folder() / f"exits-{target.resolve().name}-{seed}",
+            steps=steps,
+            minutes=minutes,
+            seed=seed,
+            progress=lambda done, note: progress.update(task, completed=min(1.0, done), note=note),
+        )
+    for found in reports:
+        how = "sampled" if found.sampled else "greedy"
+        overlap = ", ".join(f"{kappa}: {mass:.3f}" for kappa, mass in found.overlap.items())
+        click.echo(f"exit after {found.layer} of {found.layers} layers, {how}: Omega by kappa {overlap}")
 
 
 @pair.command()

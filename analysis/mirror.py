@@ -1,0 +1,213 @@
+"""`python -m analysis.mirror`: what Mirror-SD's overlap hides, what its fallbacks cost, beside its laws.
+
+Against plain decoding, SD, PEARL and Saguaro; with and without overlap; exits and kappa swept; law, simulated
+and, with `--live`, measured.  The paper's Figures 3a, 5, 7 and 8 in kind, on this project's own pair: --plot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hardware_profiles.atomic import atomic_write
+from policies.commandline import HELP, Refusal, split_integers, split_list, wide_console
+from policies.exits import EXITS
+
+if TYPE_CHECKING:
+    from analysis.mirror_account import Account
+    from analysis.mirror_cells import Outcome
+
+EXAMPLES = """
+\b
+Examples:
+  python -m analysis.mirror --coins --acceptance 0.8 --draft-time 0.05
+  python -m analysis.mirror --coins --devices 8 --layers 64 --hop-time 1e-4
+  python -m analysis.mirror --hw cpu2-x5 --count 8
+  python -m analysis.mirror --hw cpu2-x5 --live --repeats 3 --plot mirror.png --out mirror.json
+"""
+
+
+@click.command(epilog=EXAMPLES, context_settings=HELP)
+@click.option("--hw", default="cpu2-x5", show_default=True, help="Profile that predicts; its pair runs.")
+@click.option("--coins", is_flag=True, help="Coins and constant times in place of a pair; runs no model.")
+@click.option("--acceptance", default=0.8, show_default=True, help="Of the coins.")
+@click.option("--hit-exponent", default=1.0, show_default=True, help="r: kappa candidates miss kappa^-r.")
+@click.option("--target-time", default=1.0, show_default=True, help="Seconds of a target step, coins only.")
+@click.option("--draft-time", default=0.1, show_default=True, help="Seconds of a draft step, coins only.")
+@click.option(
+    "--devices", default=1, show_default=True, type=click.IntRange(min=1), help="G that share a model; coins."
+)
+@click.option("--layers", default=64, show_default=True, help="N of the target, for its collectives; coins.")
+@click.option("--message", default=0.0, show_default=True, help="M, words per all-reduce and rank; coins.")
+@click.option("--hop-time", default=0.0, show_default=True, help="alpha of an all-reduce, seconds; coins.")
+@click.option("--word-time", default=0.0, show_default=True, help="beta of an all-reduce, seconds; coins.")
+@click.option("--lookahead", default="3,5", show_default=True, callback=split_integers, help="List of gamma.")
+@click.option("--kappa", default="1,4,8", show_default=True, callback=split_integers, help="List.")
+@click.option("--exits", default=",".join(EXITS), show_default=True, callback=split_list, help="List.")
+@click.option("--batch", default="1", show_default=True, callback=split_integers, help="List.")
+@click.option("--temperature", default=0.0, show_default=True)
+@click.option("--prompts", default="heldout", show_default=True, help="Shipped set or Spec-Bench JSONL.")
+@click.option("--count", default=8, show_default=True, type=click.IntRange(min=1), help="Prompts to use.")
+@click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(min=1))
+@click.option("--live", is_flag=True, help="Measure every setting; else the pair runs once, untimed.")
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Live repetitions.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON object here.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture.")
+@click.option("--json", "as_json_", is_flag=True, help="Print one JSON object.")
+def main(**options: Any) -> None:
+    """Compare Mirror-SD with its laws and with the other policies, simulated and live."""
+    from calibrate.display import show_progress
+
+    try:
+        with show_progress() as progress:
+            outcomes = run(options, progress)
+    except KeyboardInterrupt as error:
+        raise click.Abort from error
+    except (ValueError, OSError, RuntimeError) as error:
+        raise Refusal(str(error)) from error
+    except ImportError as error:
+        raise Refusal(f"{error}; this runs models: pip install 'spectwin[live]', or use --coins") from error
+    text = as_json(outcomes, options)
+    if options["out"]:
+        options["out"].parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(options["out"]) as file:
+            file.write(text)
+    if options["plot"]:
+        from analysis.mirror_picture import plot
+
+        plot(outcomes, options["plot"])
+    if options["as_json_"]:
+        click.echo(text)
+    else:
+        print_outcomes(outcomes)
+
+
+def run(options: dict[str, Any], progress: Callable[[str, int, int], None]) -> list[Outcome]:
+    """What the command's options ask for.
+
+    Args:
+        options: As the command takes them.
+        progress: (stage, done, total).
+
+    Raises:
+        SettingError: A setting out of its domain, or `live` with coins.
+    """
+    from analysis.mirror_cells import on_coins, settings_grid
+    from policies.registry import SettingError
+
+    target = {"temperature": options["temperature"], "seed": options["seed"]}
+    settings = settings_grid(options["lookahead"], options["kappa"], options["exits"], **target)
+    if not options["coins"]:
+        if options["devices"] > 1:
+            raise SettingError("no pair here is sharded: --devices is for --coins")
+        return _on_pair(settings, options, progress)
+    if options["live"]:
+        raise SettingError("coins have no models to run live: leave out --coins or --live")
+    return on_coins(_coins(options), settings, options["batch"])
+
+
+def _coins(options: dict[str, Any]) -> Any:
+    from analysis.mirror_cells import Shards
+    from simulator.costs import TextbookCosts
+    from simulator.run import Scenario
+    from simulator.tokens import coin
+
+    costs = TextbookCosts(options["target_time"], options["draft_time"])
+    if options["devices"] > 1:
+        shards = Shards(
+            devices=options["devices"],
+            layers=options["layers"],
+            message=options["message"],
+            hop_s=options["hop_time"],
+            word_s=options["word_time"],
+        )
+        costs = shards.costs(costs)
+    tokens = coin(
+        options["acceptance"],
+        exponent=options["hit_exponent"],
+        requests=options["count"],
+        length=options["max_tokens"],
+        prompt_length=64,
+        seed=options["seed"],
+    )
+    return Scenario(tokens, textbook=costs, seed=options["seed"])
+
+
+def _on_pair(
+    settings: list[Any], options: dict[str, Any], progress: Callable[[str, int, int], None]
+) -> list[Outcome]:
+    from analysis.cli import profiled_job
+    from analysis.mirror_cells import on_pair
+    from analysis.sources import load_sources
+    from calibrate.prompts import find_prompts, load_prompts, spread
+
+    sources = load_sources(options["hw"])
+    return on_pair(
+        profiled_job(sources, limit=options["max_tokens"], seed=options["seed"]),
+        sources.profile,
+        settings,
+        spread(load_prompts(find_prompts(options["prompts"])), options["count"]),
+        prompt_set=options["prompts"],
+        batches=options["batch"],
+        repeats=options["repeats"] if options["live"] else 0,
+        progress=progress,
+    )
+
+
+def as_json(outcomes: list[Outcome], options: dict[str, Any]) -> str:
+    """One JSON object: what was asked, and every outcome."""
+    names = ("hw", "coins", "acceptance", "draft_time", "devices", "prompts", "count", "max_tokens", "seed")
+    asked = {name: options[name] for name in names}
+    return json.dumps({"asked": asked, "outcomes": [o.as_dict() for o in outcomes]}, indent=2) + "\n"
+
+
+COLUMNS: tuple[tuple[str, Callable[[Account], str]], ...] = (
+    ("step", lambda a: f"{a.step_s:.3g}"),
+    ("law", lambda a: f"{a.law_step_s:.3g}"),
+    ("as printed", lambda a: f"{a.law_step_printed_s:.3g}"),
+    ("hidden", lambda a: f"{a.hidden_s:.3g}"),
+    ("law", lambda a: f"{a.law_hidden_s:.3g}"),
+    ("FF", lambda a: f"{a.fallback:.3f}"),
+    ("law", lambda a: _number(a.law_fallback)),
+    ("1-Omega", lambda a: _number(a.bound_printed)),
+    ("counted", lambda a: _number(a.bound_counted)),
+)
+"""Columns of Mirror-SD's table, after the setting: seconds per round, then shares of rounds."""
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def print_outcomes(outcomes: list[Outcome]) -> None:
+    """Speeds of all, then where Mirror-SD's steps go and how often it falls back."""
+    from rich.table import Table
+
+    console = wide_console()
+    worlds = sorted({o.world for o in outcomes})
+    speeds = Table(header_style="bold", title="speedup over plain decoding")
+    for title in ("setting", "batch", *worlds, "tokens/round"):
+        speeds.add_column(title, justify="left" if title == "setting" else "right")
+    cells = {(o.settings.label, o.batch): o for o in outcomes}
+    by_world = {(o.settings.label, o.batch, o.world): o for o in outcomes}
+    for (label, batch), outcome in cells.items():
+        found = [f"{by_world[label, batch, world].speedup_vs_ar:.2f}" for world in worlds]
+        speeds.add_row(label, str(batch), *found, f"{outcome.tokens_per_round:.2f}")
+    console.print(speeds)
+    steps = Table(header_style="bold", title="Mirror-SD: seconds per round, fallbacks (FF) and their bounds")
+    for title in ("setting", "batch", "world", *(name for name, _ in COLUMNS)):
+        steps.add_column(title, justify="left" if title in {"setting", "world"} else "right")
+    for o in outcomes:
+        if o.account is not None:
+            own = [column(o.account) for _, column in COLUMNS]
+            steps.add_row(o.settings.label, str(o.batch), o.world, *own)
+    console.print(steps)
+
+
+if __name__ == "__main__":
+    main()

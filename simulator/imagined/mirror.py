@@ -1,0 +1,92 @@
+"""Mirror-SD in the world of the papers' laws: coins in place of tokens.
+
+Acceptance is iid, and a candidate set of kappa tokens holds the target's token with the probability that the
+hit curve gives a fan-out of kappa; the drafted token counts as none of them, since it needs no rollout.  With
+candidates at the first position alone only a correction there can be among them.  Tokens have one made-up id,
+so that what is prepared for is what matches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, cast
+
+import numpy as np
+
+from policies.exits import Branch, Candidates, EarlyVerdict, EarlyVerify, Rolled, Rollout, Window
+from policies.operations import (
+    UNKNOWN,
+    BoolArray,
+    IntArray,
+    Prespeculate,
+    Source,
+    Speculation,
+    Verdict,
+    Verify,
+)
+from policies.rowwise import RowVerdict, Rowwise
+from simulator.tokens.model import TokenModel
+
+TOKEN = 0
+"""The only token there is."""
+
+
+def verify_early(operation: Rowwise, tokens: TokenModel) -> list[EarlyVerdict]:
+    """Replies of `EarlyVerify`; see `simulator.contents.Imagine`."""
+    asked = cast("EarlyVerify", operation)
+    windows = [Window._make(ask) for ask in asked.asks]
+    verdict = _verdict(asked, windows, tokens)
+    share = float(Fraction(asked.exit))
+    replies = []
+    for slot, window in zip(asked.view.slots.tolist(), windows, strict=True):
+        accepted, emitted = int(verdict.accepted[slot]), int(verdict.emitted[slot])
+        bonus = TOKEN if emitted > accepted else UNKNOWN
+        row = RowVerdict(accepted, (TOKEN,) * emitted, bool(verdict.ended[slot]), bonus)
+        work = ((f"early:{share:g}", 1 + len(window.tokens)), ("exit", 0), (f"late:{1.0 - share:g}", 0))
+        replies.append(EarlyVerdict(row, work))
+    return replies
+
+
+def candidates(operation: Rowwise, tokens: TokenModel) -> list[Candidates]:
+    """Marks of `EarlyVerify`: that there are candidates, not which."""
+    return [Candidates(())] * len(operation.asks)
+
+
+def roll_out(operation: Rowwise, tokens: TokenModel) -> list[Rolled]:
+    """Replies of `Rollout`: the branch that the target will take, if there is one, and the work of all."""
+    asked = cast("Rollout", operation)
+    windows = [Window._make(ask[0]) for ask in asked.asks]
+    verdict = _verdict(asked, windows, tokens)
+    hits = _hits(asked, windows, verdict, tokens)
+    replies = []
+    for slot, window in zip(asked.view.slots.tolist(), windows, strict=True):
+        branch = Branch(int(verdict.accepted[slot]), (TOKEN,) * (1 + asked.lookahead))
+        positions = 1 if asked.candidates == "first" else 1 + len(window.tokens)
+        work = (("glue", 1 + len(window.tokens)), *[("tree", positions * asked.kappa)] * asked.lookahead)
+        replies.append(Rolled((tuple(branch),) if hits[slot] else (), work))
+    return replies
+
+
+def _speculation(width: int, slots: Sequence[int], windows: Sequence[Window]) -> Speculation:
+    lengths = np.zeros(width, dtype=np.int64)
+    lengths[list(slots)] = [len(window.tokens) for window in windows]
+    sources: IntArray = np.where(lengths > 0, int(Source.PRIMARY), int(Source.NONE))
+    return Speculation(lengths, sources)
+
+
+def _verdict(operation: Rowwise, windows: Sequence[Window], tokens: TokenModel) -> Verdict:
+    """The outcome by the coins of the rows' positions: the same whoever asks."""
+    speculation = _speculation(operation.width, operation.view.slots.tolist(), windows)
+    return tokens.verify(operation.view, Verify(operation.view, speculation, operation.sampling))
+
+
+def _hits(operation: Rollout, windows: Sequence[Window], verdict: Verdict, tokens: TokenModel) -> BoolArray:
+    speculation = _speculation(operation.width, operation.view.slots.tolist(), windows)
+    deepest = int(speculation.lengths.max())
+    later: Any = 0 if operation.candidates == "first" else operation.kappa
+    fanout = (operation.kappa, *[later] * deepest)
+    prepared = Prespeculate(
+        operation.view, speculation, operation.lookahead, fanout, sampling=operation.sampling
+    )
+    return tokens.hits(operation.view, prepared, verdict)

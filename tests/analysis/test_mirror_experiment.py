@@ -1,0 +1,101 @@
+"""The account of a Mirror-SD run, by hand, and the command on coins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from analysis.mirror import main
+from analysis.mirror_account import Piece, Times, account, overlap_counted, pieces_of_spans
+from analysis.mirror_cells import Shards, settings_grid
+from hardware_profiles.decisions import Decisions
+from policies.records import NO_CACHE, Span
+from policies.registry import configure
+from simulator.costs import TextbookCosts
+
+KEY = ("earlyverify", 4, 0)
+DECISIONS = Decisions(
+    "mirror",
+    replies={
+        (*KEY, 0): [[1, [7, 8], False, 8], []],
+        (*KEY, 2): [[0, [9], False, 9], []],
+        ("rollout", 4, 0, 0): [[], []],
+    },
+    marks={(*KEY, 0): [[[7, 5], [6, 8], [1, 2]]], (*KEY, 2): [[[4, 3], [9, 1]]]},
+)
+
+
+def test_omega_is_the_share_of_emitted_tokens_among_the_candidates() -> None:
+    # 7 is the first candidate of its position, 8 the second, 9 none of its own (it is of the next one's).
+    assert overlap_counted([DECISIONS]) == pytest.approx(2 / 3)
+    assert overlap_counted([DECISIONS], kappa=1) == pytest.approx(1 / 3)
+    assert overlap_counted([]) is None
+
+
+def test_an_account_by_hand() -> None:
+    table = {
+        "accepted": np.array([2, 0, 1, 2, 1]),
+        "length": np.array([2, 2, 2, 2, 2]),
+        "emitted": np.array([3, 1, 2, 3, 2]),
+        "hit": np.array([0, 0, 1, 1, NO_CACHE]),
+    }
+    pieces = [Piece("earlyverify", 1.0, 0.4)] * 5 + [Piece("rollout", 0.5)] * 5 + [Piece("draft", 0.3)] * 3
+    settings = configure("mirror", lookahead=2, kappa=2)
+    found = account(settings, Times(6.4, 1.5, 5), table, pieces, [DECISIONS])
+    # 0.6 before the mark and 0.5 of rollout, which outlasts the 0.4 after it; three drafts in five rounds.
+    assert found.law_step_printed_s == pytest.approx(1.1)
+    assert found.law_step_s == pytest.approx(1.1 + 0.18)
+    assert found.step_s == pytest.approx(1.28)
+    assert (found.hidden_s, found.law_hidden_s) == pytest.approx((0.3, 0.4))
+    # Four rounds looked up: one correction missed of two, and one whole window of two.
+    assert (found.fallback, found.fallback_whole, found.fallback_given_correction) == (0.25, 0.25, 0.5)
+    assert found.acceptance == pytest.approx(6 / 9)  # verified: all but the second of the second round
+    assert found.bound_printed == pytest.approx(1 / 3)
+    assert found.bound_counted == pytest.approx(11 / 15)
+    assert found.law_fallback == pytest.approx((1 - 2 / 3) * (1 + 6 / 9))  # (1 - Omega)(1 + a)
+
+
+def test_contention_stretches_all_pieces_of_a_forward_alike() -> None:
+    steps = [["host", 0.1], ["early:0.25", 0.2], ["exit", 0.1], ["late:0.75", 0.6]]
+    span = Span("target", "earlyverify", 1.0, 3.0, {"rows": 1, "steps": steps})
+    assert pieces_of_spans([span]) == [Piece("earlyverify", 2.0, pytest.approx(1.2))]
+
+
+def test_shards_add_collectives() -> None:
+    shards = Shards(devices=4, layers=10, message=100.0, hop_s=1e-3, word_s=1e-5)
+    reduce_s = 1e-3 * np.log(4) + 1e-3  # alpha log G + beta M
+    costs = shards.costs(TextbookCosts(1.0, 0.1))
+    assert costs.target_s == pytest.approx(0.25 + 20 * reduce_s)
+    assert costs.draft_s == pytest.approx(0.025 + 2 * reduce_s)
+
+
+def test_the_grid_has_every_reading() -> None:
+    labels = [s.label for s in settings_grid((3,), (2, 4), ("1/4", "1/2"), temperature=1.0, seed=0)]
+    assert len(labels) == len(set(labels)) == 4 + 4 + 3
+    for part in ("overlap=off", "candidates=first", "acceptance_rule=matching", "exit=1/4"):
+        assert any(part in label for label in labels)
+
+
+def test_the_command_on_coins(tmp_path: Path) -> None:
+    asked = "--coins --count 4 --max-tokens 24 --lookahead 2 --kappa 1,4 --exits 1/4,3/4 --batch 1,2 --json"
+    files = ["--plot", str(tmp_path / "m.png"), "--out", str(tmp_path / "m.json")]
+    done = CliRunner().invoke(main, [*asked.split(), *files])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "m.json").read_text())["outcomes"]
+    assert (tmp_path / "m.png").stat().st_size > 10_000
+    mirrors = [o for o in found if o["policy"] == "mirror"]
+    assert len(mirrors) == 2 * (4 + 2)
+    for outcome in mirrors:
+        own = outcome["account"]
+        assert own["step_s"] == pytest.approx(own["law_step_s"])
+        assert own["hidden_s"] == pytest.approx(own["law_hidden_s"])
+
+
+def test_coins_have_nothing_to_run_live() -> None:
+    done = CliRunner().invoke(main, ["--coins", "--live"])
+    assert done.exit_code != 0
+    assert "leave out --coins or --live" in done.output
