@@ -129,12 +129,12 @@ def decide_pair(
     from transformers import AutoTokenizer
 
     from calibrate.live.placement import pair_specs, parse_placement
-    from calibrate.pair.resolve import resolve_model
+    from calibrate.pair.resolve import profiled_model
     from calibrate.traces import digest, now, versions
 
     if len({(s.temperature, s.top_p, s.seed) for s in settings}) != 1:
         raise ValueError("one decision trace holds settings of one sampling")
-    models = [str(resolve_model(role.model)) for role in (profile.roles.target, _draft_of(profile))]
+    models = [str(profiled_model(role.model)) for role in (profile.roles.target, _draft_of(profile))]
     tokenizer = AutoTokenizer.from_pretrained(models[0])
     texts = [tuple(tokenizer(prompt.text)["input_ids"]) for prompt in prompts]
     requests = [Request(i, len(ids), limit, ids) for i, ids in enumerate(texts)]

@@ -40,3 +40,22 @@ def resolve_model(name_or_path: str) -> Path | str:
         known = ", ".join(PREFIX + known for known in (*_SHIPPED, *EMBEDDINGS))
         raise ValueError(f"{name_or_path!r} is not part of the shipped pair: there are {known}")
     return ensure_embedded(name)
+
+
+def profiled_model(name: str) -> Path | str:
+    """The folder behind a model's name in a profile; for the pair that is the name of its folder.
+
+    Raises:
+        ValueError: The profile is of another version of the shipped pair.
+    """
+    if (DATA / name / "config.json").is_file():
+        return DATA / name
+    from calibrate.pair.embed import EMBEDDINGS, ensure_embedded
+
+    shape = name.rpartition("-")[0]
+    if shape not in EMBEDDINGS:
+        return resolve_model(name)
+    folder = ensure_embedded(shape)
+    if folder.name != name:
+        raise ValueError(f"the profile is of {name!r}, the shipped pair has {folder.name!r}: calibrate anew")
+    return folder

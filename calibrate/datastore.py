@@ -1,0 +1,131 @@
+"""Building datastores for retrieval out of text that this machine has (`hardware_profiles.datastore`).
+
+Whatever the text, nothing of the documents that the shipped prompts were cut from goes into it: neither
+these documents nor, in others, the paragraphs shared with them.  A datastore that holds the texts it is
+tested on retrieves the answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from calibrate.pair.corpus import Document, collect, of_split, split_of, standard_library
+from hardware_profiles.datastore import Datastore
+
+ENOUGH = 10_000_000
+"""Tokens of a datastore by default."""
+SUFFIXES = (".py", ".txt", ".md", ".rst")
+_MAX_BYTES = 1_000_000  # larger files are data or generated
+_MIN_SHARED_CHARS = 40
+_GENERATED = frozenset({"__pycache__"})
+
+
+def documents_of(folders: Sequence[Path] = ()) -> Iterator[Document]:
+    """Documents for a datastore, the nearest to what the shipped pair knows first.
+
+    Files of `folders`; then the corpus that the pair was trained on; then the rest of the interpreter's
+    test-suite; then the packages installed beside it.  Each of them in an order by hashes of names, so that
+    a small datastore is a sample of a large one.
+
+    Args:
+        folders: The user's own text.
+    """
+    corpus = collect()
+    private = _Private(document for document in corpus if document.split != "train")
+    yield from private.removed_from(_candidates(corpus, folders))
+
+
+def _candidates(corpus: Sequence[Document], folders: Sequence[Path]) -> Iterator[Document]:
+    for folder in folders:
+        yield from _files(folder, "own/")
+    yield from sorted(of_split(corpus, "train"), key=lambda document: _lot(document.name))
+    known = {document.name for document in corpus}
+    tests = _files(standard_library() / "test", "test/")
+    yield from (d for d in tests if d.name not in known and split_of(d.name) == "train")
+    yield from _files(Path(sysconfig.get_paths()["purelib"]), "site-packages/")
+
+
+def build(
+    tokenizer: Any,
+    documents: Iterable[Document],
+    *,
+    enough: int = ENOUGH,
+    name: str = "",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Datastore:
+    """A datastore of documents, until it has `enough` tokens or they run out.
+
+    Args:
+        tokenizer: As of transformers; its `len` is the vocabulary.
+        documents: Texts.
+        enough: Tokens after which no further document is taken.
+        name: Of the tokenizer.
+        progress: Called with (tokens so far, `enough`).
+
+    Raises:
+        ValueError: No text at all.
+    """
+    texts: list[list[int]] = []
+    sources: dict[str, None] = {}
+    count = 0
+    for document in documents:
+        ids = tokenizer.encode(document.text, add_special_tokens=False, verbose=False)
+        if ids:
+            texts.append(ids)
+            sources[_source(document)] = None
+            count += len(ids) + 1
+            progress(min(count, enough), enough)
+        if count >= enough:
+            break
+    if not texts:
+        raise ValueError("there is no text to build a datastore of")
+    return Datastore.of_texts(texts, len(tokenizer), tokenizer=name, sources=list(sources))
+
+
+def _source(document: Document) -> str:
+    """Where a document comes from, coarsely."""
+    first = document.name.split("/")[0]
+    return first if first in {"own", "test", "site-packages"} else f"standard library: {document.category}"
+
+
+def _lot(name: str) -> bytes:
+    return hashlib.sha256(f"datastore:{name}".encode()).digest()
+
+
+def _files(folder: Path, prefix: str) -> Iterator[Document]:
+    """Text files below a folder, in an order by hashes."""
+    for path in sorted(folder.rglob("*"), key=lambda path: _lot(path.relative_to(folder).as_posix())):
+        inside = path.relative_to(folder)
+        if path.suffix not in SUFFIXES or _GENERATED.intersection(inside.parts):
+            continue
+        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue  # some files are broken on purpose
+        if text:
+            yield Document(prefix + inside.as_posix(), "code" if path.suffix == ".py" else "prose", text)
+
+
+class _Private:
+    """Paragraphs of documents that must not be in a datastore.
+
+    Args:
+        documents: These documents.
+    """
+
+    def __init__(self, documents: Iterable[Document]) -> None:
+        pieces = (p.strip() for document in documents for p in document.text.split("\n\n"))
+        self.paragraphs = frozenset(p for p in pieces if len(p) >= _MIN_SHARED_CHARS)
+
+    def removed_from(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """The documents without these paragraphs."""
+        for document in documents:
+            kept = [p for p in document.text.split("\n\n") if p.strip() not in self.paragraphs]
+            yield replace(document, text="\n\n".join(kept))

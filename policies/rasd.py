@@ -1,0 +1,200 @@
+"""RASD: a drafted tree and a retrieved one, fused and verified at once.
+
+The draft grows a tree by confidence (EAGLE-2).  What followed the same words, in the text itself or in a
+datastore, makes a second tree, of which the branches are kept whose first token is among the draft's
+`prune_top` likeliest (section 3.2.2).  The trie of both (section 3.2.3) is verified in one forward,
+recursively, with the residuals of SpecInfer (section 3.2.4).
+
+Readings, where the paper leaves one open:
+
+- P_1, by which is pruned, is the draft's law, as its symbol says; the text calls it the target's.
+- Where prompt lookup finds nothing, the draft's likeliest tokens are appended and it is repeated: those are
+  the nodes of the drafted tree, a level per attempt, so that no further forward of the draft is needed.
+- Retrieved tokens were chosen and not drawn: their law is one-hot, also below a drafted node.
+- The time of retrieval counts: it is a step of the draft's device, after the draft whose tokens it appends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from policies.fusion import fused, pruned, unfused
+from policies.info import DECISIONS, PolicyInfo
+from policies.knobs import SettingError
+from policies.operations import View
+from policies.protocols import Steps, World
+from policies.rest import SEARCH_KNOBS, asks, check_text, search_of
+from policies.retrieval import PROMPT, Path, Retrieved, RetrieveTree, Search
+from policies.rows import Rows, admit
+from policies.rowwise import RowAnswers
+from policies.sampling import GREEDY, Sampling
+from policies.settings import Settings
+from policies.treedraft import DraftTree, TreeDrafted, TreePlan, drafted_tree
+from policies.trees import TokenTree, VerifyTree
+from policies.treespec import commit_trees, last_tokens
+
+ATTEMPTS = 2
+"""Levels of drafted tokens that prompt lookup appends where it finds nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RasdKnobs:
+    """Knobs of `rasd`.
+
+    Attributes:
+        plan: Of the drafted tree; the paper's is dynamic.
+        datastore: Name or path of a datastore; `prompt` for the text itself.
+        search: How continuations are looked for.
+        prune_top: k, how many of the draft's likeliest first tokens keep a retrieved branch; 0: all are kept.
+        attempts: Levels of drafted tokens that are appended where nothing is found.
+        fusion: Whether the trees are fused or verified side by side.
+        sampling: How tokens are chosen.
+
+    Raises:
+        ValueError: Drawn tokens would be appended.  Where a round ends would then depend on draws of
+            positions that it does not reach, which are drawn again with the same luck: no longer lossless.
+    """
+
+    plan: TreePlan = TreePlan("dynamic")  # noqa: RUF009 - frozen
+    datastore: str = PROMPT
+    search: Search = Search()  # noqa: RUF009 - frozen
+    prune_top: int = 8
+    attempts: int = ATTEMPTS
+    fusion: bool = True
+    sampling: Sampling = GREEDY
+
+    def __post_init__(self) -> None:
+        if self.attempts and self.plan.kind == "static" and self.sampling.draft_sampled:
+            raise ValueError("drawn tokens must not decide what is looked up: no attempts, or a dynamic tree")
+
+
+def rasd(world: World, rows: Rows, knobs: RasdKnobs) -> Steps:
+    """Draft a tree, retrieve one, prune it, fuse both, verify, repeat.
+
+    Args:
+        world: Where.
+        rows: What to serve, with their tokens kept.
+        knobs: Settings.
+
+    Raises:
+        SettingError: A world without token ids.
+    """
+    check_text(rows, "rasd")
+    unseen: dict[int, Path] = {}
+    while rows.active:
+        fresh = yield from admit(world, rows)
+        view = rows.view()
+        unseen |= last_tokens(rows.view(fresh))
+        drafted = yield world.draft.submit(_draft(rows, view, unseen, knobs))
+        found = yield world.draft.submit(_lookup(rows, view, drafted, knobs))
+        trees = {slot: candidates(drafted[slot], found[slot], knobs) for slot in view.slots.tolist()}
+        verify = VerifyTree(view, rows.width, tuple(trees.values()), knobs.sampling)
+        verified = yield world.target.submit(verify)
+        # The draft keeps the committed text alone, so that it has seen nothing of what was accepted.
+        unseen |= commit_trees(world, rows, view, trees, verified)
+
+
+def candidates(drafted: TreeDrafted, found: Retrieved, knobs: RasdKnobs) -> TokenTree:
+    """The tree that is verified: the drafted one and what pruning leaves of the retrieved one."""
+    tree, retrieved = drafted_tree(drafted), TokenTree._make(found.tree)
+    if knobs.prune_top:
+        retrieved = pruned(retrieved, frozenset(drafted.root_top))
+    return fused(tree, retrieved) if knobs.fusion else unfused(tree, retrieved)
+
+
+def _draft(rows: Rows, view: View, unseen: Mapping[int, Path], knobs: RasdKnobs) -> DraftTree:
+    return DraftTree(
+        view,
+        rows.width,
+        tuple(unseen[slot] for slot in view.slots.tolist()),
+        knobs.sampling,
+        plan=knobs.plan.kind,
+        widths=knobs.plan.widths,
+        depth=knobs.plan.depth,
+        topk=knobs.plan.topk,
+        budget=knobs.plan.budget,
+        root_top=knobs.prune_top,
+    )
+
+
+def _lookup(rows: Rows, view: View, drafted: RowAnswers, knobs: RasdKnobs) -> RetrieveTree:
+    levels = {slot: _levels(drafted_tree(drafted[slot]), knobs.attempts) for slot in view.slots.tolist()}
+    return RetrieveTree(
+        view,
+        rows.width,
+        asks(rows, view, knobs.datastore, knobs.search, levels),
+        knobs.sampling,
+        datastore=knobs.datastore,
+        search=knobs.search,
+    )
+
+
+def _levels(tree: TokenTree, count: int) -> tuple[tuple[Path, ...], ...]:
+    """The token paths to the nodes of each of the tree's first `count` levels."""
+    levels: list[list[Path]] = [[] for _ in range(count)]
+    for node, depth in enumerate(tree.depths):
+        if depth <= count:
+            levels[depth - 1].append(tuple(tree.tokens[n] for n in tree.path(node)))
+    return tuple(tuple(level) for level in levels if level)
+
+
+def rasd_knobs(settings: Settings) -> RasdKnobs:
+    """The knobs of a configured RASD.
+
+    Raises:
+        SettingError: Numbers that make no tree, or no search.
+    """
+    datastore = settings.option("datastore") or PROMPT
+    attempts = settings.option("retrieval_attempts")
+    if attempts is None:  # REST is asked once per draft phase (section 3.2.1)
+        attempts = ATTEMPTS if datastore == PROMPT else 0
+    try:
+        plan = TreePlan(
+            "dynamic",
+            depth=settings.option("tree_depth"),
+            topk=settings.option("tree_topk"),
+            budget=settings.option("tree_budget"),
+        )
+    except ValueError as error:
+        raise SettingError(str(error)) from error
+    return RasdKnobs(
+        plan=plan,
+        datastore=datastore,
+        search=search_of(settings),
+        prune_top=settings.option("prune_top"),
+        attempts=attempts,
+        fusion=settings.option("fusion") == "on",
+        sampling=settings.sampling,
+    )
+
+
+def _check(settings: Settings, _: Mapping[str, Any]) -> None:
+    rasd_knobs(settings)
+
+
+def _run(world: World, rows: Rows, settings: Settings) -> Steps:
+    return rasd(world, rows, rasd_knobs(settings))
+
+
+INFO = PolicyInfo(
+    name="rasd",
+    paper="RASD",
+    predicts="nobody",
+    drafts="tree by confidence (EAGLE-2), fused with a retrieved one",
+    on_miss="-",
+    verifies="tree",
+    knobs=(
+        *SEARCH_KNOBS,
+        "retrieval_attempts",
+        "tree_depth",
+        "tree_topk",
+        "tree_budget",
+        "prune_top",
+        "fusion",
+    ),
+    run=_run,
+    replay=DECISIONS,
+    check=_check,
+)
