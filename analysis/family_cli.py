@@ -26,15 +26,26 @@ Examples:
 """
 
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
-    "sd": ({"lookahead": 3}, {"lookahead": 5}),
-    "pld": ({"lookahead": 4},),
-    "pearl": ({"lookahead": 3}, {"lookahead": 5}),
+    "sd": ({"lookahead": 2}, {"lookahead": 5}),
+    "pld": ({"lookahead": 3},),
+    "pearl": ({"lookahead": 2}, {"lookahead": 5}),
     "saguaro": (
-        {"lookahead": 3, "fanout": (2,), "backup": "plain"},
-        {"lookahead": 3, "fanout": (3,), "backup": "primary"},
+        {"lookahead": 2, "fanout": (3,), "backup": "plain"},
+        {"lookahead": 4, "fanout": (2,), "backup": "primary"},
     ),
+    "double": ({"lookahead": 2}, {"lookahead": 3, "retrieval_length": 4}),
+    "duo": ({"lookahead": 4, "sequences": "2"}, {"lookahead": 6}),
+    "mirror": ({"lookahead": 3, "kappa": 1}, {"lookahead": 4, "kappa": 2}),
+    "tree": (
+        {"tree_widths": (2, 1, 1)},
+        {"tree_plan": "dynamic", "tree_depth": 4, "tree_topk": 2, "tree_budget": 8},
+    ),
+    "rest": ({"retrieval_nodes": 12},),
+    "rasd": ({"tree_depth": 3, "tree_topk": 2, "tree_budget": 6, "retrieval_nodes": 8},),
 }
-"""Settings of each policy; those that are not named run with their defaults."""
+"""Settings of each policy, different from those that calibrations run; what is not named has its defaults."""
+CHOSEN: dict[str, Any] = {"draft_sampling": "greedy"}
+"""What a dynamic tree needs at a temperature above 0: its nodes are chosen, not drawn."""
 
 
 @click.command(epilog=EXAMPLES, context_settings=HELP)
@@ -67,11 +78,15 @@ def settings_of(names: list[str], temperature: float, seed: int) -> list[Setting
     """The settings of some policies (by default all that run live) at a temperature."""
     chosen = names or [name for name, info in POLICIES.items() if "live" in info.worlds]
     return [
-        configure(name, temperature=temperature, seed=seed, **knobs)
+        configure(name, temperature=temperature, seed=seed, **knobs, **_sampled(knobs, temperature))
         for name in chosen
         if name != "ar"
         for knobs in VARIANTS.get(name, ({},))
     ]
+
+
+def _sampled(knobs: dict[str, Any], temperature: float) -> dict[str, Any]:
+    return CHOSEN if temperature > 0.0 and knobs.get("tree_plan") == "dynamic" else {}
 
 
 def _family(options: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calibrate.datastore_cli import datastore
 from calibrate.decide_cli import decide
 from calibrate.pair.cli import pair
 from policies.commandline import HELP, Refusal, split_integers
@@ -26,8 +27,13 @@ Examples:
   calibrate --temperature 0,0.7 --top-p 0.95 a greedy trace, and one at that sampling
   calibrate --batches 1,4,16 --ranks 64      wider grids; fan-outs up to 63
   calibrate --mode compiled --passes 3       compiled models, three times over
+  calibrate --until-error 0.05 --time-budget 600  points where interpolation is worst
   calibrate pair report                      what the shipped pair is
+  calibrate --placement cuda:0+cpu --precision bf16 --target shape:llama-3.1-8b
+                                             latencies of an architecture with random weights
+  calibrate --draft-backend openvino:NPU     the draft on an NPU
   calibrate decide --policy pld --help       record what a policy decides, for its replay
+  calibrate datastore build                  text to retrieve from
 \b
 A run that was interrupted goes on where it was: give the same command again.
 """
@@ -54,7 +60,23 @@ def split_numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[fl
 )
 @click.option("--count", type=click.IntRange(min=1), help="Use this many of the prompts, of all categories.")
 @click.option(
-    "--placement", default="split", show_default=True, help="split, or shared:0 / shared:0,1 (cores)."
+    "--placement",
+    default="split",
+    show_default=True,
+    help="split, shared:0 / shared:0,1 (cores), cuda:0 (both), cuda:0+cuda:1, cuda:0+cpu (target+draft).",
+)
+@click.option(
+    "--draft-backend",
+    default="torch",
+    show_default=True,
+    help="torch, openvino:CPU, openvino:GPU, openvino:NPU.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "bf16", "fp16", "fp64"]),
+    default="fp32",
+    show_default=True,
+    help="Of both models; replay is exact in fp32.",
 )
 @click.option(
     "--temperature",
@@ -91,6 +113,18 @@ def split_numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[fl
     show_default=True,
     help="How the models are called.",
 )
+@click.option(
+    "--until-error",
+    type=float,
+    metavar="E",
+    help="Choose the grids' points by measuring, until interpolation is off by at most this share.",
+)
+@click.option(
+    "--time-budget",
+    type=float,
+    metavar="S",
+    help="Seconds that the grids may take with --until-error, by estimate.  [default: 300]",
+)
 @click.option("--name", help="Name of the profile.  [default: from machine, target and placement]")
 @click.option(
     "--out",
@@ -120,6 +154,7 @@ def main(context: click.Context, /, **options: Any) -> None:
 
 main.add_command(pair)
 main.add_command(decide)
+main.add_command(datastore)
 
 
 def make_job(options: dict[str, Any]) -> Any:
@@ -130,10 +165,12 @@ def make_job(options: dict[str, Any]) -> Any:
         ValueError: Bad prompts, models, placement, sampling or batches.
     """
     from calibrate.job import Job, default_name
-    from calibrate.live.placement import is_local_model, parse_placement
-    from calibrate.machine import find_machine, require
+    from calibrate.live.placement import check_backend, is_local_model, parse_placement
+    from calibrate.machine import find_machine, require, require_devices
     from calibrate.pair.resolve import resolve_model
     from calibrate.prompts import find_prompts, load_prompts, spread
+    from calibrate.scouting import scouting_wish
+    from calibrate.shapes import PREFIX, resolve_shape
     from policies.sampling import Sampling
 
     options = DEFAULTS | options
@@ -148,12 +185,17 @@ def make_job(options: dict[str, Any]) -> Any:
         )
     machine = find_machine()
     require(options["hw"], machine)
-    placement = parse_placement(options["placement"])
+    placement, backend = parse_placement(options["placement"]), options["draft_backend"]
+    check_backend(backend)
+    require_devices(placement, machine, backend, sampled=any(temperatures))
     prompts = load_prompts(find_prompts(options["prompts"]))
     count = options["count"] or (-(-len(prompts) // 2) if options["quick"] else None)
     if count is not None:
         prompts = spread(prompts, count)
-    folders = [str(resolve_model(options[role])) for role in ("target", "draft")]
+    folders = [
+        str((resolve_shape if name.startswith(PREFIX) else resolve_model)(name))
+        for name in (options["target"], options["draft"])
+    ]
     for folder in folders:
         is_local_model(folder)
     return Job(
@@ -166,7 +208,7 @@ def make_job(options: dict[str, Any]) -> Any:
         placement=placement,
         limit=options["max_tokens"],
         quick=options["quick"],
-        name=options["name"] or default_name(machine, options["target"], placement),
+        name=options["name"] or default_name(machine, options["target"], placement, backend),
         seed=options["seed"],
         command=shlex.join(["calibrate", *sys.argv[1:]]),
         temperatures=tuple(temperatures),
@@ -176,6 +218,9 @@ def make_job(options: dict[str, Any]) -> Any:
         mode=options["mode"],
         temperature=temperatures[0],
         passes=options["passes"],
+        scouting=scouting_wish(options["until_error"], options["time_budget"]),
+        precision=options["precision"],
+        draft_backend=backend,
     )
 
 
@@ -188,6 +233,10 @@ DEFAULTS: dict[str, Any] = {
     "quick": False,
     "name": None,
     "passes": 1,
+    "until_error": None,
+    "time_budget": None,
+    "precision": "fp32",
+    "draft_backend": "torch",
 }
 """Options that other commands, which make a job too, need not give."""
 
@@ -224,10 +273,19 @@ def _calibrate(options: dict[str, Any]) -> None:
         click.echo(line)
     for path in (profile_path, *traces.values()):
         click.echo(f"wrote {path}")
-    first = next(iter(traces.values()))
-    click.echo(
-        f"next: simulate --hw {profile_path if out else job.name} --trace {first if out else first.stem}"
-    )
+    hw = str(profile_path if out else job.name)
+    click.echo(next_line(hw, list(traces.values()), whole_paths=bool(out)))
+
+
+def next_line(hw: str, traces: list[Path], *, whole_paths: bool) -> str:
+    """What to do with the files; without a trace, where an acceptance has to come from."""
+    if not traces:
+        return (
+            "random weights: latencies only, no acceptance was measured; it has to come from a trace, an "
+            f"import or a number: simulate --hw {hw} --acceptance 0.8"
+        )
+    first = traces[0]
+    return f"next: simulate --hw {hw} --trace {first if whole_paths else first.stem}"
 
 
 def resume_lines(journal: Journal) -> list[str]:

@@ -33,8 +33,8 @@ EXTREMES: tuple[Knobs, ...] = (
     {"policy": "pearl", "lookahead": 1},
     {"policy": "saguaro", "lookahead": 6, "fanout": (4,), "backup": "primary"},
 )
-"""The shortest operations, a target that never waits (`pld`) and the largest trees: what people ask for should
-lie between what was run, as host times that were fitted on one side only go astray on the other."""
+"""The shortest operations, a target that never waits (`pld`) and the largest trees: what people ask for
+should lie between what was run, as host times that were fitted on one side only go astray on the other."""
 
 ANCHORS: tuple[Knobs, ...] = (
     {"policy": "ar"},

@@ -134,6 +134,8 @@ def run_once(
 
 
 def _check_devices(world: LiveWorld, settings: Settings) -> None:
+    if "live" not in find_policy(settings.policy).worlds:
+        raise SettingError(f"policy {settings.policy!r} runs in the simulated world only, without models")
     needed = max(settings.draft_devices or 1, int(find_policy(settings.policy).needs_draft))
     if find_policy(settings.policy).needs_draft and needed > len(world.drafts):
         raise SettingError(

@@ -63,7 +63,7 @@ def knob_options(*, exclude: tuple[str, ...] = ()) -> Callable[[Command], Comman
 
 def _option(knob: Knob) -> Callable[[Command], Command]:
     having = [info.name for info in POLICIES.values() if knob.name in info.knobs]
-    default = "" if knob.default is None else f"  [{', '.join(having)}; default: {knob.default}]"
+    default = "" if knob.default is None else f"  [{', '.join(having)}; default: {_shown(knob.default)}]"
     details: dict[str, Any] = {"help": knob.help + (default or f"  [{', '.join(having)}]")}
     if knob.kind == "integers":
         details |= {"metavar": "F,...", "callback": split_integers}
@@ -72,6 +72,10 @@ def _option(knob: Knob) -> Callable[[Command], Command]:
     else:
         details |= {"type": {"integer": int, "number": float, "text": str}[knob.kind]}
     return click.option("--" + knob.name.replace("_", "-"), **details)
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def wide_console() -> Console:

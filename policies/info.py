@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from policies.protocols import Steps, World
 from policies.rows import Rows
@@ -33,6 +33,7 @@ class PolicyInfo:
         needs_draft: Whether it uses the draft device.
         worlds: Where it runs.
         aliases: Other names it goes by.
+        check: Refuses settings that contradict each other: (settings, knobs given by name) to SettingError.
     """
 
     name: str
@@ -47,6 +48,7 @@ class PolicyInfo:
     needs_draft: bool = True
     worlds: tuple[WorldName, ...] = ("simulated", "live")
     aliases: tuple[str, ...] = ()
+    check: Callable[[Settings, Mapping[str, Any]], None] | None = None
 
     @property
     def needs_decisions(self) -> bool:

@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from policies.exits import BY_BATCH, DEFAULT_EXIT, DEFAULT_KAPPA, EXITS, OVERLAPS, READINGS, RULES
 from policies.ngram import LONGEST
 from policies.sampling import DRAFT_MODES
 from policies.ssd import BACKUPS, CACHE_SETS, FIRSTS, STALLS, TREES
+from policies.treedraft import PLANS, TreePlan
 
 Kind: TypeAlias = Literal["integer", "number", "name", "integers", "text"]
 
@@ -78,6 +80,7 @@ _ARTICLE = {"integer": "a whole number", "number": "a number"}
 DEFAULT_LOOKAHEAD = 4
 DEFAULT_FANOUT = 3
 MAX_LOOKAHEAD = 64
+HEAD_FAMILIES = ("medusa", "hydra", "eagle2", "eagle3")
 
 KNOBS: dict[str, Knob] = {
     knob.name: knob
@@ -132,6 +135,91 @@ KNOBS: dict[str, Knob] = {
             most=1.0,
             sampled=True,
         ),
+        Knob(
+            "sequences",
+            "Drafted sequences that share the lookahead: by the draft's doubt, or so many.",
+            "name",
+            "dynamic",
+            ("dynamic", *map(str, range(1, 9))),
+        ),
+        Knob(
+            "kappa",
+            f"Candidates per position that an early exit names; {BY_BATCH}: by the batch, as the paper does.",
+            "integer",
+            DEFAULT_KAPPA,
+            least=0,
+        ),
+        Knob("exit", "Depth of the target's early exit.", "name", DEFAULT_EXIT, EXITS),
+        Knob(
+            "candidates",
+            "Positions for which an early exit names candidates.",
+            "name",
+            READINGS[0],
+            READINGS,
+        ),
+        Knob(
+            "acceptance_rule",
+            "Accept a sampled token with min(1, p/q), or where it equals the target's own draw.",
+            "name",
+            RULES[0],
+            RULES,
+            sampled=True,
+        ),
+        Knob(
+            "overlap",
+            "Draft while the target works (Mirror: its later layers), or take turns.",
+            "name",
+            OVERLAPS[0],
+            OVERLAPS,
+        ),
+        Knob("retrieval_length", "d or l, most tokens of a retrieved continuation.", "integer", 10, least=1),
+        Knob("draft_retrieval", "Whether the draft retrieves.", "name", "on", ("on", "off")),
+        Knob("target_retrieval", "Whether the target retrieves.", "name", "on", ("on", "off")),
+        Knob("rejected_cache", "Whether rejected tokens are retrieved.", "name", "on", ("on", "off")),
+        Knob("datastore", "Texts to retrieve from: a name or a folder (calibrate datastore).", "text"),
+        Knob("longest_match", "Longest ending that trees are looked up by.", "integer", 16, least=1),
+        Knob("shortest_match", "Shortest ending that trees are looked up by.", "integer", 2, least=1),
+        Knob("retrieval_candidates", "Continuations after which none is looked for.", "integer", 8, least=1),
+        Knob(
+            "retrieval_attempts",
+            "Drafted levels appended where nothing is found: 2 in the text, 0 in a datastore by default.",
+            "integer",
+            least=0,
+        ),
+        Knob(
+            "prune_top",
+            "Retrieved branches begin with one of so many of the draft's likeliest tokens; 0: with any.",
+            "integer",
+            8,
+            least=0,
+        ),
+        Knob("fusion", "Fuse what drafted and retrieved trees share.", "name", "on", ("on", "off")),
+        Knob("retrieval_nodes", "Most nodes of a retrieved tree.", "integer", 32, least=1),
+        Knob(
+            "matched_length",
+            "Mean tokens matched per retrieval, in worlds of coin tosses.",
+            "number",
+            least=0.0,
+        ),
+        Knob("heads", "Kind of heads that draft on the target.", "name", "eagle2", HEAD_FAMILIES),
+        Knob(
+            "head_cost",
+            "A pass of the heads, in target forwards over one token.",
+            "number",
+            0.05,
+            least=0.0,
+        ),
+        Knob(
+            "tree_plan",
+            "Trees of a fixed shape by rank, or grown where the draft is confident (EAGLE-2).",
+            "name",
+            PLANS[0],
+            PLANS,
+        ),
+        Knob("tree_widths", "Children per level of a static tree.", "integers", TreePlan.widths),
+        Knob("tree_depth", "Levels of a dynamic tree.", "integer", TreePlan.depth, least=1),
+        Knob("tree_topk", "Nodes expanded per level of a dynamic tree.", "integer", TreePlan.topk, least=1),
+        Knob("tree_budget", "Nodes kept of a dynamic tree.", "integer", TreePlan.budget, least=1),
     )
 }
 """Every knob, in the order in which labels and help texts name them."""

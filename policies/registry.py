@@ -9,6 +9,9 @@ import difflib
 from typing import Any
 
 from policies.chains import AR, PEARL, PLD, SAGUARO, SD
+from policies.double import INFO as DOUBLE
+from policies.duo import INFO as DUO
+from policies.heads import INFO as HEADS
 from policies.info import DECISIONS, EXACT, PolicyInfo
 from policies.knobs import (
     DEFAULT_FANOUT,
@@ -18,10 +21,14 @@ from policies.knobs import (
     MAX_LOOKAHEAD,
     SettingError,
 )
+from policies.mirror import INFO as MIRROR
 from policies.protocols import Steps, World
+from policies.rasd import INFO as RASD
+from policies.rest import INFO as REST
 from policies.rows import Rows
 from policies.sampling import Sampling
 from policies.settings import AnyBackup, Settings
+from policies.treespec import INFO as TREE
 
 __all__ = [
     "ALIASES",
@@ -40,7 +47,23 @@ __all__ = [
     "start",
 ]
 
-POLICIES: dict[str, PolicyInfo] = {info.name: info for info in (AR, SD, PLD, PEARL, SAGUARO)}
+POLICIES: dict[str, PolicyInfo] = {
+    info.name: info
+    for info in (
+        AR,
+        SD,
+        PLD,
+        REST,
+        PEARL,
+        SAGUARO,
+        DOUBLE,
+        DUO,
+        TREE,
+        HEADS,
+        MIRROR,
+        RASD,
+    )
+}
 """Every policy, in the order in which they build on each other."""
 
 ALIASES: dict[str, str] = {alias: info.name for info in POLICIES.values() for alias in info.aliases}
@@ -102,6 +125,8 @@ def configure(
         **{name: value for name, value in chosen.items() if name in FIELDS},
     )
     _refuse_contradictions(settings, given)
+    if info.check is not None:
+        info.check(settings, given)
     return settings
 
 

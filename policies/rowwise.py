@@ -30,7 +30,7 @@ from policies.sampling import GREEDY, Sampling
 
 Work: TypeAlias = tuple[tuple[str, int], ...]
 """What a row's share of an operation was: (name of a step, tokens of the row that went through the model)."""
-Like: TypeAlias = Literal["verify", "draft", "prespeculate", "continue"]
+Like: TypeAlias = Literal["verify", "settle", "draft", "prespeculate", "continue"]
 
 
 class RowReply(Protocol):
@@ -136,6 +136,29 @@ def verdict_of(width: int, rows: Mapping[int, RowVerdict]) -> Verdict:
         accepted[slot], emitted[slot] = row.accepted, len(row.emitted)
         ended[slot], bonus[slot], tokens[slot] = row.ended, row.bonus, tuple(row.emitted)
     return Verdict(accepted, emitted, ended, bonus, tuple(tokens))
+
+
+def joined(first: RowVerdict, then: RowVerdict, room: int) -> RowVerdict:
+    """A verification that left its end open, and what settled it, as one.
+
+    Args:
+        first: What was emitted before the open position.
+        then: What was emitted from there on.
+        room: Tokens that the row might emit when the round began; a recording may have been given more.
+    """
+    whole = RowVerdict(
+        first.accepted + then.accepted, (*first.emitted, *then.emitted), then.ended, then.bonus
+    )
+    return cut_to(whole, room)
+
+
+def cut_to(verdict: RowVerdict, room: int) -> RowVerdict:
+    """A verdict with no more tokens than there is room for, with which the row ends."""
+    if len(verdict.emitted) < room:
+        return verdict
+    emitted = verdict.emitted[:room]
+    bonus = verdict.bonus if len(emitted) == len(verdict.emitted) else UNKNOWN
+    return RowVerdict(min(verdict.accepted, len(emitted)), emitted, True, bonus)
 
 
 def total_tokens(replies: Sequence[RowReply]) -> int:

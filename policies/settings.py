@@ -97,7 +97,7 @@ class Settings:
             parts.append(f"Fb={_short(self.fanout_backup)}")
         if self.backup is not None:
             parts.append(self.backup)
-        parts += [f"{k}={v}" for k, v in self.unusual.items()]
+        parts += [f"{k}={_shown(v)}" for k, v in self.unusual.items()]
         if self.temperature > 0.0:
             parts.append(f"T={self.temperature:g}")
             if self.top_p < 1.0:
@@ -116,6 +116,10 @@ class Settings:
     def with_sampling(self, temperature: float, top_p: float = 1.0) -> Settings:
         """These settings at another target sampling."""
         return replace(self, temperature=temperature, top_p=top_p)
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _short(fanout: tuple[int, ...]) -> str:

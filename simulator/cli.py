@@ -26,6 +26,7 @@ Examples:
   simulate --policy sd --lookahead 7 --hw cpu2-x20 --prompt-length 400
   simulate --policy saguaro --target-time 1 --draft-time 0.1 --acceptance 0.8 --hit-exponent 1
   simulate --policy sd --acceptance acceptance.json --lookahead 5
+  simulate --hw a100x8 --acceptance 0.8 --target-shape deepseek-coder-33b --draft-shape deepseek-coder-1.3b
   simulate --policy pearl --timeline run.json --plot run.png
   simulate --list-policies
 """
@@ -60,6 +61,15 @@ def exponent_and_scale(
 @click.option("--policy", default="saguaro", show_default=True, help="Policy (see --list-policies).")
 @click.option("--batch", default=1, show_default=True, help="Rows served at once.")
 @click.option("--hw", help=f"Hardware profile: a shipped name or a file.  [default: {DEFAULT_PROFILE}]")
+@click.option(
+    "--target-shape", help="Another target on the profile's device, scaled by roofline: a name or config."
+)
+@click.option("--draft-shape", help="Another draft, likewise.")
+@click.option(
+    "--placement",
+    type=click.Choice(["split", "shared"]),
+    help="Devices of their own, or the same one in turns, where the profile has it otherwise.",
+)
 @click.option(
     "--trace",
     help="Recorded trace: a shipped name or a file.  [default: the profile's, at this temperature]",
@@ -186,8 +196,9 @@ def build_scenario(options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
     Raises:
         SettingError: Options that contradict each other or lack their partner.
     """
-    from hardware_profiles.profile import load_profile
+    from hardware_profiles.profile import load_profile, unmeasured
     from hardware_profiles.store import find_profile
+    from simulator.carried import carried
     from simulator.costs import Effects, TextbookCosts
     from simulator.run import Scenario
 
@@ -201,6 +212,8 @@ def build_scenario(options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
     else:
         profile = load_profile(find_profile(options["hw"] or DEFAULT_PROFILE))
         sources["latency"] = f"profile {profile.name} ({profile.provenance.kind}): {profile.description}"
+        profile = carried(profile, options, sources)
+        sources |= unmeasured(profile)
     tokens, sources["tokens"] = _tokens(options, profile.name if profile else DEFAULT_PROFILE)
     return (
         Scenario(
@@ -258,6 +271,10 @@ def _check_textbook(options: dict[str, Any]) -> None:
         raise SettingError("--target-time and --draft-time go together")
     if options["hw"]:
         raise SettingError("give either --hw or --target-time and --draft-time, not both")
+    if any(options.get(name) for name in ("target_shape", "draft_shape", "placement")):
+        raise SettingError(
+            "--target-shape, --draft-shape and --placement change a profile: leave out --target-time"
+        )
     if not options["jitter"]:
         raise SettingError("--no-jitter changes nothing with --target-time: constants do not vary")
     if options["target_time"] <= 0 or options["draft_time"] < 0:
@@ -309,7 +326,9 @@ def _decisions(options: dict[str, Any], profile_name: str, sources: dict[str, st
         if options["decisions"]:
             raise SettingError(f"--decisions changes nothing: policy {info.name!r} is replayed on a trace")
         return None
-    if options["acceptance"] is not None:
+    if options["acceptance"] is not None or "live" not in info.worlds:
+        return None
+    if not options["decisions"] and info.name == "tree" and _is_static_and_greedy(options):
         return None
     name = options["decisions"] or decisions_name(
         profile_name, info.name, options["temperature"], options["top_p"]
@@ -320,6 +339,11 @@ def _decisions(options: dict[str, Any], profile_name: str, sources: dict[str, st
         f"{trace.meta.prompt_set} prompts"
     )
     return trace
+
+
+def _is_static_and_greedy(options: dict[str, Any]) -> bool:
+    """Whether a recorded path decides a tree (`policies.treespec.follows_the_path`)."""
+    return options["temperature"] == 0.0 and options["tree_plan"] in {None, "static"}
 
 
 GREEDY_COLUMNS = ("draft_rank", "draft_top_ids")
@@ -338,7 +362,10 @@ def _find_trace(options: dict[str, Any], profile_name: str) -> tuple[str, Path]:
         return name, find_trace(name)
     except TraceError as error:
         if temperature == 0.0:
-            raise
+            raise SettingError(
+                f"profile {profile_name!r} has no recording of its own ({error}): give --acceptance, a "
+                "number or an imported file, or another pair's recording with --trace"
+            ) from error
         more = f" --top-p {top_p:g}" if top_p < 1.0 else ""
         raise SettingError(
             f"no trace of profile {profile_name!r} at temperature {temperature:g}"

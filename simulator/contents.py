@@ -8,8 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from hardware_profiles.decisions import Decisions
 from policies.knobs import SettingError
-from policies.operations import UNKNOWN
-from policies.rowwise import RowVerdict, Rowwise
+from policies.rowwise import RowVerdict, Rowwise, cut_to
 from simulator.tokens.model import TokenModel
 
 
@@ -88,12 +87,18 @@ Imagine: TypeAlias = Callable[[Rowwise, TokenModel], list[Any]]
 """(operation, coins) to the replies of its rows."""
 
 IMAGINED: dict[str, str] = {
+    "guide": "simulator.imagined.double:guide",
+    "retrievingdraft": "simulator.imagined.double:draft",
+    "retrievingverify": "simulator.imagined.double:verify",
     "draftsequences": "simulator.imagined.duo:draft_sequences",
     "earlyverify": "simulator.imagined.mirror:verify_early",
     "earlyverify.mark": "simulator.imagined.mirror:candidates",
     "rollout": "simulator.imagined.mirror:roll_out",
     "settlesequences": "simulator.imagined.duo:settle_sequences",
     "verifypending": "simulator.imagined.duo:verify_pending",
+    "draftheads": "simulator.imagined.trees:draft_heads",
+    "drafttree": "simulator.imagined.trees:draft_trees",
+    "verifytree": "simulator.imagined.trees:verify_trees",
 }
 """Kind of operation to `module:function` (an `Imagine`), where coins can stand in for decisions."""
 
@@ -140,15 +145,6 @@ def revive(reply: type[Any], plain: Any) -> Any:
     if "verdict" in found._fields:
         found = found._replace(verdict=RowVerdict._make(found.verdict))
     return found
-
-
-def cut_to(verdict: RowVerdict, room: int) -> RowVerdict:
-    """A verdict with no more tokens than there is room for; recordings may have been given more."""
-    if len(verdict.emitted) < room:
-        return verdict
-    emitted = verdict.emitted[:room]
-    bonus = verdict.bonus if len(emitted) == len(verdict.emitted) else UNKNOWN
-    return RowVerdict(min(verdict.accepted, len(emitted)), emitted, True, bonus)
 
 
 def _tupled(value: Any) -> Any:

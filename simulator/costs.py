@@ -25,6 +25,7 @@ from typing import Protocol
 import numpy as np
 
 from hardware_profiles.latency import LatencySurface
+from policies.knobs import SettingError
 from policies.operations import (
     Continue,
     Draft,
@@ -160,18 +161,20 @@ class ProfileCosts:
         role, context, fed = role_of(device), self._context(view), 0
         forwards = sum(1 for _ in zip_longest(*work))
         factors: dict[str, float] = {}
-        steps = []
+        call_s, steps = 0.0, []
         for parts in zip_longest(*work):
             there = [part for part in parts if part is not None]
             name, widest = there[0][0], max(tokens for _, tokens in there)
+            share = share_of(name)
             if widest == 0:
-                steps.append((name, seconds.get(name, 0.0)))
+                steps.append((name, seconds.get(name, 0.0) if share is None else share * call_s))
                 continue
             surface = _surface_of(role, name)
             table = self._row_table(surface, len(there), widest, context + fed)
             if surface not in factors:
                 factors[surface] = self._factor(surface, forwards)
-            steps.append((name, float(table[context + fed]) * factors[surface]))
+            call_s = float(table[context + fed]) * factors[surface]
+            steps.append((name, call_s if share is None else share * call_s))
             self._note(surface, "context", context + fed)
             fed += widest if self.effects.context else 0
         return steps
@@ -179,6 +182,10 @@ class ProfileCosts:
     def _row_table(self, surface: str, rows: int, widest: int, least: int) -> FloatArray:
         """Seconds by context of a model call over at most `widest` tokens in each of `rows` rows."""
         rows = rows if self.effects.batch_width else 1
+        if surface not in self.surfaces:
+            raise SettingError(
+                f"this profile has no {surface}, which the policy's steps need; record one with `calibrate`"
+            )
         if surface != TREE_SURFACE:
             wide = self.effects.verify_width if surface.startswith("target") else self.effects.draft_width
             return self._forward(surface, rows, widest if wide else 1, least=least + 1)
@@ -339,14 +346,27 @@ class TextbookCosts:
         steps = []
         for parts in zip_longest(*work):
             there = [part for part in parts if part is not None]
+            name, share = there[0][0], share_of(there[0][0])
             fed = any(tokens for _, tokens in there)
-            steps.append((there[0][0], model if fed else seconds.get(there[0][0], 0.0)))
+            if share is not None:
+                steps.append((name, share * model))
+            else:
+                steps.append((name, model if fed else seconds.get(name, 0.0)))
         return steps
 
 
 def _surface_of(role: str, step: str) -> str:
     """The measured operation that a step of a rowwise operation costs as much as."""
     return TREE_SURFACE if role == "draft" and step == "tree" else f"{role}.forward"
+
+
+def share_of(step: str) -> float | None:
+    """Share of a model call that a step called e.g. `early:0.4` is; None for a whole call or none at all.
+
+    The pieces of a call follow each other; the first one feeds its tokens, the others feed none.
+    """
+    _, _, share = step.partition(":")
+    return float(share) if share else None
 
 
 def tokens_fed(operation: Operation) -> int:

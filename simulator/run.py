@@ -14,6 +14,7 @@ from policies.records import Span
 from policies.registry import SettingError, Settings, configure, find_policy, start
 from policies.rows import Rows
 from policies.summary import Summary, summarise
+from policies.treespec import follows_the_path
 from simulator.contents import Contents, Decided, Imagined
 from simulator.costs import Costs, Effects, Extrapolation, ProfileCosts, TextbookCosts
 from simulator.devices import Slowdowns
@@ -180,14 +181,20 @@ def decided(
 ) -> tuple[Contents, list[Request]]:
     """What answers a policy's rowwise operations, and the requests it serves.
 
-    Coins stand in where the scenario's tokens are coins; else the decision trace has to have the setting.
+    Coins stand in where the scenario's tokens are coins, and the recorded path where it decides everything;
+    else the decision trace has to have the setting.
 
     Raises:
         SettingError: It has not.
     """
     if scenario.decisions is None:
-        if scenario.tokens.tokens is None:
+        if scenario.tokens.tokens is None or follows_the_path(settings):
             return Imagined(scenario.tokens), requests
+        if "live" not in find_policy(settings.policy).worlds:
+            raise SettingError(
+                f"policy {settings.policy!r} has no model here, so that there is no recording of it: it runs "
+                "on coin tosses (--acceptance) or a histogram alone"
+            )
         raise SettingError(
             f"policy {settings.policy!r} is fed by tokens off the recorded path: its replay needs a "
             f"decision trace.  Record one with `calibrate decide --policy {settings.policy}` and give it "

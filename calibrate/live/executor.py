@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrate.live.accelerators import synchroniser
 from calibrate.live.arena import LawReader, LawWriter
 from calibrate.live.choice import law, top_tokens
 from calibrate.live.drafting import Pen
@@ -87,6 +88,7 @@ class Executor:
         self._open: dict[int, tuple[int, int, Tensor]] = {}
         self._probed: tuple[range, int] | None = None
         self._slots = 0
+        self._synchronise = synchroniser(runner.device)
 
     @torch.inference_mode()
     def execute(self, message: Message) -> Reply:
@@ -166,6 +168,23 @@ class Executor:
         rows = message.rows
         if not rows:
             return ()
+        p = self.open_laws(rows)[:, None]
+        proposals = Proposals(rows, message.sampling, p.shape[-1], self.reader)
+        _, following = judge_chains(p, proposals, proposals.lengths > 0)
+        return tuple(
+            cut((), row.tokens[0] if bonus is None else bonus, row.room, self.end_token_ids)
+            for row, bonus in zip(rows, following, strict=True)
+        )
+
+    def open_laws(self, rows: Sequence[Row]) -> Tensor:
+        """[R, V] the target's laws at positions that a verification left open; they are given out once.
+
+        Args:
+            rows: `position` is the open one.
+
+        Raises:
+            AuditError: That position is not open.
+        """
         laws = []
         for row in rows:
             request, position, p = self._open.pop(row.slot, (-1, -1, None))
@@ -174,13 +193,7 @@ class Executor:
                     f"slot {row.slot} has no open position {row.position} of request {row.request}"
                 )
             laws.append(p)
-        p = torch.stack(laws)[:, None]
-        proposals = Proposals(rows, message.sampling, p.shape[-1], self.reader)
-        _, following = judge_chains(p, proposals, proposals.lengths > 0)
-        return tuple(
-            cut((), row.tokens[0] if bonus is None else bonus, row.room, self.end_token_ids)
-            for row, bonus in zip(rows, following, strict=True)
-        )
+        return torch.stack(laws)
 
     def _draft(self, message: DraftRows) -> tuple[Drafted, ...]:
         rows = message.rows
@@ -235,7 +248,7 @@ class Executor:
         grown = [i for i, found in enumerate(outcomes) if found]
         speculations: dict[int, list[Drafted]] = {i: [] for i in range(len(outcomes))}
         if grown:
-            drafted = iter(self._grow(message, grown, [outcomes[i] for i in grown]))
+            drafted = iter(self.grow(message, grown, [outcomes[i] for i in grown]))
             for i in grown:
                 speculations[i] = [next(drafted) for _ in outcomes[i]]
         branches = sum(map(len, outcomes))
@@ -248,7 +261,7 @@ class Executor:
             Prepared(tuple(zip(found, speculations[i], strict=True))) for i, found in enumerate(outcomes)
         )
 
-    def _grow(
+    def grow(
         self, message: PrespeculateRows, grown: Sequence[int], outcomes: Sequence[Sequence[Outcome]]
     ) -> tuple[Drafted, ...]:
         """Continue every outcome of the rows `grown` by `lookahead` tokens, all at once.
@@ -395,7 +408,8 @@ class Executor:
         self.runner.rollback(row.slot, keep)
 
     def stamp(self, name: str, start: float, fed_before: int, new: Sequence[Sequence[int]]) -> None:
-        """Note a step that fed the tokens (or the branches) `new` of each row."""
+        """Note a step that fed the tokens (or the branches) `new` of each row; waits until it is done."""
+        self._synchronise()
         end, fed = time.perf_counter(), self.runner.fed - fed_before
         self.steps.append(Step(name, start, end, fed, len(new), max(map(len, new))))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from analysis.family import Member, error_summary, orders
-from policies.registry import configure
+from analysis.family_cli import settings_of
+from policies.registry import POLICIES, configure
 
 
 def member(lookahead: int, simulated: float, measured: tuple[float, ...]) -> Member:
@@ -48,3 +49,9 @@ def test_pairs_that_the_live_runs_cannot_tell_apart_do_not_count() -> None:
 def test_a_right_order_has_no_regret() -> None:
     members = [member(2, 1.3, (1.4, 1.5)), member(3, 1.1, (1.0, 1.1))]
     assert [(o.pairs, o.right, o.regret) for o in orders(members)] == [(1, 1, 0.0)] * 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_live_policy_has_settings(temperature: float) -> None:
+    found = {settings.policy for settings in settings_of([], temperature, seed=0)}
+    assert found == {name for name, info in POLICIES.items() if "live" in info.worlds} - {"ar"}

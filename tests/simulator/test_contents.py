@@ -14,8 +14,8 @@ from policies.knobs import SettingError
 from policies.operations import Request, Speculation
 from policies.protocols import Steps, World
 from policies.rows import Rows
-from policies.rowwise import Like, RowVerdict, Rowwise, Work, verdict_of
-from simulator.contents import Decided, cut_to, revive
+from policies.rowwise import Like, RowVerdict, Rowwise, Work, cut_to, joined, verdict_of
+from simulator.contents import Decided, revive
 from simulator.costs import TextbookCosts
 from simulator.tokens import coin
 from simulator.world import SimulatedWorld
@@ -104,6 +104,12 @@ def test_a_moment_that_was_not_recorded_is_refused() -> None:
 def test_nested_replies_come_back_as_they_were() -> None:
     reply = revive(Reply, REPLIES["judge", 0, 0, 0])
     assert reply == Reply(RowVerdict(1, (7, 8), False, 8), (("early", 3), ("late", 3), ("look", 0)))
+
+
+def test_what_settles_a_row_can_end_it() -> None:
+    first, then = RowVerdict(2, (7, 8), False), RowVerdict(0, (9,), False, 9)
+    assert joined(first, then, 4) == RowVerdict(2, (7, 8, 9), False, 9)
+    assert joined(first, then, 3) == RowVerdict(2, (7, 8, 9), True, 9)
 
 
 def test_a_recording_of_longer_texts_is_cut() -> None:

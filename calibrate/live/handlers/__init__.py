@@ -19,7 +19,19 @@ if TYPE_CHECKING:
 
 Handler: TypeAlias = "Callable[[Executor, RowwiseRows], tuple[Any, ...]]"
 
-HANDLERS: dict[str, str] = {}
+HANDLERS: dict[str, str] = {
+    "guide": "calibrate.live.handlers.doubleguide:guide",
+    "retrievingdraft": "calibrate.live.handlers.double:draft",
+    "retrievingverify": "calibrate.live.handlers.doubleguide:verify",
+    "draftsequences": "calibrate.live.handlers.duo_sequences:draft_sequences",
+    "earlyverify": "calibrate.live.handlers.mirror:verify_early",
+    "rollout": "calibrate.live.handlers.mirror:roll_out",
+    "retrievetree": "calibrate.live.handlers.retrieval:retrieve_trees",
+    "settlesequences": "calibrate.live.handlers.duo:settle_sequences",
+    "verifypending": "calibrate.live.handlers.duo:verify_pending",
+    "drafttree": "calibrate.live.handlers.treedraft:draft_trees",
+    "verifytree": "calibrate.live.handlers.trees:verify_trees",
+}
 """Kind of operation to `module:function`."""
 
 
