@@ -45,7 +45,7 @@ class Feed(NamedTuple):
     """Inputs of a forward but its keys and values.
 
     Attributes:
-        ids: [R, n].
+        ids: [R, n]; hidden states [R, n, H] of the later part of a model.
         positions: [R, n].
         columns: [R, n] where keys and values are written.
         mask: [R, 1, n, L] additive; contiguous.
@@ -59,7 +59,7 @@ class Feed(NamedTuple):
     @property
     def kind(self) -> Kind:
         """The kind of graph that serves it."""
-        rows, count = self.ids.shape
+        rows, count = self.positions.shape
         return Kind(rows == 1, count == 1)
 
 
@@ -92,6 +92,7 @@ class Capture:
 
     Args:
         model: In evaluation mode.
+        hidden: The model takes hidden states of so many numbers in place of ids; None: ids.
 
     Attributes:
         packs: Whether weights are packed.
@@ -101,11 +102,12 @@ class Capture:
         ModelError: There is no compiler.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, hidden: int | None = None) -> None:
         problem = compiler_problem(model.device)
         if problem is not None:
             raise ModelError(f"the model cannot be compiled: {problem}")
         self.model = model
+        self.hidden = hidden
         self.packs = model.device.type == "cpu" and _packs(model)
         self.compile_s: dict[Kind, float] = {}
         self._graphs: dict[Kind, Graph] = {}
@@ -211,6 +213,9 @@ class Capture:
         mask.masked_fill_(hidden, torch.finfo(mask.dtype).min)
         size = int(self.model.config.get_text_config().vocab_size)
         ids = torch.randint(size, (rows, count), generator=generator).to(device)
+        if self.hidden is not None:
+            states = torch.randn((rows, count, self.hidden), generator=generator)
+            ids = states.to(device=device, dtype=self.model.dtype)
         pairs = [(noise(keys), noise(values)) for keys, values in buffers]
         return Feed(ids, columns.clone(), columns, mask[:, None]), pairs
 

@@ -18,6 +18,7 @@ from calibrate.live.capture import Capture, Feed, Kind
 from calibrate.live.errors import AuditError, ModelError
 from calibrate.live.kvcache import Plan, allocate
 from calibrate.live.nodeforwards import NodeForwards
+from calibrate.live.parts import SplitCapture, watched
 from calibrate.live.placement import Mode
 from calibrate.live.seats import Seating, Seats
 from calibrate.live.tree import Tree
@@ -64,7 +65,8 @@ class ModelRunner(NodeForwards):
         self._most: int | None = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         self._cache = allocate(self.model, slots, max(capacity, 2))
         self._seats = Seats()
-        self._capture = Capture(self.model) if mode == "compiled" else None
+        self._capture: Capture | SplitCapture | None = Capture(self.model) if mode == "compiled" else None
+        self._parts: dict[int, SplitCapture] = {}
 
     @property
     def slots(self) -> int:
@@ -88,7 +90,7 @@ class ModelRunner(NodeForwards):
         Raises:
             ModelError: The model cannot be compiled.
         """
-        if self._capture is None:
+        if not isinstance(self._capture, Capture):
             return 0.0
         start = time.perf_counter()
         for rows, count in shapes:
@@ -170,7 +172,7 @@ class ModelRunner(NodeForwards):
     ) -> Tensor:
         """As `forward`, and shows `see` on the way what leaves the first `layer` layers.
 
-        The model runs as transformers has it, compiled mode or not: a graph says nothing on its way.
+        Compiled mode runs a graph for either part, since a graph says nothing on its way.
 
         Args:
             slots: [R].
@@ -183,16 +185,20 @@ class ModelRunner(NodeForwards):
         """
         seating = self._seat(slots)
 
-        def hook(_module: Any, _inputs: Any, output: Any) -> None:
-            see(seating.back(output[0] if isinstance(output, tuple) else output))
+        def shown(hidden: Tensor) -> None:
+            see(seating.back(hidden))
 
-        capture, self._capture = self._capture, None
-        handle = self.model.model.layers[layer - 1].register_forward_hook(hook)
+        whole = self._capture
+        if whole is None:
+            with watched(self.model, layer, shown):
+                return self.forward(slots, tokens)
+        if layer not in self._parts:
+            self._parts[layer] = SplitCapture(self.model, layer)
+        self._capture = self._parts[layer].showing(shown)
         try:
             return self.forward(slots, tokens)
         finally:
-            handle.remove()
-            self._capture = capture
+            self._capture = whole
 
     def open_tree(self, slots: Sequence[int], forks: Sequence[Sequence[int]], depth: int) -> Tree:
         """Prepare branches over the trunks that slots hold.
@@ -330,7 +336,7 @@ class ModelRunner(NodeForwards):
             return logits
 
     def _captured(
-        self, capture: Capture, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan
+        self, capture: Capture | SplitCapture, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan
     ) -> Tensor:
         """The same by a graph, which wants everything spelled out and contiguous."""
         rows, count = ids.shape
