@@ -1,7 +1,7 @@
 """No knob is silently ignored: another value of it makes another run.
 
-Compared are the replies of the devices, operation by operation, and never what was asked of them: a knob that a
-policy passes on and a handler forgets would change the question alone.
+Compared are the replies of the devices, operation by operation, and never what was asked of them: a knob that
+a policy passes on and a handler forgets would change the question alone.
 """
 
 from __future__ import annotations
@@ -57,10 +57,7 @@ TEXT = (5, 9, 3, 7, 5, 9, 3, 8, 5, 9, 4, 7, 9, 3, 7, 5, 9, 3)
 PROMPTS = [TEXT, TEXT[::-1], (1, 2) * 6, (3, 3, 4) * 5]
 
 CASES = [
-    (name, knob)
-    for name in NEW
-    for knob in POLICIES[name].knobs
-    if knob not in ELSEWHERE and knob in OTHERS
+    (name, knob) for name in NEW for knob in POLICIES[name].knobs if knob not in ELSEWHERE and knob in OTHERS
 ]
 
 
@@ -84,7 +81,7 @@ def _plain(answer: Any) -> Any:
     ]
 
 
-@pytest.mark.parametrize(("policy", "knob"), CASES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("policy", "knob"), CASES, ids=str)
 def test_another_value_makes_another_run(policy: str, knob: str) -> None:
     sampled = knob in {"draft_sampling", "acceptance_rule"}
     beside = BESIDE.get((policy, knob), {})
