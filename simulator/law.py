@@ -146,7 +146,7 @@ def opinion(settings: Settings, assumptions: Assumptions, *, batch: int) -> Opin
     t_draft = assumptions.draft_s / assumptions.target_s
     hits: float | None = None
     tokens: float | None = expected_tokens(a, k)
-    statement = STATEMENTS.get(settings.policy, "")
+    statement = STATEMENTS.get(settings.policy, "none")
     reason = None
     speedup: float | None
     if settings.policy == "ar":
