@@ -184,7 +184,8 @@ def test_sizes_drift_and_model_error_are_optional_and_survive(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", shipped_profiles())
 def test_shipped_profiles_load(name: str) -> None:
-    assert load_profile(find_profile(name)).name == name
+    # Another measurement of the same pair and place keeps its name, and so its traces and decisions.
+    assert load_profile(find_profile(name)).name in {name, name.removesuffix("-wide")}
 
 
 def test_an_operation_may_come_from_elsewhere(tmp_path: Path) -> None:
