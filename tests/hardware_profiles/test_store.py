@@ -30,7 +30,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", shipped_profiles())
 def test_shipped_profiles_are_valid_and_have_their_file_name(name: str) -> None:
-    assert load_profile(find_profile(name)).name == name
+    # A wider measurement of the same pair and place keeps its name, and so its traces and decisions.
+    assert load_profile(find_profile(name)).name in {name, name.removesuffix("-wide")}
 
 
 @pytest.mark.parametrize("name", shipped_traces())
