@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hardware_profiles.atomic import atomic_write
-from policies.commandline import HELP, Refusal, split_integers, split_list
+from analysis.commands import deliver, refusals
+from policies.commandline import HELP, split_integers, split_list
 
 if TYPE_CHECKING:
     from analysis.double_report import Found
@@ -59,32 +59,15 @@ PARTS = ("methods", "ablation", "depth", "prior")
 @click.option("--json", "as_json_", is_flag=True, help="Print one JSON object.")
 def main(**options: Any) -> None:
     """Compare DOUBLE with its ceiling, its ablations and the other policies, simulated and live."""
+    from analysis.double_report import plot, print_found
     from calibrate.display import show_progress
 
-    try:
-        with show_progress() as progress:
-            found = run(options, progress)
-    except KeyboardInterrupt as error:
-        raise click.Abort from error
-    except (ValueError, OSError, RuntimeError) as error:
-        raise Refusal(str(error)) from error
-    except ImportError as error:
-        raise Refusal(f"{error}; this runs models: pip install 'spectwin[live]'") from error
+    with refusals(), show_progress() as progress:
+        found = run(options, progress)
     text = as_json(found, options)
-    if options["out"]:
-        options["out"].parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(options["out"]) as file:
-            file.write(text + "\n")
     if options["plot"]:
-        from analysis.double_report import plot
-
         plot(found, options["plot"])
-    if options["as_json_"]:
-        click.echo(text)
-    else:
-        from analysis.double_report import print_found
-
-        print_found(found)
+    deliver(text, options, show=lambda: print_found(found))
 
 
 def run(options: dict[str, Any], progress: Callable[[str, int, int], None]) -> Found:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from analysis.commands import refusals
 from hardware_profiles.atomic import atomic_write
-from policies.commandline import HELP, Refusal, split_list, wide_console
+from policies.commandline import HELP, split_list, wide_console
 from policies.registry import POLICIES, Settings, configure
 
 if TYPE_CHECKING:
@@ -64,14 +65,8 @@ CHOSEN: dict[str, Any] = {"draft_sampling": "greedy"}
 @click.option("--json", "as_json_", is_flag=True, help="Print one JSON object.")
 def main(**options: Any) -> None:
     """Run every policy live and simulated on the same held-out prompts: errors, losslessness, order."""
-    try:
+    with refusals():
         _family(options)
-    except KeyboardInterrupt as error:
-        raise click.Abort from error
-    except (ValueError, OSError, RuntimeError) as error:
-        raise Refusal(str(error)) from error
-    except ImportError as error:
-        raise Refusal(f"{error}; this runs models: pip install 'spectwin[live]'") from error
 
 
 def settings_of(names: list[str], temperature: float, seed: int) -> list[Settings]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hardware_profiles.atomic import atomic_write
-from policies.commandline import HELP, Refusal, split_integers, split_list, wide_console
+from analysis.commands import HINT, deliver, refusals
+from policies.commandline import HELP, split_integers, split_list, wide_console
 from policies.exits import EXITS
 
 if TYPE_CHECKING:
@@ -63,28 +63,14 @@ def main(**options: Any) -> None:
     """Compare Mirror-SD with its laws and with the other policies, simulated and live."""
     from calibrate.display import show_progress
 
-    try:
-        with show_progress() as progress:
-            outcomes = run(options, progress)
-    except KeyboardInterrupt as error:
-        raise click.Abort from error
-    except (ValueError, OSError, RuntimeError) as error:
-        raise Refusal(str(error)) from error
-    except ImportError as error:
-        raise Refusal(f"{error}; this runs models: pip install 'spectwin[live]', or use --coins") from error
+    with refusals(f"{HINT}, or use --coins"), show_progress() as progress:
+        outcomes = run(options, progress)
     text = as_json(outcomes, options)
-    if options["out"]:
-        options["out"].parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(options["out"]) as file:
-            file.write(text)
     if options["plot"]:
         from analysis.mirror_picture import plot
 
         plot(outcomes, options["plot"])
-    if options["as_json_"]:
-        click.echo(text)
-    else:
-        print_outcomes(outcomes)
+    deliver(text, options, show=lambda: print_outcomes(outcomes))
 
 
 def run(options: dict[str, Any], progress: Callable[[str, int, int], None]) -> list[Outcome]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from hardware_profiles.atomic import atomic_write
-from policies.commandline import HELP, Refusal, split_integers, split_list
+from analysis.commands import deliver, refusals
+from policies.commandline import HELP, split_integers, split_list
 
 EXAMPLES = """
 \b
@@ -60,14 +60,8 @@ Examples:
 @click.option("--json", "as_json_", is_flag=True, help="Print one JSON object.")
 def main(**options: Any) -> None:
     """Compare RASD with its parts: tables 1 to 4 and figure 3 of the paper, in kind."""
-    try:
+    with refusals():
         _main(options)
-    except KeyboardInterrupt as error:
-        raise click.Abort from error
-    except (ValueError, OSError, RuntimeError) as error:
-        raise Refusal(str(error)) from error
-    except ImportError as error:
-        raise Refusal(f"{error}; this runs models: pip install 'spectwin[live]'") from error
 
 
 def _main(options: dict[str, Any]) -> None:
@@ -79,16 +73,9 @@ def _main(options: dict[str, Any]) -> None:
         for name in ("hw", "datastores", "prompts", "count", "max_tokens", "temperature", "seed", "live")
     }
     text = as_json(found, asked)
-    if options["out"]:
-        options["out"].parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(options["out"]) as file:
-            file.write(text + "\n")
     if options["plot"]:
         plot(found, options["plot"])
-    if options["as_json_"]:
-        click.echo(text)
-    else:
-        print_comparison(found)
+    deliver(text, options, show=lambda: print_comparison(found))
 
 
 def _compare(options: dict[str, Any]) -> Any:
