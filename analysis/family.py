@@ -16,13 +16,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from analysis.livecells import AR_PER_SETTINGS, identical
-from calibrate.calibration import record, requests_of
+from analysis.livecells import identical, run_interleaved
+from calibrate.calibration import record
 from calibrate.decisions import joined
-from calibrate.job import Job, worker_specs
-from calibrate.live.world import LiveWorld
+from calibrate.job import Job
 from calibrate.prompts import Prompt
-from calibrate.runs import Cell, LiveRun, run_matrix
+from calibrate.runs import LiveRun
 from hardware_profiles.decisions import DecisionTrace
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace import Trace
@@ -149,16 +148,14 @@ def run_family(
     trace = record(replace(job, temperature=temperature), prompts, prompt_set, progress)
     plain = configure("ar", temperature=temperature, top_p=settings[0].top_p, seed=settings[0].seed)
     asked = [s for s in settings if s.policy != "ar"]
-    cells = [Cell("", s) for s in asked] + [Cell("", plain)] * (1 + len(asked) // AR_PER_SETTINGS)
-    with LiveWorld(*worker_specs(job)) as world:
-        runs = run_matrix(
-            {"": world},
-            cells,
-            requests_of(trace),
-            repeats=repeats,
-            seed=job.seed,
-            progress=lambda done, total: progress(f"live at T={temperature:g}", done, total),
-        )
+    runs = run_interleaved(
+        job,
+        trace,
+        asked,
+        plain,
+        repeats=repeats,
+        progress=lambda done, total: progress(f"live at T={temperature:g}", done, total),
+    )
     of = {s: [run for run in runs if run.settings == s] for s in (plain, *asked)}
     tokens = replay(trace, seed=job.seed)
     scenario = Scenario(tokens=tokens, profile=profile, seed=job.seed)

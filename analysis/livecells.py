@@ -9,6 +9,7 @@ import numpy as np
 from analysis.predictions import Prediction, Setting
 from analysis.rounds import Agreement, compare_rounds
 from calibrate.calibration import requests_of
+from calibrate.job import Job, worker_specs
 from calibrate.live.world import LiveWorld
 from calibrate.runs import Cell, LiveRun, Measured, measure, run_matrix
 from hardware_profiles.trace import Trace
@@ -52,6 +53,32 @@ def run_settings(
             {"": world}, [*cells, *extra], requests, repeats=repeats, seed=seed, progress=progress
         )
     return runs
+
+
+def run_interleaved(
+    job: Job,
+    trace: Trace,
+    settings: Sequence[Settings],
+    plain: Settings,
+    *,
+    repeats: int,
+    progress: Callable[[int, int], None],
+) -> list[LiveRun]:
+    """Settings live at batch 1 on the prompts of a trace, plain decoding among them several times.
+
+    Args:
+        job: Pair and machine.
+        trace: The prompts, with the lengths recorded for them.
+        settings: What to run, plain decoding left out.
+        plain: Plain decoding at the same sampling.
+        repeats: Repetitions.
+        progress: (runs done, runs in all).
+    """
+    cells = [Cell("", s) for s in settings] + [Cell("", plain)] * (1 + len(settings) // AR_PER_SETTINGS)
+    with LiveWorld(*worker_specs(job)) as world:
+        return run_matrix(
+            {"": world}, cells, requests_of(trace), repeats=repeats, seed=job.seed, progress=progress
+        )
 
 
 def measured(runs: Sequence[LiveRun], setting: Setting) -> Measured:

@@ -9,12 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from analysis.family import Speeds, by_category, simulated_by_category
-from analysis.livecells import AR_PER_SETTINGS, identical
-from calibrate.calibration import record, requests_of
-from calibrate.job import Job, worker_specs
-from calibrate.live.world import LiveWorld
+from analysis.livecells import identical, run_interleaved
+from calibrate.calibration import record
+from calibrate.job import Job
 from calibrate.prompts import Prompt
-from calibrate.runs import Cell, LiveRun, run_matrix
+from calibrate.runs import LiveRun
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure
@@ -198,16 +197,14 @@ def compare(
     trace = record(replace(job, temperature=temperature), prompts, prompt_set, progress)
     plain = configure("ar", temperature=temperature, seed=seed)
     asked = list(dict.fromkeys(entry.settings for entry in entries))
-    cells = [Cell("", s) for s in asked] + [Cell("", plain)] * (1 + len(asked) // AR_PER_SETTINGS)
-    with LiveWorld(*worker_specs(job)) as world:
-        runs = run_matrix(
-            {"": world},
-            cells,
-            requests_of(trace),
-            repeats=repeats,
-            seed=job.seed,
-            progress=lambda done, total: progress(f"runs at T={temperature:g}", done, total),
-        )
+    runs = run_interleaved(
+        job,
+        trace,
+        asked,
+        plain,
+        repeats=repeats,
+        progress=lambda done, total: progress(f"runs at T={temperature:g}", done, total),
+    )
     scenario = Scenario(tokens=replay(trace, seed=job.seed), profile=profile, seed=job.seed)
     outcomes = {}
     for done, settings in enumerate((plain, *asked)):

@@ -14,9 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
-import numpy as np
-
-from policies.operations import NO_LAW, UNKNOWN, Source, Speculation
+from policies.operations import NO_LAW, UNKNOWN, Speculation
 from policies.rowwise import Like, RowVerdict, Rowwise, Work
 
 Exit: TypeAlias = Literal["1/4", "1/2", "3/4"]
@@ -182,13 +180,4 @@ def window_of(speculation: Speculation, slot: int) -> Window:
 
 def speculation_of(width: int, windows: Mapping[int, Window]) -> Speculation:
     """The batch's drafted tokens, from those of some of its rows by slot."""
-    depth = max((len(window.tokens) for window in windows.values()), default=0)
-    lengths = np.zeros(width, dtype=np.int64)
-    tokens = np.full((width, depth), UNKNOWN, dtype=np.int64)
-    laws = np.full(width, NO_LAW, dtype=np.int64)
-    for slot, window in windows.items():
-        lengths[slot] = len(window.tokens)
-        tokens[slot, : len(window.tokens)] = window.tokens
-        laws[slot] = window.law
-    sources = np.where(lengths > 0, int(Source.PRIMARY), int(Source.NONE))
-    return Speculation(lengths, sources, tokens, laws=laws if (laws != NO_LAW).any() else None)
+    return Speculation.drafted(width, windows)

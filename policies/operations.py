@@ -10,6 +10,7 @@ rows do.  That keeps the arrays of successive rounds aligned when rows finish or
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
@@ -117,6 +118,26 @@ class Speculation:
         """No drafted token in any of `width` rows."""
         zeros = np.zeros(width, dtype=np.int64)
         return cls(zeros, zeros)
+
+    @classmethod
+    def drafted(cls, width: int, rows: Mapping[int, tuple[Sequence[int], int]]) -> Speculation:
+        """The primary draft's tokens of some of `width` rows.
+
+        Args:
+            width: B.
+            rows: Slot to drafted tokens and the handle of the laws they were drawn from (NO_LAW: of none);
+                a row without tokens has the source NONE.
+        """
+        depth = max((len(tokens) for tokens, _ in rows.values()), default=0)
+        lengths = np.zeros(width, dtype=np.int64)
+        table = np.full((width, depth), UNKNOWN, dtype=np.int64)
+        laws = np.full(width, NO_LAW, dtype=np.int64)
+        for slot, (tokens, law) in rows.items():
+            lengths[slot] = len(tokens)
+            table[slot, : len(tokens)] = tokens
+            laws[slot] = law
+        sources = np.where(lengths > 0, int(Source.PRIMARY), int(Source.NONE))
+        return cls(lengths, sources, table, laws=laws if (laws != NO_LAW).any() else None)
 
     def merge(self, other: Speculation, rows: BoolArray) -> Speculation:
         """This speculation with the rows marked in `rows` [B] taken from `other`."""

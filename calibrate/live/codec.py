@@ -37,7 +37,6 @@ from policies.operations import (
     Prefill,
     Prespeculate,
     Settle,
-    Source,
     Speculation,
     Verdict,
     Verify,
@@ -95,16 +94,7 @@ class LiveCache:
 
 def primary_speculation(width: int, rows: Mapping[int, Drafted]) -> Speculation:
     """A speculation with these drafted tokens per slot; a row without any has source NONE."""
-    depth = max((len(drafted.tokens) for drafted in rows.values()), default=0)
-    lengths = np.zeros(width, dtype=np.int64)
-    tokens = np.full((width, depth), UNKNOWN, dtype=np.int64)
-    laws = np.full(width, NO_LAW, dtype=np.int64)
-    for slot, drafted in rows.items():
-        lengths[slot] = len(drafted.tokens)
-        tokens[slot, : len(drafted.tokens)] = drafted.tokens
-        laws[slot] = drafted.law
-    sources = np.where(lengths > 0, int(Source.PRIMARY), int(Source.NONE))
-    return Speculation(lengths, sources, tokens, laws=laws if (laws != NO_LAW).any() else None)
+    return Speculation.drafted(width, rows)
 
 
 def encode(submission: Submission) -> Message:
