@@ -18,6 +18,7 @@ from calibrate.live.placement import TORCH, backend_label, local_vocabulary
 from calibrate.live.world import LiveWorld
 from calibrate.observations import LiveRecord
 from calibrate.overheads import fit_host
+from calibrate.passes import begin_pass
 from calibrate.plans import LivePart, Plan
 from calibrate.probes import latency_quantiles, measure_overlap, message_latency, time_shape
 from calibrate.prompts import Prompt, spread
@@ -103,6 +104,7 @@ def run_calibration(
         messages = journal.once(lambda: message_latency(bench.workers(), "draft", MESSAGES), "messages")
         bench = replace(bench, what=bench.scouted())
         for number in range(1, what.passes + 1):
+            begin_pass(number, job.apart_s, journal, progress)
             part = replace(bench, what=bench.what.upto(number))
             grids, overlap, records = part.grids(), part.overlap(), part.live(traces)
     host, overlap = fit_host(records, grids, overlap, latency_quantiles(messages))
@@ -301,6 +303,7 @@ def _note(job: Job, what: Plan, journal: Journal) -> str:
     note = f"{job.mode} torch, one thread per core; {what.repeats} repetitions per point, interleaved"
     if what.passes > 1:
         note += f", in each of {what.passes} passes"
+        note += f" that began at least {job.apart_s / 60:g} minutes apart" if job.apart_s else ""
     if job.draft_backend != TORCH:
         note = f"draft by {backend_label(job.draft_backend)}; {note}"
     if job.random:

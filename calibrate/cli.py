@@ -27,6 +27,7 @@ Examples:
   calibrate --temperature 0,0.7 --top-p 0.95 a greedy trace, and one at that sampling
   calibrate --batches 1,4,16 --ranks 64      wider grids; fan-outs up to 63
   calibrate --mode compiled --passes 3       compiled models, three times over
+  calibrate --passes 3 --apart 20            ... spread over an hour, where the machine is not always the same
   calibrate --until-error 0.05 --time-budget 600  points where interpolation is worst
   calibrate pair report                      what the shipped pair is
   calibrate --placement cuda:0+cpu --precision bf16 --target shape:llama-3.1-8b
@@ -105,6 +106,14 @@ def split_numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[fl
     type=click.IntRange(min=1),
     help="Measure everything so often, pass after pass: what drifts from one quarter of an hour to the next "
     "evens out, and shows in the intervals.",
+)
+@click.option(
+    "--apart",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(min=0.0),
+    metavar="MINUTES",
+    help="Begin the passes at least this far apart; the machine is free in between.",
 )
 @click.option(
     "--mode",
@@ -218,6 +227,7 @@ def make_job(options: dict[str, Any]) -> Any:
         mode=options["mode"],
         temperature=temperatures[0],
         passes=options["passes"],
+        apart_s=60.0 * options["apart"],
         scouting=scouting_wish(options["until_error"], options["time_budget"]),
         precision=options["precision"],
         draft_backend=backend,
@@ -233,6 +243,7 @@ DEFAULTS: dict[str, Any] = {
     "quick": False,
     "name": None,
     "passes": 1,
+    "apart": 0.0,
     "until_error": None,
     "time_budget": None,
     "precision": "fp32",

@@ -58,6 +58,7 @@ class Job:
         mode: How the workers call their models.
         temperature: What `record` alone records.
         passes: How often everything is measured, pass after pass.
+        apart_s: Least seconds from one pass's beginning to the next one's.
         scouting: How the points of the grids are chosen by measuring; None: as planned.
         precision: Of both models.
         draft_backend: What runs the draft: `torch`, or `openvino:CPU` and the like.
@@ -82,6 +83,7 @@ class Job:
     mode: Mode = "eager"
     temperature: float = 0.0
     passes: int = 1
+    apart_s: float = 0.0
     scouting: Wish | None = None
     precision: Precision = PRECISION
     draft_backend: str = TORCH
