@@ -1,4 +1,4 @@
-"""Passes of a calibration that begin some time apart: machines drift, and one quarter of an hour is not the next."""
+"""Passes of a calibration that begin some time apart: one quarter of an hour of a machine is not the next."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def begin_pass(
 ) -> None:
     """Wait until a pass may begin, and note that it did.
 
-    A resumed calibration that already began the pass waits no more; one that was killed while it waited goes on
-    waiting for the same moment.
+    A resumed calibration that already began the pass waits no more; one that was killed while it waited goes
+    on waiting for the same moment.
 
     Args:
         number: Of the pass, from 1.

@@ -22,7 +22,9 @@ class Clock:
 
     def begin(self, number: int, journal: Journal, apart_s: float = 10.0) -> float:
         """When the pass began."""
-        begin_pass(number, apart_s, journal, lambda *said: self.told.append(said), clock=self, sleep=self.sleep)
+        begin_pass(
+            number, apart_s, journal, lambda *said: self.told.append(said), clock=self, sleep=self.sleep
+        )
         return self.now
 
 
