@@ -40,8 +40,8 @@ PLAN = Plan(
         LivePart(SETTINGS, prompts=2, repeats=1, temperature=1.0),
     ),
 )
-PIECES = 4 + 2 * PROMPTS + PLAN.repeats + PLAN.overlap_repeats + 2 * 4 * 2 + 4 + 4 * 2
-"""Lines of a complete journal: inputs, start, pair, messages, and the pieces themselves."""
+PIECES = 5 + 2 * PROMPTS + PLAN.repeats + PLAN.overlap_repeats + 2 * 4 * 2 + 4 + 4 * 2
+"""Lines of a complete journal: inputs, start, pair, messages, the pass, and the pieces themselves."""
 
 
 def small_job(target: str, draft: str) -> Job:
