@@ -25,11 +25,10 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from analysis.draws import Draws, FloatArray, draw
 from analysis.serving import (
     chosen_requests,
     outside_grid,
@@ -37,15 +36,11 @@ from analysis.serving import (
     share_surfaces,
     without_prefill,
 )
-from hardware_profiles.costs import GridCost
-from hardware_profiles.profile import Profile
 from policies.operations import IntArray
 from policies.randomness import keyed_generator
 from policies.registry import Settings
 from simulator.run import Scenario, Simulated, baseline_settings, simulate
 from simulator.tokens import TokenModel
-
-FloatArray: TypeAlias = NDArray[np.float64]
 
 LEVEL = 0.8
 REPLICATES = 400
@@ -89,53 +84,6 @@ def interval(values: FloatArray, level: float = LEVEL) -> Interval:
         raise ValueError(f"needs replicates and a level between 0 and 1, got {len(values)} and {level:g}")
     low, middle, high = np.quantile(values, [(1 - level) / 2, 0.5, (1 + level) / 2])
     return Interval(float(low), float(middle), float(high), level)
-
-
-@dataclass(frozen=True)
-class Draws:
-    """What the replicates draw, the same for every setting.
-
-    Attributes:
-        prompts: [R, n] indices into the token model's requests.
-        lucks: [R] seeds of sampling luck and latency noise.
-        factors: Per operation the [R] latency factors; operations without block factors are left out.
-    """
-
-    prompts: IntArray
-    lucks: IntArray
-    factors: Mapping[str, FloatArray]
-
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-
-def draw(profile: Profile | None, *, requests: int, size: int, replicates: int, seed: int) -> Draws:
-    """Draw the replicates.
-
-    Args:
-        profile: Whose block factors to draw from; None for constant costs.
-        requests: Requests of the token model.
-        size: Requests of the run that is predicted.
-        replicates: How many.
-        seed: Keys every draw.
-    """
-    prompts = keyed_generator(seed, "bootstrap-prompts").integers(0, requests, (replicates, size))
-    lucks = keyed_generator(seed, "bootstrap-lucks").integers(0, 2**31, replicates)
-    factors = {}
-    for name, known in block_factors(profile).items():
-        chosen = keyed_generator(seed, f"bootstrap-{name}").integers(0, len(known), replicates)
-        factors[name] = known[chosen]
-    return Draws(prompts, lucks, factors)
-
-
-def block_factors(profile: Profile | None) -> dict[str, FloatArray]:
-    """Block factors of the operations that a decode uses and that have any, of mean 1."""
-    found: dict[str, FloatArray] = {}
-    for name, cost in (profile.operations if profile else {}).items():
-        if isinstance(cost, GridCost) and len(cost.block_factors) > 1 and not name.endswith("prefill"):
-            factors = np.array(cost.block_factors, dtype=np.float64)
-            found[name] = factors / factors.mean()
-    return found
 
 
 @dataclass

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from hardware_profiles.atomic import atomic_write
+from hardware_profiles.trace_checks import bad_row, check_trace
 from hardware_profiles.trace_schema import (
     COLUMNS,
     REQUIRED,
@@ -21,6 +22,9 @@ from hardware_profiles.trace_schema import (
     TraceError,
     TraceMeta,
     TraceRequest,
+    describe_column,
+    exit_layer,
+    explain_missing,
 )
 
 if TYPE_CHECKING:  # slow to import, and a simulation without a trace never needs it
@@ -31,7 +35,6 @@ __all__ = ["COLUMNS", "Trace", "TraceError", "TraceMeta", "TraceRequest", "read_
 IntArray: TypeAlias = NDArray[np.int64]
 Int32Array: TypeAlias = NDArray[np.int32]
 Float32Array: TypeAlias = NDArray[np.float32]
-BoolArray: TypeAlias = NDArray[np.bool_]
 
 _REQUESTS = TypeAdapter(tuple[TraceRequest, ...])
 _KEY = "spectwin.{}"
@@ -110,7 +113,7 @@ class Trace:
             TraceError: It is not; the message says what it is needed for and what to do.
         """
         if name not in self.columns:
-            raise TraceError(_explain_missing(name))
+            raise TraceError(explain_missing(name))
         return self.columns[name]
 
     def run_lengths(self) -> IntArray:
@@ -159,13 +162,13 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    _check(trace, str(path))
+    check_trace(trace, str(path))
     texts = {
         "schema": TRACE_SCHEMA,
         "meta": trace.meta.model_dump_json(),
         "requests": _REQUESTS.dump_json(trace.requests).decode(),
     }
-    arrays = {name: _to_arrow(values, _describe(name)) for name, values in trace.columns.items()}
+    arrays = {name: _to_arrow(values, describe_column(name)) for name, values in trace.columns.items()}
     table = pa.table(arrays)
     # Not as metadata of Arrow's schema, of which the file would hold a second copy, prompts and all.
     with (
@@ -198,39 +201,20 @@ def read_trace(path: str | os.PathLike[str], columns: Sequence[str] | None = Non
     except (OSError, pa.ArrowException) as error:
         raise TraceError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     texts = _read_texts(metadata, str(path))
-    fields: dict[str, Any] = {n: _from_arrow(table.column(n), _describe(n), str(path)) for n in names}
-    exits = {layer: fields.pop(n) for n in names if (layer := _exit_layer(n)) is not None}
+    fields: dict[str, Any] = {n: _from_arrow(table.column(n), describe_column(n), str(path)) for n in names}
+    exits = {layer: fields.pop(n) for n in names if (layer := exit_layer(n)) is not None}
     trace = Trace(*texts, exit_ranks=exits or None, **fields)
-    _check(trace, str(path))
+    check_trace(trace, str(path))
     return trace
-
-
-def _exit_layer(name: str) -> int | None:
-    """Layer of an `exit_rank_<layer>` column; None for any other."""
-    prefix, _, layer = name.rpartition("_")
-    return int(layer) if prefix == "exit_rank" and layer.isdecimal() else None
-
-
-def _describe(name: str) -> Column:
-    return COLUMNS.get(name) or Column(name, "int32", "Mirror's early exits", low=0)
-
-
-def _explain_missing(name: str) -> str:
-    if name not in COLUMNS and _exit_layer(name) is None:
-        return f"column {name!r} is no column of a trace; there are {', '.join(COLUMNS)}, exit_rank_<layer>"
-    return (
-        f"column {name!r} is missing, which is needed for {_describe(name).purpose}; record the trace "
-        "again with `calibrate`, with this column, or choose a policy that does not need it"
-    )
 
 
 def _choose(present: Sequence[str], wanted: Sequence[str] | None, source: str) -> list[str]:
     """Columns to read, in the order of the file format."""
     required = [column.name for column in REQUIRED]
-    known = [n for n in present if n in COLUMNS or _exit_layer(n) is not None]
+    known = [n for n in present if n in COLUMNS or exit_layer(n) is not None]
     names = known if wanted is None else [*required, *wanted]
     if missing := [name for name in dict.fromkeys([*required, *names]) if name not in known]:
-        raise TraceError(f"{source}: {_explain_missing(missing[0])}")
+        raise TraceError(f"{source}: {explain_missing(missing[0])}")
     return [name for name in known if name in names]
 
 
@@ -266,70 +250,12 @@ def _from_arrow(chunks: pyarrow.ChunkedArray, column: Column, source: str) -> ND
 
     array = pa.concat_arrays(chunks.chunks) if chunks.num_chunks else pa.array([], chunks.type)
     if array.null_count:
-        raise _bad_row(source, column.name, array.is_null().to_numpy(zero_copy_only=False), "is empty")
+        raise bad_row(source, column.name, array.is_null().to_numpy(zero_copy_only=False), "is empty")
     if column.width is None:
         # Flat integers are int64 in memory, to be indices without surprises.
         return np.asarray(array, dtype="float32" if column.dtype == "float32" else "int64")
     lengths = np.asarray(array.value_lengths())
     width = int(lengths[0]) if len(lengths) else 0
     if (lengths != width).any():
-        raise _bad_row(source, column.name, lengths != width, f"has not {width} numbers like row 0")
+        raise bad_row(source, column.name, lengths != width, f"has not {width} numbers like row 0")
     return np.asarray(array.flatten(), dtype=column.dtype).reshape(len(lengths), width)
-
-
-def _bad_row(source: str, column: str, bad: BoolArray, problem: str) -> TraceError:
-    return TraceError(f"{source}: column {column!r}, row {int(np.argmax(bad))}: {problem}")
-
-
-def _check(trace: Trace, source: str) -> None:
-    """Raise the error of the first thing in which the trace contradicts itself."""
-    for name, values in trace.columns.items():
-        _check_column(trace, _describe(name), values, source)
-    _check_layout(trace, source)
-    above = trace.token >= trace.meta.vocabulary
-    if above.any():
-        raise _bad_row(source, "token", above, f"is not below the vocabulary of {trace.meta.vocabulary}")
-
-
-def _check_column(trace: Trace, column: Column, values: NDArray[Any], source: str) -> None:
-    shape: tuple[int, ...] = (len(trace),)
-    if column.width is not None:
-        shape = (len(trace), getattr(trace.meta, column.width))
-    if values.shape != shape:
-        wanted = f" ({column.width} of the metadata)" if column.width else ""
-        raise TraceError(
-            f"{source}: column {column.name!r}, row 0: shape is {values.shape}, must be {shape}{wanted}"
-        )
-    bad = np.isnan(values)
-    if column.low is not None:
-        bad |= values < column.low
-    if column.high is not None:
-        bad |= values > column.high
-    if bad.any():
-        bad = bad.reshape(len(bad), -1)
-        row = int(np.argmax(bad.any(axis=1)))
-        value = values.reshape(len(bad), -1)[row, int(np.argmax(bad[row]))]
-        limits = f"between {column.low} and {column.high}".replace("None", "no limit")
-        raise _bad_row(source, column.name, bad.any(axis=1), f"{value} is not a number {limits}")
-
-
-def _check_layout(trace: Trace, source: str) -> None:
-    starts, sizes = trace.offsets[:-1], np.diff(trace.offsets)
-    expected = np.arange(len(trace)) - np.repeat(starts, sizes)
-    # Before the positions, whose error a scattered request would cause too.
-    found = trace.request[starts].tolist()
-    known = [request.id for request in trace.requests]
-    for row, identity, listed in zip(starts, found, known, strict=False):
-        if identity != listed:
-            problem = f"request {identity}, where the list of requests has {listed}"
-            raise TraceError(f"{source}: column 'request', row {row}: {problem}")
-    if len(found) != len(known):
-        raise TraceError(
-            f"{source}: column 'request', row {len(trace)}: {len(found)} groups of rows for {len(known)} "
-            "requests; the rows of a request must be together, and each must have one"
-        )
-    if len(set(known)) != len(known):
-        raise TraceError(f"{source}: column 'request': a request is listed twice")
-    if (trace.position != expected).any():
-        problem = "positions must be 0, 1, 2, ... within a request"
-        raise _bad_row(source, "position", trace.position != expected, problem)

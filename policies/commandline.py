@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from policies.knobs import KNOBS, Knob
+from policies.knobs import KNOBS, Knob, SettingError
 from policies.registry import POLICIES
 
 if TYPE_CHECKING:
@@ -25,6 +26,30 @@ class Refusal(click.ClickException):
     exit_code = 2
 
 
+BAD_INPUT = (ValueError, OSError)
+RUNS_MODELS = "this runs models: pip install 'spectwin[live]'"
+
+
+@contextmanager
+def refusals(
+    hint: str = RUNS_MODELS, kinds: tuple[type[Exception], ...] = (*BAD_INPUT, RuntimeError)
+) -> Iterator[None]:
+    """Turn what goes wrong within into one line and exit status 2, an interruption into an abort.
+
+    Args:
+        hint: What to do where a package is missing.
+        kinds: What counts as refused; a command that starts no worker has `BAD_INPUT`.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise click.Abort from error
+    except kinds as error:
+        raise Refusal(str(error)) from error
+    except ImportError as error:
+        raise Refusal(f"{error}; {hint}") from error
+
+
 def split_list(_: click.Context, __: click.Parameter, value: str) -> list[str]:
     """`a, b` as `["a", "b"]` (a click callback)."""
     return [part.strip() for part in value.split(",") if part.strip()]
@@ -40,6 +65,14 @@ def split_integers(_: click.Context, __: click.Parameter, value: str | None) -> 
         raise click.BadParameter(f"{value!r} is not a number or a comma-separated list of them") from error
 
 
+def split_numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
+    """`0,0.7` as a tuple of numbers (a click callback)."""
+    try:
+        return tuple(float(part) for part in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not a number or a comma-separated list of them") from error
+
+
 def integer_or_auto(_: click.Context, __: click.Parameter, value: str | None) -> int | Literal["auto"] | None:
     """`4` as a number, `auto` as it is (a click callback); None stays None."""
     if value is None or value == "auto":
@@ -48,6 +81,32 @@ def integer_or_auto(_: click.Context, __: click.Parameter, value: str | None) ->
         return int(value)
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is neither a number nor 'auto'") from error
+
+
+def parse_setting(text: str) -> tuple[str, dict[str, Any]]:
+    """A policy and its knobs from a text such as `saguaro lookahead=4 fanout=3,2,2,2,1`.
+
+    Raises:
+        SettingError: Not of that form.
+    """
+    name, *pairs = text.split() or [""]
+    knobs = {}
+    for pair in pairs:
+        knob, equals, value = pair.partition("=")
+        if not equals or knob not in KNOBS:
+            raise SettingError(f"{pair!r} is no knob=value; e.g. --setting 'pearl lookahead=3'")
+        try:
+            knobs[knob] = _READ.get(KNOBS[knob].kind, str)(value)
+        except ValueError as error:
+            raise SettingError(f"{knob} takes numbers, got {value!r}") from error
+    return name, knobs
+
+
+_READ: dict[str, Callable[[str], Any]] = {
+    "integer": int,
+    "number": float,
+    "integers": lambda text: tuple(int(part) for part in text.split(",")),
+}
 
 
 def knob_options(*, exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:

@@ -94,6 +94,8 @@ IMAGINED: dict[str, str] = {
     "earlyverify": "simulator.imagined.mirror:verify_early",
     "earlyverify.mark": "simulator.imagined.mirror:candidates",
     "rollout": "simulator.imagined.mirror:roll_out",
+    "streamdraft": "simulator.imagined.mirror:draft_by_streams",
+    "streamrollout": "simulator.imagined.mirror:roll_out_by_streams",
     "settlesequences": "simulator.imagined.duo:settle_sequences",
     "verifypending": "simulator.imagined.duo:verify_pending",
     "draftheads": "simulator.imagined.trees:draft_heads",

@@ -1,6 +1,7 @@
-"""What operations cost, from a hardware profile: design.md, section 4.
+"""What operations cost: what is common to all ways of telling, and constants (design.md, section 4).
 
-An operation is a list of forwards, each looked up in a measured surface:
+`simulator.measured` tells it from a hardware profile, where an operation is a list of forwards, each looked
+up in a measured surface:
 
 | operation | forwards |
 |---|---|
@@ -20,12 +21,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
 
-from hardware_profiles.latency import LatencySurface
-from policies.knobs import SettingError
 from policies.operations import (
     Continue,
     Draft,
@@ -38,12 +38,8 @@ from policies.operations import (
     Verify,
     View,
 )
-from policies.randomness import FloatArray, keyed_generator
 from policies.rowwise import Work
-from simulator.devices import role_of
-
-NOISE_BLOCK = 1024
-TREE_SURFACE = "draft.tree"
+from simulator.machine import role_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,212 +104,6 @@ class Costs(Protocol):
         ...
 
 
-class ProfileCosts:
-    """Costs from measured surfaces, with keyed noise.
-
-    Args:
-        surfaces: By operation name, `target.forward`, `target.prefill`, `draft.forward`,
-            `draft.prefill`, `draft.tree`.
-        effects: What to simulate.
-        seed: Keys the noise, by operation and its ordinal number.
-        drift: Factors on the duration of whole operations, by name; 1 for those that are not there.
-    """
-
-    def __init__(
-        self,
-        surfaces: Mapping[str, LatencySurface],
-        *,
-        effects: Effects,
-        seed: int,
-        drift: Mapping[str, float] | None = None,
-    ) -> None:
-        self.surfaces = surfaces
-        self.effects = effects
-        self.seed = seed
-        self.drift = dict(drift or {})
-        self._ranges: dict[tuple[str, str], tuple[int, int]] = {}
-        self._tables: dict[tuple[str, int, int], FloatArray] = {}
-        self._prefills: dict[tuple[str, int, int], float] = {}
-        self._noise: dict[str, tuple[FloatArray, int]] = {}
-
-    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
-        """See `Costs`."""
-        match operation:
-            case Verify():
-                return self._verify(operation)
-            case Draft():
-                widest = int(operation.unseen[operation.view.slots].max())
-                return self._draft(operation.view, widest, operation.lookahead, "draft")
-            case Continue():
-                ahead = operation.speculation.lengths[operation.view.slots]
-                return self._draft(operation.view, 1, operation.lookahead, "draft", int(ahead.max()))
-            case Prespeculate():
-                return self._prespeculate(operation)
-            case Settle():
-                return []
-            case Prefill():
-                return [("prefill", self._prefill(f"{role_of(device)}.prefill", operation.view))]
-
-    def worked(
-        self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
-    ) -> list[tuple[str, float]]:
-        """See `Costs`."""
-        role, context, fed = role_of(device), self._context(view), 0
-        forwards = sum(1 for _ in zip_longest(*work))
-        factors: dict[str, float] = {}
-        call_s, steps = 0.0, []
-        for parts in zip_longest(*work):
-            there = [part for part in parts if part is not None]
-            name, widest = there[0][0], max(tokens for _, tokens in there)
-            share = share_of(name)
-            if widest == 0:
-                steps.append((name, seconds.get(name, 0.0) if share is None else share * call_s))
-                continue
-            surface = _surface_of(role, name)
-            table = self._row_table(surface, len(there), widest, context + fed)
-            if surface not in factors:
-                factors[surface] = self._factor(surface, forwards)
-            call_s = float(table[context + fed]) * factors[surface]
-            steps.append((name, call_s if share is None else share * call_s))
-            self._note(surface, "context", context + fed)
-            fed += widest if self.effects.context else 0
-        return steps
-
-    def _row_table(self, surface: str, rows: int, widest: int, least: int) -> FloatArray:
-        """Seconds by context of a model call over at most `widest` tokens in each of `rows` rows."""
-        rows = rows if self.effects.batch_width else 1
-        if surface not in self.surfaces:
-            raise SettingError(
-                f"this profile has no {surface}, which the policy's steps need; record one with `calibrate`"
-            )
-        if surface != TREE_SURFACE:
-            wide = self.effects.verify_width if surface.startswith("target") else self.effects.draft_width
-            return self._forward(surface, rows, widest if wide else 1, least=least + 1)
-        if not self.effects.draft_width:
-            return self._forward("draft.forward", rows, 1, least=least + 1)
-        if "batch" in self.surfaces[surface].axes:
-            return self._table(surface, rows, widest, least + 1, batch=rows, branches=widest)
-        return self._table(surface, rows, widest * rows, least + 1, branches=widest * rows)
-
-    def _prefill(self, name: str, view: View) -> float:
-        """Seconds of a prefill; nothing if it was not measured."""
-        rows, tokens = self._rows(view), int(view.contexts.max())
-        if (name, rows, tokens) not in self._prefills:
-            surface = self.surfaces.get(name)
-            seconds = 0.0 if surface is None else surface.seconds(batch=rows, new_tokens=tokens)
-            self._prefills[name, rows, tokens] = seconds * self.drift.get(name, 1.0)
-            self._note(name, "batch", rows)
-            self._note(name, "new_tokens", tokens)
-        return self._prefills[name, rows, tokens]
-
-    def _verify(self, operation: Verify) -> list[tuple[str, float]]:
-        view = operation.view
-        width = 1 + int(operation.speculation.lengths[view.slots].max())
-        name = "verify" if width > 1 else "decode"
-        if not self.effects.verify_width:
-            width = 1
-        context = self._context(view)
-        seconds = self._forward("target.forward", self._rows(view), width)[context]
-        self._note("target.forward", "context", context)
-        return [(name, float(seconds) * self._factor("target.forward"))]
-
-    def _draft(
-        self, view: View, first: int, lookahead: int, name: str, ahead: int = 0
-    ) -> list[tuple[str, float]]:
-        rows, context = self._rows(view), self._context(view) + (ahead if self.effects.context else 0)
-        if not self.effects.draft_width:
-            first = 1
-        opening = float(self._forward("draft.forward", rows, first)[context])
-        steps = self._forward("draft.forward", rows, 1, least=context + lookahead)
-        factor = self._factor("draft.forward", lookahead)
-        self._note("draft.forward", "context", context, context + lookahead - 1)
-        if self.effects.context:
-            rest = steps[context + 1 : context + lookahead] * factor
-        else:
-            rest = np.full(lookahead - 1, steps[context] * factor)
-        return [(name, opening * factor), *((name, float(s)) for s in rest)]
-
-    def _prespeculate(self, operation: Prespeculate) -> list[tuple[str, float]]:
-        view, slots = operation.view, operation.view.slots
-        rows, context = self._rows(view), self._context(view)
-        if not self.effects.draft_width:
-            step = float(self._forward("draft.forward", rows, 1)[context])
-            return [("tree", step * self._factor("draft.tree", operation.lookahead))] * operation.lookahead
-        deepest = int(operation.speculation.lengths[slots].max())
-        glue = float(self._forward("draft.forward", rows, 1 + deepest)[context])
-        branches = branches_per_row(operation)
-        widest, total = int(branches.max()), int(branches.sum())
-        if "batch" in self.surfaces["draft.tree"].axes:
-            shape, stride = {"batch": rows, "branches": widest}, widest
-        else:
-            shape, stride = {"branches": total}, -(-total // len(slots))
-        reach = context + 1 + deepest + (operation.lookahead - 1) * stride
-        table = self._table("draft.tree", rows, shape["branches"], reach, **shape)
-        first = context + 1 + deepest if self.effects.context else context
-        stride = stride if self.effects.context else 0
-        self._note("draft.tree", "context", first, first + (operation.lookahead - 1) * stride)
-        factor = self._factor("draft.tree", operation.lookahead)
-        trees = [("tree", float(table[first + j * stride]) * factor) for j in range(operation.lookahead)]
-        return [("glue", glue * self._factor("draft.forward")), *trees]
-
-    def _rows(self, view: View) -> int:
-        return len(view.slots) if self.effects.batch_width else 1
-
-    def _context(self, view: View) -> int:
-        """Mean context of the rows, in tokens."""
-        if not self.effects.context:
-            return int(view.contexts[0] - view.positions[0])
-        return int(view.contexts.sum()) // len(view.contexts)
-
-    def _forward(self, name: str, rows: int, width: int, least: int = 0) -> FloatArray:
-        """Seconds by context of a forward over `width` new tokens in each of `rows` rows."""
-        return self._table(name, rows, width, least, batch=rows, new_tokens=width)
-
-    def _table(self, name: str, a: int, b: int, least: int, **fixed: int) -> FloatArray:
-        key = (name, a, b)
-        table = self._tables.get(key)
-        if table is None or len(table) <= least:
-            upto = max(1024, 2 * least)
-            surface = self.surfaces[name]
-            table = surface.along("context", upto, **fixed) * self.drift.get(name, 1.0)
-            self._tables[key] = table
-            for axis, value in fixed.items():
-                self._note(name, axis, value)
-        return table
-
-    def _note(self, name: str, axis: str, low: int, high: int | None = None) -> None:
-        """Remember the range of coordinates that was asked of an operation."""
-        top = low if high is None else high
-        known = self._ranges.get((name, axis))
-        if known is None:
-            self._ranges[name, axis] = (low, top)
-        elif low < known[0] or top > known[1]:
-            self._ranges[name, axis] = (min(low, known[0]), max(top, known[1]))
-
-    def extrapolated(self) -> tuple[Extrapolation, ...]:
-        """Where the costs asked for so far lay outside what was measured."""
-        found = []
-        for (name, axis), (low, high) in sorted(self._ranges.items()):
-            bounds = self.surfaces[name].bounds().get(axis) if name in self.surfaces else None
-            if bounds is not None and low < bounds[0]:
-                found.append(Extrapolation(name, axis, low, int(bounds[0])))
-            if bounds is not None and high > bounds[1]:
-                found.append(Extrapolation(name, axis, high, int(bounds[1])))
-        return tuple(found)
-
-    def _factor(self, name: str, forwards: int = 1) -> float:
-        """Noise of the next operation; the mean of `forwards` independent steps varies that much less."""
-        if not self.effects.jitter:
-            return 1.0
-        block, used = self._noise.get(name, (np.zeros(0), 0))
-        if used % NOISE_BLOCK == 0:
-            uniform = keyed_generator(self.seed, f"latency-{name}", used // NOISE_BLOCK).random(NOISE_BLOCK)
-            block = self.surfaces[name].noise(uniform)
-        self._noise[name] = (block, used + 1)
-        factor = float(block[used % NOISE_BLOCK])
-        return 1.0 + (factor - 1.0) / float(np.sqrt(forwards))
-
-
 @dataclass(frozen=True, slots=True)
 class TextbookCosts:
     """Constant latencies, the setting of the papers' laws.
@@ -346,18 +136,13 @@ class TextbookCosts:
         steps = []
         for parts in zip_longest(*work):
             there = [part for part in parts if part is not None]
-            name, share = there[0][0], share_of(there[0][0])
-            fed = any(tokens for _, tokens in there)
+            name, fed = max(there, key=itemgetter(1))
+            share = share_of(name)
             if share is not None:
                 steps.append((name, share * model))
             else:
                 steps.append((name, model if fed else seconds.get(name, 0.0)))
         return steps
-
-
-def _surface_of(role: str, step: str) -> str:
-    """The measured operation that a step of a rowwise operation costs as much as."""
-    return TREE_SURFACE if role == "draft" and step == "tree" else f"{role}.forward"
 
 
 def share_of(step: str) -> float | None:

@@ -1,15 +1,13 @@
-"""The law's opinion on a setting, and why the simulated world differs from it.
+"""The law's opinion on a setting.
 
 The law is given what a reader of the papers would give it: an iid acceptance, a power-law hit curve, the
-cost of one target step and of one draft step.  The difference is then explained by switching the effects
-of real hardware and text on one after another, a *waterfall* of simulations from the law's assumptions
-to the full world.
+cost of one target step and of one draft step.  Why the simulated world differs from what it says is
+explained by `simulator.waterfall`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,20 +24,9 @@ from policies.laws.ssd import (
     ssd_speedup_printed,
 )
 from policies.registry import Settings
-from simulator.costs import Effects, TextbookCosts
 from simulator.probe import Manner, mean_acceptance, rejection_law
-from simulator.run import Scenario, Simulated, baseline_settings, simulate
-from simulator.tokens import coin
+from simulator.run import Scenario
 
-NO_EFFECT = Effects(
-    verify_width=False,
-    draft_width=False,
-    batch_width=False,
-    context=False,
-    host=False,
-    overlap=False,
-    jitter=False,
-)
 STATEMENTS = {
     "ar": "-",
     "pld": "none",
@@ -47,8 +34,6 @@ STATEMENTS = {
     "pearl": "S_PEARL under double.thm3",
     "duo": "duo.budget",
 }
-LONG = 12_000
-"""Tokens of a simulation that is to show a long-run rate; about 1 % of sampling error remains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +80,6 @@ class Opinion:
     assumptions: Assumptions
     reason: str | None = None
     ceiling: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One step of the waterfall: speedup over AR once `effect` and all before it are on."""
-
-    effect: str
-    speedup_vs_ar: float
 
 
 def manner_of(settings: Settings) -> Manner:
@@ -232,88 +209,3 @@ def _saguaro(
     law = ssd_speedup_printed if settings.tree == "abort" and batch == 1 else ssd_speedup
     speedup = law(p_hit, e_hit, e_miss, k * t_draft, t_backup, batch=batch)
     return statement, speedup, p_hit, p_hit * e_hit + (1.0 - p_hit) * e_miss, None
-
-
-def waterfall(scenario: Scenario, settings: Settings, law: Opinion) -> list[Stage]:
-    """Speedup over AR from the law's assumptions to the full simulated world, one effect at a time."""
-    if law.speedup_vs_ar is None:
-        return []
-    told = law.assumptions
-    lengths = [r.limit for r in scenario.tokens.requests]
-    ideal = _coin_speedup(scenario, settings, told, max(LONG // scenario.batch, *lengths))
-    stages = [Stage("law", law.speedup_vs_ar), Stage("simulated, law's assumptions", ideal)]
-    if scenario.tokens.law is not None:
-        short = _coin_speedup(scenario, settings, told, round(float(np.mean(lengths))))
-        return [*stages, Stage("short outputs: start, end, drain", short)]
-    speedup = _Speedup(scenario, settings)
-    effects = NO_EFFECT
-    stages.append(Stage("recorded tokens; start, end, drain", speedup(effects)))
-    if scenario.textbook is None:
-        for name, on in _EFFECTS:
-            effects = replace(effects, **on)
-            stages.append(Stage(name, speedup(effects)))
-    return stages
-
-
-def _full_batch_speed(run: Simulated) -> float:
-    """Tokens per second while no row has finished: without the drain at the end, which no law knows."""
-    width = run.rows.width
-    table = run.rows.log.table()
-    counts = np.bincount(table["request"])
-    if len(counts) > width:  # rows are replaced: the batch drains only in the last of many requests
-        return run.summary.tokens_per_second
-    full = int(counts.min())
-    return float(table["emitted"][: full * width].sum() / run.rows.log.ends[full - 1])
-
-
-def _coin_speedup(scenario: Scenario, settings: Settings, told: Assumptions, length: int) -> float:
-    """Speedup in the law's own world, with outputs of `length` tokens; AR takes a step per token there."""
-    tokens = coin(
-        told.acceptance,
-        exponent=told.exponent or 1.0,
-        scale=told.scale,
-        requests=max(scenario.batch, LONG // length),
-        length=length,
-        prompt_length=1,
-        seed=settings.seed,
-    )
-    textbook = TextbookCosts(told.target_s, told.draft_s)
-    world = Scenario(tokens=tokens, textbook=textbook, batch=scenario.batch)
-    if settings.policy == "ar":
-        return 1.0
-    return _full_batch_speed(simulate(world, tossed(settings))) * told.target_s / scenario.batch
-
-
-def tossed(settings: Settings) -> Settings:
-    """A setting as coins can run it: they have neither laws to rescale nor words to look up."""
-    scale = None if settings.scale is None else 1.0
-    backup = "plain" if settings.backup == "ngram" else settings.backup
-    return replace(settings, scale=scale, backup=backup)
-
-
-_EFFECTS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("batch and context length", {"batch_width": True, "context": True}),
-    ("verification grows with its width", {"verify_width": True}),
-    ("drafting grows with its branches", {"draft_width": True}),
-    ("host and messages", {"host": True}),
-    ("devices slow each other", {"overlap": True}),
-    ("jitter", {"jitter": True}),
-)
-
-
-class _Speedup:
-    """Speedup of a setting under given effects; plain decoding is simulated once per what it can feel."""
-
-    def __init__(self, scenario: Scenario, settings: Settings) -> None:
-        self.scenario = scenario
-        self.settings = settings
-        self._ar: dict[Effects, float] = {}
-
-    def __call__(self, effects: Effects) -> float:
-        felt = replace(effects, verify_width=True, draft_width=True, overlap=True)
-        if felt not in self._ar:
-            self._ar[felt] = self._speed(felt, baseline_settings(self.settings)[0])
-        return self._speed(effects, self.settings) / self._ar[felt]
-
-    def _speed(self, effects: Effects, settings: Settings) -> float:
-        return simulate(replace(self.scenario, effects=effects), settings).summary.tokens_per_second

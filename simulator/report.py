@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from policies.registry import find_policy
 from policies.summary import Summary
 from policies.timeline import chrome_trace
-from simulator.law import Opinion, Stage, manner_of
-from simulator.resolve import Choice
+from simulator.law import Opinion, manner_of
 from simulator.run import Scenario, Simulated
+from simulator.waterfall import Stage
+from simulator.wishes import Choice
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -136,7 +138,9 @@ def _opinions(report: Report) -> Any:
         _number(summary.tokens_per_round),
         _share(summary.cache_hit_rate),
     )
-    table.add_row("measured", "run `validate`", "", "", "", "")
+    decided = find_policy(report.run.settings.policy).needs_decisions
+    command = "python -m analysis.family_cli" if decided else "validate"
+    table.add_row("measured", f"run `{command}`", "", "", "", "")
     if law.ceiling is not None:
         table.add_row("ceiling C", "", _factor(law.ceiling), "", "", "")
     return table

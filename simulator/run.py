@@ -8,6 +8,8 @@ from functools import cached_property
 
 from hardware_profiles.decisions import DecisionTrace
 from hardware_profiles.latency import LatencySurface
+from hardware_profiles.pace import NO_PACE, KindPace, Pace
+from hardware_profiles.parts import OPERATIONS
 from hardware_profiles.profile import Host, Overlap, Profile
 from policies.operations import Request
 from policies.records import Span
@@ -15,21 +17,14 @@ from policies.registry import SettingError, Settings, configure, find_policy, st
 from policies.rows import Rows
 from policies.summary import Summary, summarise
 from policies.treespec import follows_the_path
+from simulator.checks import check_profile, check_tokens
 from simulator.contents import Contents, Decided, Imagined
-from simulator.costs import Costs, Effects, Extrapolation, ProfileCosts, TextbookCosts
-from simulator.devices import Slowdowns
+from simulator.costs import Costs, Effects, Extrapolation, TextbookCosts
+from simulator.machine import Slowdowns
+from simulator.measured import ProfileCosts
 from simulator.memory import MemoryNeed, check_memory
 from simulator.tokens import TokenModel
 from simulator.world import SimulatedWorld
-
-OPERATIONS = {
-    ("target", "forward"): ("verify",),
-    ("target", "prefill"): ("prefill",),
-    ("draft", "forward"): ("draft", "continue"),
-    ("draft", "prefill"): ("prefill",),
-    ("draft", "tree"): ("prespeculate",),
-}
-"""The operations of policies that each measured forward stands for."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +45,8 @@ class Scenario:
             cannot replay; None where there is no such recording.
         drift: Factors on the durations of a profile's operations, by name (`target.forward`): how fast the
             machine is today, as drawn from `GridCost.block_factors`.  None by default.
+        measured_pace: What operations stated row by row take in real rounds (`simulator.pacing`), where the
+            decision trace does not say; None where nothing is known.
     """
 
     tokens: TokenModel
@@ -62,6 +59,7 @@ class Scenario:
     seed: int = 0
     drift: Mapping[str, float] = field(default_factory=dict)
     decisions: DecisionTrace | None = None
+    measured_pace: Pace | None = None
 
     def __post_init__(self) -> None:
         if (self.profile is None) == (self.textbook is None):
@@ -87,6 +85,26 @@ class Scenario:
             for mine in OPERATIONS[entry.device, entry.operation]
             for other in _others(entry)
         }
+
+    def pace(self, policy: str) -> Mapping[str, KindPace]:
+        """What a policy's operations take in real rounds, by kind.
+
+        Empty where that is not known of the profile's machine and pair, or no host time is simulated.
+        """
+        found = self._pace(policy)
+        if found is None or self.profile is None or not self.effects.host:
+            return {}
+        return found.of(self.profile, policy)
+
+    def pace_note(self, policy: str) -> str:
+        """Whether a policy's pace is known here, for people."""
+        found = self._pace(policy)
+        return NO_PACE if found is None or self.profile is None else found.note(self.profile)
+
+    def _pace(self, policy: str) -> Pace | None:
+        recorded = self.decisions.pace if self.decisions is not None else None
+        known = (pace for pace in (recorded, self.measured_pace) if pace is not None)
+        return next((pace for pace in known if policy in pace.policies), None)
 
     @property
     def costs(self) -> Costs:
@@ -147,8 +165,8 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
     if find_policy(settings.policy).needs_decisions:
         contents, requests = decided(scenario, settings, requests)
     batch = min(scenario.batch, len(requests))
-    _check_profile(scenario.profile, settings)
-    _check_tokens(tokens, settings)
+    check_profile(scenario.profile, settings)
+    check_tokens(tokens, settings)
     memory: tuple[MemoryNeed, ...] = ()
     if scenario.profile is not None:
         longest = max(r.prompt_length + r.limit for r in requests)
@@ -162,6 +180,7 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
         timeline=timeline,
         draft_devices=settings.draft_devices or 1,
         contents=contents,
+        pace=scenario.pace(settings.policy),
     )
     keep = settings.reads_text or isinstance(contents, Decided)
     rows = Rows(requests, batch, keep_tokens=keep)
@@ -181,14 +200,17 @@ def decided(
 ) -> tuple[Contents, list[Request]]:
     """What answers a policy's rowwise operations, and the requests it serves.
 
-    Coins stand in where the scenario's tokens are coins, and the recorded path where it decides everything;
-    else the decision trace has to have the setting.
+    The decision trace does if it has the setting; else a recorded path where it decides everything, and coins
+    where the scenario's tokens are coins.
 
     Raises:
         SettingError: It has not.
     """
+    recorded = scenario.decisions is not None and settings.label in scenario.decisions.settings
+    if scenario.tokens.tokens is not None and follows_the_path(settings) and not recorded:
+        return Imagined(scenario.tokens), requests
     if scenario.decisions is None:
-        if scenario.tokens.tokens is None or follows_the_path(settings):
+        if scenario.tokens.tokens is None:
             return Imagined(scenario.tokens), requests
         if "live" not in find_policy(settings.policy).worlds:
             raise SettingError(
@@ -255,36 +277,3 @@ def _others(entry: Overlap) -> tuple[str | None, ...]:
     if entry.while_operation is None:
         return (None,)
     return OPERATIONS[entry.while_busy, entry.while_operation]
-
-
-def _check_profile(profile: Profile | None, settings: Settings) -> None:
-    if profile is None:
-        return
-    needed = ["target.forward"]
-    if find_policy(settings.policy).needs_draft:
-        needed.append("draft.forward")
-    if settings.fanout is not None:
-        needed.append("draft.tree")
-    missing = [name for name in needed if name not in profile.operations]
-    if missing:
-        raise SettingError(
-            f"profile {profile.name!r} has no {', '.join(missing)}, which policy {settings.policy!r} needs"
-        )
-
-
-def _check_tokens(tokens: TokenModel, settings: Settings) -> None:
-    widest = max((*(settings.fanout or (0,)), *(settings.fanout_backup or (0,))))
-    if widest > tokens.max_fanout:
-        raise SettingError(
-            f"fan-out {widest} is more than this trace can decide: it records the draft's first "
-            f"{tokens.max_fanout + 1} choices, enough for a fan-out of {tokens.max_fanout}"
-            if tokens.vocabulary
-            else f"fan-out {widest} is more than the given acceptance can decide: its hit curve reaches to "
-            f"{tokens.max_fanout}"
-        )
-    if settings.reads_text and (tokens.vocabulary == 0 or tokens.requests[0].prompt is None):
-        who, other = ("policy 'pld'", "policy") if settings.policy == "pld" else ("backup 'ngram'", "backup")
-        raise SettingError(
-            f"{who} looks words up in the text, and an acceptance rate has none; use a recorded trace, or "
-            f"another {other}"
-        )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any, cast
 
 import numpy as np
 import simpy
 from simpy.events import Event as SimpyEvent
 
+from hardware_profiles.pace import KindPace, base_name
 from hardware_profiles.profile import Host, HostOperation, OperationHost
 from policies.knobs import SettingError
 from policies.operations import (
@@ -30,7 +31,8 @@ from policies.records import Span
 from policies.rowwise import RowAnswers, Rowwise, total_tokens
 from simulator.contents import Contents
 from simulator.costs import Costs, tokens_fed
-from simulator.devices import Machine, SimulatedDevice, Slowdowns, likeness
+from simulator.devices import SimulatedDevice, likeness
+from simulator.machine import Machine, Slowdowns
 from simulator.tokens import TokenModel
 
 _PRIMARY, _NONE = int(Source.PRIMARY), int(Source.NONE)
@@ -69,11 +71,26 @@ class SimulatedCache:
 
 
 class Answers:
-    """Costs and contents of operations (`simulator.devices.Work`)."""
+    """Costs and contents of operations (`simulator.devices.Work`).
+
+    Args:
+        costs: What operations cost.
+        tokens: What is accepted.
+        host: Host time.
+        contents: Answers of operations stated row by row; None where no policy asks for any.
+        pace: What their kinds take in real rounds; others take what `costs` says of their steps, and the host
+            time of the operation that they are like.
+    """
 
     def __init__(
-        self, costs: Costs, tokens: TokenModel, host: Host, contents: Contents | None = None
+        self,
+        costs: Costs,
+        tokens: TokenModel,
+        host: Host,
+        contents: Contents | None = None,
+        pace: Mapping[str, KindPace] | None = None,
     ) -> None:
+        self.pace = pace or {}
         self.costs = costs
         self.contents = contents
         self.host = host
@@ -85,8 +102,7 @@ class Answers:
     def steps(self, device: str, operation: Operation | Rowwise, idle_s: float) -> list[tuple[str, float]]:
         """See `Work`."""
         if isinstance(operation, Rowwise):
-            work = [reply.work for reply in self._contents.replies(operation)]
-            steps = self.costs.worked(device, operation.view, work, self._contents.seconds)
+            steps = self._worked(device, operation)
         else:
             steps = self.costs.steps(device, operation)
         host = self._host_of(operation)
@@ -102,6 +118,17 @@ class Answers:
         if factor != 1.0:
             steps = [(name, seconds * factor) for name, seconds in steps]
         return [("host", extra), *steps] if extra > 0.0 else steps
+
+    def _worked(self, device: str, operation: Rowwise) -> list[tuple[str, float]]:
+        """The steps of an operation stated row by row, at its pace."""
+        work = [reply.work for reply in self._contents.replies(operation)]
+        seconds, pace = self._contents.seconds, self.pace.get(operation.kind)
+        if pace is None:
+            return self.costs.worked(device, operation.view, work, seconds)
+        unpaced = {name: s for name, s in seconds.items() if base_name(name) not in pace.steps}
+        rows = len(operation.view.slots)
+        steps = self.costs.worked(device, operation.view, work, unpaced)
+        return [(name, pace.step(name).seconds(expected_s, rows)) for name, expected_s in steps]
 
     def latency(self, operation: Operation | Rowwise) -> tuple[float, float]:
         """See `Work`."""
@@ -123,6 +150,8 @@ class Answers:
         return tokens_fed(operation)
 
     def _host_of(self, operation: Operation | Rowwise) -> OperationHost:
+        if isinstance(operation, Rowwise) and operation.kind in self.pace:
+            return self.pace[operation.kind].host
         if self._same:
             return self._common
         name = likeness(operation)
@@ -184,10 +213,11 @@ class SimulatedWorld:
         tokens: What is accepted.
         costs: What operations cost.
         host: Host time; None for none.
-        slowdowns: See `simulator.devices.Machine`.
+        slowdowns: See `simulator.machine.Machine`.
         timeline: Whether to keep the timeline in `spans`.
         draft_devices: How many draft devices there are: `draft`, `draft-1`, ...  All cost the same.
         contents: Answers of operations stated row by row; None where no policy asks for any.
+        pace: See `Answers`.
     """
 
     def __init__(
@@ -200,11 +230,12 @@ class SimulatedWorld:
         timeline: bool = False,
         draft_devices: int = 1,
         contents: Contents | None = None,
+        pace: Mapping[str, KindPace] | None = None,
     ) -> None:
         self.env = simpy.Environment()
         self.machine = Machine(slowdowns)
         self.spans: list[Span] = []
-        answers = Answers(costs, tokens, host or Host(), contents)
+        answers = Answers(costs, tokens, host or Host(), contents, pace)
         spans = self.spans if timeline else None
         self._target = SimulatedDevice(self.env, "target", answers, self.machine, spans=spans)
         names = ["draft", *(f"draft-{i}" for i in range(1, draft_devices))]

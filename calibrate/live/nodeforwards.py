@@ -6,40 +6,21 @@ The ground of `calibrate.live.branching`, which says it for trees.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from calibrate.live.kvcache import Plan, SlotCache
-from calibrate.live.seats import Seating, Seats
+from calibrate.live.kvcache import Plan
+from calibrate.live.seats import Seating
+from calibrate.live.slots import SlotRunner
 from policies.operations import BoolArray, IntArray
 
 
-class _Runner(Protocol):
-    """What the methods below use of the `ModelRunner` that they are part of."""
-
-    device: torch.device
-    fed: int
-    _cache: SlotCache
-    _seats: Seats
-    _held: dict[int, list[int]]
-
-    def _check_slots(self, slots: Sequence[int]) -> None: ...
-    def _check_positions(self, length: int) -> None: ...
-    def _seat(self, slots: Sequence[int]) -> Seating: ...
-    def _grow(self, slots: int, capacity: int) -> None: ...
-    def _lengths(self, slots: Sequence[int]) -> list[int]: ...
-    def _tensor(self, values: Sequence[Any]) -> Tensor: ...
-    def _additive(self, hidden: Tensor) -> Tensor: ...
-    def _call(self, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan) -> Tensor: ...
-
-
-class NodeForwards:
+class NodeForwards(SlotRunner):
     """Part of a `ModelRunner`."""
 
     def forward_at(
-        self: _Runner,
+        self,
         slots: Sequence[int],
         starts: Sequence[int],
         tokens: Sequence[Sequence[int]],
@@ -60,23 +41,15 @@ class NodeForwards:
         """
         self._check_slots(slots)
         seating = self._seat(slots)
-        chains, begins = seating.seated(tokens), seating.seated(starts)
-        count, length = positions.shape[1], hidden.shape[2]
+        chains, count = seating.seated(tokens), positions.shape[1]
         self._check_positions(1 + int(positions.max()))
-        self._grow(0, max(length, max(starts) + count))
-        columns = None
-        if min(starts) < max(starts):
-            columns = self._tensor(begins)[:, None] + torch.arange(count, device=self.device)
         ids = self._tensor([[*chain, *[0] * (count - len(chain))] for chain in chains])
-        mask = self._additive(seating.put(torch.from_numpy(hidden).to(self.device)))[:, None]
-        places = seating.put(torch.from_numpy(positions).to(self.device))
-        plan = Plan(seating.rows, min(starts), length, columns)
-        logits = self._call(ids, places, mask, plan)
+        logits = self._call(ids, *self._laid(seating, starts, positions, hidden))
         self.fed += sum(map(len, tokens))
         return seating.back(logits)
 
     def adopt(
-        self: _Runner,
+        self,
         slots: Sequence[int],
         columns: Sequence[Sequence[int]],
         tokens: Sequence[Sequence[int]],
@@ -101,3 +74,17 @@ class NodeForwards:
             )
         for slot, chain in zip(slots, tokens, strict=True):
             self._held[slot].extend(chain)
+
+    def _laid(
+        self, seating: Seating, starts: Sequence[int], positions: IntArray, hidden: BoolArray
+    ) -> tuple[Tensor, Tensor, Plan]:
+        """Positions, mask and plan of a forward that begins at columns `starts` [R] of the caller's rows."""
+        count, length = positions.shape[1], hidden.shape[2]
+        self._grow(0, max(length, max(starts) + count))
+        columns = None
+        if min(starts) < max(starts):
+            begins = self._tensor(seating.seated(starts))
+            columns = begins[:, None] + torch.arange(count, device=self.device)
+        mask = self._additive(seating.put(torch.from_numpy(hidden).to(self.device)))[:, None]
+        places = seating.put(torch.from_numpy(positions).to(self.device))
+        return places, mask, Plan(seating.rows, min(starts), length, columns)

@@ -6,29 +6,29 @@ Only worker processes (and tests) import this module; it needs torch and transfo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from calibrate.live.capture import Capture, Feed, Kind
-from calibrate.live.errors import AuditError, ModelError
-from calibrate.live.kvcache import Plan, allocate
+from calibrate.live.errors import AuditError
+from calibrate.live.kvcache import Plan
 from calibrate.live.nodeforwards import NodeForwards
 from calibrate.live.parts import SplitCapture, watched
 from calibrate.live.placement import Mode
-from calibrate.live.seats import Seating, Seats
-from calibrate.live.tree import Tree
+from calibrate.live.treeforwards import TreeForwards
+from policies.operations import BoolArray, IntArray
 
 SHORT = 8
 """Chains up to this long get all their logits, also where the last ones alone are asked for: the model's head
 is cheap beside what a graph saves, and graphs know no other way."""
 
 
-class ModelRunner(NodeForwards):
+class ModelRunner(TreeForwards, NodeForwards):
     """Runs a model in inference mode and accounts for every token it feeds.
 
     A forward serves any set of slots, whatever each of them holds.  Buffers grow by doubling when a slot
@@ -53,30 +53,11 @@ class ModelRunner(NodeForwards):
     def __init__(
         self, model: PreTrainedModel, *, slots: int = 1, capacity: int = 512, mode: Mode = "eager"
     ) -> None:
-        if slots < 1 or capacity < 1:
-            raise ValueError(f"slots and capacity must be at least 1, got {slots} and {capacity}")
-        self.model = model.eval()
-        self.config: Any = model.config
-        self.device = model.device
-        self.dtype: torch.dtype = model.dtype
+        super().__init__(model, slots=slots, capacity=capacity)
         self.mode = mode
-        self.fed = 0
-        self._held: dict[int, list[int]] = {}
-        self._most: int | None = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        self._cache = allocate(self.model, slots, max(capacity, 2))
-        self._seats = Seats()
         self._capture: Capture | SplitCapture | None = Capture(self.model) if mode == "compiled" else None
         self._parts: dict[int, SplitCapture] = {}
-
-    @property
-    def slots(self) -> int:
-        """Slots that there is room for."""
-        return self._cache.slots
-
-    @property
-    def capacity(self) -> int:
-        """Tokens per slot that there is room for."""
-        return self._cache.capacity
+        self._others: dict[int, Capture] = {}
 
     def warm(self, shapes: Sequence[tuple[int, int]]) -> float:
         """Compile what forwards of these shapes need, ahead of time; nothing in eager mode.
@@ -96,31 +77,6 @@ class ModelRunner(NodeForwards):
         for rows, count in shapes:
             self._capture.prepare(Kind(rows == 1, count == 1), self._cache.buffers(slice(0, 1)))
         return time.perf_counter() - start
-
-    def reset(self, slot: int) -> None:
-        """Forget what a slot holds."""
-        if slot < 0:
-            raise AuditError(f"slots are numbered from 0, got {slot}")
-        self._grow(slot + 1, 0)
-        self._held[slot] = []
-
-    def held(self, slot: int) -> list[int]:
-        """Token ids whose KV a slot holds; not to be changed."""
-        try:
-            return self._held[slot]
-        except KeyError:
-            raise AuditError(f"slot {slot} was never prefilled") from None
-
-    def rollback(self, slot: int, length: int) -> None:
-        """Keep the first `length` tokens of a slot; nothing is moved.
-
-        Raises:
-            AuditError: The slot holds fewer.
-        """
-        held = self.held(slot)
-        if not 0 <= length <= len(held):
-            raise AuditError(f"slot {slot} holds {len(held)} tokens, cannot roll back to {length}")
-        del held[length:]
 
     def forward(
         self, slots: Sequence[int], tokens: Sequence[Sequence[int]], *, last_only: bool = False
@@ -183,6 +139,18 @@ class ModelRunner(NodeForwards):
         Returns:
             [R, n, V] logits.
         """
+        with self.showing(slots, layer, see):
+            return self.forward(slots, tokens)
+
+    @contextmanager
+    def showing(self, slots: Sequence[int], layer: int, see: Callable[[Tensor], None]) -> Iterator[None]:
+        """Within the block, forwards of some slots show `see` what leaves the first `layer` layers.
+
+        Args:
+            slots: [R].
+            layer: Layers before the look, from 1.
+            see: As in `forward_through`.
+        """
         seating = self._seat(slots)
 
         def shown(hidden: Tensor) -> None:
@@ -191,76 +159,53 @@ class ModelRunner(NodeForwards):
         whole = self._capture
         if whole is None:
             with watched(self.model, layer, shown):
-                return self.forward(slots, tokens)
+                yield
+            return
         if layer not in self._parts:
             self._parts[layer] = SplitCapture(self.model, layer)
         self._capture = self._parts[layer].showing(shown)
         try:
-            return self.forward(slots, tokens)
+            yield
         finally:
             self._capture = whole
 
-    def open_tree(self, slots: Sequence[int], forks: Sequence[Sequence[int]], depth: int) -> Tree:
-        """Prepare branches over the trunks that slots hold.
+    def forward_states(
+        self,
+        part: Any,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        states: Tensor,
+        *,
+        positions: IntArray,
+        hidden: BoolArray,
+    ) -> Tensor:
+        """As `forward_at`, through other layers over the same keys and values; hidden states enter them.
 
         Args:
-            slots: [R] different slots.
-            forks: [R] lists of N_r forks: the index of the last trunk token that a branch sees, -1 for
-                none.  A row may have no branch; not all of them.
-            depth: Most steps the tree will take.
-        """
-        self._check_slots(slots)
-        trunks = self._lengths(slots)
-        width = max((len(row) for row in forks), default=0)
-        if len(slots) != len(forks) or not width or depth < 1:
-            raise AuditError(f"a tree needs branches and a depth: {len(slots)} slots, {forks}, {depth}")
-        for trunk, row in zip(trunks, forks, strict=True):
-            if row and (min(row) < -1 or max(row) >= trunk):
-                raise AuditError(f"forks {list(row)} do not lie in a trunk of {trunk} tokens")
-            self._check_positions(max(row, default=-1) + 1 + depth)
-        # All rows keep their branches in the same columns, so that one slice of one mask serves each step.
-        column = max(trunks)
-        self._grow(0, column + depth * width)
-        seating = self._seat(slots)
-        at = self._tensor([[*row, *[-1] * (width - len(row))] for row in seating.seated(forks)])
-        counts = tuple(len(row) for row in forks)
-        mask = self._tree_mask(at, column, depth)
-        return Tree(tuple(slots), tuple(trunks), counts, column, seating, at + 1, mask)
-
-    def tree_forward(self, tree: Tree, tokens: Tensor) -> Tensor:
-        """Feed the next token of every branch in one forward.
-
-        Args:
-            tree: From `open_tree`.
-            tokens: [R, N] ids; any id where a row has fewer branches.
+            part: The layers with a head, in the form of a model (`calibrate.live.parts.second_part`).
+            slots: [R].
+            starts: [R].
+            states: [R, n, H] what enters the layers.
+            positions: [R, n]; what lies beyond the model's last one counts as the last.
+            hidden: [R, n, L].
 
         Returns:
-            [R, N, V] logits.
+            [R, n, V] logits; nothing counts as fed, since only the caller knows which states are meant.
         """
-        self._audit_tree(tree)
-        if (tree.steps + 1) * tree.branches > tree.mask.shape[-1] - tree.column:
-            raise AuditError(f"the tree was opened for {tree.steps} steps")
-        start = tree.column + tree.steps * tree.branches
-        length = start + tree.branches
-        plan = Plan(tree.seating.rows, start, length)
-        ids = tree.seating.put(tokens)
-        logits = self._call(ids, tree.positions + tree.steps, tree.mask[..., :length], plan)
-        tree.steps += 1
-        self.fed += sum(tree.counts)
-        return tree.seating.back(logits)
-
-    def close_tree(self, tree: Tree) -> None:
-        """Forget the branches; the trunks stay."""
-        self._audit_tree(tree)
-        tree.closed = True
-
-    def install_synthetic(self, slots: Sequence[int], context: int) -> None:
-        """Fill slots with random keys and values of `context` tokens, for probes."""
-        self._grow(max(slots) + 1, context)
-        for slot in slots:
-            self.reset(slot)
-            self._held[slot] = [0] * context
-        self._cache.fill_random([self._seats.row(slot) for slot in slots], context)
+        self._check_slots(slots)
+        seating = self._seat(slots)
+        most = positions.max() if self._most is None else self._most - 1
+        laid = self._laid(seating, starts, positions.clip(max=most), hidden)
+        model, capture = self.model, self._capture
+        if capture is not None:
+            if id(part) not in self._others:
+                self._others[id(part)] = Capture(part, hidden=states.shape[-1])
+            self._capture = self._others[id(part)]
+        self.model = part
+        try:
+            return seating.back(self._call(seating.put(states), *laid))
+        finally:
+            self.model, self._capture = model, capture
 
     def _chain(
         self, rows: slice, starts: Sequence[int], counts: Sequence[int]
@@ -279,33 +224,6 @@ class ModelRunner(NodeForwards):
         if self._most is not None and length > self._most:  # padding only; the chains are checked before
             positions = columns.clamp(max=self._most - 1)
         return Plan(rows, min(starts), length, columns), positions, self._causal(columns, length)
-
-    def _causal(self, columns: Tensor, length: int) -> Tensor:
-        """[R, 1, n, L] additive: what a token at `columns` [R, n] may look at."""
-        return self._additive(torch.arange(length, device=self.device) > columns[..., None])[:, None]
-
-    def _tree_mask(self, forks: Tensor, trunk: int, depth: int) -> Tensor:
-        """[R, 1, N, T + depth * N]: the trunk up to the fork, and a branch's own tokens.
-
-        Args:
-            forks: [R, N].
-            trunk: T, columns before the branches' tokens.
-            depth: Most steps.
-        """
-        rows, count = forks.shape
-        unseen = torch.arange(trunk, device=self.device) > forks[..., None]
-        siblings = ~torch.eye(count, dtype=torch.bool, device=self.device)
-        hidden = torch.cat([unseen, siblings.repeat(1, depth).expand(rows, -1, -1)], dim=-1)
-        return self._additive(hidden)[:, None]
-
-    def _additive(self, hidden: Tensor) -> Tensor:
-        """Zero, or the least number where `hidden`.
-
-        Additive rather than boolean: eager attention adds a mask, so that a boolean one would silently
-        hide nothing.
-        """
-        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
-        return mask.masked_fill_(hidden, torch.finfo(self.dtype).min)
 
     def _last(
         self, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan, counts: Sequence[int]
@@ -339,7 +257,7 @@ class ModelRunner(NodeForwards):
         self, capture: Capture | SplitCapture, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan
     ) -> Tensor:
         """The same by a graph, which wants everything spelled out and contiguous."""
-        rows, count = ids.shape
+        rows, count = ids.shape[:2]  # hidden states in place of ids have one more
         columns = plan.columns
         if columns is None:
             columns = torch.arange(plan.start, plan.start + count, device=self.device).expand(rows, -1)
@@ -349,55 +267,6 @@ class ModelRunner(NodeForwards):
         full = mask.expand(rows, -1, -1, -1).contiguous()
         feed = Feed(ids, positions.contiguous(), columns.contiguous(), full)
         return capture.call(feed, self._cache.buffers(plan.rows))
-
-    def _seat(self, slots: Sequence[int]) -> Seating:
-        """Make the rows of some slots lie side by side."""
-        for one, other in self._seats.moves(slots):
-            held = [len(self._held.get(self._seats.slot(row), ())) for row in (one, other)]
-            self._cache.swap(one, other, (held[0], held[1]))
-            self._seats.swap(one, other)
-        return self._seating(slots)
-
-    def _seating(self, slots: Sequence[int]) -> Seating:
-        """Where slots lie whose rows are side by side."""
-        rows = [self._seats.row(slot) for slot in slots]
-        order = tuple(np.argsort(rows).tolist())
-        start = min(rows)
-        return Seating(slice(start, start + len(rows)), None if order == tuple(range(len(rows))) else order)
-
-    @staticmethod
-    def _check_slots(slots: Sequence[int]) -> None:
-        if not slots or len(set(slots)) != len(slots):
-            raise AuditError(f"a forward needs different slots, got {list(slots)}")
-
-    def _lengths(self, slots: Sequence[int]) -> list[int]:
-        return [len(self.held(slot)) for slot in slots]
-
-    def _check_positions(self, length: int) -> None:
-        if self._most is not None and length > self._most:
-            raise ModelError(f"a text of {length} tokens outgrows the model's {self._most} positions")
-
-    def _grow(self, slots: int, capacity: int) -> None:
-        """Make room, doubling, so that growing stays rare."""
-        more = self._doubled(self.slots, slots), self._doubled(self.capacity, capacity)
-        if more != (self.slots, self.capacity):
-            self._cache = self._cache.grown(*more)
-
-    @staticmethod
-    def _doubled(size: int, needed: int) -> int:
-        while size < needed:
-            size *= 2
-        return size
-
-    def _audit_tree(self, tree: Tree) -> None:
-        trunks = self._lengths(tree.slots)
-        if tree.closed or tuple(trunks) != tree.trunks:
-            raise AuditError(f"a tree over trunks of {tree.trunks} tokens, closed or not these: {trunks}")
-        if self._seats.moves(tree.slots) or self._seating(tree.slots) != tree.seating:
-            raise AuditError("the rows of a tree were moved before it was done")
-
-    def _tensor(self, values: Sequence[Any]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self.device)
 
 
 def _ends(logits: Tensor, counts: Sequence[int]) -> Tensor:

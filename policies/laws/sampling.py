@@ -24,6 +24,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.laws.candidates import token_law
 from policies.laws.ssd import FloatArray, _check_probability
 
 Cached: TypeAlias = Literal["without_rejected", "fixed"]
@@ -41,11 +42,14 @@ def top_tokens(q: Law, count: int) -> NDArray[np.int64]:
     """
     if count < 0:
         raise ValueError(f"the number of top tokens must be at least 0, got {count}")
-    return np.argsort(-_law("q", q), kind="stable")[:count].astype(np.int64)
+    return np.argsort(-token_law("q", q), kind="stable")[:count].astype(np.int64)
 
 
 def rescale(q: Law, top: int, scale: float) -> FloatArray:
     """[V] Saguaro's law: q with its `top` likeliest tokens multiplied by `scale`, normalised (`ssd.def14`).
+
+    Where C = 0 leaves nothing to draw, the definition is 0/0 and this an error.  The engine has to draw
+    something: both worlds keep q there (`calibrate.live.choice.rescale`, `simulator.tokens.chances`).
 
     Args:
         q: [V] the draft's law.
@@ -56,7 +60,7 @@ def rescale(q: Law, top: int, scale: float) -> FloatArray:
         ValueError: Outside the domain; C = 0 where all of the mass is on the top tokens (0/0).
     """
     _check_probability(scale=scale)
-    law = _law("q", q)
+    law = token_law("q", q)
     law[top_tokens(law, top)] *= scale
     total = float(law.sum())
     if total <= 0.0:
@@ -132,10 +136,7 @@ def hit_given_rejection_fixed(p: Law, q: Law, fanout: int, scale: float) -> floa
     Raises:
         ValueError: Outside the domain.
     """
-    under, _, total = _masses(p, q, fanout, scale)
-    if total == 0.0:
-        return 1.0
-    return min(1.0, float(under[top_tokens(q, fanout)].sum()) / total)
+    return _hit_given_rejection(p, q, fanout, scale, makes_room=False)
 
 
 def hit_given_rejection(p: Law, q: Law, fanout: int, scale: float) -> float:
@@ -155,13 +156,20 @@ def hit_given_rejection(p: Law, q: Law, fanout: int, scale: float) -> float:
     Raises:
         ValueError: Outside the domain.
     """
+    return _hit_given_rejection(p, q, fanout, scale, makes_room=True)
+
+
+def _hit_given_rejection(p: Law, q: Law, fanout: int, scale: float, *, makes_room: bool) -> float:
+    """P(hit | rejection); whether a rejected token makes room for the draft's next choice."""
     under, over, total = _masses(p, q, fanout, scale)
     if total == 0.0:
         return 1.0
     ranked = top_tokens(q, fanout + 1)
     inside, following = ranked[:fanout], ranked[fanout:]
-    freed = float(over[inside].sum()) / float(over.sum())
-    return min(1.0, (float(under[inside].sum()) + freed * float(under[following].sum())) / total)
+    held = float(under[inside].sum())
+    if makes_room:
+        held += float(over[inside].sum()) / float(over.sum()) * float(under[following].sum())
+    return min(1.0, held / total)
 
 
 def round_weights(p: Law, q: Law, fanout: Sequence[int], scale: float) -> FloatArray:
@@ -208,7 +216,7 @@ def hit_rate_sampled(
     weights = round_weights(p, q, fanout, scale)
     hit = hit_given_rejection if cached == "without_rejected" else hit_given_rejection_fixed
     after = {f: hit(p, q, f, scale) for f in set(fanout[:-1])}
-    free = float(_law("p", p)[top_tokens(q, fanout[-1])].sum())
+    free = float(token_law("p", p)[top_tokens(q, fanout[-1])].sum())
     return float((weights * np.array([*(after[f] for f in fanout[:-1]), free])).sum())
 
 
@@ -262,16 +270,7 @@ def _masses(p: Law, q: Law, fanout: int, scale: float) -> tuple[FloatArray, Floa
 
 
 def _pair(p: Law, q: Law) -> tuple[FloatArray, FloatArray]:
-    target, draft = _law("p", p), _law("q", q)
+    target, draft = token_law("p", p), token_law("q", q)
     if target.shape != draft.shape:
         raise ValueError(f"p and q have different vocabularies: {len(target)} and {len(draft)} tokens")
     return target, draft
-
-
-def _law(name: str, values: Law) -> FloatArray:
-    law = np.asarray(values, dtype=np.float64)
-    if law.ndim != 1 or law.size == 0:
-        raise ValueError(f"{name} must be [V] probabilities, got shape {law.shape}")
-    if not ((law >= 0.0).all() and abs(float(law.sum()) - 1.0) <= 1e-6):  # false for NaN too
-        raise ValueError(f"{name} must be probabilities that sum to 1, got sum {law.sum():g}")
-    return np.asarray(law / law.sum(), dtype=np.float64)

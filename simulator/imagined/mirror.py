@@ -4,6 +4,9 @@ Acceptance is iid, and a candidate set of kappa tokens holds the target's token 
 hit curve gives a fan-out of kappa; the drafted token counts as none of them, since it needs no rollout.  With
 candidates at the first position alone only a correction there can be among them.  Tokens have one made-up id,
 so that what is prepared for is what matches.
+
+A stream's proposal is right with one stated probability, independently of all else; a pass of a streaming
+draft is a call of the model like any other, and the streams in it cost nothing more.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import numpy as np
 
 from policies.exits import Branch, Candidates, EarlyVerdict, EarlyVerify, Rolled, Rollout, Window
 from policies.operations import (
+    NO_LAW,
     UNKNOWN,
     BoolArray,
     IntArray,
@@ -25,11 +29,15 @@ from policies.operations import (
     Verdict,
     Verify,
 )
+from policies.randomness import keyed_uniforms
 from policies.rowwise import RowVerdict, Rowwise
+from policies.streaming import StreamDraft, StreamRolled, StreamRollout, StreamWindow, passes
 from simulator.tokens.model import TokenModel
 
 TOKEN = 0
 """The only token there is."""
+COIN = "stream-proposal"
+"""Stream of randomness (`policies.randomness`) that decides whether a proposal is right."""
 
 
 def verify_early(operation: Rowwise, tokens: TokenModel) -> list[EarlyVerdict]:
@@ -66,6 +74,72 @@ def roll_out(operation: Rowwise, tokens: TokenModel) -> list[Rolled]:
         work = (("glue", 1 + len(window.tokens)), *[("tree", positions * asked.kappa)] * asked.lookahead)
         replies.append(Rolled((tuple(branch),) if hits[slot] else (), work))
     return replies
+
+
+def draft_by_streams(operation: Rowwise, tokens: TokenModel) -> list[StreamWindow]:
+    """Replies of `StreamDraft`."""
+    asked = cast("StreamDraft", operation)
+    replies = []
+    for request, position in _moments(asked):
+        emitted = _emitted(asked, request, position, branch=0)
+        counts = _passes([emitted], asked.lookahead, asked.streams)
+        window = (TOKEN,) * asked.lookahead
+        replies.append(StreamWindow(window, NO_LAW, emitted, passes("draft", 0.0, counts)))
+    return replies
+
+
+def roll_out_by_streams(operation: Rowwise, tokens: TokenModel) -> list[StreamRolled]:
+    """Replies of `StreamRollout`: as `roll_out`, in fewer steps."""
+    asked = cast("StreamRollout", operation)
+    replies = []
+    for (request, position), found, ask in zip(
+        _moments(asked), roll_out(asked, tokens), asked.asks, strict=True
+    ):
+        glue = 1 + len(Window._make(ask[0]).tokens)
+        branches = asked.kappa * (1 if asked.candidates == "first" else glue)
+        emitted = tuple(_emitted(asked, request, position, branch) for branch in range(branches))
+        counts = _passes(emitted, asked.lookahead, asked.streams)
+        work = (("glue", glue), *passes("tree", 0.0, counts))
+        replies.append(StreamRolled(found.branches, emitted, work))
+    return replies
+
+
+def _moments(operation: Rowwise) -> list[tuple[int, int]]:
+    """(request, position) of each row."""
+    view = operation.view
+    return list(zip(view.requests.tolist(), view.positions.tolist(), strict=True))
+
+
+def _emitted(
+    operation: StreamDraft | StreamRollout, request: int, position: int, branch: int
+) -> tuple[int, ...]:
+    """Tokens that each pass writes: one, and as many proposals as are right before the first wrong one.
+
+    A proposal's coin belongs to its branch and place, so that it is tossed once however often it is proposed;
+    the first pass has no proposals.
+    """
+    places = np.arange(operation.lookahead)
+    uniforms = keyed_uniforms(operation.sampling.seed, COIN, request, position, branch, places)
+    right: list[bool] = (uniforms < operation.acceptance).tolist()
+    found, done = [1], 1
+    while done < operation.lookahead:
+        most = min(operation.streams, operation.lookahead - done - 1)
+        run = next((i for i in range(most) if not right[done + i]), most)
+        found.append(run + 1)
+        done += run + 1
+    return tuple(found)
+
+
+def _passes(emitted: Sequence[Sequence[int]], lookahead: int, streams: int) -> list[tuple[int, int]]:
+    """(tokens, streams) of each pass over texts that wrote so many tokens in each of their passes."""
+    counts = [0] * max(map(len, emitted))
+    for own in emitted:
+        done = 0
+        for i, written in enumerate(own):
+            proposed = min(streams, lookahead - done - 1) if i else 0
+            counts[i] += 1 + proposed
+            done += written
+    return [(count, 0) for count in counts]
 
 
 def _speculation(width: int, slots: Sequence[int], windows: Sequence[Window]) -> Speculation:

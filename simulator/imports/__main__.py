@@ -214,29 +214,25 @@ def export(**options: Any) -> None:
 
 
 def _lines(options: dict[str, Any]) -> dict[str, str]:
-    import shlex
-
-    from simulator.imports.export import llamacpp_flags, sglang_flags, vllm_config
+    from simulator.imports.export import engine_flags
     from simulator.imports.measured import ImportRefused
 
-    method, draft, only = options["method"], options["draft"], options["engine"]
+    only = options["engine"]
     by_batch = _by_batch(options)
-    depth = _depth(options, by_batch)
-    lines = {}
-    if only in (None, "vllm"):
-        config = vllm_config(
-            depth, method=method, model=draft, by_batch=by_batch, largest_batch=options["largest_batch"]
-        )
-        lines["vllm"] = f"--speculative-config {shlex.quote(config)}"
-    elif by_batch or options["largest_batch"]:
+    if only not in (None, "vllm") and (by_batch or options["largest_batch"]):
         raise ImportRefused(f"only vLLM takes a lookahead by batch; {only} has one for all")
-    if only in (None, "sglang"):
-        lines["sglang"] = sglang_flags(depth, method=method, model=draft)
-    if only == "llama.cpp" or (only is None and method == "draft_model"):
-        if method != "draft_model" or draft is None:
-            raise ImportRefused("llama.cpp's flags are printed for the method draft_model with a --draft")
-        lines["llama.cpp"] = llamacpp_flags(depth, model=draft)
-    return lines
+    lines = engine_flags(
+        _depth(options, by_batch),
+        method=options["method"],
+        model=options["draft"],
+        by_batch=by_batch,
+        largest_batch=options["largest_batch"],
+    )
+    if only is None:
+        return lines
+    if only not in lines:
+        raise ImportRefused("llama.cpp's flags are printed for the method draft_model with a --draft")
+    return {only: lines[only]}
 
 
 def _by_batch(options: dict[str, Any]) -> dict[int, int] | None:

@@ -1,6 +1,7 @@
 """Settings in the engines' own terms: vLLM's `--speculative-config`, SGLang's and llama.cpp's flags.
 
-The engines know plain speculation only.  `analysis.paste` prints what it recommends through the same words.
+The engines know plain speculation only.  Everything here that is said to engines is made by
+`engine_flags`: what `export` prints, and what `recommend` offers to paste.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, Protocol
 
+from policies.settings import Settings
 from simulator.imports.measured import ImportRefused
 
 NEEDS_MODEL = ("draft_model", "eagle", "eagle3")
@@ -22,6 +24,13 @@ SGLANG = {
     "ngram": "NGRAM",
 }
 METHODS = tuple(SGLANG)
+METHOD_OF = {"sd": "draft_model", "pld": "ngram"}
+"""What engines call the policies that they have."""
+STARTS = {
+    "vllm": ("vllm", "serve"),
+    "sglang": ("python", "-m", "sglang.launch_server", "--model-path"),
+}
+"""Commands that serve a model by its name; llama.cpp's takes a file."""
 NGRAM_WORDS = 3
 """Longest n-gram that is looked up, vLLM's documented example."""
 DEEPEST_TREE = 1
@@ -107,6 +116,65 @@ def llamacpp_flags(lookahead: int, *, model: str) -> str:
     return (
         f"--model-draft {shlex.quote(model)} --draft-max {lookahead} --draft-min {lookahead} --draft-p-min 0"
     )
+
+
+def engine_flags(
+    lookahead: int,
+    *,
+    method: str = "draft_model",
+    model: str | None = None,
+    draft_sampled: bool = False,
+    by_batch: Mapping[int, int] | None = None,
+    largest_batch: int | None = None,
+) -> dict[str, str]:
+    """The same setting as flags of every engine that has the method, by engine.
+
+    Only vLLM takes a lookahead by batch and a draft that samples; the others are told the rest.
+
+    Args:
+        lookahead: K.
+        method: As in `vllm_config`.
+        model: As in `vllm_config`.
+        draft_sampled: As in `vllm_config`.
+        by_batch: As in `vllm_config`.
+        largest_batch: As in `vllm_config`.
+
+    Raises:
+        ImportRefused: As in `vllm_config`.
+    """
+    config = vllm_config(
+        lookahead,
+        method=method,
+        model=model,
+        draft_sampled=draft_sampled,
+        by_batch=by_batch,
+        largest_batch=largest_batch,
+    )
+    lines = {
+        "vllm": f"--speculative-config {shlex.quote(config)}",
+        "sglang": sglang_flags(lookahead, method=method, model=model),
+    }
+    if method == "draft_model" and model is not None:
+        lines["llama.cpp"] = llamacpp_flags(lookahead, model=model)
+    return lines
+
+
+def engine_lines(settings: Settings, target: str, draft: str) -> dict[str, str]:
+    """Command lines of engines for a setting, by engine; empty where none has its policy.
+
+    vLLM drafts greedily unless told otherwise, also at a temperature above 0, where we sample by default.
+    """
+    method = METHOD_OF.get(settings.policy)
+    if method is None or settings.lookahead is None:
+        return {}
+    model = draft if method in NEEDS_MODEL else None
+    flags = engine_flags(
+        settings.lookahead,
+        method=method,
+        model=model,
+        draft_sampled=model is not None and settings.sampling.draft_sampled,
+    )
+    return {engine: f"{shlex.join([*start, target])} {flags[engine]}" for engine, start in STARTS.items()}
 
 
 def schedule(by_batch: Mapping[int, int], largest: int | None = None) -> list[list[int]]:

@@ -2,66 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from simulator.imports import bench, llamacpp, papers, prometheus, requests, tuned, vllm_log
-from simulator.imports.measured import Imported, ImportRefused
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A text that is to be recognised.
-
-    Attributes:
-        raw: All of it.
-        whole: The JSON value it is; None if it is none.
-        first: The JSON object in its first line; empty if there is none.
-    """
-
-    raw: str
-    whole: Any
-    first: dict[str, Any]
-
-    @classmethod
-    def of(cls, raw: str) -> Text:
-        """Look at a text."""
-        first = _json(raw.strip().partition("\n")[0])
-        return cls(raw, _json(raw), first if isinstance(first, dict) else {})
-
-    def has(self, *path: str) -> bool:
-        """Whether the JSON object has an entry at nested keys."""
-        here = self.whole
-        for key in path:
-            if not isinstance(here, dict) or key not in here:
-                return False
-            here = here[key]
-        return True
-
-    def says(self, *words: str) -> bool:
-        """Whether the text has all of the words."""
-        return all(word in self.raw for word in words)
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One format.
-
-    Attributes:
-        name: For `--format`.
-        what: Where such a file comes from, for people.
-        fits: Whether a text looks like it.
-        parse: The measurements of a text.
-        pools: Whether several measurements of a file are windows of one run, to be added up.
-    """
-
-    name: str
-    what: str
-    fits: Callable[[Text], bool]
-    parse: Callable[[str], tuple[Imported, ...]]
-    pools: bool = False
+from simulator.imports.measured import ImportRefused
+from simulator.imports.text import Format, Text
 
 
 def _configuration(_: str) -> NoReturn:
@@ -303,10 +248,3 @@ def find_format(name: str) -> Format:
         if fmt.name == name:
             return fmt
     raise ImportRefused(f"unknown format {name!r}; choices: {', '.join(NAMES)}")
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simulator.imports import prometheus
-from simulator.imports.formats import Format, find_format, sniff
+from simulator.imports.formats import find_format, sniff
 from simulator.imports.measured import Imported, ImportRefused
+from simulator.imports.text import Format
 
 LARGEST_BYTES = 256 * 1024 * 1024
 """Files above this are refused: excerpts and result files are small, whole server logs may not be."""

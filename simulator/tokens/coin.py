@@ -8,8 +8,8 @@ from policies.laws.ssd import PowerLaw
 from policies.operations import IntArray, Request
 from policies.randomness import FloatArray, keyed_generator
 from policies.registry import SettingError
-from simulator.tokens.model import TokenModel, index_requests
-from simulator.tokens.outcomes import NEVER, accepted_runs
+from simulator.tokens.model import TokenModel
+from simulator.tokens.outcomes import NEVER, accepted_runs, index_requests
 
 
 def coin(

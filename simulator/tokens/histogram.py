@@ -15,8 +15,8 @@ from policies.laws.ssd import power_law_hit
 from policies.operations import BoolArray, IntArray, Request
 from policies.randomness import FloatArray, keyed_generator
 from policies.registry import SettingError
-from simulator.tokens.model import TokenModel, index_requests
-from simulator.tokens.outcomes import NEVER, Outcomes, accepted_runs, shaped_runs
+from simulator.tokens.model import TokenModel
+from simulator.tokens.outcomes import NEVER, Outcomes, accepted_runs, index_requests, shaped_runs
 
 DEEPEST = 64
 """Fan-outs that a power law's curve is tabulated for."""

@@ -9,12 +9,11 @@ Whatever the policy does, three numbers per position of a request decide its rou
 
 With greedy decoding they are facts of the recording, for the primary draft.  With sampled decoding `run`
 and `need_rejected` depend on the law that the verified tokens were drawn from (`simulator.tokens.sampled`).
-Guessed tokens that are known (n-gram lookup; random tokens when decoding greedily) are compared one by one.
+What was guessed rather than drafted is compared with the path (`simulator.tokens.guesses`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
@@ -38,13 +37,14 @@ from policies.operations import (
 )
 from policies.registry import SettingError
 from policies.sampling import Sampling
+from simulator.tokens.guesses import accept_guesses, leave_out_guesses
 from simulator.tokens.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from simulator.tokens.sampled import SampledLaws
 
 _FANOUT, _BEFORE = 0, 1
-_PRIMARY, _RANDOM, _NGRAM = int(Source.PRIMARY), int(Source.RANDOM), int(Source.NGRAM)
+_PRIMARY = int(Source.PRIMARY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class TokenModel:
         lengths = speculation.lengths[slots]
         accepted = np.minimum(lengths, self._run(operation.sampling, speculation)[here])
         if speculation.has_guesses:
-            self._accept_guesses(accepted, here, operation, slots)
+            accept_guesses(self, operation, slots, here, accepted)
         # Runs end with the request, so the accepted tokens fit in its room unless the limit is lower.
         accepted = np.minimum(accepted, view.rooms)
         emitted = np.minimum(accepted + 1, view.rooms)
@@ -142,7 +142,7 @@ class TokenModel:
             rejected = accepted < speculation.lengths[slots]
             need = np.where(rejected, self._need_after(operation, accepted, at), need)
             if speculation.has_guesses:
-                self._leave_out_guesses(need, at, accepted, operation, slots)
+                leave_out_guesses(self, operation, slots, at, accepted, need=need)
         hit = (self._prepared(_FANOUT, operation, accepted, slots) >= need) & ~verdict.ended[slots]
         share, count = operation.part
         if count > 1:  # the target's token is the need-th of the outcomes with its number accepted
@@ -240,75 +240,6 @@ class TokenModel:
         outcomes = self.laws.outcomes(operation.sampling, Source.PRIMARY, operation.speculation.shape)
         return outcomes.need_after(accepted, at)
 
-    def _guesses(self, operation: Verify | Prespeculate, slots: IntArray) -> tuple[BoolArray, BoolArray]:
-        """Masks over `slots`: rows whose guessed tokens decide, and rows whose law decides.
-
-        Sampled decoding does not look at random tokens: given the path, the verified token is no longer
-        uniform, since the path's own token is all the likelier to be the one that was accepted.
-        """
-        sources = operation.speculation.sources[slots]
-        random = sources == _RANDOM
-        if self.laws is None:
-            return random | (sources == _NGRAM), np.zeros_like(random)
-        return sources == _NGRAM, random
-
-    def _accept_guesses(self, accepted: IntArray, here: IntArray, operation: Verify, slots: IntArray) -> None:
-        """Set `accepted` of the rows that verify a backup's tokens."""
-        known, drawn = self._guesses(operation, slots)
-        lengths = operation.speculation.lengths[slots]
-        if drawn.any():
-            assert self.laws is not None
-            run = self.laws.outcomes(operation.sampling, Source.RANDOM).run
-            accepted[drawn] = np.minimum(lengths[drawn], run[here[drawn]])
-        if known.any():
-            accepted[known] = self._agreeing(here[known], operation.speculation, slots[known])
-
-    def _agreeing(self, here: IntArray, speculation: Speculation, slots: IntArray) -> IntArray:
-        """Leading guessed tokens per row that are the path's own; without ids there are none."""
-        if self.tokens is None or speculation.tokens is None:
-            return np.zeros(len(here), dtype=np.int64)
-        guessed = speculation.tokens[slots]
-        at = here[:, None] + np.arange(guessed.shape[1])
-        same = guessed == self.tokens[np.minimum(at, len(self.tokens) - 1)]
-        same &= np.arange(guessed.shape[1]) < speculation.lengths[slots][:, None]
-        accepted: IntArray = np.cumprod(same, axis=1).sum(axis=1)
-        return accepted
-
-    def _leave_out_guesses(
-        self, need: IntArray, at: IntArray, accepted: IntArray, operation: Prespeculate, slots: IntArray
-    ) -> None:
-        """Set `need` of the rows that verified a backup's tokens and had one rejected."""
-        known, drawn = self._guesses(operation, slots)
-        rejected = accepted < operation.speculation.lengths[slots]
-        known, drawn = known & rejected, drawn & rejected
-        if drawn.any():
-            assert self.laws is not None
-            outcomes = self.laws.outcomes(operation.sampling, Source.RANDOM)
-            need[drawn] = outcomes.need_after(accepted[drawn], at[drawn])
-        if known.any():
-            need[known] = self._need_without(at[known], accepted[known], operation.speculation, slots[known])
-
-    def _need_without(
-        self, at: IntArray, accepted: IntArray, speculation: Speculation, slots: IntArray
-    ) -> IntArray:
-        """Fan-out needed when a known token was rejected: it frees a place only if it outranks the path's.
-
-        With rank(y) counted from 0 and s the rejected token, y is the (rank(y) + 1)-th choice, or the
-        rank(y)-th once s, ranked above it, is left out.
-        """
-        need = self.need_free[at]
-        if self.tokens is None or speculation.tokens is None:
-            return need
-        if self.ranked is None:
-            raise SettingError(
-                "this trace was read without the draft's choices (column draft_top_ids), which decide "
-                "what a rejected guess frees in the cache"
-            )
-        guessed = speculation.tokens[slots, accepted]
-        is_guessed = self.ranked[at % len(self.ranked)] == guessed[:, None]
-        outranks = is_guessed.any(axis=1) & (is_guessed.argmax(axis=1) < need - 1)
-        return np.where(outranks, need - 1, need)
-
     def _prepared(self, line: int, operation: Prespeculate, accepted: IntArray, slots: IntArray) -> IntArray:
         """A line of `_fanout_table` at each row's number of accepted tokens; see `Prespeculate.fanout_of`."""
         values = self._table(operation.fanout)[line][accepted]
@@ -360,12 +291,3 @@ def _fanout_table(fanout: tuple[int, ...]) -> tuple[IntArray, IntArray]:
 def _describe(temperature: float, top_p: float) -> str:
     cut = f" and top-p {top_p:g}" if temperature > 0.0 and top_p < 1.0 else ""
     return f"temperature {temperature:g}{cut}"
-
-
-def index_requests(ids: Sequence[int], lengths: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
-    """`TokenModel.starts` and `.lengths` of requests that lie one after the other."""
-    starts = np.full(max(ids) + 1, -1, dtype=np.int64)
-    sizes = np.zeros(max(ids) + 1, dtype=np.int64)
-    starts[ids] = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    sizes[ids] = lengths
-    return starts, sizes

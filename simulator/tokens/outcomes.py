@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -73,3 +74,12 @@ def shaped_runs(accepts: tuple[BoolArray, ...], law_at: IntArray, ends: IntArray
         going &= accepts[law][np.minimum(at, len(ends) - 1)]
         runs += going
     return runs
+
+
+def index_requests(ids: Sequence[int], lengths: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
+    """`TokenModel.starts` and `.lengths` of requests that lie one after the other."""
+    starts = np.full(max(ids) + 1, -1, dtype=np.int64)
+    sizes = np.zeros(max(ids) + 1, dtype=np.int64)
+    starts[ids] = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    sizes[ids] = lengths
+    return starts, sizes

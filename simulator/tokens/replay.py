@@ -9,8 +9,8 @@ import numpy as np
 from policies.operations import Request, Source
 from policies.registry import SettingError
 from policies.sampling import Sampling
-from simulator.tokens.model import TokenModel, index_requests
-from simulator.tokens.outcomes import NEVER
+from simulator.tokens.model import TokenModel
+from simulator.tokens.outcomes import NEVER, index_requests
 
 if TYPE_CHECKING:
     from hardware_profiles.trace import Trace

@@ -9,12 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from chains import Chain, sampled_trace
-from click.testing import CliRunner, Result
-
-from hardware_profiles.store import user_trace
-from hardware_profiles.trace import write_trace
-from simulator.cli import main
+from simulate_command import answer, simulated
 
 COIN = ["--target-time", "1", "--draft-time", "0.1", "--acceptance", "0.8", "--hit-exponent", "1"]
 FEW = ["--requests", "6", "--max-tokens", "48"]
@@ -37,17 +32,6 @@ LAW_KEYS = {
 }  # fmt: skip
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, list(arguments))
-
-
-def answer(*arguments: str) -> dict[str, object]:
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    found: dict[str, object] = json.loads(result.stdout)
-    return found
-
-
 def test_json_has_the_documented_keys() -> None:
     found = answer(*COIN)
     assert set(found) == KEYS
@@ -62,7 +46,7 @@ def test_every_key_is_documented() -> None:
 
 
 def test_same_seed_same_bytes() -> None:
-    first, second = (run(*FEW, "--batch", "4", "--json").stdout for _ in range(2))
+    first, second = (simulated(*FEW, "--batch", "4", "--json").stdout for _ in range(2))
     assert first == second
 
 
@@ -141,7 +125,7 @@ def test_what_auto_chose_is_reported() -> None:
     assert [c["value"] for c in choices] == [found["lookahead"], found["backup"], found["fanout"]]
     assert {"b_printed", "b_corrected", "tokens_per_second"} <= set(choices[1]["numbers"])
     assert {"budget", "bound", "verify_s", "prepare_s"} <= set(choices[2]["numbers"])
-    printed = run(*FEW, "--lookahead", "auto", "--budget", "auto").stdout
+    printed = simulated(*FEW, "--lookahead", "auto", "--budget", "auto").stdout
     assert "the fastest of" in printed and "exact shape of a budget of" in printed
 
 
@@ -151,16 +135,15 @@ def test_extrapolation_is_told_by_how_much() -> None:
     assert isinstance(extrapolated, list)
     target = [e for e in extrapolated if (e["operation"], e["axis"]) == ("target.forward", "batch")]
     assert [e["value"] for e in target] == [64] and target[0]["measured_to"] < 64
-    assert (
-        "target.forward at batch 64 (measured up to" in run(*FEW, "--batch", "64", "--requests", "64").stdout
-    )
+    printed = simulated(*FEW, "--batch", "64", "--requests", "64").stdout
+    assert "target.forward at batch 64 (measured up to" in printed
     assert answer(*COIN)["extrapolated"] == []
 
 
 def test_pearl_has_a_ceiling() -> None:
     law = answer(*COIN, "--policy", "pearl")["law"]
     assert isinstance(law, dict) and law["ceiling"] == pytest.approx(10.0)
-    assert "ceiling C" in run(*COIN, "--policy", "pearl").stdout
+    assert "ceiling C" in simulated(*COIN, "--policy", "pearl").stdout
 
 
 @pytest.mark.parametrize(
@@ -210,7 +193,7 @@ def test_pearl_has_a_ceiling() -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_input_is_refused_in_one_line(arguments: list[str], message: str) -> None:
-    result = run(*arguments)
+    result = simulated(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stdout == ""
@@ -228,68 +211,17 @@ def test_extreme_acceptance(policy: str, acceptance: str) -> None:
     assert found["acceptance_rate"] == (None if nothing_verified else float(acceptance))
 
 
-@pytest.fixture
-def sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's own trace at temperature 1, in the place where it is looked for."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    path = user_trace("cpu2-x5-t1")
-    path.parent.mkdir(parents=True)
-    write_trace(sampled_trace(Chain.drawn(3, vocabulary=9), requests=8, length=60, ranks=8, seed=4), path)
-    return path
-
-
-HOT = ["--temperature", "1", "--requests", "8"]
-
-
-def test_the_trace_of_a_temperature_is_found_by_its_name(sampled: Path) -> None:
-    found = answer(*HOT)
-    assert (found["temperature"], found["draft_sampling"], found["scale"]) == (1.0, "sampled", 1.0)
-    assert "cpu2-x5-t1" in str(found["sources"]) and "at temperature 1" in str(found["sources"])
-    law = found["law"]
-    assert isinstance(law, dict)
-    # The mean of sum min(p, q), as verification meets it.
-    assert law["assumptions"]["acceptance"] == pytest.approx(float(str(found["acceptance_rate"])), abs=0.08)
-    assert answer(*HOT, "--trace", str(sampled))["tokens_per_second"] == found["tokens_per_second"]
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [
-        ["--draft-sampling", "greedy"],
-        ["--scale", "0.5"],
-        ["--cache-set", "top"],
-        ["--seed", "3"],
-        ["--policy", "pearl"],
-        ["--policy", "sd"],
-        ["--shape", "exact", "--budget", "9"],
-        ["--backup", "auto"],
-        ["--backup", "random"],
-        ["--backup", "ngram"],
-    ],
-    ids=" ".join,
-)
-def test_every_option_changes_a_sampled_answer(sampled: Path, extra: list[str]) -> None:
-    same = [{k: v for k, v in answer(*HOT, *e).items() if k != "seed"} for e in ([], extra)]
-    assert same[0] != same[1]
-
-
-def test_a_top_p_needs_a_trace_of_its_own(sampled: Path) -> None:
-    result = run(*HOT, "--top-p", "0.9")
-    assert result.exit_code == 2
-    assert "no trace of profile 'cpu2-x5' at temperature 1 and top-p 0.9" in result.stderr
-
-
 def test_malformed_profile_names_the_field(tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text('{"schema": "spectwin/profile/1", "name": "bad"}')
-    result = run("--hw", str(bad))
+    result = simulated("--hw", str(bad))
     assert result.exit_code == 2
     assert "bad.json" in result.stderr and "operations" in result.stderr
 
 
 def test_timeline_is_a_chrome_trace(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    assert run(*COIN, "--timeline", str(path), "--json").exit_code == 0
+    assert simulated(*COIN, "--timeline", str(path), "--json").exit_code == 0
     events = json.loads(path.read_text())["traceEvents"]
     assert {e["name"] for e in events if e["ph"] == "M"} == {"process_name", "thread_name"}
     assert {e["cat"] for e in events if e["ph"] == "X"} == {"target", "draft"}
@@ -298,12 +230,12 @@ def test_timeline_is_a_chrome_trace(tmp_path: Path) -> None:
 
 def test_plot_is_written(tmp_path: Path) -> None:
     path = tmp_path / "run.png"
-    assert run(*FEW, "--plot", str(path), "--json", "--draft-devices", "2").exit_code == 0
+    assert simulated(*FEW, "--plot", str(path), "--json", "--draft-devices", "2").exit_code == 0
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_tables_for_people() -> None:
-    printed = run(*FEW, "--policy", "saguaro", "--batch", "4").stdout
+    printed = simulated(*FEW, "--policy", "saguaro", "--batch", "4").stdout
     for expected in (
         "time to first token",
         "law",
@@ -316,9 +248,9 @@ def test_tables_for_people() -> None:
 
 
 def test_list_policies() -> None:
-    names = [row["name"] for row in json.loads(run("--list-policies", "--json").stdout)]
+    names = [row["name"] for row in json.loads(simulated("--list-policies", "--json").stdout)]
     assert {"ar", "sd", "pld", "pearl", "saguaro", "tree", "heads"} <= set(names)
-    assert "PEARL" in run("--list-policies").stdout
+    assert "PEARL" in simulated("--list-policies").stdout
 
 
 def test_cold_start_imports_neither_torch_nor_matplotlib() -> None:

@@ -22,7 +22,8 @@ from policies.operations import (
     View,
 )
 from policies.sampling import GREEDY
-from simulator.costs import Effects, ProfileCosts, branches_per_row, tokens_fed
+from simulator.costs import Effects, branches_per_row, tokens_fed
+from simulator.measured import ProfileCosts
 
 
 def surface(function: Any, **ticks: tuple[int, ...]) -> LatencySurface:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.operations import Draft, Operation, Speculation, Verify, View
-from simulator.devices import Machine, SimulatedDevice
+from simulator.devices import SimulatedDevice
+from simulator.machine import Machine
 
 ONE = np.ones(1, dtype=np.int64)
 VIEW = View(np.zeros(1, dtype=np.int64), ONE, ONE, ONE, ONE)

@@ -1,4 +1,4 @@
-"""`python -m simulator.imports` and `simulate --acceptance FILE`: answers, refusals, nothing half-written."""
+"""`python -m simulator.imports read`: answers, refusals, nothing half-written."""
 
 from __future__ import annotations
 
@@ -7,43 +7,17 @@ import math
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from import_samples import DFLASH, SAMPLES, run
 
-from simulator.cli import main as simulate_main
-from simulator.imports.__main__ import main
 from simulator.imports.acceptance import acceptance_of
-from simulator.imports.export import lookahead_by_batch, schedule, sglang_flags, vllm_config
 from simulator.imports.formats import FORMATS, sniff
 from simulator.imports.measured import ImportRefused
 from simulator.imports.reading import read_file, read_text
-
-SAMPLES = Path(__file__).parents[1] / "data" / "imports"
-DFLASH = str(SAMPLES / "vllm/prometheus_delta_K7_dflash.json")
-TEXTBOOK = ["--target-time", "1", "--draft-time", "0.1"]
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, list(arguments))
-
-
-def simulated(*arguments: str) -> Result:
-    return CliRunner().invoke(simulate_main, list(arguments))
-
-
-@pytest.fixture
-def acceptance(tmp_path: Path) -> str:
-    path = str(tmp_path / "acceptance.json")
-    assert run("read", DFLASH, "--out", path).exit_code == 0
-    return path
-
-
-# ---- read
 
 
 def test_every_format_is_told_from_every_sample_of_it() -> None:
@@ -206,170 +180,6 @@ def test_provenance(acceptance: str) -> None:
     assert file["source"]["file"] == "prometheus_delta_K7_dflash.json"
     assert (file["source"]["engine"], file["source"]["format"]) == ("vllm", "vllm-counters-delta")
     assert file["source"]["imported_at"].endswith("Z")
-
-
-# ---- simulate
-
-
-def test_simulate_reads_the_file(acceptance: str) -> None:
-    result = simulated("--acceptance", acceptance, "--policy", "sd", "--lookahead", "7", *TEXTBOOK, "--json")
-    found = json.loads(result.stdout)
-    # The limit of 128 tokens cuts a last round of each request: a little below 2.61.
-    assert found["tokens_per_round"] == pytest.approx(2.6146, abs=0.12)
-    assert "measured by vllm (prometheus_delta_K7_dflash.json, 6274 rounds)" in found["sources"]["tokens"]
-    assert "assumed" not in found["sources"]["tokens"]
-
-
-def test_the_position_counts(acceptance: str) -> None:
-    # K = 1: 1 + .6717; K = 2: 1 + .6717 + .4036
-    for depth, length in ((1, 1.6717), (2, 2.0753)):
-        result = simulated(
-            "--acceptance", acceptance, "--policy", "sd", "--lookahead", str(depth), *TEXTBOOK, "--json"
-        )
-        assert json.loads(result.stdout)["tokens_per_round"] == pytest.approx(length, abs=0.05)
-
-
-def test_past_the_last_position_is_assumed_and_said(acceptance: str) -> None:
-    for more in (["--policy", "sd", "--lookahead", "9"], ["--policy", "pearl", "--lookahead", "4"]):
-        result = simulated("--acceptance", acceptance, *more, *TEXTBOOK, "--json")
-        assert "assumed: positions past 7 like that one" in json.loads(result.stdout)["sources"]["tokens"]
-
-
-def test_a_speculation_cache_needs_a_hit_curve(acceptance: str) -> None:
-    refused = simulated("--acceptance", acceptance, "--policy", "saguaro", *TEXTBOOK)
-    assert refused.exit_code == 2
-    assert "needs the hit curve of a speculation cache" in refused.output and "--hit-curve" in refused.output
-    given = simulated(
-        "--acceptance", acceptance, "--policy", "saguaro", "--hit-curve", "1,0.5", *TEXTBOOK, "--json"
-    )
-    found = json.loads(given.stdout)
-    assert found["sources"]["tokens"].endswith("assumed: hit curve 1 - 0.5 F^-1")
-    assert found["cache_hit_rate"] == pytest.approx(1 - 0.5 / 3, abs=0.03)  # F = 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--policy", "sd", "--hit-curve", "1,0.5"], "changes nothing: policy 'sd'"),
-        (["--policy", "saguaro", "--hit-curve", "0,0.5"], "exponent above 0"),
-        (["--policy", "saguaro", "--hit-curve", "nan"], "is not an exponent and a scale"),
-        (["--policy", "saguaro", "--hit-exponent", "1"], "in place of --hit-exponent"),
-        (["--policy", "saguaro", "--hit-curve", "1,0.5", "--backup", "ngram"], "looks words up in the text"),
-        (["--policy", "sd", "--temperature", "1"], "--acceptance or --temperature"),
-    ],
-)
-def test_what_a_file_cannot_give_is_refused(arguments: list[str], said: str, acceptance: str) -> None:
-    result = simulated("--acceptance", acceptance, *arguments, *TEXTBOOK)
-    assert result.exit_code == 2 and said in result.output.replace("\n", " "), result.output
-
-
-def test_other_files_are_refused(tmp_path: Path, acceptance: str) -> None:
-    assert "python -m simulator.imports read" in simulated("--acceptance", DFLASH, "--policy", "sd").output
-    assert "neither a number nor a file" in simulated("--acceptance", "nowhere.json").output
-    assert (
-        "--hit-curve goes with --acceptance FILE"
-        in simulated("--acceptance", "0.8", "--hit-curve", "1,1").output
-    )
-    content = json.loads(Path(acceptance).read_text())
-    joint = content["joint_acceptance_at_position"]
-    for change, said in (
-        ({"schema_version": 2}, "schema_version"),
-        ({"acceptance_at_position": joint}, "running product"),
-        ({"lookahead": 0}, "lookahead"),
-        ({"histogram": [1, 2]}, "expected 8 entries"),
-        ({"colour": "red"}, "colour"),
-    ):
-        path = tmp_path / "changed.json"
-        path.write_text(json.dumps(content | change))
-        result = simulated("--acceptance", str(path), "--policy", "sd")
-        assert result.exit_code == 2 and said in result.output
-
-
-def test_a_file_by_hand_needs_little(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "imports.md").read_text()
-    (tmp_path / "hand.json").write_text(text[text.index('{"kind"') : text.index("## In the engine's terms")])
-    found = simulated(
-        "--acceptance", str(tmp_path / "hand.json"), "--policy", "sd", "--lookahead", "2", *TEXTBOOK
-    )
-    assert found.exit_code == 0, found.output
-
-
-# ---- export
-
-
-def test_export_of_a_simulated_answer(tmp_path: Path, acceptance: str) -> None:
-    answer = simulated(
-        "--acceptance", acceptance, "--policy", "sd", "--lookahead", "5", *TEXTBOOK, "--json"
-    ).stdout
-    (tmp_path / "answer.json").write_text(answer)
-    lines = json.loads(
-        run("export", "--simulated", str(tmp_path / "answer.json"), "--draft", "d", "--json").stdout
-    )
-    config = '{"method": "draft_model", "model": "d", "num_speculative_tokens": 5}'
-    assert lines == {
-        "vllm": f"--speculative-config '{config}'",
-        "sglang": "--speculative-algorithm STANDALONE --speculative-draft-model-path d "
-        "--speculative-num-steps 5 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6",
-        "llama.cpp": "--model-draft d --draft-max 5 --draft-min 5 --draft-p-min 0",
-    }
-
-
-def test_export_of_methods_without_a_model() -> None:
-    assert json.loads(vllm_config(3, method="ngram")) == {
-        "method": "ngram",
-        "num_speculative_tokens": 3,
-        "prompt_lookup_max": 3,
-        "prompt_lookup_min": 1,
-    }
-    assert sglang_flags(3, method="ngram") == "--speculative-algorithm NGRAM --speculative-num-draft-tokens 4"
-    for arguments, said in (
-        (["--lookahead", "3"], "needs a draft model"),
-        (["--lookahead", "3", "--method", "ngram", "--draft", "d"], "has no draft model"),
-        (["--draft", "d"], "give --lookahead"),
-        (["--lookahead", "3", "--draft", "d", "--method", "magic"], "unknown method"),
-        (["--lookahead", "3", "--draft", "d", "--by-batch", "1-4"], "expected B:K"),
-        (["--lookahead", "3", "--draft", "d", "--by-batch", "1:4"], "exceeds the 3"),
-        (["--lookahead", "3", "--draft", "d", "--by-batch", "1:3", "--engine", "sglang"], "only vLLM"),
-        (["--lookahead", "3", "--draft", "d", "--largest-batch", "9"], "changes nothing"),
-    ):
-        result = run("export", *arguments)
-        assert result.exit_code == 2 and said in result.output
-
-
-def test_schedule() -> None:
-    # 4 from 1 to 7, 2 from 8 to 31, plain decoding from 32 to 64; equal neighbours are one range
-    assert schedule({1: 4, 4: 4, 8: 2, 32: 0}, 64) == [[1, 7, 4], [8, 31, 2], [32, 64, 0]]
-    assert schedule({2: 3}) == [[1, 2, 3]]
-    with pytest.raises(ImportRefused, match="below 8"):
-        schedule({8: 1}, 4)
-
-
-def test_lookahead_by_batch_of_timed_rounds() -> None:
-    timed = str(SAMPLES / "vllm/dynamic_speculative_config_eagle1.json")
-    line = run("export", "--measured", timed, "--method", "eagle", "--draft", "e", "--engine", "vllm").output
-    assert '"num_speculative_tokens_per_batch_size": [[1, 63, 3], [64, 64, 2]]' in line
-
-
-@dataclass
-class Best:
-    policy: str
-    lookahead: int | None
-
-
-@dataclass
-class Point:
-    at: float
-    best: Best
-
-
-def test_lookahead_by_batch_of_flips() -> None:
-    points = [Point(1.0, Best("sd", 5)), Point(8.0, Best("sd", 2)), Point(16.0, Best("ar", None))]
-    assert lookahead_by_batch(points) == {1: 5, 8: 2, 16: 0}
-    with pytest.raises(ImportRefused, match="which no engine has"):
-        lookahead_by_batch([Point(1.0, Best("saguaro", 5))])
-
-
-# ---- the program
 
 
 def test_the_module_runs_without_torch() -> None:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.paste import engine_lines
 from policies.registry import configure
 from simulator.costs import TextbookCosts
 from simulator.imports.acceptance import (
@@ -30,7 +29,7 @@ from simulator.imports.derive import (
     pool,
     survivors_of,
 )
-from simulator.imports.export import llamacpp_flags, sglang_flags, vllm_config
+from simulator.imports.export import engine_lines, llamacpp_flags, sglang_flags, vllm_config
 from simulator.imports.measured import Imported, ImportRefused
 from simulator.imports.reading import read_file
 from simulator.run import Scenario, simulate
@@ -39,7 +38,7 @@ SAMPLES = Path(__file__).parents[1] / "data" / "imports"
 LONG = 6_000
 
 # file, label of the measurement (None: the only one; "pool": all), K, tokens per round (worked out in
-# test_imports_samples).
+# the files of samples by engine).
 BY_POSITION = [
     ("vllm/prometheus_v0.25.1_K3_all_accepted.prom", None, 3, 4.0),
     ("vllm/prometheus_delta_K7_dflash.json", None, 7, 2.6146),  # 1 + 10130 / 6274
@@ -117,7 +116,7 @@ SPEEDS_ONLY = [
     "pearl/nano_pearl_log_constructed.log",
 ]
 
-ELSEWHERE = [  # refused as a whole, or of several runs: test_imports_samples
+ELSEWHERE = [  # refused as a whole, or of several runs: see the files by engine
     "vllm/speculative_config_examples.jsonl",
     "sglang/adaptive_config_default.json",
     "specbench/question_4rows.jsonl",

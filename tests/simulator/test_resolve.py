@@ -20,10 +20,11 @@ from simulator.budget import fitting_budget, step_times
 from simulator.cli import SHAPES as CLI_SHAPES
 from simulator.costs import TextbookCosts
 from simulator.probe import Manner, mean_acceptance, round_statistics
-from simulator.resolve import Wish, resolve
+from simulator.resolve import resolve
 from simulator.run import Scenario
 from simulator.shapes import SHAPES, shape_after_backup
 from simulator.tokens import coin, replay
+from simulator.wishes import Wish
 
 LINEAR = {
     "axes": ["branches"],

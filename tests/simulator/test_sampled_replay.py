@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chains import Chain, Direct, Outcome, directly, disagreement, replayed, sampled_trace
+from chains import Chain, Outcome, replayed, sampled_trace
+from direct import Direct, directly, disagreement
 
 from hardware_profiles.trace import Trace
 from policies.laws.sampling import hit_rate_sampled
 from policies.registry import Settings, configure
-from simulator.tokens import TokenModel, replay, sampled
-from simulator.tokens.sampled import DRAFT, Chances, Recorded
+from simulator.tokens import TokenModel, guesses, replay, sampled
+from simulator.tokens.chances import DRAFT, Chances, Recorded
 
 LEVEL = 4.5
 REQUESTS = 4000
@@ -159,12 +160,12 @@ def acceptance_and_rank_share_their_luck(patch: pytest.MonkeyPatch) -> None:
 
 
 def random_tokens_are_compared(patch: pytest.MonkeyPatch) -> None:
-    def wrong(self: TokenModel, operation: Any, slots: Any) -> Any:
-        known, drawn = guesses(self, operation, slots)
+    def wrong(model: TokenModel, operation: Any, slots: Any) -> Any:
+        known, drawn = deciders(model, operation, slots)
         return known | drawn, np.zeros_like(drawn)
 
-    guesses = TokenModel._guesses
-    patch.setattr(TokenModel, "_guesses", wrong)
+    deciders = guesses._deciders
+    patch.setattr(guesses, "_deciders", wrong)
 
 
 def backups_get_the_primary_fanout(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from policies.records import NO_CACHE
 from policies.registry import SettingError, configure, start
 from policies.rows import Rows
 from policies.sampling import Sampling
-from simulator.costs import Effects, ProfileCosts, TextbookCosts
+from simulator.costs import Effects, TextbookCosts
+from simulator.measured import ProfileCosts
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel, coin
 from simulator.world import SimulatedWorld

@@ -1,0 +1,33 @@
+"""The pace that is known beside a profile: that of the decision traces that bear its name."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from hardware_profiles.decisions import read_pace
+from hardware_profiles.pace import Pace, joined_pace
+from hardware_profiles.profile import Profile
+from hardware_profiles.store import decisions_name, find_decisions
+from hardware_profiles.trace_schema import TraceError
+from policies.registry import POLICIES
+
+
+def find_pace(profile: Profile, temperature: float = 0.0, top_p: float = 1.0) -> Pace | None:
+    """The pace of all policies, as `calibrate decide` measured it beside a profile; None of none.
+
+    What sampling costs hardly depends on the temperature: where there is no recording at this one, that at
+    temperature 1 stands in.
+
+    Args:
+        profile: Whose name the decision traces bear.
+        temperature: Of the runs to be simulated.
+        top_p: Mass of the laws that is kept.
+    """
+    found: Pace | None = None
+    for sampling in [*([(1.0, 1.0)] if temperature > 0.0 else []), (temperature, top_p)]:
+        for info in POLICIES.values():
+            if info.needs_decisions:
+                with suppress(TraceError):
+                    name = decisions_name(profile.name, info.name, *sampling)
+                    found = joined_pace(found, read_pace(find_decisions(name)))
+    return found

@@ -1,0 +1,86 @@
+"""`python -m simulator.imports export`: a setting in the engines' own terms."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from import_samples import SAMPLES, TEXTBOOK, run
+from simulate_command import simulated
+
+from simulator.imports.export import lookahead_by_batch, schedule, sglang_flags, vllm_config
+from simulator.imports.measured import ImportRefused
+
+
+def test_export_of_a_simulated_answer(tmp_path: Path, acceptance: str) -> None:
+    answer = simulated(
+        "--acceptance", acceptance, "--policy", "sd", "--lookahead", "5", *TEXTBOOK, "--json"
+    ).stdout
+    (tmp_path / "answer.json").write_text(answer)
+    lines = json.loads(
+        run("export", "--simulated", str(tmp_path / "answer.json"), "--draft", "d", "--json").stdout
+    )
+    config = '{"method": "draft_model", "model": "d", "num_speculative_tokens": 5}'
+    assert lines == {
+        "vllm": f"--speculative-config '{config}'",
+        "sglang": "--speculative-algorithm STANDALONE --speculative-draft-model-path d "
+        "--speculative-num-steps 5 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6",
+        "llama.cpp": "--model-draft d --draft-max 5 --draft-min 5 --draft-p-min 0",
+    }
+
+
+def test_export_of_methods_without_a_model() -> None:
+    assert json.loads(vllm_config(3, method="ngram")) == {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
+    }
+    assert sglang_flags(3, method="ngram") == "--speculative-algorithm NGRAM --speculative-num-draft-tokens 4"
+    for arguments, said in (
+        (["--lookahead", "3"], "needs a draft model"),
+        (["--lookahead", "3", "--method", "ngram", "--draft", "d"], "has no draft model"),
+        (["--draft", "d"], "give --lookahead"),
+        (["--lookahead", "3", "--draft", "d", "--method", "magic"], "unknown method"),
+        (["--lookahead", "3", "--draft", "d", "--by-batch", "1-4"], "expected B:K"),
+        (["--lookahead", "3", "--draft", "d", "--by-batch", "1:4"], "exceeds the 3"),
+        (["--lookahead", "3", "--draft", "d", "--by-batch", "1:3", "--engine", "sglang"], "only vLLM"),
+        (["--lookahead", "3", "--draft", "d", "--largest-batch", "9"], "changes nothing"),
+    ):
+        result = run("export", *arguments)
+        assert result.exit_code == 2 and said in result.output
+
+
+def test_schedule() -> None:
+    # 4 from 1 to 7, 2 from 8 to 31, plain decoding from 32 to 64; equal neighbours are one range
+    assert schedule({1: 4, 4: 4, 8: 2, 32: 0}, 64) == [[1, 7, 4], [8, 31, 2], [32, 64, 0]]
+    assert schedule({2: 3}) == [[1, 2, 3]]
+    with pytest.raises(ImportRefused, match="below 8"):
+        schedule({8: 1}, 4)
+
+
+def test_lookahead_by_batch_of_timed_rounds() -> None:
+    timed = str(SAMPLES / "vllm/dynamic_speculative_config_eagle1.json")
+    line = run("export", "--measured", timed, "--method", "eagle", "--draft", "e", "--engine", "vllm").output
+    assert '"num_speculative_tokens_per_batch_size": [[1, 63, 3], [64, 64, 2]]' in line
+
+
+@dataclass
+class Best:
+    policy: str
+    lookahead: int | None
+
+
+@dataclass
+class Point:
+    at: float
+    best: Best
+
+
+def test_lookahead_by_batch_of_flips() -> None:
+    points = [Point(1.0, Best("sd", 5)), Point(8.0, Best("sd", 2)), Point(16.0, Best("ar", None))]
+    assert lookahead_by_batch(points) == {1: 5, 8: 2, 16: 0}
+    with pytest.raises(ImportRefused, match="which no engine has"):
+        lookahead_by_batch([Point(1.0, Best("saguaro", 5))])
