@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
-import os
-import signal
-import sys
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
+
+from calibrate.processes import end_with_parent, process_context
 
 Report: TypeAlias = Callable[[Any], None]
 Function: TypeAlias = Callable[[Any, Report], Any]
-
-_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of Linux's `prctl`."""
 
 
 class SubprocessError(RuntimeError):
@@ -70,23 +63,14 @@ def run_many(function: Function, arguments: Sequence[Any], report: Report) -> li
 
 @dataclass(frozen=True, slots=True)
 class _Child:
-    process: SpawnProcess
+    process: BaseProcess
     pipe: Connection
 
 
-@dataclass(frozen=True, slots=True)
-class _Parent:
-    """Whose death ends a child; None where the kernel would watch a mere thread."""
-
-    pid: int | None
-
-
 def _start(function: Function, argument: Any) -> _Child:
-    context = multiprocessing.get_context("spawn")
+    context = process_context()
     here, there = context.Pipe(duplex=False)
-    # The kernel watches the thread that starts a process, which may end before its process.
-    parent = _Parent(os.getpid() if threading.current_thread() is threading.main_thread() else None)
-    process = context.Process(target=_call, args=(function, argument, there, parent), daemon=True)
+    process = context.Process(target=_call, args=(function, argument, there), daemon=True)
     process.start()
     there.close()
     return _Child(process, here)
@@ -101,8 +85,8 @@ def _receive(child: _Child) -> tuple[str, Any]:
     return message
 
 
-def _call(function: Function, argument: Any, pipe: Connection, parent: _Parent) -> None:
-    _die_with(parent)
+def _call(function: Function, argument: Any, pipe: Connection) -> None:
+    end_with_parent()
     try:
         result = function(argument, lambda value: pipe.send(("report", value)))
         pipe.send(("done", result))
@@ -111,12 +95,3 @@ def _call(function: Function, argument: Any, pipe: Connection, parent: _Parent) 
     except Exception as error:  # everything must reach the parent
         detail = f"{type(error).__name__}: {error}"
         pipe.send(("failed", f"{detail}\n{traceback.format_exc()}"))
-
-
-def _die_with(parent: _Parent) -> None:
-    """Ask the kernel (Linux) to end this process with its parent, however that ends."""
-    if parent.pid is None or sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent.pid:
-        os._exit(1)  # it died before the request was in place

@@ -12,10 +12,10 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
 from typing import Any, Literal, TypeAlias
 
 from calibrate.live.placement import Precision
+from calibrate.processes import end_with_parent, process_context
 
 Method: TypeAlias = Literal["plain", "assisted", "assisted-default"]
 """`assisted` drafts a fixed number of tokens per round, `assisted-default` as transformers comes."""
@@ -54,7 +54,7 @@ class Generated:
 @contextmanager
 def generation_process() -> Iterator[ProcessPoolExecutor]:
     """A process that keeps its models from call to call: `submit(generate_once, place, ...)`."""
-    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=process_context(), initializer=end_with_parent) as pool:
         yield pool
 
 

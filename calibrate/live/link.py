@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 from calibrate.live.arena import Segment
+from calibrate.live.envelopes import Exit, Failure, FromWorker, Ready, Report, Stop, ToWorker, Work
 from calibrate.live.errors import LiveError, WorkerDied, WorkerError
-from calibrate.live.messages import (
-    Echo,
-    Exit,
-    Failure,
-    FromWorker,
-    Ready,
-    Report,
-    Stop,
-    Tokens,
-    ToWorker,
-    Work,
-)
+from calibrate.live.messages import Echo, Tokens
 from calibrate.live.placement import WorkerSpec
 from calibrate.live.worker import WorkerPlan, worker_main
+from calibrate.processes import process_context
 
 WINDOW_BYTES = 32_768
 """Bytes under way to a busy worker; a pipe holds more than that, so that sending never blocks."""
@@ -66,15 +54,12 @@ class WorkerLink:
             spec=spec,
             stderr=str(self.stderr),
             end_token_ids=end_token_ids,
-            parent=os.getpid(),
-            # The kernel watches the thread that starts the worker, which may end before the process.
-            die_with_parent=threading.current_thread() is threading.main_thread(),
             laws=tuple(laws),
             draft=draft,
         )
-        context = multiprocessing.get_context("spawn")
+        context = process_context()
         self.connection, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(
+        self.process: BaseProcess = context.Process(
             target=worker_main, args=(plan, theirs), name=f"worker-{spec.name}", daemon=True
         )
         self.process.start()

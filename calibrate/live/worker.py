@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.live.arena import LawReader, LawWriter, Segment
-from calibrate.live.messages import Exit, Failure, Mark, Ready, Report, Stop, Tokens, ToWorker, Work
+from calibrate.live.envelopes import Exit, Failure, Mark, Ready, Report, Stop, ToWorker, Work
+from calibrate.live.messages import Tokens
 from calibrate.live.placement import WorkerSpec
+from calibrate.processes import end_with_parent
 
 if TYPE_CHECKING:
     from calibrate.live.executor import Executor
@@ -39,8 +41,6 @@ class WorkerPlan:
         spec: What to load and where.
         stderr: File that receives its stderr.
         end_token_ids: Tokens that end a request; None: as the model says.
-        parent: Process id of the policy's process.
-        die_with_parent: Ask the kernel (Linux) to kill the worker with the thread that started it.
         laws: Memory for the laws of sampled tokens, of each draft.
         draft: Which of the drafts this worker is; None for the target.
     """
@@ -48,8 +48,6 @@ class WorkerPlan:
     spec: WorkerSpec
     stderr: str
     end_token_ids: Tokens | None
-    parent: int
-    die_with_parent: bool
     laws: tuple[Segment, ...] = ()
     draft: int | None = None
 
@@ -138,13 +136,9 @@ def serve(inbox: Inbox, executor: Executor, connection: Connection) -> None:
 
 
 def _settle_in(plan: WorkerPlan) -> None:
-    """Signals, stderr and cores; before torch is imported, so that its threads inherit the cores."""
+    """Signals, stderr and cores; before torch starts a thread, so that its threads inherit the cores."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us
-    if plan.die_with_parent and sys.platform == "linux":
-        death_signal = 1  # PR_SET_PDEATHSIG
-        ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL)
-        if os.getppid() != plan.parent:
-            os._exit(1)  # the parent died before the request was in place
+    end_with_parent()
     with Path(plan.stderr).open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 2)
     faulthandler.enable()

@@ -53,7 +53,6 @@ def test_tasks_fire_once_in_order_and_submit_does_not_wait(world: LiveWorld) -> 
     assert fired == list(range(201))
     timings = world.timings()
     assert [timing.queued for timing in timings] == [False] + [True] * 200
-    assert timings[0].submit_overhead_s is not None
     assert all(a.end_s <= b.start_s for a, b in pairwise(timings))
     assert all(t.submit_s <= t.start_s <= t.end_s <= t.arrival_s for t in timings)
 
@@ -131,7 +130,8 @@ def test_timeline_of_a_live_run(world: LiveWorld, prompts: list[tuple[int, ...]]
     assert all([name for name, _ in s.details["steps"]] == ["glue", "tree", "tree", "tree"] for s in passes)
     assert {tuple(s.details["requests"]) for s in passes} >= {(0, 1)}
     for timing in world.timings():
-        assert 0 < timing.model_s <= timing.end_s - timing.start_s
+        model_s = sum(step.end_s - step.start_s for step in timing.steps)
+        assert 0 < model_s <= timing.end_s - timing.start_s
         assert 1 <= timing.rows <= 2
         assert timing.context > 0
         assert {step.rows for step in timing.steps} == {timing.rows}
@@ -187,12 +187,11 @@ from calibrate.live.messages import Probe
 from calibrate.live.placement import WorkerSpec, available_cores
 from calibrate.live.world import LiveWorld
 
-assert "torch" not in sys.modules and "transformers" not in sys.modules
-
 def policy(world):
     yield world.target.submit(Probe(repeats=100_000_000))
 
 if __name__ == "__main__":
+    assert "torch" not in sys.modules and "transformers" not in sys.modules
     with LiveWorld(WorkerSpec("target", sys.argv[1], available_cores()[:1])) as world:
         print(world.target.link.process.pid, flush=True)
         world.run(policy(world))
