@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.checks import total_memory
-from calibrate.live.accelerators import Found, absent, find_accelerators, indexed
+from calibrate.live.accelerators import KINDS, Found, absent, find_accelerators, indexed
 from calibrate.live.errors import PlacementError
-from calibrate.live.placement import TORCH, Placement, available_cores
+from calibrate.live.placement import TORCH, Placement, available_cores, own_precision
 from calibrate.subprocesses import run_apart
 from hardware_profiles.store import shipped_profiles
 
@@ -29,7 +29,8 @@ class Machine:
         cores: CPU cores this process may use.
         accelerators: Names of the accelerators that torch sees, e.g. `cuda: NVIDIA H100`.
         memory_bytes: Memory of the machine; None where the system does not say.
-        devices: Accelerators that torch sees, and what OpenVINO does (`openvino:CPU`) where it is installed.
+        devices: Accelerators that torch sees, and what OpenVINO does (`openvino:CPU`) where it is installed;
+            `llamacpp` where that is.
     """
 
     processor: str
@@ -46,6 +47,8 @@ class Machine:
     def device(self, name: str) -> Found | None:
         """What is behind a name such as `cuda` or `openvino:NPU`; None for the CPU, and where nothing is."""
         known = {found.device: found for found in self.devices}
+        if own_precision(name) is not None:
+            name = name.partition(":")[0]
         return known.get(name) or known.get(indexed(name))
 
     def __str__(self) -> str:
@@ -56,7 +59,7 @@ class Machine:
 def find_machine() -> Machine:
     """Look at this machine; torch is asked in a process of its own."""
     devices = tuple(run_apart(_devices, None, lambda _: None))
-    seen = [each for each in devices if not each.device.startswith("openvino:")]
+    seen = [each for each in devices if each.device.partition(":")[0] in KINDS]
     accelerators = tuple(f"{each.device.partition(':')[0]}: {each.name}".removesuffix(": ") for each in seen)
     return Machine(_processor(), available_cores(), accelerators, total_memory(), devices)
 
@@ -110,9 +113,11 @@ def require_devices(
 
 
 def _devices(_: Any, __: Callable[[Any], None]) -> list[Found]:
+    from calibrate.live.llamacpp_files import has_llamacpp
     from calibrate.live.openvino_devices import openvino_devices
 
-    return [*find_accelerators(), *(Found(f"openvino:{name}") for name in openvino_devices())]
+    others = [f"openvino:{name}" for name in openvino_devices()] + ["llamacpp"] * has_llamacpp()
+    return [*find_accelerators(), *map(Found, others)]
 
 
 def _processor() -> str:

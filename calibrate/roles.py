@@ -9,7 +9,7 @@ from typing import Any
 from calibrate import checks
 from calibrate.checks import ModelSize
 from calibrate.job import Job
-from calibrate.live.placement import TORCH, Mode, backend_label
+from calibrate.live.placement import TORCH, Mode, backend_label, own_precision
 from calibrate.subprocesses import run_apart
 from hardware_profiles.profile import DeviceInfo, Role, RoleName
 
@@ -23,15 +23,16 @@ def role_of(job: Job, role: RoleName) -> Role:
         size = run_apart(_hub_size, model, lambda _: None)
     path = Path(model)
     mode: Mode = job.mode if backend == TORCH else "compiled"
+    precision = own_precision(backend) or job.precision
     return Role(
         device=_device(job, role),
         model=path.parent.name if path.is_file() else path.name if path.is_dir() else model,
         parameters=size.parameters,
-        precision=job.precision,
+        precision=precision,
         backend=backend_label(backend, mode),
         mode="eager" if mode == "eager" else "captured",
-        kv_bytes_per_token=size.kv_bytes_per_token(job.precision),
-        weight_bytes=size.weight_bytes(job.precision),
+        kv_bytes_per_token=size.kv_bytes_per_token(precision),
+        weight_bytes=size.weight_bytes(precision),
         layers=size.layers,
     )
 
@@ -42,7 +43,8 @@ def _device(job: Job, role: RoleName) -> DeviceInfo:
     device, cores = placement.target_device, placement.target_cores
     if role == "draft":
         device, cores = placement.draft_device, placement.draft_cores
-    openvino = job.draft_backend.partition(":")[2] if role == "draft" else ""
+    kind, _, openvino = job.draft_backend.partition(":")
+    openvino = openvino if role == "draft" and kind == "openvino" else ""
     if openvino not in {"", "CPU"}:
         return DeviceInfo(kind=openvino.partition(".")[0].lower(), name=f"OpenVINO {openvino}", cores=cores)
     if device != "cpu":

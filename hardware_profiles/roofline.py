@@ -56,6 +56,8 @@ PRECISIONS: Mapping[str, Precision] = {
         Precision("fp64", 8.0, 8.0),
         Precision("bf16", 2.0, 2.0),
         Precision("fp16", 2.0, 2.0),
+        Precision("q8_0", 8.5 / 8.0, 2.0),  # llama.cpp: blocks of 32 with a scale of 16 bits
+        Precision("q4_0", 4.5 / 8.0, 2.0),
         Precision("q5_k_m", 5.7 / 8.0, 2.0),  # llama.cpp: 5.7 bits per weight, keys and values in fp16
     )
 }

@@ -25,6 +25,8 @@ INSTALL = {
     "npu": "torch's `npu` is Huawei Ascend and needs pip install torch-npu; for an Intel NPU use "
     "--draft-backend openvino:NPU",
     "openvino": "pip install 'spectwin[openvino]'; a GPU or an NPU also needs its driver",
+    "llamacpp": "pip install 'spectwin[llamacpp]', which builds llama.cpp from source: a C++ compiler "
+    "and some minutes",
 }
 """What may be missing, by kind."""
 
@@ -34,7 +36,7 @@ class Found:
     """A device that is here.
 
     Attributes:
-        device: As a placement calls it, e.g. `cuda:0`, or a backend such as `openvino:NPU`.
+        device: As a placement calls it, e.g. `cuda:0`, or a backend such as `openvino:NPU` or `llamacpp`.
         name: The part, e.g. `NVIDIA H100 80GB HBM3`; empty where torch does not say.
         memory_bytes: Its own memory; None where torch does not say.
     """

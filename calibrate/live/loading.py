@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from calibrate.live.accelerators import torch_device
 from calibrate.live.messages import Tokens
-from calibrate.live.placement import TORCH, Precision, WorkerSpec, has_random_weights, is_local_model
+from calibrate.live.placement import (
+    TORCH,
+    Precision,
+    WorkerSpec,
+    has_random_weights,
+    is_local_model,
+    own_precision,
+)
 from calibrate.live.runner import ModelRunner
 
 DTYPES: dict[Precision, torch.dtype] = {
@@ -80,10 +90,17 @@ def open_runner(spec: WorkerSpec) -> ModelRunner:
     if spec.backend == TORCH:
         model = load_model(spec.model, spec.precision, local=local, device=spec.device)
         return ModelRunner(model, slots=spec.slots, capacity=spec.capacity, mode=spec.mode)
+    precision = own_precision(spec.backend)
+    runner = _openvino_runner(spec, local) if precision is None else _llamacpp_runner(spec, precision, local)
+    runner.model.to("meta")  # the backend has weights of its own
+    return runner
+
+
+def _openvino_runner(spec: WorkerSpec, local: bool) -> ModelRunner:
     from calibrate.live.openvino_graph import graph_folder
     from calibrate.live.openvino_runner import OpenvinoRunner
 
-    runner = OpenvinoRunner(
+    return OpenvinoRunner(
         load_model(spec.model, local=local),
         spec.backend.partition(":")[2],
         slots=spec.slots,
@@ -92,8 +109,28 @@ def open_runner(spec: WorkerSpec) -> ModelRunner:
         threads=len(spec.cores),
         folder=graph_folder(spec.model) if local else None,
     )
-    runner.model.to("meta")  # the graph has weights of its own
-    return runner
+
+
+def _llamacpp_runner(spec: WorkerSpec, precision: str, local: bool) -> ModelRunner:
+    """From a GGUF in the user's cache, made where it is not there; of a hub's model, made each time."""
+    from calibrate.live.llamacpp_files import gguf_file, import_llamacpp
+    from calibrate.live.llamacpp_runner import LlamacppRunner
+    from calibrate.pair.gguf import export_gguf
+
+    import_llamacpp()  # refused before anything is written
+    model = load_model(spec.model, local=local)
+    with tempfile.TemporaryDirectory() as temporary:
+        file = gguf_file(spec.model, precision) if local else Path(temporary) / "model.gguf"
+        if not file.is_file():
+            export_gguf(model, file, precision)
+        return LlamacppRunner(
+            model,
+            file,
+            precision,
+            slots=spec.slots,
+            capacity=spec.capacity,
+            threads=len(spec.cores),
+        )
 
 
 def model_end_tokens(model: PreTrainedModel) -> Tokens:

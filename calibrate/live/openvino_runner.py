@@ -11,9 +11,9 @@ new tokens, compiled when it is first needed and kept in the cache folder.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -88,6 +88,17 @@ class OpenvinoRunner(ModelRunner):
     def warm(self, shapes: Sequence[tuple[int, int]]) -> float:
         """Nothing: graphs of all shapes need no warming, those of one shape were made for the check."""
         return 0.0
+
+    def showing(self, slots: Sequence[int], layer: int, see: Callable[[Tensor], None]) -> NoReturn:
+        """Refused: the graph does not show what leaves a layer.
+
+        Raises:
+            ModelError: Always.
+        """
+        raise ModelError(
+            "OpenVINO's graph shows no hidden states: early exits, and streams of a draft, need the backend "
+            "'torch'"
+        )
 
     def _call(
         self, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan, keep: int | Tensor = 0

@@ -17,9 +17,13 @@ Role: TypeAlias = Literal["target", "draft"]
 Mode: TypeAlias = Literal["eager", "compiled"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 TORCH = "torch"
-"""The backend of all workers but drafts that OpenVINO runs (`openvino:CPU`, `openvino:NPU`)."""
+"""The backend of all workers but drafts that OpenVINO runs (`openvino:CPU`, `openvino:NPU`), or llama.cpp
+(`llamacpp:q8_0`)."""
+GGUF_PRECISIONS = ("fp32", "fp16", "q8_0", "q4_0")
+"""Of the files that llama.cpp runs."""
 _DEVICE = r"cpu|mps|(?:cuda|xpu|npu)(?::\d+)?"
 _OPENVINO = r"openvino:[A-Z]+(?:\.\d+)?"
+_LLAMACPP = rf"llamacpp:(?:{'|'.join(GGUF_PRECISIONS)})"
 FORMS = "split, shared:0 or shared:0,1 (cores), cuda:0 (both), cuda:0+cuda:1 or cuda:0+cpu (target+draft)"
 
 
@@ -31,13 +35,15 @@ class WorkerSpec:
         name: Name of the device in timelines and errors.
         model: Folder with `config.json` and safetensors, or a hub name `organisation/model`.
         cores: Cores the process is pinned to; one torch thread each.
-        precision: Of weights and KV cache; with OpenVINO of the arithmetic only.
+        precision: Of weights and KV cache; with OpenVINO of the arithmetic only, with llama.cpp of nothing:
+            there the backend names its own.
         role: What it serves.
         mode: How the model is called.
         slots: Rows to allocate KV caches for; more are allocated when a batch asks for them.
         capacity: Tokens per row to allocate, likewise.
         device: Where torch has the model: `cpu`, `cuda`, `cuda:1`, `mps`, `xpu`, `npu`.
-        backend: What runs it: `torch`, or `openvino:CPU`, `openvino:NPU` and the like for a draft.
+        backend: What runs it: `torch`, or for a draft `openvino:CPU`, `openvino:NPU` and the like, or
+            `llamacpp:q8_0` and the like.
     """
 
     name: str
@@ -59,13 +65,14 @@ class WorkerSpec:
         if self.precision not in PRECISIONS:
             raise ValueError(f"unknown precision {self.precision!r}; precisions: {', '.join(PRECISIONS)}")
         if self.backend != TORCH:
-            self._check_openvino()
+            self._check_backend()
         check_cores(self.cores)
 
-    def _check_openvino(self) -> None:
+    def _check_backend(self) -> None:
         if self.role != "draft":
             raise ValueError(f"{self.backend!r} runs drafts only; a target is run by torch")
-        if self.device != "cpu" or self.mode != "eager" or self.precision == "fp64":
+        double = self.precision == "fp64" and own_precision(self.backend) is None
+        if self.device != "cpu" or self.mode != "eager" or double:
             raise ValueError(
                 f"{self.backend!r} names its device and compiles by itself: leave device 'cpu' and mode "
                 f"'eager', and use fp32, bf16 or fp16, got {self.device!r}, {self.mode!r}, {self.precision!r}"
@@ -143,21 +150,40 @@ def check_backend(backend: str) -> None:
     Raises:
         PlacementError: With the names there are.
     """
-    if backend != TORCH and not re.fullmatch(_OPENVINO, backend):
+    if backend != TORCH and not re.fullmatch(f"{_OPENVINO}|{_LLAMACPP}", backend):
         raise PlacementError(
-            f"unknown backend {backend!r}; backends: torch, openvino:CPU, openvino:GPU, openvino:NPU"
+            f"unknown backend {backend!r}; backends: torch, openvino:CPU, openvino:GPU, openvino:NPU, "
+            + ", ".join(f"llamacpp:{precision}" for precision in GGUF_PRECISIONS)
         )
 
 
+def own_precision(backend: str) -> str | None:
+    """The precision that a backend names, whatever that of the run is: `q8_0` of `llamacpp:q8_0`."""
+    kind, _, name = backend.partition(":")
+    return name if kind == "llamacpp" else None
+
+
 def backend_label(backend: str, mode: Mode = "eager") -> str:
-    """What profiles and traces call a backend: `torch-eager`, `torch-compile`, `openvino-cpu`."""
+    """What profiles and traces call a backend: `torch-eager`, `torch-compile`, `openvino-cpu`, `llamacpp`.
+
+    llama.cpp's precision is not part of it: profiles and traces have a field for that.
+    """
     if backend == TORCH:
         return "torch-eager" if mode == "eager" else "torch-compile"
+    if own_precision(backend) is not None:
+        return backend.partition(":")[0]
     return backend.lower().replace(":", "-")
 
 
-def labelled_backend(label: str | None) -> str:
-    """The backend that has a label; torch for all but OpenVINO's."""
+def labelled_backend(label: str | None, precision: str | None = None) -> str:
+    """The backend that has a label; torch for all but OpenVINO's and llama.cpp's.
+
+    Args:
+        label: As `backend_label` gives it.
+        precision: That a profile or a trace names beside it.
+    """
+    if label == "llamacpp":
+        return f"{label}:{precision}"
     kind, _, device = (label or "").partition("-")
     return f"openvino:{device.upper()}" if kind == "openvino" else TORCH
 

@@ -1,0 +1,73 @@
+"""What llama.cpp needs here: its Python binding, and GGUF files in the user's cache.
+
+Imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from calibrate.fingerprint import fingerprint
+from calibrate.live.errors import ModelError
+from calibrate.pair.resolve import cache_folder
+
+SEQUENCES = 256
+"""Most that llama.cpp keeps apart: rows, and branches of all rows' trees."""
+_VERSION = 1
+"""Of what `calibrate.pair.gguf` writes."""
+_PACKAGES = ("llama_cpp", "gguf")
+_ERROR = 4
+"""llama.cpp's level of messages that are errors."""
+_kept: list[Any] = []
+
+
+def has_llamacpp() -> bool:
+    """Whether drafts can be run by llama.cpp here; imports nothing."""
+    return all(sys.modules.get(name, name) is not None and _is_installed(name) for name in _PACKAGES)
+
+
+def _is_installed(name: str) -> bool:
+    return name in sys.modules or find_spec(name) is not None
+
+
+def import_llamacpp() -> Any:
+    """The binding, told to print errors only.
+
+    Raises:
+        ModelError: It is not installed.
+    """
+    try:
+        import llama_cpp
+    except (ImportError, OSError, RuntimeError) as error:  # the binding loads its library when imported
+        raise ModelError(
+            f"llama.cpp is not installed ({error}); pip install 'spectwin[llamacpp]', which builds it from "
+            "source (a C++ compiler and some minutes), or use the backend 'torch'"
+        ) from None
+    if not _kept:
+        # Kept: the library calls it for as long as the process lives.
+        _kept.append(llama_cpp.llama_log_callback(_print_errors))
+        llama_cpp.llama_log_set(_kept[0], None)
+        llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+def _print_errors(level: int, text: bytes, _: Any) -> None:
+    if level == _ERROR:
+        sys.stderr.write(text.decode(errors="replace"))
+
+
+def gguf_file(model: str, precision: str) -> Path:
+    """Where the GGUF of a model is kept, in the user's cache; it may not be there yet.
+
+    Args:
+        model: Folder, or a configuration alone.
+        precision: Of the file.
+    """
+    parts = [_VERSION, fingerprint(model)]
+    key = hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
+    return cache_folder().parent / "llamacpp" / key / f"{precision}.gguf"

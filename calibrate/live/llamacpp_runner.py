@@ -1,0 +1,283 @@
+"""A `ModelRunner` whose forwards llama.cpp computes on the CPU, from a GGUF file of the same weights.
+
+A slot is a sequence of llama.cpp with the slot's number.  Each branch of a tree, and each leaf of a tree that
+grows node by node, is a further sequence that shares the cells of its trunk; those have the highest numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from calibrate.live.errors import AuditError, ModelError
+from calibrate.live.llamacpp_check import check_context
+from calibrate.live.llamacpp_context import LlamaContext
+from calibrate.live.llamacpp_nodes import Nodes, grow_nodes
+from calibrate.live.llamacpp_sequences import Sequences
+from calibrate.live.runner import ModelRunner
+from calibrate.live.seats import Seating
+from calibrate.live.tree import Tree
+from policies.operations import BoolArray, IntArray
+
+
+@dataclass
+class BranchTree(Tree):
+    """A tree whose branches are sequences.
+
+    Attributes:
+        depth: Most steps.
+        sequences: [R] those of each row's branches.
+    """
+
+    depth: int = 1
+    sequences: tuple[tuple[int, ...], ...] = ()
+
+
+class LlamacppRunner(ModelRunner):
+    """Runs a GGUF file by llama.cpp; otherwise as `ModelRunner`.
+
+    Args:
+        model: The torch model of the same weights, in single precision; it tells the architecture, and what
+            the file computes is compared with it.  It is not needed any more afterwards.
+        file: The GGUF; may be removed afterwards.
+        precision: Of the file: `fp32`, `fp16`, `q8_0` or `q4_0`.  Keys, values and attention are in single
+            precision for the first, in half precision for all others.
+        slots: Slots to allocate.
+        capacity: Tokens per slot to allocate, trees included.
+        threads: To compute with.
+
+    Raises:
+        ModelError: llama.cpp is not installed or cannot run the file, or the file is of another model.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        file: Path,
+        precision: str,
+        *,
+        slots: int = 1,
+        capacity: int = 512,
+        threads: int = 1,
+    ) -> None:
+        super().__init__(model, slots=1, capacity=1)
+        if slots < 1 or capacity < 1:
+            raise ValueError(f"slots and capacity must be at least 1, got {slots} and {capacity}")
+        self.precision = precision
+        self._size = (slots, capacity)
+        self._context = LlamaContext(file, cells=slots * capacity, threads=threads, half=precision != "fp32")
+        check_context(self._context, model, precision)
+        self._sequences = Sequences(self._context)
+        self._nodes: dict[int, Nodes] = {}
+
+    @property
+    def slots(self) -> int:
+        """Slots that there is room for."""
+        return self._size[0]
+
+    @property
+    def capacity(self) -> int:
+        """Tokens per slot that there is room for."""
+        return self._size[1]
+
+    def warm(self, shapes: Sequence[tuple[int, int]]) -> float:
+        """Nothing: llama.cpp compiles nothing."""
+        return 0.0
+
+    def reset(self, slot: int) -> None:
+        """Forget what a slot holds.
+
+        Raises:
+            ModelError: llama.cpp has no sequence of that number.
+        """
+        self._forget_nodes(slot)
+        if slot >= 0 and slot not in self._held:
+            self._sequences.claim(slot)
+        super().reset(slot)
+        self._context.remove(slot)
+
+    def rollback(self, slot: int, length: int) -> None:
+        """Keep the first `length` tokens of a slot; nothing is moved."""
+        held = len(self.held(slot))
+        super().rollback(slot, length)
+        self._forget_nodes(slot)
+        if length < held:
+            self._context.remove(slot, length)
+
+    def forward(
+        self, slots: Sequence[int], tokens: Sequence[Sequence[int]], *, last_only: bool = False
+    ) -> Tensor:
+        """As `ModelRunner.forward`."""
+        if len(slots) != len(tokens) or not all(tokens):
+            raise AuditError(f"{len(slots)} slots need as many chains, none empty: {tokens}")
+        self._check_slots(slots)
+        starts, counts = self._lengths(slots), [len(chain) for chain in tokens]
+        self._check_positions(max(map(sum, zip(starts, counts, strict=True))))
+        self._grow(0, max(starts) + max(counts))
+        for slot in slots:
+            self._forget_nodes(slot)
+        real = np.arange(max(counts)) < np.array(counts)[:, None]
+        positions = (np.array(starts)[:, None] + np.arange(max(counts)))[real]
+        owners = [[slot] for slot, count in zip(slots, counts, strict=True) for _ in range(count)]
+        ids = np.concatenate([np.array(chain) for chain in tokens])
+        wanted = np.ones(len(ids), dtype=bool)
+        if last_only:
+            wanted[:] = False
+            wanted[np.cumsum(counts) - 1] = True
+        logits = self._context.decode(ids, positions, owners, wanted)
+        for slot, chain in zip(slots, tokens, strict=True):
+            self._held[slot].extend(chain)
+        self.fed += sum(counts)
+        return torch.from_numpy(logits)[:, None] if last_only else _padded(logits, real)
+
+    def showing(self, slots: Sequence[int], layer: int, see: Callable[[Tensor], None]) -> NoReturn:
+        """Refused: llama.cpp does not show what leaves a layer.
+
+        Raises:
+            ModelError: Always.
+        """
+        raise ModelError(
+            "llama.cpp shows no hidden states: early exits, and streams of a draft, need the backend 'torch'"
+        )
+
+    def open_tree(self, slots: Sequence[int], forks: Sequence[Sequence[int]], depth: int) -> Tree:
+        """As `ModelRunner.open_tree`.
+
+        Raises:
+            ModelError: There are fewer sequences than branches.
+        """
+        self._check_slots(slots)
+        trunks = self._check_forks(slots, forks, depth)
+        width = max(len(row) for row in forks)
+        self._grow(0, max(trunks) + depth * width)
+        for slot in slots:
+            self._forget_nodes(slot)
+        self._sequences.check_room(sum(map(len, forks)))
+        sequences = [
+            tuple(self._sequences.branch(slot, fork + 1) for fork in row)
+            for slot, row in zip(slots, forks, strict=True)
+        ]
+        at = self._tensor([[*row, *[-1] * (width - len(row))] for row in forks])
+        return BranchTree(
+            slots=tuple(slots),
+            trunks=tuple(trunks),
+            counts=tuple(len(row) for row in forks),
+            column=max(trunks),
+            seating=Seating(slice(0, len(slots))),
+            positions=at + 1,
+            mask=torch.empty(0),
+            depth=depth,
+            sequences=tuple(sequences),
+        )
+
+    def tree_forward(self, tree: Tree, tokens: Tensor) -> Tensor:
+        """As `ModelRunner.tree_forward`."""
+        assert isinstance(tree, BranchTree), "from `open_tree`"
+        self._audit_tree(tree)
+        if tree.steps >= tree.depth:
+            raise AuditError(f"the tree was opened for {tree.steps} steps")
+        real = np.arange(tree.branches) < np.array(tree.counts)[:, None]
+        owners = [[sequence] for row in tree.sequences for sequence in row]
+        positions = tree.positions.numpy()[real] + tree.steps
+        wanted = np.ones(len(owners), dtype=bool)
+        logits = self._context.decode(tokens.numpy()[real], positions, owners, wanted)
+        tree.steps += 1
+        self.fed += len(owners)
+        return _padded(logits, real)
+
+    def close_tree(self, tree: Tree) -> None:
+        """Forget the branches; the trunks stay."""
+        super().close_tree(tree)
+        assert isinstance(tree, BranchTree), "from `open_tree`"
+        self._sequences.give_back([sequence for row in tree.sequences for sequence in row])
+
+    def forward_at(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        positions: IntArray,
+        hidden: BoolArray,
+    ) -> Tensor:
+        """As `NodeForwards.forward_at`, for tokens that see the whole trunk and a path of nodes behind it.
+
+        Raises:
+            ModelError: Another mask, which llama.cpp has no way to say, or too few sequences.
+        """
+        self._check_slots(slots)
+        self._check_positions(1 + int(positions.max()))
+        self._grow(0, max(hidden.shape[2], max(starts) + positions.shape[1]))
+        owners: list[list[int]] = []
+        for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
+            trunk = len(self.held(slot))
+            if start == trunk:
+                self._forget_nodes(slot)
+            nodes = self._nodes.setdefault(slot, Nodes(slot, trunk))
+            count = len(tokens[row])
+            seen = ~hidden[row, :count]
+            owners += grow_nodes(nodes, start, positions[row, :count], seen, self._sequences.branch)
+        real = np.arange(positions.shape[1]) < np.array([len(row) for row in tokens])[:, None]
+        ids = np.array([token for row in tokens for token in row])
+        logits = self._context.decode(ids, positions[real], owners, np.ones(len(ids), dtype=bool))
+        self.fed += len(ids)
+        return _padded(logits, real)
+
+    def adopt(
+        self, slots: Sequence[int], columns: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
+    ) -> None:
+        """As `NodeForwards.adopt`: the slot takes part in the path's cells, all other nodes are forgotten."""
+        for slot, path, chain in zip(slots, columns, tokens, strict=True):
+            nodes = self._nodes.get(slot)
+            if path:
+                if nodes is None:
+                    raise AuditError(f"slot {slot} has no nodes to adopt")
+                end = len(self.held(slot))
+                self._context.copy(nodes.holder(path), slot, end, end + len(path))
+            self._forget_nodes(slot)
+            self._held[slot].extend(chain)
+
+    def install_synthetic(self, slots: Sequence[int], context: int) -> None:
+        """Fill slots with `context` random tokens each, for probes; they are fed, but not counted."""
+        self._grow(max(slots) + 1, context)
+        for slot in slots:
+            self.reset(slot)
+            self._held[slot] = [0] * context
+            if context:
+                ids = np.random.default_rng(slot).integers(self._context.vocabulary, size=context)
+                nobody = np.zeros(context, dtype=bool)
+                nobody[-1] = True  # llama.cpp wants to be asked for something
+                self._context.decode(ids, np.arange(context), [[slot]] * context, nobody)
+
+    def _forget_nodes(self, slot: int) -> None:
+        nodes = self._nodes.pop(slot, None)
+        if nodes is not None:
+            self._sequences.give_back(nodes.sequences)
+
+    def _grow(self, slots: int, capacity: int) -> None:
+        more = self._doubled(self.slots, slots), self._doubled(self.capacity, capacity)
+        if more != self._size:
+            self._size = more
+            if more[0] * more[1] > self._context.cells:
+                self._context.grow(more[0] * more[1])
+
+    def _audit_tree(self, tree: Tree) -> None:
+        trunks = self._lengths(tree.slots)
+        if tree.closed or tuple(trunks) != tree.trunks:
+            raise AuditError(f"a tree over trunks of {tree.trunks} tokens, closed or not these: {trunks}")
+
+
+def _padded(logits: NDArray[np.float32], real: BoolArray) -> Tensor:
+    """[R, n, V] from the [m, V] of those that are `real` [R, n], in order; zeros elsewhere."""
+    if real.all():
+        return torch.from_numpy(logits).view(*real.shape, -1)
+    padded = torch.zeros((*real.shape, logits.shape[-1]))
+    padded[torch.from_numpy(real)] = torch.from_numpy(logits)
+    return padded

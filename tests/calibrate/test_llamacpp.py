@@ -1,0 +1,94 @@
+"""Recording and calibrating with a draft that llama.cpp runs (`pytest -m llamacpp`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_calibration import PLAN, small_job
+from small_models import prompts
+
+from calibrate.calibration import run_calibration
+from calibrate.deciding import Asked, record_decisions
+from calibrate.job import like_profile
+from calibrate.plans import LivePart
+from calibrate.recording import RecordingJob
+from calibrate.traces import record_trace
+from hardware_profiles.decisions import DecisionTrace
+from hardware_profiles.profile import Profile
+from hardware_profiles.trace import Trace
+from policies.registry import configure
+
+pytestmark = pytest.mark.llamacpp
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def recorded(pair: tuple[str, str], **changes: Any) -> Trace:
+    job = RecordingJob(*pair, prompts=(), limit=12, **changes)
+    return record_trace(prompts(3), job, prompt_set="tiny", names=("target", "draft"))
+
+
+def test_a_trace_is_of_the_draft_that_will_run(pair: tuple[str, str], tmp_path: Path) -> None:
+    """The target's path is the same; what the draft says of it is nearer, the more bits it has."""
+    exact = recorded(pair)
+    errors = []
+    for precision in ("fp32", "fp16", "q8_0", "q4_0"):
+        found = recorded(pair, draft_backend=f"llamacpp:{precision}")
+        assert (found.meta.backend, found.meta.precision) == ("llamacpp", precision)
+        assert found.token.tolist() == exact.token.tolist()
+        assert np.array_equal(found.target_logprob, exact.target_logprob)
+        assert found.draft_logprob is not None and exact.draft_logprob is not None
+        errors.append(float(np.abs(found.draft_logprob - exact.draft_logprob).mean()))
+    assert errors == sorted(errors) and errors[0] < 1e-4 and errors[-1] > 1e-2
+    assert {path.name for path in tmp_path.glob("cache/*/llamacpp/*/*")} == {
+        "fp32.gguf",
+        "fp16.gguf",
+        "q8_0.gguf",
+        "q4_0.gguf",
+    }
+
+
+@pytest.fixture
+def profile(pair: tuple[str, str]) -> Profile:
+    job = replace(small_job(*pair), draft_backend="llamacpp:q8_0", temperatures=(0.0,))
+    knobs = ({"policy": "ar"}, {"policy": "sd", "lookahead": 2}, {"policy": "saguaro", "lookahead": 2})
+    least = replace(PLAN, repeats=1, overlap_repeats=1, live=(LivePart(knobs, prompts=1, repeats=1),))
+    found = run_calibration(job, lambda *_: None, what=least)
+    assert (found.trace.meta.backend, found.trace.meta.precision) == ("llamacpp", "q8_0")
+    assert {run.policy for run in found.profile.measured_runs} == {"ar", "sd", "saguaro"}
+    again = like_profile(replace(job, draft_backend="torch"), found.profile)
+    assert (again.draft_backend, again.precision) == ("llamacpp:q8_0", "fp32")
+    return found.profile
+
+
+def test_a_calibration_and_its_decisions_say_what_ran(profile: Profile, pair: tuple[str, str]) -> None:
+    draft, target = profile.roles.draft, profile.roles.target
+    assert (draft.backend, draft.precision, draft.device.kind) == ("llamacpp", "q8_0", "cpu")
+    assert (target.backend, target.precision) == ("torch-eager", "fp32")
+    assert profile.provenance.note is not None and profile.provenance.note.startswith("draft by llamacpp")
+    roles = profile.roles.model_copy(
+        update={
+            "target": target.model_copy(update={"model": pair[0]}),
+            "draft": draft.model_copy(update={"model": pair[1]}),
+        }
+    )
+    asked = Asked(
+        profile.model_copy(update={"roles": roles}),
+        [configure("duo", lookahead=4)],
+        prompts(1),
+        "tiny",
+        limit=8,
+        timed=False,
+    )
+    for backend, told in ((None, ("llamacpp", "q8_0")), ("torch", ("torch-eager", "fp32"))):
+        kept: list[DecisionTrace] = []
+        each = replace(asked, draft_backend=backend)
+        record_decisions(each, lambda _, trace, kept=kept: kept.append(trace), lambda *_: None)  # type: ignore[misc]
+        assert (kept[0].meta.backend, kept[0].meta.precision) == told
