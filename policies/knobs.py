@@ -10,6 +10,7 @@ from policies.exits import BY_BATCH, DEFAULT_EXIT, DEFAULT_KAPPA, EXITS, OVERLAP
 from policies.ngram import LONGEST
 from policies.sampling import DRAFT_MODES
 from policies.ssd import BACKUPS, CACHE_SETS, FIRSTS, STALLS, TREES
+from policies.streaming import STREAMS
 from policies.treedraft import PLANS, TreePlan
 
 Kind: TypeAlias = Literal["integer", "number", "name", "integers", "text"]
@@ -171,6 +172,20 @@ KNOBS: dict[str, Knob] = {
             "name",
             OVERLAPS[0],
             OVERLAPS,
+        ),
+        Knob(
+            "streams",
+            "Lookahead streams of the draft, 0 for none; batch: by the batch, as the paper does.",
+            "name",
+            STREAMS[0],
+            STREAMS,
+        ),
+        Knob(
+            "stream_acceptance",
+            "How often a stream's proposal is right, in worlds of coin tosses.",
+            "number",
+            least=0.0,
+            most=1.0,
         ),
         Knob("retrieval_length", "d or l, most tokens of a retrieved continuation.", "integer", 10, least=1),
         Knob("draft_retrieval", "Whether the draft retrieves.", "name", "on", ("on", "off")),

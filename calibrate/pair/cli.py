@@ -1,12 +1,15 @@
-"""The commands of the pair: ``build``, ``embed``, ``exits``, ``report`` and ``steps``. Imports no torch."""
+"""The commands of the pair: its training and its forms, its report, its steps.  Imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
-from calibrate.pair.resolve import DATA, cache_folder
+from calibrate.live.placement import GGUF_PRECISIONS
+from calibrate.pair.resolve import DATA, cache_folder, resolve_model
 
 
 @click.group()
@@ -91,6 +94,17 @@ def embed(name_or_shape: str, out: Path, source: Path) -> None:
     click.echo(f"{out}")
 
 
+@contextmanager
+def _training(name: str) -> Iterator[Callable[[float, str], None]]:
+    """A bar on the screen; takes the share that is done, and a note."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[note]}")) as progress:
+        task = progress.add_task(name, total=1.0, note="")
+        yield lambda done, note: progress.update(task, completed=min(1.0, done), note=note)
+
+
 @pair.command()
 @click.option(
     "--target",
@@ -116,25 +130,102 @@ def exits(target: Path, work: Path | None, steps: int, minutes: float | None, se
       pair exits
       pair exits --target my-pair/target --minutes 10
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     from calibrate.pair.exits import build_exits
 
-    columns = (BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[note]}")) as progress:
-        task = progress.add_task("exits", total=1.0, note="")
+    with _training("exits") as progress:
         reports = build_exits(
             target,
             work or cache_folder() / f"exits-{target.resolve().name}-{seed}",
             steps=steps,
             minutes=minutes,
             seed=seed,
-            progress=lambda done, note: progress.update(task, completed=min(1.0, done), note=note),
+            progress=progress,
         )
     for found in reports:
         how = "sampled" if found.sampled else "greedy"
         overlap = ", ".join(f"{kappa}: {mass:.3f}" for kappa, mass in found.overlap.items())
         click.echo(f"exit after {found.layer} of {found.layers} layers, {how}: Omega by kappa {overlap}")
+
+
+@pair.command()
+@click.option(
+    "--draft",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=DATA / "draft",
+    help="Folder of the draft; streams.safetensors and streams.json are written there.  [default: shipped]",
+)
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    help="Folder of the checkpoint.  [default: in the user's cache]",
+)
+@click.option("--streams", "count", default=3, show_default=True, type=click.IntRange(min=1), help="S.")
+@click.option("--steps", default=600, show_default=True, help="Most steps.")
+@click.option("--minutes", type=float, help="Most minutes of training.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the initial embeddings.")
+def streams(
+    *, draft: Path, work: Path | None, count: int, steps: int, minutes: float | None, seed: int
+) -> None:
+    """Train lookahead streams of a draft, whose own weights stay as they are (speculative streaming).
+
+    The report says per stream how often it names the token that the draft writes there.
+
+    \b
+    Examples:
+      pair streams
+      pair streams --draft my-pair/draft --minutes 10
+    """
+    from calibrate.pair.streams import build_streams
+
+    with _training("streams") as progress:
+        reports = build_streams(
+            draft,
+            work or cache_folder() / f"streams-{draft.resolve().name}-{count}-{seed}",
+            streams=count,
+            steps=steps,
+            minutes=minutes,
+            seed=seed,
+            progress=progress,
+        )
+    for found in reports:
+        how = "sampled" if found.sampled else "greedy"
+        right = f"right {found.agreement:.3f}, with all before it {found.run:.3f}"
+        click.echo(f"stream {found.stream}, {how}: {right}")
+
+
+@pair.command()
+@click.argument("model")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
+@click.option(
+    "--type",
+    "precision",
+    type=click.Choice(GGUF_PRECISIONS),
+    default="q8_0",
+    show_default=True,
+    help="Of the matrices; q8_0 is 8.5 bits per weight, q4_0 4.5.",
+)
+def gguf(model: str, out: Path, precision: str) -> None:
+    """Write a Llama as a GGUF file, for llama.cpp.
+
+    MODEL is pair:draft and the like, or a folder. `calibrate --draft-backend llamacpp:q8_0` needs no such
+    call: it makes its own file. This one has token ids but no tokenizer.
+
+    \b
+    Examples:
+      pair gguf pair:draft --out draft-q8.gguf
+      pair gguf my-pair/draft --out draft.gguf --type fp16
+    """
+    from calibrate.live.errors import ModelError
+    from calibrate.live.loading import load_model
+    from calibrate.live.placement import is_local_model
+    from calibrate.pair.gguf import export_gguf
+
+    try:
+        folder = str(resolve_model(model))
+        export_gguf(load_model(folder, local=is_local_model(folder)), out, precision)
+    except (ModelError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+    click.echo(f"{out}: {out.stat().st_size} bytes")
 
 
 @pair.command()

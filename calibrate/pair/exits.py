@@ -132,7 +132,7 @@ def measure_exits(
 
     sums = torch.zeros(len(heads.layers), 1 + 2 * len(WIDTHS), dtype=torch.float64)
     positions = 0
-    for tokens, start, live in _written(target, prompts, sampled=sampled, output=output):
+    for tokens, start, live in written(target, prompts, sampled=sampled, output=output):
         with torch.no_grad():
             logits = target(input_ids=tokens, use_cache=False).logits[:, start - 1 : -1]
             law = _law(logits, sampled=sampled)[live]
@@ -175,7 +175,7 @@ def _report(layer: int, layers: int, positions: int, sampled: bool, means: list[
     return ExitReport(layer, layers, sampled, positions, round(means[0], 4), overlap, ceiling)
 
 
-def _written(
+def written(
     target: Any, prompts: Sequence[Sequence[int]], *, sampled: bool, output: int
 ) -> list[tuple[torch.Tensor, int, torch.Tensor]]:
     """Batches of (texts [rows, length], where the target's part begins, what of it counts [rows, output])."""

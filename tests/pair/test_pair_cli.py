@@ -18,7 +18,7 @@ def test_importing_does_not_import_torch(module: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
-@pytest.mark.parametrize("command", [[], ["build"], ["embed"], ["report"], ["steps"]])
+@pytest.mark.parametrize("command", [[], ["build"], ["embed"], ["gguf"], ["report"], ["steps"]])
 def test_help_has_examples(command: list[str]) -> None:
     result = CliRunner().invoke(pair, [*command, "--help"])
     assert result.exit_code == 0

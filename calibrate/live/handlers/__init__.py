@@ -1,4 +1,4 @@
-"""What workers do for `Rowwise` operations, one module per family, loaded when first asked for.
+"""What workers do for operations, one module per family; a `Rowwise` one's is loaded when first asked for.
 
 A handler takes the executor and the message, and returns one reply per row of the message.  It calls the
 model through `executor.runner`, stamps every model call (`executor.stamp`), checks with `executor.audit_fed`
@@ -26,6 +26,8 @@ HANDLERS: dict[str, str] = {
     "draftsequences": "calibrate.live.handlers.duo_sequences:draft_sequences",
     "earlyverify": "calibrate.live.handlers.mirror:verify_early",
     "rollout": "calibrate.live.handlers.mirror:roll_out",
+    "streamdraft": "calibrate.live.handlers.mirror_streams:draft",
+    "streamrollout": "calibrate.live.handlers.mirror_streams:roll_out",
     "retrievetree": "calibrate.live.handlers.retrieval:retrieve_trees",
     "settlesequences": "calibrate.live.handlers.duo:settle_sequences",
     "verifypending": "calibrate.live.handlers.duo:verify_pending",

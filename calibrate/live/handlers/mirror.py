@@ -11,6 +11,7 @@ from torch import Tensor
 
 from calibrate.live.choice import BONUS, draw, law, top_tokens
 from calibrate.live.exits import Exits, load_exits
+from calibrate.live.handlers.prespeculate import grow
 from calibrate.live.messages import Outcome, PrespeculateRows, Row, RowwiseRows, Step, Verified
 from calibrate.live.outcomes import cut, judge
 from calibrate.live.verification import Proposals, judge_chains
@@ -196,7 +197,7 @@ def _grown(
     if not grown:
         return branches
     tree = PrespeculateRows(tuple(rows), lookahead, (), message.sampling)
-    drafted: Any = iter(executor.grow(tree, grown, [outcomes[i] for i in grown]))
+    drafted: Any = iter(grow(executor, tree, grown, [outcomes[i] for i in grown]))
     for i in grown:
         for accepted, token in outcomes[i]:
             tokens, handle = next(drafted)
