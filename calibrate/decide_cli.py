@@ -1,27 +1,48 @@
-"""`calibrate decide`: record what a policy decides on the real pair, for its replay."""
+"""`calibrate decide`: record what policies decide on the real pair, and what that takes, for their replay."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from policies.commandline import HELP, Refusal, knob_options, split_integers
+from policies.commandline import HELP, knob_options, parse_setting, refusals, split_integers, split_list
 from policies.knobs import KNOBS
+
+if TYPE_CHECKING:
+    from calibrate.deciding import Asked
+    from policies.settings import Settings
 
 EXAMPLES = """
 \b
 Examples:
-  calibrate decide --policy saguaro --hw cpu2-x5 --count 16
-  calibrate decide --policy pld --lookaheads 2,4,8 --temperature 1 --out decisions.parquet
+  calibrate decide --policy all --batches 1,4
+  calibrate decide --policy all --setting "duo lookahead=6" --setting "tree tree_plan=dynamic"
+  calibrate decide --policy duo --hw cpu2-x5-wide --lookaheads 4,6
+  calibrate decide --policy tree --tree-plan dynamic --tree-depth 5
+  calibrate decide --policy rasd,rest --temperature 1 --untimed --out folder/
 \b
-Settings that the file already holds stay in it, so that it grows call by call.
+Settings that a file already holds stay in it, so that it grows call by call.  What was recorded beside the
+same profile is not recorded again (--fresh does): after an interruption give the same command.
 """
+ALL = "all"
 
 
 @click.command(epilog=EXAMPLES, context_settings=HELP)
-@click.option("--policy", required=True, help="Policy (see simulate --list-policies).")
+@click.option(
+    "--policy",
+    "policies",
+    default="",
+    callback=split_list,
+    help="Policies, a list; `all`: every one that a decision trace replays, in its default setting.",
+)
+@click.option(
+    "--setting",
+    "texts",
+    multiple=True,
+    help='Besides, a policy with knobs, e.g. "mirror lookahead=3 kappa=1"; may be repeated.',
+)
 @click.option(
     "--hw", default="cpu2-x5", show_default=True, help="Profile whose pair is run; names the file, too."
 )
@@ -38,67 +59,120 @@ Settings that the file already holds stay in it, so that it grows call by call.
 @click.option("--top-p", type=float, default=1.0, show_default=True, help="Mass of the laws that is kept.")
 @click.option("--seed", default=0, show_default=True)
 @click.option(
+    "--batches",
+    callback=split_integers,
+    default="1",
+    show_default=True,
+    help="Rows served at once: operations are timed at each, decisions kept of the first.",
+)
+@click.option(
+    "--draft-backend",
+    help="What runs the draft, as of calibrate.  [default: what ran it when the profile was measured]",
+)
+@click.option("--untimed", is_flag=True, help="Decisions alone: for a machine that is busy, or another one.")
+@click.option("--fresh", is_flag=True, help="Record anew what the file holds.")
+@click.option(
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File.  [default: the user's, by the names of profile and policy]",
+    type=click.Path(path_type=Path),
+    help="File, or folder (one file per policy).  [default: the user's, by the names of profile and policy]",
 )
 def decide(**options: Any) -> None:
-    """Record a decision trace: one untimed run of the policy on the real pair.
+    """Record decision traces: one run of each setting on the real pair, and what its operations take.
 
     Policies fed by tokens off the recorded path (trees, retrieval, streaming drafts) are replayed from it;
-    `simulate --decisions FILE` uses it.
+    `simulate --decisions FILE` uses it.  The times make the pace at which their operations are simulated;
+    they want an idle machine, the one that the profile was measured on.
     """
-    try:
-        path, labels = _decide(options)
-    except KeyboardInterrupt as error:
-        raise click.Abort from error
-    except (ValueError, OSError, RuntimeError) as error:
-        raise Refusal(str(error)) from error
-    except ImportError as error:
-        raise Refusal(f"{error}; calibrate needs torch: pip install 'spectwin[live]'") from error
-    for label in labels:
-        click.echo(f"recorded {label}")
-    click.echo(f"wrote {path}")
+    with refusals("calibrate needs torch: pip install 'spectwin[live]'"):
+        _decide(options)
 
 
-def _decide(options: dict[str, Any]) -> tuple[Path, list[str]]:
-    from calibrate.decisions import decide_pair
+def _decide(options: dict[str, Any]) -> None:
+    from dataclasses import replace
+
+    from calibrate.deciding import record_decisions
+    from calibrate.decisionfiles import DecisionFiles
     from calibrate.display import show_progress
+
+    asked = asked_of(options)
+    if asked.timed and (why := _why_untimed(asked)):
+        click.echo(f"decisions alone are recorded: {why}", err=True)
+        asked = replace(asked, timed=False, batches=asked.batches[:1])
+    files = DecisionFiles(asked, options["out"])
+    missing = [s for s in asked.settings if options["fresh"] or not files.holds(s)]
+    for settings in asked.settings:
+        if settings not in missing:
+            click.echo(f"kept {settings.label}: {files.path(settings)} has it (--fresh records it anew)")
+    failed: dict[str, str] = {}
+    if missing:
+        with show_progress() as progress:
+            failed = record_decisions(replace(asked, settings=missing), files.keep, progress)
+    recorded = [settings for settings in missing if settings.label not in failed]
+    for settings in recorded:
+        click.echo(f"recorded {settings.label}")
+    for path in dict.fromkeys(map(files.path, asked.settings)):
+        click.echo(f"wrote {path}" if path in map(files.path, recorded) else f"left {path} as it was")
+        for line in files.report(path) if asked.timed else ():
+            click.echo(f"  {line}")
+    if failed:
+        raise RuntimeError("not recorded: " + "; ".join(f"{label}: {why}" for label, why in failed.items()))
+
+
+def asked_of(options: dict[str, Any]) -> Asked:
+    """What the command line asks to record.
+
+    Raises:
+        ValueError: A setting that a policy does not have, or options that contradict each other.
+    """
+    from calibrate.deciding import Asked
     from calibrate.prompts import find_prompts, load_prompts, spread
-    from hardware_profiles.decisions import read_decisions, write_decisions
     from hardware_profiles.profile import load_profile
-    from hardware_profiles.store import decisions_name, find_profile, user_decisions
-    from policies.registry import configure
+    from hardware_profiles.store import find_profile
 
     profile = load_profile(find_profile(options["hw"]))
+    prompts = load_prompts(find_prompts(options["prompts"]))
+    return Asked(
+        profile=profile,
+        settings=settings_of(options),
+        prompts=prompts if options["count"] is None else spread(prompts, options["count"]),
+        prompt_set=options["prompts"],
+        limit=options["max_tokens"],
+        batches=options["batches"],
+        timed=not options["untimed"],
+        draft_backend=options["draft_backend"],
+    )
+
+
+def settings_of(options: dict[str, Any]) -> list[Settings]:
+    """The settings asked for, each once.
+
+    Raises:
+        ValueError: None are, or a policy refuses one.
+    """
+    from policies.registry import POLICIES, configure
+
+    names = options["policies"]
+    if ALL in names:
+        names = [n for n, info in POLICIES.items() if info.needs_decisions and "live" in info.worlds]
     knobs = {name: options[name] for name in KNOBS}
     lookaheads = options["lookaheads"] or (options["lookahead"],)
-    settings = [
-        configure(
-            options["policy"],
-            temperature=options["temperature"],
-            top_p=options["top_p"],
-            seed=options["seed"],
-            **{**knobs, "lookahead": lookahead},
+    asked = [(name, {**knobs, "lookahead": lookahead}) for name in names for lookahead in lookaheads]
+    asked += [parse_setting(text) for text in options["texts"]]
+    if not asked:
+        raise ValueError("nothing to record: give --policy or --setting")
+    sampling = {name: options[name] for name in ("temperature", "top_p", "seed")}
+    return list(dict.fromkeys(configure(name, **sampling, **own) for name, own in asked))
+
+
+def _why_untimed(asked: Asked) -> str:
+    """Why times of this machine would say nothing beside a profile; empty if they do."""
+    from calibrate.machine import find_machine
+
+    if asked.backend != asked.profiled_backend:
+        return (
+            f"profile {asked.profile.name!r} is of a draft by {asked.profiled_backend}, not {asked.backend}"
         )
-        for lookahead in lookaheads
-    ]
-    prompts = load_prompts(find_prompts(options["prompts"]))
-    if options["count"] is not None:
-        prompts = spread(prompts, options["count"])
-    name = decisions_name(profile.name, settings[0].policy, options["temperature"], options["top_p"])
-    path: Path = options["out"] or user_decisions(name)
-    with show_progress() as progress:
-        trace = decide_pair(
-            profile,
-            settings,
-            prompts,
-            prompt_set=options["prompts"],
-            limit=options["max_tokens"],
-            progress=lambda done, total: progress("settings", done, total),
-        )
-    if path.is_file():
-        trace = read_decisions(path).merged(trace)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_decisions(trace, path)
-    return path, [each.label for each in settings]
+    machine, measured_on = str(find_machine()), asked.profile.provenance.machine
+    if machine == measured_on:
+        return ""
+    return f"profile {asked.profile.name!r} was measured on {measured_on or 'no machine'}, this is {machine}"

@@ -1,17 +1,14 @@
-"""Decision traces from live runs (see `hardware_profiles.decisions`)."""
+"""What policies decide, from live runs (see `hardware_profiles.decisions`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from calibrate.live.world import LiveWorld
-from calibrate.prompts import Prompt
-from hardware_profiles.decisions import Decisions, DecisionTrace, Key, Plain
-from hardware_profiles.parts import Role
-from hardware_profiles.profile import Profile
-from hardware_profiles.trace_schema import TraceMeta, TraceRequest
+from hardware_profiles.decisions import Decisions, Key, Plain
 from policies.operations import Request
 from policies.settings import Settings
 
@@ -73,7 +70,7 @@ def joined(runs: Sequence[Decisions]) -> Decisions:
         marks |= run.marks
     names = sorted({name for run in runs for name in run.seconds})
     seconds = {n: median(run.seconds[n] for run in runs if n in run.seconds) for n in names}
-    return Decisions(runs[0].label, replies, marks, seconds, runs[0].policy, runs[0].knobs)
+    return replace(runs[0], replies=replies, marks=marks, seconds=seconds)
 
 
 def decide(
@@ -101,80 +98,3 @@ def decide(
         found[each.label] = run_live(world, each, requests, batch=batch, fresh_luck=False).decisions
     progress(len(settings), len(settings))
     return found
-
-
-def decide_pair(
-    profile: Profile,
-    settings: Sequence[Settings],
-    prompts: Sequence[Prompt],
-    *,
-    prompt_set: str,
-    limit: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> DecisionTrace:
-    """The decision trace of settings on a profile's pair of models.
-
-    Args:
-        profile: Names the models.
-        settings: What to run; all at one sampling.
-        prompts: What to continue; their order gives the request ids 0, 1, ...
-        prompt_set: Name for the metadata.
-        limit: Most tokens per request.
-        progress: See `decide`.
-
-    Raises:
-        LiveError: A model is not there or does not run.
-        ValueError: Several samplings at once.
-    """
-    from transformers import AutoTokenizer
-
-    from calibrate.live.placement import pair_specs, parse_placement
-    from calibrate.pair.resolve import profiled_model
-    from calibrate.traces import digest, now, versions
-
-    if len({(s.temperature, s.top_p, s.seed) for s in settings}) != 1:
-        raise ValueError("one decision trace holds settings of one sampling")
-    models = [str(profiled_model(role.model)) for role in (profile.roles.target, _draft_of(profile))]
-    tokenizer = AutoTokenizer.from_pretrained(models[0])
-    texts = [tuple(tokenizer(prompt.text)["input_ids"]) for prompt in prompts]
-    requests = [Request(i, len(ids), limit, ids) for i, ids in enumerate(texts)]
-    specs = pair_specs(models[0], models[1], parse_placement("split"))
-    with LiveWorld(*specs) as world:
-        found = decide(world, settings, requests, progress=progress)
-        vocabulary, ends = world.vocabulary, world.end_token_ids
-    sampling = settings[0].sampling
-    return DecisionTrace(
-        requests=tuple(
-            TraceRequest(
-                id=i,
-                question_id=prompt.question_id,
-                category=prompt.category,
-                prompt=ids,
-                source=prompt.source,
-                ended="limit",
-            )
-            for i, (prompt, ids) in enumerate(zip(prompts, texts, strict=True))
-        ),
-        meta=TraceMeta(
-            target_model=profile.roles.target.model,
-            draft_model=_draft_of(profile).model,
-            tokenizer=type(tokenizer).__name__,
-            vocabulary=vocabulary,
-            sampling={"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed},
-            end_token=ends[0] if ends else None,
-            prompt_set=prompt_set,
-            prompt_set_hash=digest(prompts),
-            backend="torch-eager",
-            precision="fp32",
-            when=now(),
-            versions=versions(),
-        ),
-        settings=found,
-        limit=limit,
-    )
-
-
-def _draft_of(profile: Profile) -> Role:
-    if profile.roles.draft is None:
-        raise ValueError(f"profile {profile.name!r} names no draft model")
-    return profile.roles.draft

@@ -15,54 +15,21 @@ Sampled runs have a constant, a time per forward and one per token on top.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from scipy.optimize import lsq_linear
 
+from calibrate.fitting import Sample, fit_operation, fit_sampled, predicted, trimmed, waited
 from calibrate.observations import LiveRecord, Observation, Step
-from hardware_profiles.costs import GridCost, Quantiles
+from hardware_profiles.costs import GridCost, OperationCost, Quantiles
 from hardware_profiles.latency import FloatArray, LatencySurface
 from hardware_profiles.profile import Forward, Host, HostOperation, OperationHost, Overlap
-from policies.registry import Settings
 
-LEVER = 1.2
-"""A slope is fitted if the longest expected operation is this many times the shortest."""
-FEW = 50
-"""Fewer samples than this cannot tell what idling costs."""
-ON_TARGET: tuple[HostOperation, ...] = ("decode", "verify", "settle")
-TINY = 1e-9
-MOST_WAKE = 0.5
-MOST_SCALE = 3.0
-"""A slope beyond this, or below its inverse, is noise: only the constant is fitted then."""
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 0.9, 2.0
 """In-situ factors are cut to these."""
 
 Slowdowns: TypeAlias = Mapping[tuple[str, str, Forward], float]
 """(device, operation, the other device's operation) to a factor."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One operation of a live run, with what the grids say of it.
-
-    Attributes:
-        settings: The setting and the batch that it ran in.
-        alone: Whether the other device was idle by the policy's design.
-        seen: What was measured.
-        expected_s: Seconds of its forwards by the grids, slow-downs by the neighbour included for the draft.
-    """
-
-    settings: tuple[Settings, int]
-    alone: bool
-    seen: Observation
-    expected_s: float
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that went through its forwards, padding not counted: nothing is chosen there."""
-        return sum(step.tokens for step in self.seen.steps)
 
 
 Samples: TypeAlias = dict[HostOperation, list[Sample]]
@@ -74,7 +41,7 @@ def fit_host(
     overlap: Sequence[Overlap],
     latency: Quantiles | None = None,
 ) -> tuple[Host, list[Overlap]]:
-    """Host time as it is in real rounds, and how the grids' forwards fare there.
+    """Host time as it is in real rounds, and how the grids' forwards fare tsample.
 
     Target operations are fitted where the draft is idle by design (AR, SD); what they take longer beside a
     busy draft then gives the target's slow-downs, in place of the probes'.
@@ -110,10 +77,21 @@ def _samples(records: Sequence[LiveRecord], surfaces: Tables, factors: Slowdowns
     found: Samples = {}
     for record in records:
         for seen in record.observations:
-            sample = Sample(
-                (record.settings, record.batch), record.alone, seen, _expected(seen, surfaces, factors)
+            found.setdefault(seen.operation, []).append(
+                Sample(
+                    run=(record.settings, record.batch),
+                    rows=seen.rows,
+                    calls=len(seen.steps),
+                    tokens=sum(step.tokens for step in seen.steps),
+                    lead_s=seen.lead_s,
+                    work_s=seen.work_s,
+                    report_s=seen.report_s,
+                    idle_s=seen.idle_s,
+                    expected_s=_expected(seen, surfaces, factors),
+                    alone=record.alone,
+                    beside_s=seen.beside_s,
+                )
             )
-            found.setdefault(seen.operation, []).append(sample)
     return found
 
 
@@ -124,7 +102,7 @@ class Tables:
         grids: Measured surfaces by operation.
     """
 
-    def __init__(self, grids: Mapping[str, GridCost]) -> None:
+    def __init__(self, grids: Mapping[str, OperationCost]) -> None:
         self._surfaces = {name: LatencySurface(cost) for name, cost in grids.items()}
         self._tables: dict[tuple[str, int, int], FloatArray] = {}
 
@@ -158,171 +136,6 @@ def _expected(seen: Observation, surfaces: Tables, factors: Slowdowns) -> float:
     return total
 
 
-def fit_operation(name: HostOperation, samples: Sequence[Sample]) -> OperationHost:
-    """Host time and work of one operation from greedy runs; see the module's first lines."""
-    alone = [s for s in samples if s.alone]
-    on_target = name in ON_TARGET
-    chosen = alone if on_target and alone else list(samples)
-    single = [s for s in chosen if s.seen.rows == 1] or chosen
-    # A draft chooses a token in every branch: rows of a batch tell what that costs.
-    kept = _trimmed(single if on_target else chosen)
-    work, expected, idle, tokens = np.array(
-        [(s.seen.work_s, s.expected_s, s.seen.idle_s, s.tokens) for s in kept]
-    ).T
-    cap = float(np.quantile(idle, 0.95))
-    idle = np.minimum(idle, cap)
-    # A regressor that hardly varies explains nothing: its coefficient stays at its neutral value.
-    free_scale = np.quantile(expected, 0.9) > LEVER * np.quantile(expected, 0.1)
-    free_wake = cap > 2.0 * float(np.quantile(idle, 0.1)) and len(kept) > FEW
-    free_token = not on_target and tokens.max() > 2.0 * tokens.min()
-    low = [-np.inf, 1 / MOST_SCALE if free_scale else 1.0 - TINY, 0.0, 0.0]
-    high = [
-        np.inf,
-        MOST_SCALE if free_scale else 1.0 + TINY,
-        MOST_WAKE if free_wake else TINY,
-        np.inf if free_token else TINY,
-    ]
-    design = np.column_stack([np.ones(len(kept)), expected, idle, tokens])
-    extra, scale, wake, token = _solve(design, work, work, low, high)
-    entry = OperationHost(
-        **_waits(samples),
-        extra_s=extra,
-        token_s=token if free_token else 0.0,
-        scale=scale,
-        wake=wake,
-        idle_cap_s=cap,
-    )
-    return entry.model_copy(update={"row_s": _row_seconds(entry, chosen)}) if on_target else entry
-
-
-def fit_sampled(
-    name: HostOperation, samples: Sequence[Sample], greedy: OperationHost | None
-) -> OperationHost:
-    """Host time of one operation in sampled runs: a constant, and times per forward and per token on top of
-    the greedy fit.
-
-    What no greedy run does (`settle`) has no slope to take over and is fitted like a greedy operation, or
-    without one where it has no forward.
-    """
-    if greedy is None and any(s.seen.steps for s in samples):
-        return fit_operation(name, samples)
-    alone = [s for s in samples if s.alone]
-    chosen = alone if name in ON_TARGET and alone else list(samples)
-    slopes = (greedy or OperationHost()).model_copy(update={"extra_s": 0.0})
-    kept = _trimmed(chosen)
-    left = np.array([s.seen.work_s - predicted(slopes, s) for s in kept])
-    steps, tokens = np.array([(len(s.seen.steps), s.tokens) for s in kept], dtype=np.float64).T
-    free_step, free = (values.max() > least * values.min() for values, least in ((steps, 1.0), (tokens, 2.0)))
-    design = np.column_stack([np.ones(len(kept)), steps, tokens])
-    work = np.array([s.seen.work_s for s in kept])
-    low, high = [-np.inf, 0.0, 0.0], [np.inf, np.inf if free_step else TINY, np.inf if free else TINY]
-    extra, step, token = _solve(design, left, work, low, high)
-    entry = slopes.model_copy(
-        update={
-            **_waits(samples),
-            "extra_s": extra,
-            "step_s": step if free_step else 0.0,
-            "token_s": slopes.token_s + (token if free else 0.0),
-        }
-    )
-    if tokens.any():
-        return entry
-    # A settling feeds nothing, and does nothing where no row is open: the mean is what counts, and what it
-    # costs more in a batch goes by rows.
-    seconds = [s.seen.work_s for s in kept if s.seen.rows == 1] or [s.seen.work_s for s in kept]
-    entry = entry.model_copy(update={"extra_s": float(np.mean(seconds))})
-    return entry.model_copy(update={"row_s": _row_seconds(entry, chosen)})
-
-
-def _waits(samples: Sequence[Sample]) -> dict[str, float]:
-    """What passes before the work and after it: the first grows with the rows, the second with the tokens."""
-    submit, submit_row = _line([s.seen.lead_s for s in samples], [s.seen.rows - 1 for s in samples])
-    report, report_token = _line([s.seen.report_s for s in samples], [s.tokens for s in samples])
-    return {
-        "submit_s": submit,
-        "submit_row_s": submit_row,
-        "report_s": report,
-        "report_token_s": report_token,
-    }
-
-
-def _line(values: Sequence[float], at: Sequence[int]) -> tuple[float, float]:
-    """Intercept and slope, neither negative, of the trimmed means at each abscissa."""
-    groups: dict[int, list[float]] = {}
-    for value, x in zip(values, at, strict=True):
-        groups.setdefault(x, []).append(value)
-    weights = np.sqrt([len(group) for group in groups.values()])
-    means = np.array([trimmed_mean(group) for group in groups.values()])
-    design = np.column_stack([np.ones(len(groups)), list(groups)]) * weights[:, None]
-    if len(groups) == 1:
-        return float(means[0]), 0.0
-    intercept, slope = lsq_linear(design, means * weights, bounds=(0.0, np.inf)).x
-    return float(intercept), float(slope)
-
-
-def _solve(
-    design: FloatArray, values: FloatArray, work: FloatArray, low: Sequence[float], high: Sequence[float]
-) -> list[float]:
-    """Bounded least squares of deviations relative to `work`, else the longest operations would decide.
-
-    What its bounds leave no room is taken as given: beside a column like it, it would make the fit singular.
-    """
-    least, most = np.array(low), np.array(high)
-    free = most - least > 3.0 * TINY
-    given = np.where(free, 0.0, least)
-    weighted = design[:, free] / np.maximum(work, TINY)[:, None]
-    size = np.linalg.norm(weighted, axis=0)
-    size[size == 0.0] = 1.0
-    left = (values - design @ given) / np.maximum(work, TINY)
-    bounds = (least[free] * size, most[free] * size)
-    given[free] = lsq_linear(weighted / size, left, bounds=bounds).x / size
-    return [float(v) for v in given]
-
-
-def predicted(host: OperationHost, sample: Sample) -> float:
-    """Work of an operation by its fit, s."""
-    rows, idle = sample.seen.rows - 1, min(sample.seen.idle_s, host.idle_cap_s)
-    fed = host.step_s * len(sample.seen.steps) + host.token_s * sample.tokens
-    return host.extra_s + host.row_s * rows + host.wake * idle + host.scale * sample.expected_s + fed
-
-
-def _wait(host: OperationHost, sample: Sample) -> float:
-    """Time before and after an operation's work by its fit, s."""
-    before = host.submit_s + host.submit_row_s * (sample.seen.rows - 1)
-    return before + host.report_s + host.report_token_s * sample.tokens
-
-
-def _row_seconds(host: OperationHost, samples: Sequence[Sample]) -> float:
-    """Seconds per further row that a fit on single rows leaves over; 0 if no batch was run."""
-    several = _trimmed([s for s in samples if s.seen.rows > 1])
-    if not several:
-        return 0.0
-    rows = np.array([s.seen.rows - 1 for s in several], dtype=np.float64)
-    left = np.array([s.seen.work_s - predicted(host, s) for s in several])
-    return float((rows * left).sum() / (rows * rows).sum())
-
-
-def _trimmed(samples: Sequence[Sample]) -> list[Sample]:
-    """Every setting's samples without the longest and shortest 5 %, relative to what is expected."""
-    groups: dict[tuple[Settings, int], list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.settings, []).append(sample)
-    kept = []
-    for group in groups.values():
-        ratio = np.array([s.seen.work_s / (s.expected_s or 1.0) for s in group])
-        low, high = np.quantile(ratio, [0.05, 0.95])
-        kept += [s for s, r in zip(group, ratio, strict=True) if low <= r <= high]
-    return kept
-
-
-def trimmed_mean(values: Sequence[float]) -> float:
-    """Mean without the highest and lowest 5 %, which on a shared machine belong to other processes."""
-    samples = np.array(values)
-    low, high = np.quantile(samples, [0.05, 0.95])
-    kept = samples[(samples >= low) & (samples <= high)]
-    return float((kept if kept.size else samples).mean())  # of two, neither lies between
-
-
 def in_situ(
     overlap: Sequence[Overlap], samples: Samples, fitted: Mapping[HostOperation, OperationHost]
 ) -> list[Overlap]:
@@ -336,10 +149,10 @@ def in_situ(
         (sample, fitted[name])
         for name in ("decode", "verify")
         if name in fitted
-        for sample in _trimmed([s for s in samples.get(name, []) if not s.alone])
+        for sample in trimmed([s for s in samples.get(name, []) if not s.alone])
     ]
-    chains = [(s, h) for s, h in seen if "tree" not in s.seen.beside_s]
-    trees = [(s, h) for s, h in seen if "tree" in s.seen.beside_s]
+    chains = [(s, h) for s, h in seen if "tree" not in s.beside_s]
+    trees = [(s, h) for s, h in seen if "tree" in s.beside_s]
     probed = {o.while_operation: o.slowdown for o in overlap if (o.device, o.operation) == _FORWARD}
     beside_chain = _factor(chains, "forward", {}) or probed.get("forward", 1.0)
     found = {"forward": beside_chain, "tree": _factor(trees, "tree", {"forward": beside_chain})}
@@ -362,10 +175,9 @@ def _factor(
     """Slow-down beside one kind of work, the others' being known; None where it cannot be told."""
     work = took = beside = 0.0
     for sample, host in seen:
-        here = sample.seen
-        work += _wait(host, sample) + predicted(host, sample)
-        took += here.lead_s + here.work_s + here.report_s
-        for other, shared_s in here.beside_s.items():
+        work += waited(host, sample) + predicted(host, sample)
+        took += sample.lead_s + sample.work_s + sample.report_s
+        for other, shared_s in sample.beside_s.items():
             if other == kind:
                 beside += shared_s
             else:

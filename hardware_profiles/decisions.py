@@ -3,30 +3,35 @@
 Policies that are fed by tokens off the recorded path (trees, retrieval, streaming drafts) cannot be
 replayed from a text that plain decoding recorded.  Their answers can: a decision trace holds, for each
 setting that was run, the reply that every row got to every operation, by (kind, part, request, position).
-Nothing in it depends on the clock, so that a replay with other latencies, another batch or another device is
-exact.
+None of that depends on the clock, so that a replay with other latencies, another batch or another device is
+exact.  What the operations took on the machine that recorded them is kept beside it
+(`hardware_profiles.pace`).
 
-One Parquet file holds any number of settings of one policy on one prompt set, a row per reply.
+One Parquet file holds any number of settings of one policy on one prompt set: a row per reply, and a row
+per timed operation, whose `timing` is filled and whose request is not.  Files of format 1 have no times.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
 from hardware_profiles.atomic import atomic_write
+from hardware_profiles.pace import Pace, Timed, joined_pace, timed_from
 from hardware_profiles.trace_schema import TraceError, TraceMeta, TraceRequest
 
-DECISIONS_SCHEMA = "spectwin/decisions/1"
+DECISIONS_SCHEMA = "spectwin/decisions/2"
+_READABLE = (DECISIONS_SCHEMA.encode(), b"spectwin/decisions/1")
 _REQUESTS = TypeAdapter(tuple[TraceRequest, ...])
 _KEY = "spectwin.{}"
 _INTEGERS = frozenset({"part", "request", "position"})
-_COLUMNS = ("setting", "kind", "part", "request", "position", "reply", "mark")
+_FIRST_COLUMNS = ("setting", "kind", "part", "request", "position", "reply", "mark")
+_COLUMNS = (*_FIRST_COLUMNS, "timing")
 _TEXTS = ("schema", "meta", "requests", "settings", "limit")
 
 Key: TypeAlias = tuple[str, int, int, int]
@@ -46,6 +51,10 @@ class Decisions:
         seconds: Median seconds of steps that call no model (retrieval), by name, where it was recorded.
         policy: Its policy.
         knobs: The policy's knobs by name, as `policies.registry.configure` takes them.
+        timings: What operations took, of one run per batch; empty where none was timed.
+        timed_beside: `costs_fingerprint` of the profile that `timings` are seen against; "" for none.
+        drift: How many times what that profile says plain decoding took, before and after each timed run; it
+            is divided out of `timings`.
     """
 
     label: str
@@ -54,6 +63,9 @@ class Decisions:
     seconds: Mapping[str, float] = field(default_factory=dict)
     policy: str = ""
     knobs: Mapping[str, Plain] = field(default_factory=dict)
+    timings: tuple[Timed, ...] = ()
+    timed_beside: str = ""
+    drift: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,12 +77,14 @@ class DecisionTrace:
         meta: Where it comes from, as for a trace.
         settings: By label.
         limit: Most tokens per request.
+        pace: What the timed operations of all settings say together; None where none was timed.
     """
 
     requests: tuple[TraceRequest, ...]
     meta: TraceMeta
     settings: Mapping[str, Decisions]
     limit: int
+    pace: Pace | None = None
 
     def slice(self, ids: Iterable[int]) -> DecisionTrace:
         """The decisions on some of the requests."""
@@ -86,7 +100,7 @@ class DecisionTrace:
         return replace(self, requests=tuple(r for r in self.requests if r.id in kept), settings=settings)
 
     def merged(self, other: DecisionTrace) -> DecisionTrace:
-        """These settings and those of `other`, which wins where both have one.
+        """These settings and those of `other`, which wins where both have one, and so does its pace.
 
         Raises:
             TraceError: They are of different requests or models.
@@ -100,7 +114,10 @@ class DecisionTrace:
         same = same and self.limit == other.limit
         if not same or [r.prompt for r in self.requests] != [r.prompt for r in other.requests]:
             raise TraceError("decision traces of different models, prompts or limits cannot be joined")
-        return DecisionTrace(other.requests, other.meta, {**self.settings, **other.settings}, other.limit)
+        settings = {**self.settings, **other.settings}
+        return DecisionTrace(
+            other.requests, other.meta, settings, other.limit, joined_pace(self.pace, other.pace)
+        )
 
 
 def write_decisions(trace: DecisionTrace, path: str | os.PathLike[str]) -> None:
@@ -109,12 +126,9 @@ def write_decisions(trace: DecisionTrace, path: str | os.PathLike[str]) -> None:
     import pyarrow.parquet as pq
 
     columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
-    for label, decisions in trace.settings.items():
-        for (kind, part, request, position), reply in sorted(decisions.replies.items()):
-            mark = decisions.marks.get((kind, part, request, position))
-            row = (label, kind, part, request, position, _dump(reply), None if mark is None else _dump(mark))
-            for name, value in zip(_COLUMNS, row, strict=True):
-                columns[name].append(value)
+    for row in _rows(trace):
+        for name, value in zip(_COLUMNS, row, strict=True):
+            columns[name].append(value)
     table = pa.table(
         {
             name: pa.array(values, type=pa.int64() if name in _INTEGERS else pa.string())
@@ -128,12 +142,25 @@ def write_decisions(trace: DecisionTrace, path: str | os.PathLike[str]) -> None:
         "limit": str(trace.limit),
         "settings": json.dumps({label: _about(d) for label, d in trace.settings.items()}),
     }
+    if trace.pace is not None:
+        texts["pace"] = trace.pace.model_dump_json()
     with (
         atomic_write(path, binary=True) as file,
         pq.ParquetWriter(file, table.schema, compression="zstd", store_schema=False) as writer,
     ):
         writer.write_table(table)
         writer.add_key_value_metadata({_KEY.format(key): text for key, text in texts.items()})
+
+
+def _rows(trace: DecisionTrace) -> Iterator[tuple[Any, ...]]:
+    """The rows of a file, in the order of `_COLUMNS`."""
+    for label, decisions in trace.settings.items():
+        for (kind, part, request, position), reply in sorted(decisions.replies.items()):
+            mark = decisions.marks.get((kind, part, request, position))
+            said = None if mark is None else _dump(mark)
+            yield label, kind, part, request, position, _dump(reply), said, None
+        for timed in decisions.timings:
+            yield label, timed.kind, None, None, None, None, None, _dump(timed)
 
 
 def read_decisions(path: str | os.PathLike[str]) -> DecisionTrace:
@@ -148,24 +175,42 @@ def read_decisions(path: str | os.PathLike[str]) -> DecisionTrace:
     try:
         with pq.ParquetFile(path) as file:
             metadata = file.metadata.metadata or {}
-            table = file.read()
+            known = [name for name in _COLUMNS if name in file.schema_arrow.names]
+            table = file.read(columns=known)
     except (OSError, pa.ArrowException) as error:
         raise TraceError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     texts = {key: metadata.get(_KEY.format(key).encode()) for key in _TEXTS}
-    if texts["schema"] != DECISIONS_SCHEMA.encode() or any(text is None for text in texts.values()):
+    if texts["schema"] not in _READABLE or any(text is None for text in texts.values()):
         raise TraceError(f"{path}: is no decision trace of schema {DECISIONS_SCHEMA!r}")
     try:
         requests = _REQUESTS.validate_json(texts["requests"] or b"")
         meta = TraceMeta.model_validate_json(texts["meta"] or b"")
         about: dict[str, dict[str, Plain]] = json.loads(texts["settings"] or b"{}")
-        found = _collect(table.to_pydict())
-    except (ValidationError, ValueError, KeyError) as error:
+        found = _collect(table.to_pydict(), about)
+        pace = _pace(metadata)
+    except (ValidationError, ValueError, KeyError, TypeError) as error:
         raise TraceError(f"{path}: damaged decision trace: {error}") from error
-    settings = {
-        label: Decisions(label, replies, marks, **about.get(label, {}))
-        for label, (replies, marks) in found.items()
-    }
-    return DecisionTrace(requests, meta, settings, int(texts["limit"] or b"1"))
+    return DecisionTrace(requests, meta, found, int(texts["limit"] or b"1"), pace)
+
+
+def read_pace(path: str | os.PathLike[str]) -> Pace | None:
+    """The pace that a decision trace holds, without reading its replies; None where it holds none.
+
+    Raises:
+        TraceError: The file cannot be read, or its pace is damaged.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return _pace(pq.read_metadata(path).metadata or {})
+    except (OSError, pa.ArrowException, ValidationError) as error:
+        raise TraceError(f"{path}: {error}") from error
+
+
+def _pace(metadata: Mapping[bytes, bytes]) -> Pace | None:
+    text = metadata.get(_KEY.format("pace").encode())
+    return None if text is None else Pace.model_validate_json(text)
 
 
 def _about(decisions: Decisions) -> dict[str, Plain]:
@@ -173,20 +218,39 @@ def _about(decisions: Decisions) -> dict[str, Plain]:
         "seconds": dict(decisions.seconds),
         "policy": decisions.policy,
         "knobs": dict(decisions.knobs),
+        "timed_beside": decisions.timed_beside,
+        "drift": list(decisions.drift),
     }
 
 
-def _collect(columns: Mapping[str, list[Any]]) -> dict[str, tuple[dict[Key, Plain], dict[Key, Plain]]]:
-    found: dict[str, tuple[dict[Key, Plain], dict[Key, Plain]]] = {}
-    for label, kind, part, request, position, reply, mark in zip(
-        *(columns[name] for name in _COLUMNS), strict=True
-    ):
-        replies, marks = found.setdefault(label, ({}, {}))
+def _collect(
+    columns: Mapping[str, list[Any]], about: Mapping[str, Mapping[str, Plain]]
+) -> dict[str, Decisions]:
+    """The settings of a file, from its columns and what else is said of them."""
+    replies: dict[str, dict[Key, Plain]] = {}
+    marks: dict[str, dict[Key, Plain]] = {}
+    timings: dict[str, list[Timed]] = {}
+    first = (columns[name] for name in _FIRST_COLUMNS)
+    taken = columns.get("timing", [None] * len(columns["setting"]))
+    for label, kind, part, request, position, reply, mark, timing in zip(*first, taken, strict=True):
+        mine = replies.setdefault(label, {})
+        if timing is not None:
+            timings.setdefault(label, []).append(timed_from(json.loads(timing)))
+            continue
         key = (kind, part, request, position)
-        replies[key] = json.loads(reply)
+        mine[key] = json.loads(reply)
         if mark is not None:
-            marks[key] = json.loads(mark)
-    return found
+            marks.setdefault(label, {})[key] = json.loads(mark)
+    return {
+        label: Decisions(
+            label,
+            found,
+            marks.get(label, {}),
+            timings=tuple(timings.get(label, ())),
+            **{**about.get(label, {}), "drift": tuple(about.get(label, {}).get("drift", ()))},
+        )
+        for label, found in replies.items()
+    }
 
 
 def _dump(reply: Plain) -> str:

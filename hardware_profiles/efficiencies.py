@@ -20,10 +20,6 @@ BANDWIDTH_SHARE = 0.8
 """Share of the bandwidth.  Assumed; 0.6 to 0.95 occur."""
 
 
-class EngineError(ValueError):
-    """No engine of that name; the message lists those there are."""
-
-
 @dataclass(frozen=True, slots=True)
 class Engine:
     """How models are run, as far as one printed number tells.
@@ -63,17 +59,6 @@ ENGINES: Mapping[str, Engine] = {
     )
 }
 """`ssd`: captured graphs; `transformers`: the library of that name, called eagerly."""
-
-
-def find_engine(name: str) -> Engine:
-    """An engine by name.
-
-    Raises:
-        EngineError: There is none.
-    """
-    if name not in ENGINES:
-        raise EngineError(f"no engine {name!r}; there are {', '.join(ENGINES)}")
-    return ENGINES[name]
 
 
 def default_engine(device: Device) -> Engine | None:

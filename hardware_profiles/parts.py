@@ -32,6 +32,15 @@ AXES: Mapping[OperationName, tuple[Axis, ...]] = {
 }
 """Axes that the grid of each operation may have."""
 
+OPERATIONS: Mapping[tuple[RoleName, Forward], tuple[str, ...]] = {
+    ("target", "forward"): ("verify",),
+    ("target", "prefill"): ("prefill",),
+    ("draft", "forward"): ("draft", "continue"),
+    ("draft", "prefill"): ("prefill",),
+    ("draft", "tree"): ("prespeculate",),
+}
+"""The operations of policies that each measured forward stands for, where devices slow each other down."""
+
 
 class DeviceInfo(Frozen):
     """Hardware that a model runs on.

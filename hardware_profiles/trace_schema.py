@@ -65,6 +65,28 @@ OPTIONAL: tuple[Column, ...] = (
 COLUMNS: Mapping[str, Column] = {column.name: column for column in REQUIRED + OPTIONAL}
 """All columns by name, in the order of the file."""
 
+
+def exit_layer(name: str) -> int | None:
+    """Layer of an `exit_rank_<layer>` column; None for any other."""
+    prefix, _, layer = name.rpartition("_")
+    return int(layer) if prefix == "exit_rank" and layer.isdecimal() else None
+
+
+def describe_column(name: str) -> Column:
+    """The column of that name; of an early exit's ranks, if it is none of the others."""
+    return COLUMNS.get(name) or Column(name, "int32", "Mirror's early exits", low=0)
+
+
+def explain_missing(name: str) -> str:
+    """What a missing column is needed for, and what to do."""
+    if name not in COLUMNS and exit_layer(name) is None:
+        return f"column {name!r} is no column of a trace; there are {', '.join(COLUMNS)}, exit_rank_<layer>"
+    return (
+        f"column {name!r} is missing, which is needed for {describe_column(name).purpose}; record the trace "
+        "again with `calibrate`, with this column, or choose a policy that does not need it"
+    )
+
+
 Ended: TypeAlias = Literal["end_token", "limit"]
 
 

@@ -11,11 +11,14 @@ from small_models import prompts
 from calibrate.calibration import run_calibration
 from calibrate.files import open_work, write_all
 from calibrate.job import Job
+from calibrate.live.accelerators import Found
 from calibrate.live.placement import available_cores, parse_placement
 from calibrate.machine import Machine
 from calibrate.plans import Grid, LivePart, Plan
 from hardware_profiles.costs import Axis
 
+GPU = Found("cuda:0", "Some GPU", 80 * 2**30)
+WITH_GPU = Machine("Some CPU", (0, 1, 2), ("cuda: Some GPU",), None, (GPU, Found("openvino:CPU")))
 PROMPTS = 4
 FORWARD: tuple[Axis, ...] = ("batch", "new_tokens", "context")
 SETTINGS = (

@@ -14,30 +14,10 @@ END = 0
 
 def save_pair(folder: Path, *, positions: int = 512) -> tuple[str, str]:
     """Write a target and a draft that agrees with it more often than not; returns their folders."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from tiny_models import tiny_model, with_noise
 
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=positions,
-        initializer_range=0.25,
-        bos_token_id=None,
-        eos_token_id=END,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(0)
-    target = LlamaForCausalLM(config).eval()
-    draft = LlamaForCausalLM(config).eval()
-    draft.load_state_dict(target.state_dict())
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for weights in draft.parameters():
-            weights.add_(torch.randn(weights.shape, generator=generator), alpha=0.05 * float(weights.std()))
+    target = tiny_model(0, positions=positions, end=END)
+    draft = with_noise(target, 0.05)
     for name, model in (("target", target), ("draft", draft)):
         model.save_pretrained(folder / name)
         save_tokenizer(folder / name)

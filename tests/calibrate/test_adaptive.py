@@ -11,17 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.adaptive import (
-    At,
-    fitting,
-    held_out_errors,
-    middle,
-    next_points,
-    next_values,
-    probes,
-    refine,
-    scattered,
-)
+from calibrate.adaptive import At, fitting, held_out_errors, middle, next_values, probes, refine, scattered
 from calibrate.plans import Grid
 from hardware_profiles.costs import GridCost, Point
 from hardware_profiles.latency import LatencySurface
@@ -165,7 +155,7 @@ def test_the_middle_is_that_of_the_ratio(low: int, high: int, expected: int | No
     assert middle(low, high) == expected
 
 
-def test_probes_and_next_points_by_hand() -> None:
+def test_probes_and_next_values_by_hand() -> None:
     values = ((1, 4), (0, 9))
     # Batch 2 at contexts 0 and 9 and the centre, 3; context 3 at batches 1 and 4 and the centre, 2.
     assert probes(values)[:5] == [(2, 0), (2, 9), (2, 3), (1, 3), (4, 3)]
@@ -176,7 +166,6 @@ def test_probes_and_next_points_by_hand() -> None:
     # Along batch the cost doubles, along context it rises by a half.
     seconds = {(1, 0): 2.0, (4, 0): 4.0, (1, 9): 3.0, (4, 9): 6.0}
     assert next_values(values, errors, seconds) == ((1, 2, 4), (0, 9))
-    assert next_points(values, errors, seconds) == [(2, 0), (2, 9)]
     # The centre is worst, and batch's own probes are worse than context's: batch is to blame, alone.
     assert next_values(values, {**errors, (2, 3): 0.9}, seconds) == ((1, 2, 4), (0, 9))
     assert next_values(values, {**errors, (2, 3): 0.9, (2, 9): 0.0}, seconds) == ((1, 4), (0, 3, 9))

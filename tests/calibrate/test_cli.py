@@ -14,8 +14,9 @@ from small_models import prompts, save_tokenizer
 
 import calibrate.job
 import calibrate.machine
-from calibrate.cli import main, make_job
+from calibrate.cli import main
 from calibrate.machine import Machine
+from calibrate.options import make_job
 from hardware_profiles.profile import load_profile
 from hardware_profiles.trace import read_trace
 

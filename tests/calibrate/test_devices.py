@@ -14,39 +14,23 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from small_calibration import PLAN, small_job
-from small_models import prompts
+from small_calibration import WITH_GPU
 
 import calibrate.machine
-from calibrate.calibration import run_calibration
-from calibrate.checks import MisfitError
-from calibrate.cli import main, make_job
-from calibrate.job import check_memories, default_name, inputs, like_profile, recorders, worker_specs
+from calibrate.cli import main
 from calibrate.live import accelerators, loading, placement
 from calibrate.live.accelerators import Found, find_accelerators, synchroniser, torch_device
 from calibrate.live.errors import PlacementError
 from calibrate.live.executor import Executor
 from calibrate.live.placement import (
-    Placement,
     WorkerSpec,
     backend_label,
     labelled_backend,
+    own_precision,
     pair_specs,
     parse_placement,
 )
 from calibrate.machine import Machine, require_devices
-from calibrate.plans import LivePart
-from calibrate.recording import RecordingJob, record
-from calibrate.roles import role_of
-
-GPU = Found("cuda:0", "Some GPU", 80 * 2**30)
-WITH_GPU = Machine("Some CPU", (0, 1, 2), ("cuda: Some GPU",), None, (GPU, Found("openvino:CPU")))
-
-
-@pytest.fixture
-def three_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "available_cores", lambda: (0, 1, 2))
-
 
 # -- what is asked for ----------------------------------------------------------------------------------
 
@@ -101,7 +85,15 @@ def test_specs_refuse_unknown_devices(pair: tuple[str, str]) -> None:
     ],
 )
 def test_labels_of_backends(backend: str, mode: Any, label: str) -> None:
-    assert backend_label(backend, mode) == label and labelled_backend(label) == backend
+    assert backend_label(backend, mode) == label and labelled_backend(label, "fp32") == backend
+
+
+def test_llamacpps_label_needs_its_precision() -> None:
+    for precision in ("fp16", "q8_0", "q4_0"):
+        backend = f"llamacpp:{precision}"
+        assert backend_label(backend) == "llamacpp" and own_precision(backend) == precision
+        assert labelled_backend("llamacpp", precision) == backend
+    assert own_precision("openvino:CPU") is None and own_precision("torch") is None
 
 
 # -- what is there --------------------------------------------------------------------------------------
@@ -157,6 +149,7 @@ def test_the_cpu_is_always_there(monkeypatch: pytest.MonkeyPatch) -> None:
         ("npu", "torch", ["'npu'", "torch-npu", "openvino:NPU"]),
         ("mps", "torch", ["Apple"]),
         ("cuda:0+cpu", "openvino:NPU", ["'openvino:NPU' is not here", "openvino:CPU", "driver"]),
+        ("split", "llamacpp:q8_0", ["'llamacpp:q8_0' is not here", "pip install 'spectwin[llamacpp]'"]),
     ],
 )
 def test_what_is_not_there_is_refused(text: str, backend: str, words: list[str]) -> None:
@@ -165,6 +158,8 @@ def test_what_is_not_there_is_refused(text: str, backend: str, words: list[str])
     assert all(word in str(caught.value) for word in words), caught.value
     require_devices(parse_placement("cuda:0+cpu"), WITH_GPU, "openvino:CPU")
     require_devices(parse_placement("cuda"), WITH_GPU)
+    with_llamacpp = replace(WITH_GPU, devices=(*WITH_GPU.devices, Found("llamacpp")))
+    require_devices(parse_placement("split"), with_llamacpp, "llamacpp:q8_0")
 
 
 def test_what_a_device_cannot_do_is_refused() -> None:
@@ -179,7 +174,8 @@ def test_what_a_device_cannot_do_is_refused() -> None:
 def test_this_machine_is_looked_at_in_a_process_of_its_own() -> None:
     found = calibrate.machine.find_machine()
     assert found.device("openvino:CPU") == Found("openvino:CPU")
-    assert len(found.accelerators) == sum(not d.device.startswith("openvino") for d in found.devices)
+    kinds = [each.device.partition(":")[0] for each in found.devices]
+    assert len(found.accelerators) == sum(kind not in {"openvino", "llamacpp"} for kind in kinds)
     assert (found.device("cuda") is not None) == torch.cuda.is_available()
 
 
@@ -193,6 +189,8 @@ def run(*arguments: str) -> Result:
         (["--placement", "cuda:0"], "device 'cuda:0' is not here; found: cpu. it needs an NVIDIA driver"),
         (["--placement", "mps+cpu"], "device 'mps' is not here"),
         (["--draft-backend", "openvino:NPU"], "pip install 'spectwin[openvino]'"),
+        (["--draft-backend", "llamacpp:q8_0"], "pip install 'spectwin[llamacpp]'"),
+        (["--draft-backend", "llamacpp:q5_k_m"], "llamacpp:fp16, llamacpp:q8_0, llamacpp:q4_0"),
         (["--draft-backend", "tensorrt"], "unknown backend 'tensorrt'; backends: torch, openvino:CPU"),
         (["--placement", "cuda:0+tpu"], "unknown placement"),
     ],
@@ -247,104 +245,3 @@ def test_a_worker_passes_its_device_on(pair: tuple[str, str], monkeypatch: pytes
     monkeypatch.setattr(loading, "load_model", lambda *a, **k: asked.append((*a, k["device"])) or model)
     loading.open_runner(WorkerSpec("target", pair[0], (0,), "bf16", device="cuda:1"))
     assert asked == [(pair[0], "bf16", "cuda:1")]
-
-
-def on(pair: tuple[str, str], text: str, **changes: Any) -> Any:
-    """The small job, placed."""
-    return replace(small_job(*pair), machine=WITH_GPU, placement=parse_placement(text), **changes)
-
-
-@pytest.mark.usefixtures("three_cores")
-def test_a_job_on_a_gpu(pair: tuple[str, str]) -> None:
-    job = on(pair, "cuda:0+cpu", precision="bf16", mode="compiled")
-    target, draft = worker_specs(job, batch=4)
-    assert (target.device, target.precision, target.mode, target.slots) == ("cuda:0", "bf16", "compiled", 4)
-    assert (draft.device, draft.cores, draft.backend) == ("cpu", (1, 2), "torch")
-    roles = [role_of(job, role) for role in ("target", "draft")]
-    assert [(r.device.kind, r.device.name) for r in roles] == [("cuda", "Some GPU"), ("cpu", "Some CPU")]
-    assert roles[0].device.memory_bytes == GPU.memory_bytes and roles[1].device.threads == 2
-    assert roles[0].weight_bytes == 2 * (roles[0].parameters or 0)
-    assert recorders(job) == 1
-    assert default_name(job.machine, "pair:x20", job.placement) == "cpu3-x20-cuda-0-cpu"
-    assert inputs(job) != inputs(replace(job, precision="fp32"))
-
-
-@pytest.mark.usefixtures("three_cores")
-def test_a_draft_by_openvino(pair: tuple[str, str]) -> None:
-    job = on(pair, "split", mode="compiled", draft_backend="openvino:CPU")
-    target, draft = worker_specs(job)
-    assert (target.mode, draft.mode, draft.backend) == ("compiled", "eager", "openvino:CPU")
-    role = role_of(job, "draft")
-    assert (role.backend, role.mode, role.device.kind) == ("openvino-cpu", "captured", "cpu")
-    npu = role_of(replace(job, draft_backend="openvino:NPU"), "draft")
-    assert (npu.backend, npu.device.kind) == ("openvino-npu", "npu")
-    assert default_name(job.machine, "pair:x5", job.placement, "openvino:CPU") == "cpu3-x5-openvino-cpu"
-    assert inputs(job) != inputs(replace(job, draft_backend="torch"))
-
-
-def test_each_device_has_its_own_memory(pair: tuple[str, str]) -> None:
-    small = replace(WITH_GPU, devices=(replace(GPU, memory_bytes=2**20),))
-    job = on(pair, "cuda:0+cpu")
-    check_memories(job, batch=1, length=32)
-    with pytest.raises(MisfitError, match=r"0\.0 GiB are available"):
-        check_memories(replace(job, machine=small), batch=1, length=32)
-    check_memories(replace(job, machine=small, placement=Placement("split", (0,), (1,))), batch=1, length=32)
-
-
-# -- a draft that OpenVINO runs, recorded and calibrated --------------------------------------------------
-
-
-def recorded(pair: tuple[str, str], **changes: Any) -> list[Any]:
-    texts = tuple(enumerate(prompt.text for prompt in prompts(2)))
-    job = RecordingJob(*pair, prompts=texts, limit=8, temperature=0.8, top_p=0.95, **changes)
-    found: list[Any] = []
-    record(job, found.append)
-    return found
-
-
-def test_a_trace_is_of_the_draft_that_will_run(
-    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    mine, theirs = recorded(pair, draft_backend="openvino:CPU"), recorded(pair)
-    assert len(mine) == 3 and list(tmp_path.glob("*/openvino/*/model.xml"))
-    for one, other in zip(mine[1:], theirs[1:], strict=True):
-        assert one.columns["token"].tolist() == other.columns["token"].tolist()
-        assert one.columns["draft_rank"].tolist() == other.columns["draft_rank"].tolist()
-        for name in ("draft_logprob", "accept_mass", "draft_next_top1_logprob", "target_logprob"):
-            assert one.columns[name] == pytest.approx(other.columns[name], abs=1e-3, nan_ok=True)
-
-
-def test_a_calibration_with_an_openvino_draft(
-    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    job = replace(small_job(*pair), draft_backend="openvino:CPU", temperatures=(0.0,))
-    knobs = ({"policy": "ar"}, {"policy": "sd", "lookahead": 2}, {"policy": "pearl", "lookahead": 2})
-    least = replace(PLAN, repeats=1, overlap_repeats=1, live=(LivePart(knobs, prompts=1, repeats=1),))
-    found = run_calibration(job, lambda *_: None, what=least)
-    draft = found.profile.roles.draft
-    assert (draft.backend, draft.precision) == ("openvino-cpu", "fp32")
-    assert found.profile.roles.target.backend == "torch-eager"
-    assert found.trace.meta.backend == "openvino-cpu"
-    assert found.profile.provenance.note.startswith("draft by openvino-cpu")
-    assert {run.policy for run in found.profile.measured_runs} == {"ar", "sd", "pearl"}
-    again = like_profile(replace(job, draft_backend="torch", precision="bf16"), found.profile)
-    assert (again.draft_backend, again.precision, again.mode) == ("openvino:CPU", "fp32", "eager")
-
-
-def test_options_reach_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate.machine, "find_machine", lambda: WITH_GPU)
-    options = {
-        "hw": "auto",
-        "target": "pair:target",
-        "draft": "pair:draft",
-        "prompts": "calibration",
-        "temperature": 0.0,
-        "max_tokens": 16,
-        "seed": 0,
-        "placement": "cuda:0",
-    }
-    job = make_job(options | {"precision": "bf16", "draft_backend": "torch"})
-    assert (job.placement.devices, job.precision) == (("cuda:0", "cuda:0"), "bf16")
-    assert make_job(options).precision == "fp32" and make_job(options).draft_backend == "torch"

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from calibrate.anchors import measured_runs
+from calibrate.fitting import trimmed_mean
 from calibrate.live.device import StepTime, Timing
 from calibrate.observations import LiveRecord, Observation, Step, from_json, observe, to_json
-from calibrate.overheads import fit_host, trimmed_mean
+from calibrate.overheads import fit_host
 from calibrate.probes import overlap_cases, slowdowns
 from hardware_profiles.costs import GridCost, Point
 from hardware_profiles.latency import LatencySurface

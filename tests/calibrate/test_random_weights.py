@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import calibrate.job
 import calibrate.machine
-from calibrate.calibration import RANDOM, random_requests
+from calibrate.bench import random_requests
+from calibrate.calibration import RANDOM
 from calibrate.calibration import calibrate as calibrate_pair
 from calibrate.checks import MisfitError, model_size
 from calibrate.cli import main

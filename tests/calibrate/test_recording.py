@@ -12,7 +12,8 @@ from small_models import VOCABULARY, prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from calibrate.journal import Journal
-from calibrate.recording import Recording, RecordingJob, draw, record, token_law
+from calibrate.reading import token_law
+from calibrate.recording import Recording, RecordingJob, draw, record
 from calibrate.traces import record_trace
 from hardware_profiles.trace import Trace, read_trace, write_trace
 

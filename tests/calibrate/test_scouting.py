@@ -10,7 +10,7 @@ import pytest
 from small_calibration import PLAN as SMALL
 from small_calibration import small_job
 
-from calibrate.calibration import Bench, Workers
+from calibrate.bench import Bench, Workers
 from calibrate.journal import Journal
 from calibrate.latency import measure_grids
 from calibrate.live.errors import WorkerError

@@ -1,0 +1,266 @@
+"""Recording decision traces on a profile's pair: what policies decide, and what their operations take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+from calibrate.decisions import joined
+from calibrate.job import PRECISION
+from calibrate.live.errors import WorkerError
+from calibrate.live.placement import (
+    PRECISIONS,
+    TORCH,
+    Mode,
+    Precision,
+    WorkerSpec,
+    backend_label,
+    check_backend,
+    labelled_backend,
+    own_precision,
+    pair_specs,
+    parse_placement,
+)
+from calibrate.live.world import LiveWorld
+from calibrate.prompts import Prompt
+from calibrate.runs import run_live
+from calibrate.timing import Expectation, at_usual_speed, drift_of, time_operations
+from calibrate.traces import digest, now, versions
+from hardware_profiles.decisions import Decisions, DecisionTrace
+from hardware_profiles.pace import Timed, costs_fingerprint
+from hardware_profiles.parts import Role
+from hardware_profiles.profile import Profile
+from hardware_profiles.trace_schema import TraceMeta, TraceRequest
+from policies.operations import Request
+from policies.registry import Settings, configure
+
+AT_ONCE = 8
+"""Requests of a run at batch 1, of several in larger batches: progress is shown after each."""
+REFERENCE = 4
+"""Requests that plain decoding runs on, before and after, to tell how fast the machine is today."""
+PATIENCE_S = 1200.0
+"""Decisions may be recorded on a busy machine, where models take long to load."""
+CAPACITY = 512
+SPARE = 64
+"""Tokens of a row beyond its text: trees, and what is drafted past it."""
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""(stage, done, total)."""
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Records settings in a live world.
+
+    Args:
+        world: The pair's.
+        requests: What to continue.
+        profile: Beside which operations are timed; None: nothing is.
+        batches: Rows served at once; decisions are kept of the first, times of all.
+    """
+
+    world: LiveWorld
+    requests: Sequence[Request]
+    profile: Profile | None
+    batches: tuple[int, ...] = (1,)
+
+    def record(self, settings: Settings, moved: Callable[[int, int], None]) -> Decisions:
+        """What a setting decided and, beside a profile, what its operations took.
+
+        Args:
+            settings: What to run.
+            moved: Called with (runs done, runs in all).
+        """
+        chunks = {batch: _chunks(self.requests, batch) for batch in self.batches}
+        total = sum(map(len, chunks.values()))
+        done = 0
+        decided: list[Decisions] = []
+        timings: list[Timed] = []
+        drifts: list[float] = []
+        for batch, parts in chunks.items():
+            before, found = self._ready(settings, batch), []
+            for part in parts:
+                moved(done, total)
+                run = run_live(self.world, settings, part, batch=batch, fresh_luck=False)
+                done += 1
+                if batch == self.batches[0]:
+                    decided.append(run.decisions)
+                if self.profile is not None:
+                    found += time_operations(self.world, Expectation(self.profile), batch=batch)
+            drifts += [before, self._drift(settings, batch)]
+            timings += at_usual_speed(found, (drifts[-2] + drifts[-1]) / 2.0)
+        moved(total, total)
+        if self.profile is None:
+            return joined(decided)
+        beside = costs_fingerprint(self.profile)
+        return replace(joined(decided), timings=tuple(timings), timed_beside=beside, drift=tuple(drifts))
+
+    def _ready(self, settings: Settings, batch: int) -> float:
+        """Warm a setting up, since first calls of a shape are slower; then see how fast the machine is."""
+        if self.profile is not None:
+            run_live(self.world, settings, self.requests[:batch], batch=batch, fresh_luck=False)
+        return self._drift(settings, batch)
+
+    def _drift(self, settings: Settings, batch: int) -> float:
+        """How much longer plain decoding takes now than the profile says."""
+        if self.profile is None:
+            return 1.0
+        plain = configure("ar", temperature=settings.temperature, top_p=settings.top_p, seed=settings.seed)
+        served = self.requests[: max(REFERENCE, batch)]
+        run = run_live(self.world, plain, served, batch=batch, fresh_luck=False)
+        return drift_of(run.timings, self.profile, sampled=settings.temperature > 0.0)
+
+
+def _chunks(requests: Sequence[Request], batch: int) -> list[Sequence[Request]]:
+    """The requests of each run: enough of them to keep a batch full."""
+    size = AT_ONCE * batch
+    return [requests[i : i + size] for i in range(0, len(requests), size)]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to record.
+
+    Attributes:
+        profile: Names the models, and what to time beside.
+        settings: All at one sampling.
+        prompts: What to continue; their order gives the request ids 0, 1, ...
+        prompt_set: Their name.
+        limit: Most tokens per request.
+        batches: Rows served at once; decisions are those of the first.
+        timed: Whether to time operations, in the mode that the profile was measured in; else models are
+            called eagerly.
+        draft_backend: What runs the draft; None: what ran it when the profile was measured.
+    """
+
+    profile: Profile
+    settings: Sequence[Settings]
+    prompts: Sequence[Prompt]
+    prompt_set: str
+    limit: int
+    batches: tuple[int, ...] = (1,)
+    timed: bool = True
+    draft_backend: str | None = None
+
+    def __post_init__(self) -> None:
+        check_backend(self.backend)
+        if len({(s.temperature, s.top_p, s.seed) for s in self.settings}) != 1:
+            raise ValueError("one decision trace holds settings of one sampling")
+        if not self.batches or min(self.batches) < 1:
+            raise ValueError(f"batches must be at least 1, got {', '.join(map(str, self.batches))}")
+        if not self.timed and len(self.batches) > 1:
+            raise ValueError("decisions are the same in every batch: with --untimed give one")
+
+    @property
+    def roles(self) -> tuple[Role, Role]:
+        """Target and draft."""
+        return self.profile.roles.target, self.profile.roles.draft
+
+    @property
+    def profiled_backend(self) -> str:
+        """What ran the draft when the profile was measured."""
+        draft = self.profile.roles.draft
+        return labelled_backend(draft.backend, draft.precision)
+
+    @property
+    def backend(self) -> str:
+        """What runs the draft."""
+        return self.draft_backend or self.profiled_backend
+
+    @property
+    def precision(self) -> Precision:
+        """Of both models, but of a draft whose backend has one of its own."""
+        return next((p for p in PRECISIONS if p == self.profile.roles.target.precision), PRECISION)
+
+
+def record_decisions(
+    asked: Asked, keep: Callable[[Settings, DecisionTrace], None], progress: Progress
+) -> dict[str, str]:
+    """Run settings one after the other on a profile's pair.
+
+    Args:
+        asked: What to record.
+        keep: Takes a setting's decision trace as soon as it is there.
+        progress: (label of the setting, runs done, runs in all).
+
+    Returns:
+        By label, what went wrong in a worker: that setting is missing, and does not keep others from being
+        recorded.
+
+    Raises:
+        LiveError: A model is not there or does not run.
+    """
+    from transformers import AutoTokenizer
+
+    from calibrate.pair.resolve import profiled_model
+
+    models = [str(profiled_model(role.model)) for role in asked.roles]
+    tokenizer = AutoTokenizer.from_pretrained(models[0])
+    texts = [tuple(tokenizer(prompt.text)["input_ids"]) for prompt in asked.prompts]
+    requests = [Request(i, len(ids), asked.limit, ids) for i, ids in enumerate(texts)]
+    specs = _workers(asked, models, max(map(len, texts)))
+    with LiveWorld(*specs, start_timeout_s=PATIENCE_S) as world:
+        recorder = Recorder(world, requests, asked.profile if asked.timed else None, asked.batches)
+        meta = _meta(asked, world, type(tokenizer).__name__)
+        failed = {}
+        for settings in asked.settings:
+            label = settings.label
+            try:
+                found = recorder.record(settings, partial(progress, label))
+            except WorkerError as error:
+                failed[label] = str(error)
+                continue
+            keep(settings, DecisionTrace(_told(asked, texts), meta, {label: found}, asked.limit))
+    return failed
+
+
+def _workers(asked: Asked, models: Sequence[str], longest: int) -> tuple[WorkerSpec, WorkerSpec]:
+    """The pair's workers, with models called as they were when the profile was measured if that matters."""
+    placement = parse_placement("split")
+    target, draft = pair_specs(
+        models[0], models[1], placement, precision=asked.precision, draft_backend=asked.backend
+    )
+    slots, capacity = max(asked.batches), max(CAPACITY, longest + asked.limit + SPARE)
+    mode = mode_of(asked)
+    return (
+        replace(target, mode=mode, slots=slots, capacity=capacity),
+        replace(draft, mode=mode if asked.backend == TORCH else "eager", slots=slots, capacity=capacity),
+    )
+
+
+def mode_of(asked: Asked) -> Mode:
+    """How models are called."""
+    return "compiled" if asked.timed and asked.roles[0].mode == "captured" else "eager"
+
+
+def _told(asked: Asked, texts: Sequence[tuple[int, ...]]) -> tuple[TraceRequest, ...]:
+    return tuple(
+        TraceRequest(
+            id=i,
+            question_id=prompt.question_id,
+            category=prompt.category,
+            prompt=ids,
+            source=prompt.source,
+            ended="limit",
+        )
+        for i, (prompt, ids) in enumerate(zip(asked.prompts, texts, strict=True))
+    )
+
+
+def _meta(asked: Asked, world: LiveWorld, tokenizer: str) -> TraceMeta:
+    sampling, ends = asked.settings[0].sampling, world.end_token_ids
+    return TraceMeta(
+        target_model=asked.roles[0].model,
+        draft_model=asked.roles[1].model,
+        tokenizer=tokenizer,
+        vocabulary=world.vocabulary,
+        sampling={"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed},
+        end_token=ends[0] if ends else None,
+        prompt_set=asked.prompt_set,
+        prompt_set_hash=digest(asked.prompts),
+        backend=backend_label(asked.backend, mode_of(asked)),
+        precision=own_precision(asked.backend) or asked.precision,
+        when=now(),
+        versions=versions(),
+    )

@@ -1,0 +1,216 @@
+"""Recording decisions: what is asked for, what is kept as it goes, what is not recorded twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+
+from calibrate import deciding
+from calibrate.decide_cli import decide, settings_of
+from calibrate.deciding import Asked, Recorder
+from calibrate.decisionfiles import DecisionFiles
+from calibrate.prompts import Prompt
+from calibrate.traces import digest
+from hardware_profiles.costs import ConstantCost, Provenance
+from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions
+from hardware_profiles.pace import StepTotal, Timed, costs_fingerprint
+from hardware_profiles.parts import DeviceInfo, Role, Roles
+from hardware_profiles.profile import Profile
+from hardware_profiles.trace_schema import TraceMeta, TraceRequest
+from policies.operations import Request
+from policies.registry import POLICIES, Settings, configure
+
+PROMPTS = (Prompt(question_id=1, category="code", text="one two", source="x"),)
+ROLE = Role(device=DeviceInfo(kind="cpu"), model="tiny")
+PROFILE = Profile(
+    name="made-up",
+    roles=Roles(target=ROLE, draft=ROLE),
+    operations={"target.forward": ConstantCost(seconds=0.01), "draft.forward": ConstantCost(seconds=0.002)},
+    provenance=Provenance(kind="measured", machine="a machine"),
+)
+TREE, WIDE, REST = configure("tree"), configure("tree", tree_widths=(2, 1)), configure("rest")
+VERIFIED = Timed(
+    "verifytree", "target", "verify", 1, 1, 4, 5e-4, 0.021, 2e-4, 1e-3, (StepTotal("verify", 1, 0.01, 0.02),)
+)
+
+
+def asked(*settings: Settings, **more: Any) -> Asked:
+    return Asked(PROFILE, settings, PROMPTS, "here", 9, **more)
+
+
+def trace(settings: Settings, *, batches: Sequence[int] = (1,), limit: int = 9) -> DecisionTrace:
+    timings = tuple(VERIFIED._replace(batch=batch) for batch in batches for _ in range(9))
+    found = Decisions(settings.label, {("verifytree", 0, 0, 0): [1]}, policy=settings.policy, timings=timings)
+    meta = TraceMeta(
+        target_model="tiny",
+        draft_model="tiny",
+        tokenizer="none",
+        vocabulary=9,
+        sampling={"temperature": settings.temperature, "top_p": 1.0, "seed": settings.seed},
+        prompt_set_hash=digest(PROMPTS),
+    )
+    request = TraceRequest(id=0, prompt=(1, 2), ended="limit", question_id=1, category="code", source="x")
+    beside = costs_fingerprint(PROFILE) if batches else ""
+    found = replace(found, timed_beside=beside, drift=(0.9, 1.2) if batches else ())
+    return DecisionTrace((request,), meta, {settings.label: found}, limit)
+
+
+def test_a_setting_is_in_its_file_at_once_and_is_not_recorded_again(tmp_path: Path) -> None:
+    what = asked(TREE, WIDE, REST)
+    files = DecisionFiles(what, tmp_path)
+    assert [files.holds(s) for s in what.settings] == [False] * 3
+    files.keep(TREE, trace(TREE))
+    files.keep(REST, trace(REST))
+    # The process is killed here; the same command finds two of three.
+    again = DecisionFiles(what, tmp_path)
+    assert [again.holds(s) for s in what.settings] == [True, False, True]
+    again.keep(WIDE, trace(WIDE))
+    path = tmp_path / "made-up-tree.parquet"
+    assert again.path(WIDE) == path
+    assert sorted(read_decisions(path).settings) == sorted([TREE.label, WIDE.label])
+
+
+def test_a_file_has_the_pace_of_all_its_settings(tmp_path: Path) -> None:
+    files = DecisionFiles(asked(TREE, WIDE), tmp_path)
+    files.keep(TREE, trace(TREE, batches=(1, 4)))
+    files.keep(WIDE, trace(WIDE))
+    pace = read_decisions(files.path(TREE)).pace
+    assert pace is not None and pace.batches == (1, 4)
+    # Steps of 20 ms where the profile says 10; 21 ms in all.
+    found = pace.of(PROFILE, "tree")["verifytree"]
+    assert found.steps["verify"].factor == pytest.approx(2.0)
+    assert found.host.extra_s == pytest.approx(1e-3)
+    kind, errors, day = files.report(files.path(TREE))
+    assert kind == "pace of verifytree: verify 2.00 x profile +0 us; beyond its steps +1000 us"
+    assert "in 3 timed runs" in errors
+    assert "took 0.90 to 1.20 times" in day and "changed by 33% around a single run" in day
+
+
+def test_what_was_timed_otherwise_is_recorded_again(tmp_path: Path) -> None:
+    files = DecisionFiles(asked(TREE), tmp_path)
+    files.keep(TREE, trace(TREE))
+    assert DecisionFiles(asked(TREE), tmp_path).holds(TREE)
+    assert not DecisionFiles(asked(TREE, batches=(1, 4)), tmp_path).holds(TREE)
+    slower = PROFILE.model_copy(update={"operations": {"target.forward": ConstantCost(seconds=0.02)}})
+    assert not DecisionFiles(replace(asked(TREE), profile=slower), tmp_path).holds(TREE)
+    files.keep(TREE, trace(TREE, batches=()))
+    untimed = DecisionFiles(asked(TREE), tmp_path)
+    assert not untimed.holds(TREE)
+    assert DecisionFiles(asked(TREE, timed=False), tmp_path).holds(TREE)
+
+
+def test_what_could_not_be_joined_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    DecisionFiles(asked(TREE), tmp_path).keep(TREE, trace(TREE))
+    for other in (replace(asked(TREE), limit=10), replace(asked(TREE), prompts=PROMPTS * 2)):
+        with pytest.raises(ValueError, match="cannot be joined; give another --out"):
+            DecisionFiles(other, tmp_path)
+    sampled = configure("tree", temperature=1.0)
+    with pytest.raises(ValueError, match="cannot be joined"):
+        DecisionFiles(asked(sampled), tmp_path / "made-up-tree.parquet")
+    with pytest.raises(ValueError, match="a file holds one policy"):
+        DecisionFiles(asked(TREE, REST), tmp_path / "all.parquet")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"batches": (0,)}, "batches must be at least 1, got 0"),
+        ({"batches": (1, 4), "timed": False}, "same in every batch"),
+    ],
+    ids=str,
+)
+def test_what_contradicts_itself_is_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        asked(TREE, **more)
+    with pytest.raises(ValueError, match="one sampling"):
+        asked(TREE, configure("tree", temperature=1.0))
+
+
+def options(*arguments: str) -> dict[str, Any]:
+    with click.Context(decide) as context:
+        decide.parse_args(context, list(arguments))
+        return dict(context.params)
+
+
+@pytest.mark.parametrize("temperature", ["0", "1"])
+def test_all_stands_for_every_policy_that_a_decision_trace_replays(temperature: str) -> None:
+    found = settings_of(options("--policy", "all", "--temperature", temperature))
+    replayed = [n for n, info in POLICIES.items() if info.needs_decisions and "live" in info.worlds]
+    assert [s.policy for s in found] == replayed
+    assert {"tree", "rasd", "rest", "duo", "double", "mirror"} <= set(replayed)
+    assert {s.temperature for s in found} == {float(temperature)}
+
+
+def test_dynamic_trees_are_recorded_by_their_knobs() -> None:
+    knobs = ["--tree-plan", "dynamic", "--tree-depth", "4"]
+    (greedy,) = settings_of(options("--policy", "tree", *knobs))
+    assert dict(greedy.options)["tree_plan"] == "dynamic"
+    (hot,) = settings_of(
+        options("--policy", "tree", *knobs, "--temperature", "1", "--draft-sampling", "greedy")
+    )
+    assert hot.temperature == 1.0
+    assert [s.lookahead for s in settings_of(options("--policy", "duo", "--lookaheads", "4,6"))] == [4, 6]
+
+
+def test_settings_join_the_policies_and_count_once() -> None:
+    texts = ["--setting", "duo lookahead=6 sequences=2", "--setting", "duo lookahead=4"]
+    found = settings_of(options("--policy", "duo", *texts))
+    assert [(s.lookahead, dict(s.options)["sequences"]) for s in found] == [(4, "dynamic"), (6, "2")]
+    with pytest.raises(ValueError, match="give --policy or --setting"):
+        settings_of(options())
+
+
+def test_a_recorder_keeps_decisions_of_the_first_batch_and_times_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Plain decoding takes twice as long as expected before, and four times after: thrice."""
+    served: list[tuple[str, int, int]] = []
+    drifts = iter([2.0, 4.0, 1.0, 1.0])
+
+    def run_live(
+        _: Any, settings: Settings, requests: Sequence[Request], *, batch: int, fresh_luck: bool
+    ) -> Any:
+        served.append((settings.policy, batch, len(requests)))
+        replies = {("verifytree", 0, r.id, 0): [batch] for r in requests}
+        return SimpleNamespace(decisions=Decisions(settings.label, replies), timings=[])
+
+    monkeypatch.setattr(deciding, "run_live", run_live)
+    monkeypatch.setattr(deciding, "drift_of", lambda *_, **__: next(drifts))
+    monkeypatch.setattr(
+        deciding, "time_operations", lambda *_, batch, **__: [VERIFIED._replace(batch=batch, work_s=0.03)]
+    )
+    requests = [Request(i, 5, 4, (1,) * 5) for i in range(10)]
+    moves: list[tuple[int, int]] = []
+    world: Any = None
+    found = Recorder(world, requests, PROFILE, (1, 4)).record(TREE, lambda *at: moves.append(at))
+    # A warm-up, plain decoding, runs of at most 8 requests per row, plain decoding again.
+    assert served == [
+        ("tree", 1, 1), ("ar", 1, 4), ("tree", 1, 8), ("tree", 1, 2), ("ar", 1, 4),
+        ("tree", 4, 4), ("ar", 4, 4), ("tree", 4, 10), ("ar", 4, 4),
+    ]  # fmt: skip
+    assert sorted(found.replies) == [("verifytree", 0, i, 0) for i in range(10)]
+    assert {reply[0] for reply in found.replies.values()} == {1}
+    assert [(t.batch, t.work_s) for t in found.timings] == [(1, 0.01), (1, 0.01), (4, 0.03)]
+    assert found.timed_beside == costs_fingerprint(PROFILE) and found.drift == (2.0, 4.0, 1.0, 1.0)
+    assert moves == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+def test_an_untimed_recorder_runs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[int] = []
+
+    def run_live(_: Any, settings: Settings, requests: Sequence[Request], **__: Any) -> Any:
+        served.append(len(requests))
+        return SimpleNamespace(decisions=Decisions(settings.label, {}), timings=[])
+
+    monkeypatch.setattr(deciding, "run_live", run_live)
+    world: Any = None
+    requests = [Request(i, 5, 4, (1,) * 5) for i in range(9)]
+    found = Recorder(world, requests, None).record(TREE, lambda *_: None)
+    assert served == [8, 1]
+    assert (found.timings, found.timed_beside) == ((), "")
