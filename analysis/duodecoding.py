@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from analysis.commands import deliver
 from analysis.duodecoding_budget import (
     PAPERS_WORLDS,
     Budget,
@@ -26,8 +27,7 @@ from analysis.duodecoding_budget import (
     uneven_budget,
 )
 from analysis.sources import Sources, load_sources
-from hardware_profiles.atomic import atomic_write
-from policies.commandline import HELP, Refusal, wide_console
+from policies.commandline import HELP, refusals, wide_console
 from policies.laws.duo import ttft_ratio
 from policies.registry import MAX_LOOKAHEAD, Settings, configure
 from simulator.law import assume
@@ -170,23 +170,17 @@ def print_report(report: Report) -> None:
 @click.option("--seed", default=0, show_default=True)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON object here.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json_", is_flag=True, help="Print one JSON object.")
 def main(**options: Any) -> None:
     """DuoDecoding's budget, sequences and first token: law, simulated and live."""
-    try:
+    with refusals("--live runs models and --plot draws: pip install 'spectwin[live,plot]'"):
         _answer(options)
-    except KeyboardInterrupt as error:
-        raise click.Abort from error
-    except (ValueError, OSError, RuntimeError) as error:
-        raise Refusal(str(error)) from error
-    except ImportError as error:
-        raise Refusal(f"{error}; pip install 'spectwin[live,plot]'") from error
 
 
 def _answer(options: dict[str, Any]) -> None:
     from calibrate.display import show_progress
 
-    with nullcontext(NOTHING) if options["as_json"] else show_progress() as progress:
+    with nullcontext(NOTHING) if options["as_json_"] else show_progress() as progress:
         sources = load_sources(options["hw"])
         report = investigate(
             sources,
@@ -195,18 +189,11 @@ def _answer(options: dict[str, Any]) -> None:
             live=_live_runner(sources, options, progress),
             progress=progress,
         )
-    if options["out"]:
-        options["out"].parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(options["out"]) as file:
-            file.write(report.as_json() + "\n")
     if options["plot"]:
         from analysis.duodecoding_tables import plot
 
         plot(report, options["plot"])
-    if options["as_json"]:
-        click.echo(report.as_json())
-        return
-    print_report(report)
+    deliver(report.as_json(), options, show=lambda: print_report(report))
 
 
 if __name__ == "__main__":

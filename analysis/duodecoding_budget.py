@@ -19,9 +19,10 @@ from policies.rows import Rows
 from policies.rowwise import Work
 from simulator.contents import Imagined
 from simulator.costs import Effects
-from simulator.law import NO_EFFECT, assume
+from simulator.law import assume
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin
+from simulator.waterfall import NO_EFFECT
 from simulator.world import SimulatedWorld
 
 Progress: TypeAlias = Callable[[str, int, int], None]

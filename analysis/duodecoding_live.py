@@ -27,6 +27,7 @@ from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure, find_policy
 from policies.summary import Summary
 from simulator.law import assume, opinion
+from simulator.pacing import find_pace
 from simulator.run import Scenario, simulate
 from simulator.tokens import replay
 
@@ -148,7 +149,8 @@ def run_lines(
             seed=seed,
             progress=lambda done, total: progress("live", done, total),
         )
-    scenario = Scenario(tokens=replay(trace, seed=seed), profile=sources.profile, seed=seed)
+    pace = find_pace(sources.profile)
+    scenario = Scenario(replay(trace, seed=seed), profile=sources.profile, seed=seed, measured_pace=pace)
     lines = []
     for done, each in enumerate(chosen):
         lines.append(_line(scenario, trace, each, runs, limit))

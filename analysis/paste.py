@@ -1,12 +1,12 @@
-"""Settings ready to paste: our own commands, and those of engines for what they know (plain SD)."""
+"""Settings ready to paste into our own commands; `simulator.imports.export` has those of engines."""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from analysis.sources import Sources
-from policies.registry import Settings
-from simulator.imports.export import sglang_flags, vllm_config
+from policies.registry import Settings, find_policy
 
 
 def simulate_line(settings: Settings, sources: Sources, *, batch: int = 1) -> str:
@@ -17,13 +17,35 @@ def simulate_line(settings: Settings, sources: Sources, *, batch: int = 1) -> st
     return shlex.join([*words, "--policy", settings.policy, *knobs(settings), "--batch", str(batch)])
 
 
-def validate_line(settings: Settings, *, target: str, draft: str, batch: int = 1) -> str | None:
-    """The `validate` command that would check a setting live; None where it has no such option."""
-    if settings.unusual or settings.fanout_backup is not None or len(set(settings.fanout or (1,))) > 1:
+def validate_line(
+    settings: Settings, sources: Sources, *, target: str, draft: str, batch: int = 1
+) -> str | None:
+    """The command that would check a setting live; None where none would.
+
+    `validate` predicts before it runs, so that it has no policy whose content only a run decides, and not
+    every knob.  Where it does not reach, `analysis.family_cli` runs requests one by one, and predicts after.
+    """
+    if not _beyond_validate(settings):
+        words = ["validate", "--target", target, "--draft", draft, "--policies", settings.policy]
+        words += [*knobs(settings), "--batch", str(batch), "--count", str(max(6, 2 * batch))]
+        return shlex.join(words)
+    if batch > 1 or "live" not in find_policy(settings.policy).worlds:
         return None
-    words = ["validate", "--target", target, "--draft", draft, "--policies", settings.policy]
-    words += [*knobs(settings), "--batch", str(batch), "--count", str(max(6, 2 * batch))]
-    return shlex.join(words)
+    words = ["python", "-m", "analysis.family_cli", "--hw", sources.hw or sources.profile.name]
+    return shlex.join([*words, "--setting", text_of(settings), "--temperature", f"{settings.temperature:g}"])
+
+
+def _beyond_validate(settings: Settings) -> bool:
+    uneven = settings.fanout_backup is not None or len(set(settings.fanout or (1,))) > 1
+    return uneven or bool(settings.unusual) or find_policy(settings.policy).needs_decisions
+
+
+def text_of(settings: Settings) -> str:
+    """A setting as `--setting` takes it, e.g. `mirror lookahead=3 kappa=1`."""
+    words = knobs(replace(settings, temperature=0.0))
+    names = [word.removeprefix("--").replace("-", "_") for word in words[::2]]
+    pairs = (f"{name}={value}" for name, value in zip(names, words[1::2], strict=True))
+    return " ".join([settings.policy, *pairs])
 
 
 def knobs(settings: Settings) -> list[str]:
@@ -41,30 +63,3 @@ def knobs(settings: Settings) -> list[str]:
     if settings.temperature > 0.0:
         words += ["--temperature", f"{settings.temperature:g}"]
     return words
-
-
-METHODS = {"sd": "draft_model", "pld": "ngram"}
-"""What engines call the policies that they have."""
-
-
-def engine_lines(settings: Settings, target: str, draft: str) -> dict[str, str]:
-    """Command lines of engines for a setting, by engine; empty where none has it.
-
-    vLLM drafts greedily unless told otherwise, also at a temperature above 0, where we sample by default.
-    """
-    method = METHODS.get(settings.policy)
-    if method is None or settings.lookahead is None:
-        return {}
-    model = draft if method == "draft_model" else None
-    config = vllm_config(
-        settings.lookahead,
-        method=method,
-        model=model,
-        draft_sampled=model is not None and settings.sampling.draft_sampled,
-    )
-    flags = sglang_flags(settings.lookahead, method=method, model=model)
-    start = f"python -m sglang.launch_server --model-path {shlex.quote(target)}"
-    return {
-        "vllm": shlex.join(["vllm", "serve", target, "--speculative-config", config]),
-        "sglang": f"{start} {flags}",
-    }

@@ -12,7 +12,19 @@ from analysis.flips import Point
 from analysis.recommend import Ranked, Recommendation, time_per_token
 from hardware_profiles.atomic import atomic_write
 
-COLOURS = {"ar": "#777777", "sd": "#4c72b0", "pearl": "#8172b3", "saguaro": "#c44e52"}
+COLOURS = {
+    "ar": "#777777",
+    "sd": "#4c72b0",
+    "pld": "#64b5cd",
+    "pearl": "#8172b3",
+    "saguaro": "#c44e52",
+    "mirror": "#55a868",
+    "double": "#dd8452",
+    "duo": "#da8bc3",
+    "tree": "#937860",
+    "rest": "#8c8c2f",
+    "rasd": "#2f8f83",
+}
 PARTS = {
     "target_alone": ("#4c72b0", "target alone"),
     "both": ("#55a868", "both"),

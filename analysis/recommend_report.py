@@ -8,9 +8,11 @@ from typing import Any
 
 from analysis.flips import Point, changes
 from analysis.intervals import Interval
-from analysis.paste import engine_lines, simulate_line, validate_line
+from analysis.paste import simulate_line, validate_line
 from analysis.recommend import Ranked, Recommendation, as_row, time_per_token
 from policies.commandline import wide_console
+from policies.registry import find_policy
+from simulator.imports.export import METHOD_OF, engine_lines
 
 METHOD = (
     "tokens/s = emitted tokens / decode seconds (prefill left out), ratio of sums over the recorded prompts, "
@@ -51,8 +53,10 @@ def as_dict(found: Recommendation) -> dict[str, Any]:
             "over_batch": [point.as_dict() for point in found.by_batch],
             "over_acceptance": [point.as_dict() for point in found.by_acceptance],
             "acceptance_made_by": THINNED[wanted.temperature == 0.0],
+            "not_tried_at_other_acceptances": undecided(found),
         },
         "paste": pasted(found),
+        "engines": engine_note(found),
         "extrapolated": found.extrapolated,
         "settings_tried": found.tried,
         "settings_refused": {s.label: why for s, why in found.refused.items()},
@@ -72,12 +76,42 @@ def pasted(found: Recommendation) -> dict[str, str]:
     lines = {"simulate": simulate_line(winner.settings, found.sources, batch=width)}
     meta = found.sources.trace(found.wanted.temperature).meta
     if meta.target_model.startswith("pair:"):
-        line = validate_line(winner.settings, target=meta.target_model, draft=meta.draft_model, batch=width)
+        line = validate_line(
+            winner.settings,
+            found.sources,
+            target=meta.target_model,
+            draft=meta.draft_model,
+            batch=width,
+        )
         if line is not None:
             lines["validate"] = line
-    for engine, line in engine_lines(sd.settings, meta.target_model, meta.draft_model).items():
-        lines[engine if winner.settings.policy == "sd" else f"{engine} (best SD)"] = line
+    theirs = winner if engines_have(winner.settings.policy) else sd
+    for engine, line in engine_lines(theirs.settings, meta.target_model, meta.draft_model).items():
+        lines[engine if theirs is winner else f"{engine} (best SD)"] = line
     return lines
+
+
+def engines_have(policy: str) -> bool:
+    """Whether vLLM and SGLang have a policy."""
+    return policy in METHOD_OF
+
+
+def engine_note(found: Recommendation) -> str | None:
+    """That no engine has the winner, and what it is offered in its place; None where they have it.
+
+    Plain decoding they have without a flag.
+    """
+    policy = found.winner.choice.settings.policy
+    if engines_have(policy):
+        return None
+    if policy == "ar":
+        return "engines decode plainly unless told otherwise; the lines are of the best SD"
+    return f"neither vLLM nor SGLang has {policy!r}; their lines are of the best SD"
+
+
+def undecided(found: Recommendation) -> list[str]:
+    """Policies in the answer whose decisions belong to the recorded acceptance, so to no other one."""
+    return [policy for policy in found.best if find_policy(policy).needs_decisions]
 
 
 def reasons(found: Recommendation) -> list[str]:
@@ -100,8 +134,22 @@ def reasons(found: Recommendation) -> list[str]:
                 f"against {winner.choice.per_busy_device:.3g}"
             )
     else:
-        said.append(_parallel(winner))
+        said.append(_parallel(winner) if _overlaps(winner) else _in_turn(winner))
     return said
+
+
+def _overlaps(row: Ranked) -> bool:
+    """Whether the devices of a setting work at the same time, and not in turn."""
+    return time_per_token(row.choice.summary)["both"] > 0.0
+
+
+def _in_turn(row: Ranked) -> str:
+    parts, summary = time_per_token(row.choice.summary), row.choice.summary
+    return (
+        f"{row.choice.settings.label} gets {summary.tokens_per_round:.2f} tokens out of a round: "
+        f"{parts['target_alone']:.3g} ms per token of verification, and {parts['draft_alone']:.3g} ms "
+        "of drafting and retrieval before it"
+    )
 
 
 def _sequential(row: Ranked) -> str:
@@ -145,6 +193,9 @@ def print_recommendation(found: Recommendation) -> None:
     for sentence in reasons(found):
         console.print(f"why: {sentence}", highlight=False)
     _print_flips(console, found)
+    note = engine_note(found)
+    if note is not None:
+        console.print(note, highlight=False)
     for purpose, line in pasted(found).items():
         console.print(f"[bold]{purpose}[/bold]: {line}", highlight=False, soft_wrap=True)
     if found.extrapolated:
@@ -201,6 +252,12 @@ def _print_flips(console: Any, found: Recommendation) -> None:
         console.print(
             f"[dim]acceptance here is {found.acceptance:.2f}; others are {how}[/dim]", highlight=False
         )
+        if names := undecided(found):
+            console.print(
+                f"[dim]not tried at other acceptances, since what they decide was recorded at this one: "
+                f"{', '.join(names)}[/dim]",
+                highlight=False,
+            )
 
 
 def describe(points: Sequence[Point], unit: str) -> str:

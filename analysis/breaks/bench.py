@@ -7,12 +7,14 @@ the stretches of two policies are paired, and the error of their ratio is that o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
+from analysis.breaks.decided import decided_rows
+from analysis.breaks.halves import matches
 from analysis.breaks.pipeline import plain_pipeline
 from analysis.breaks.points import Case, Point
 from analysis.breaks.worlds import scenario
@@ -24,6 +26,7 @@ from policies.records import RoundLog
 from policies.registry import Settings, configure, start
 from policies.rows import Rows
 from policies.sampling import Sampling
+from simulator.contents import Imagined
 from simulator.world import SimulatedWorld
 
 BLOCKS = 32
@@ -63,7 +66,8 @@ class Stretches:
 
     Attributes:
         sums: `tokens`, `seconds` (of a row), `rounds`, `rejected` (rounds that ended with a rejection),
-            `hits` and `looked_up`, and the last two over rounds that verified the primary's tokens.
+            `hits` and `looked_up`, the last two over rounds that verified the primary's tokens, and
+            `fallbacks` (rejections without a hit).
     """
 
     sums: dict[str, FloatArray]
@@ -120,13 +124,54 @@ class Bench:
         run = partial(plain_pipeline, lookahead=case.point.lookahead, sampling=sampling)
         return self._run(("pipeline", case), case, self.tokens, run)
 
+    def mirror(self, case: Case) -> Stretches | None:
+        """Mirror-SD with the point's candidates at an exit in the middle."""
+        return self._system(case, "mirror", lookahead=case.point.lookahead, kappa=case.point.kappa)
+
+    def double(self, case: Case) -> Stretches | None:
+        """DOUBLE whose two models retrieve alike."""
+        case, coins = _without_cache(case), {"matched_length": case.point.matched}
+        return self._system(case, "double", coins, lookahead=case.point.lookahead)
+
+    def duo(self, case: Case, *, sequences: str = "1") -> Stretches | None:
+        """DuoDecoding; in place of one sequence, the recording has as many as the threshold opens."""
+        alone = sequences == "1"
+        case = _without_cache(case) if alone else case
+        how = "dynamic" if alone and case.world.decided else sequences
+        return self._system(case, "duo", lookahead=case.point.lookahead, sequences=how)
+
+    def halves(self, case: Case) -> Stretches:
+        """Matches of a drafted tree, a retrieved one and both: `drafted`, `retrieved`, `fused`, per round."""
+        found = matches(case, self.tokens, self.seed)
+        block = _blocks(np.ones(len(found["fused"])))
+        return Stretches({name: _summed(block, column) for name, column in found.items()})
+
+    def _system(
+        self, case: Case, name: str, coins: Mapping[str, object] | None = None, **knobs: object
+    ) -> Stretches | None:
+        """A policy that a recorded path cannot replay; None where its decisions were not recorded.
+
+        `coins` are the knobs that it has in worlds of coins alone.
+        """
+        if not case.world.decided:
+            return self._policy(case, name, **(knobs | dict(coins or {})))  # type: ignore[arg-type]
+        settings: Settings = configure(name, seed=self.seed, **knobs)  # type: ignore[arg-type]
+        if (settings, case) not in self._runs:
+            rows = decided_rows(case, settings, self.seed)
+            if rows is None:
+                return None
+            self._runs[settings, case] = stretches(rows.log, 1, whole=False)
+        return self._runs[settings, case]
+
     def speedup(self, run: Stretches, case: Case) -> Estimate:
         """Tokens per second of a row over those of plain decoding in the same world and batch."""
         return run.ratio("tokens", "seconds").times(self._step_s(case))
 
     def _step_s(self, case: Case) -> float:
         """Mean seconds of a plain decoding step; jitter has mean one, and an output's end no part in it."""
-        world = replace(case.world, jitter=0.0, temperature=None, falling=0.0, clones=1, output=None)
+        world = replace(
+            case.world, jitter=0.0, temperature=None, falling=0.0, clones=1, output=None, decided=False
+        )
         point = Point(0.5, 1, 1.0, batch=case.point.batch)
         run = self._policy(Case(point, world), "ar", tokens=AR_TOKENS + 2)
         return 1.0 / run.ratio("tokens", "seconds").value
@@ -149,7 +194,9 @@ class Bench:
         if key not in self._runs:
             setting = scenario(case, tokens, self.seed)
             model, requests = setting.serving()
-            world = SimulatedWorld(model, setting.costs, slowdowns=setting.slowdowns)
+            world = SimulatedWorld(
+                model, setting.costs, slowdowns=setting.slowdowns, contents=Imagined(model)
+            )
             rows = Rows(requests, case.point.batch)
             world.run(policy(world, rows))
             self._runs[key] = stretches(rows.log, case.point.batch, whole=case.world.output is not None)
@@ -158,7 +205,7 @@ class Bench:
 
 def _without_cache(case: Case) -> Case:
     """The case without what a policy that has no cache cannot see, so that cases share runs."""
-    point = replace(case.point, fanout=(), exponent=1.0, scale=1.0, backup="primary", budget=0)
+    point = replace(case.point, fanout=(), exponent=1.0, scale=1.0, backup="primary", budget=0, kappa=0)
     return replace(case, point=point)
 
 
@@ -184,6 +231,7 @@ def stretches(log: RoundLog, batch: int, *, whole: bool) -> Stretches:
         "rejected": (accepted < per_row["length"]) & (emitted > accepted),
         "hits": hit == 1,
         "looked_up": hit >= 0,
+        "fallbacks": (accepted < per_row["length"]) & (emitted > accepted) & (hit == 0),
         "primary_hits": (hit == 1) & (per_row["source"] == 1),
         "primary_looked_up": (hit >= 0) & (per_row["source"] == 1),
     }

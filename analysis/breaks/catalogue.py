@@ -9,9 +9,10 @@ from analysis.breaks.comparison import Law
 from analysis.breaks.relaxations import RELAXATIONS
 from analysis.breaks.sdlaws import SD_LAWS
 from analysis.breaks.ssdlaws import SSD_LAWS
+from analysis.breaks.systemlaws import SYSTEM_LAWS
 from policies.registry import SettingError
 
-LAWS: dict[str, Law] = {law.name: law for law in (*SD_LAWS, *SSD_LAWS)}
+LAWS: dict[str, Law] = {law.name: law for law in (*SD_LAWS, *SYSTEM_LAWS, *SSD_LAWS)}
 
 
 def find_laws(names: Sequence[str]) -> list[Law]:

@@ -12,7 +12,7 @@ from analysis.breaks.bench import Bench, Estimate
 from analysis.breaks.points import Case, Point
 
 Kind: TypeAlias = Literal["value", "upper bound", "lower bound", "choice"]
-Form: TypeAlias = Literal["as printed", "corrected", "printed = corrected"]
+Form: TypeAlias = Literal["as printed", "corrected", "printed = corrected", "not printed"]
 
 LEVEL = 3.0
 """Standard errors either side of an error: a law that is off by the margin passes once in 740 times."""
@@ -65,25 +65,33 @@ class Law:
 
 
 Predict: TypeAlias = Callable[[Point], float]
-Observe: TypeAlias = Callable[[Bench, Case], Estimate]
+Observe: TypeAlias = Callable[[Bench, Case], Estimate | None]
+"""What was seen; None where there is nothing to see (a setting that was not recorded)."""
 
 
-def by_value(predict: Predict, observe: Observe) -> Callable[[Bench, Case], Comparison]:
+def by_value(predict: Predict, observe: Observe) -> Callable[[Bench, Case], Comparison | None]:
     """Relative error law / simulated - 1."""
 
-    def compare(bench: Bench, case: Case) -> Comparison:
-        law, seen = predict(case.point), observe(bench, case)
+    def compare(bench: Bench, case: Case) -> Comparison | None:
+        seen = observe(bench, case)
+        if seen is None:
+            return None
+        law = predict(case.point)
         return Comparison(law, seen.value, law / seen.value - 1.0, law * seen.error / seen.value**2)
 
     return compare
 
 
-def by_bound(predict: Predict, observe: Observe, *, upper: bool) -> Callable[[Bench, Case], Comparison]:
+def by_bound(
+    predict: Predict, observe: Observe, *, upper: bool
+) -> Callable[[Bench, Case], Comparison | None]:
     """The part of law / simulated - 1 that violates a bound."""
     exact = by_value(predict, observe)
 
-    def compare(bench: Bench, case: Case) -> Comparison:
+    def compare(bench: Bench, case: Case) -> Comparison | None:
         found = exact(bench, case)
+        if found is None:
+            return None
         violation = min(0.0, found.error) if upper else max(0.0, found.error)
         # An interval that begins on the kept side reaches that much less far into the violated one.
         spare = abs(found.error - violation) / LEVEL

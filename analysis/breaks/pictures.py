@@ -14,9 +14,9 @@ from hardware_profiles.atomic import atomic_write
 
 COLOURS = (
     "#4c72b0", "#c44e52", "#55a868", "#8172b3", "#dd8452",
-    "#64b5cd", "#937860", "#da8bc3", "#8c8c8c", "#222222",
+    "#64b5cd", "#937860", "#da8bc3", "#8c8c8c", "#222222", "#b5a642",
 )  # fmt: skip
-MARKERS = "osD^vP*Xdh"
+MARKERS = "osD^vP*Xdhp"
 PANELS = 5
 """Panels of the line figure beside each other."""
 TICKS = (-50, -20, -10, 0, 10, 20, 50, 100, 500)
@@ -148,7 +148,7 @@ def _followed(found: Map, law: str, name: str) -> list[Cell]:
 def _step(name: str, cell: Cell) -> float:
     """Where a size stands between the nearest (0) and the farthest (1)."""
     sizes = RELAXATIONS[name].sizes
-    return sizes.index(cell.size) / (len(sizes) - 1)
+    return sizes.index(cell.size) / max(1, len(sizes) - 1)
 
 
 def _style(name: str) -> dict[str, Any]:
@@ -165,5 +165,6 @@ def _handle(name: str) -> Any:
     from matplotlib.lines import Line2D
 
     sizes = RELAXATIONS[name].sizes
-    label = f"{name}: {RELAXATIONS[name].size}, {sizes[0]:g} to {sizes[-1]:g}"
+    span = f"{sizes[0]:g} to {sizes[-1]:g}" if len(sizes) > 1 else f"{sizes[0]:g}"
+    label = f"{name}: {RELAXATIONS[name].size}, {span}"
     return Line2D([], [], label=label, **_style(name))

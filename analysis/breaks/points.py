@@ -22,6 +22,9 @@ class Point:
         backup: `primary` or `plain`.
         batch: b.
         budget: Guesses that a law spreads itself, in place of `fanout`.
+        kappa: Candidates per position of an early exit, 0 without one; they hit as `fanout` guesses do.
+        matched: AMT, mean tokens matched per retrieval.
+        halves: Mean matches of a drafted and of a retrieved tree; empty but for laws of their fusion.
     """
 
     acceptance: float
@@ -33,10 +36,15 @@ class Point:
     backup: str = "primary"
     batch: int = 1
     budget: int = 0
+    kappa: int = 0
+    matched: float = 0.0
+    halves: tuple[float, ...] = ()
 
     @property
     def label(self) -> str:
         """Short name for tables, e.g. `a=.8 K=4 C=10 F=3 plain`."""
+        if self.halves:
+            return "matches " + " and ".join(f"{mean:.2g}" for mean in self.halves)
         parts = [f"a={self.acceptance:.2g}".replace("0.", "."), f"K={self.lookahead}", f"C={self.ratio:.3g}"]
         if self.fanout:
             same = len(set(self.fanout)) == 1
@@ -44,6 +52,10 @@ class Point:
             parts += [f"F={guesses}", self.backup]
         if self.budget:
             parts += [f"B={self.budget}", f"r={self.exponent:.2g}"]
+        if self.kappa:
+            parts.append(f"kappa={self.kappa}")
+        if self.matched:
+            parts.append(f"AMT={self.matched:.2g}")
         if self.batch > 1:
             parts.append(f"b={self.batch}")
         return " ".join(parts)
@@ -111,6 +123,7 @@ class World:
         contention: How much slower each device works while the other one does.
         clones: Rows of a batch that decode the same text, and so hit and miss together.
         output: Tokens of each output; None: one output without an end.
+        decided: Whether candidates, retrievals and doubts are those of the shipped pair, in its texts.
     """
 
     falling: float = 0.0
@@ -122,6 +135,7 @@ class World:
     contention: float = 0.0
     clones: int = 1
     output: int | None = None
+    decided: bool = False
 
 
 OWN = World()

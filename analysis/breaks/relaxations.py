@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from analysis.breaks.decided import told_by_decisions
 from analysis.breaks.points import Case, Point, World
 from analysis.breaks.worlds import told_by_recording
 
@@ -60,6 +61,14 @@ RELAXATIONS: dict[str, Relaxation] = {
             (0.0, 1.0),
             "one hit curve, fitted after rejections, stands for rounds in which nothing was rejected, too",
             _trace,
+        ),
+        Relaxation(
+            "decided",
+            "recorded\ndecisions",
+            "temperature of the shipped decisions",
+            (0.0,),
+            "candidates, retrievals and doubts are a pair's own, and go together with what is accepted",
+            lambda point, size: Case(told_by_decisions(point), World(decided=True)),
         ),
         Relaxation(
             "jitter",

@@ -76,7 +76,8 @@ def _around(point: Point) -> tuple[int, ...]:
     return tuple(sorted({max(1, ratio // 2), 3 * ratio // 4, ratio - 1, ratio, ratio + 1}))
 
 
-def _psd(point: Point) -> float:
+def psd_printed(point: Point) -> float:
+    """S_PSD as printed (`double.thm3`)."""
     return psd_speedup_printed(point.acceptance, point.lookahead, point.ratio)
 
 
@@ -170,7 +171,7 @@ SD_LAWS = (
         "value",
         BALANCED,
         _PIPELINED,
-        by_value(_psd, _pipeline_speed),
+        by_value(psd_printed, _pipeline_speed),
         fault=_PSD_FAULT,
     ),
     Law(
@@ -180,7 +181,7 @@ SD_LAWS = (
         "value",
         BALANCED,
         _PIPELINED,
-        by_value(_psd, _pearl_speed),
+        by_value(psd_printed, _pearl_speed),
         fault=f"{_PSD_FAULT}, and knows no pre-verification, so that it undercounts where little is accepted",
     ),
     Law(

@@ -10,6 +10,7 @@ from policies.laws.sampling import acceptance, hit_given_rejection, rescale, res
 from policies.laws.ssd import FloatArray
 
 TABLE = "Construction 1 (A.3.1)"
+NO_TIME = "follows from four printed numbers; no time passes"
 _NOISE = 1e-12
 """Printed zeros are exact; what rounding leaves of them is not a residual."""
 
@@ -26,7 +27,8 @@ def construction(book: Book) -> list[Forecast]:
         if cell in inputs:
             continue
         law, value = _predict(cell, target, draft, top, scale)
-        found.append(Forecast(cell, law, Estimate(value, value, value), known, tuple(inputs)))
+        estimate = Estimate(value, value, value)
+        found.append(Forecast(cell, law, estimate, known, tuple(inputs), unsimulated=NO_TIME))
     return found
 
 

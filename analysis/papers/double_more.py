@@ -6,12 +6,25 @@ import math
 
 from analysis.papers.cells import Book, Cell
 from analysis.papers.fits import acceptance_of_tokens
-from analysis.papers.forecast import Forecast, Known, assumed, given, naive_guess, spread
+from analysis.papers.forecast import Coin, Forecast, Known, assumed, given, naive_guess, spread
 from policies.laws.double import pearl_speedup
 
 SOURCES = (("Table 8", "Sps", "DOUBLE"), ("Table 11", "SpS (Vanilla SD)", "DOUBLE (Ideal)"))
+NO_ANSWERS = "an accuracy is of texts, and coin tosses write none"
 SAMPLING_NOISE = 0.02
 """Assumed, above temperature 0: one standard error of an accuracy near 0.9 on 200 prompts."""
+
+
+def double_speedup(acceptance: float, ratio: float, matched: float) -> float:
+    """DOUBLE's speedup by law: a pipeline whose draft step yields 1 + AMT tokens."""
+    quick = ratio * (1.0 + matched)
+    return pearl_speedup(acceptance, math.ceil(quick), quick)
+
+
+def double_coin(acceptance: float, ratio: float, matched: float, temperature: float = 0.0) -> Coin:
+    """DOUBLE's policy: gamma = ceil C retrieval forwards, AMT of the draft's for the target's, too."""
+    knobs = (("matched_length", matched), ("temperature", temperature))
+    return Coin("double", acceptance, math.ceil(ratio), 1.0 / ratio, knobs=knobs)
 
 
 def from_vanilla_sd(book: Book) -> list[Forecast]:
@@ -49,15 +62,19 @@ def _from_sd(book: Book, cell: Cell, sd: Cell, pairs: list[tuple[Cell, float]]) 
         assumed("AMT", 0.9, 0.5, 1.5),
     )
 
+    def acceptance(speed: float, c: float, depth: float) -> float:
+        return acceptance_of_tokens(speed * (depth + c) / c, int(depth))
+
     def law(speed: float, c: float, depth: float, matched: float) -> float:
-        accepted = acceptance_of_tokens(speed * (depth + c) / c, int(depth))
-        quick = c * (1.0 + matched)
-        return pearl_speedup(accepted, math.ceil(quick), quick)
+        return double_speedup(acceptance(speed, c, depth), c, matched)
 
     estimate = spread(law, known, speed="S of SD", c="C", depth="gamma of SD", matched="AMT")
     guess = naive_guess(cell, sd.value, pairs)
     law_name = "double.eq7 with the exact rate, a from SD"
-    return Forecast(cell, law_name, estimate, known, (ratio, sd), naive=guess)
+    coin = double_coin(
+        acceptance(sd.value, ratio.value, gamma), ratio.value, known[3].value, float(cell.temperature)
+    )
+    return Forecast(cell, law_name, estimate, known, (ratio, sd), naive=guess, coin=coin)
 
 
 def lossless(book: Book) -> list[Forecast]:
@@ -75,5 +92,6 @@ def lossless(book: Book) -> list[Forecast]:
         estimate = spread(lambda v, luck: v + luck, known, v="accuracy of AR", luck="luck")
         same = [(c, p.value) for c, p in known_pairs if c.method == cell.method and c.table == cell.table]
         guess = naive_guess(cell, plain.value, same)
-        found.append(Forecast(cell, "ssd.sd: lossless", estimate, known, (plain,), naive=guess))
+        law = "ssd.sd: lossless"
+        found.append(Forecast(cell, law, estimate, known, (plain,), naive=guess, unsimulated=NO_ANSWERS))
     return found

@@ -12,6 +12,7 @@ import math
 from analysis.papers.cells import Book, Cell
 from analysis.papers.fits import acceptance_of_pearl, acceptance_of_tokens
 from analysis.papers.forecast import (
+    Coin,
     Estimate,
     Forecast,
     Known,
@@ -29,6 +30,7 @@ LLAMA = "Llama-2-7B"
 TASKS = ("MT-Bench", "Translation", "Summarization", "QA", "Math", "RAG", "Code")
 BUDGETS = {"1 of 5": 22, "2 of 5": 23, "4 of 5": 25, "5 of 5": 26}
 BUDGET = 24
+NO_PREFILL = "the time of a prefill is not printed"
 REASONS: Reasons = (
     ({"dataset": "Avg"}, "average of the columns beside it"),
     ({"table": "Table 1", "value_name": "tok_s"}, "the only TPS of its column: the unit comes from itself"),
@@ -69,6 +71,22 @@ def duo_speedup(acceptance: float, budget: int, first: float | None = None) -> f
     return rate * (1.0 + first * run) / (1.0 + first) / (run / (1.0 + acceptance))
 
 
+def duo_coin(
+    acceptance: float, budget: int, *, count: int = 1, gain: float = 0.0, plain: float = 1.0
+) -> Coin:
+    """The policy whose draft takes 1/24 of a step per token, with so many sequences in a budget.
+
+    Args:
+        acceptance: iid acceptance a.
+        budget: Tokens drafted per round, in all sequences together.
+        count: Sequences.
+        gain: Probability that the further sequences hold what the first one missed.
+        plain: Plain tokens per second, where the cell is no speedup.
+    """
+    knobs = (("sequences", str(count)),)
+    return Coin("duo", acceptance, budget, 1.0 / BUDGET, hit=gain, factor=plain, knobs=knobs)
+
+
 def _sps_quantities(book: Book, target: str, task: str) -> tuple[Cell, tuple[Known, ...], tuple[Cell, ...]]:
     speeds = [
         book.need(table="Table 1", target=target, method="SpS", dataset=t, value_name="speedup")
@@ -88,11 +106,16 @@ def _sps_quantities(book: Book, target: str, task: str) -> tuple[Cell, tuple[Kno
     return mine, known, (*speeds, width, budget)
 
 
+def _acceptance(known: tuple[Known, ...], speed: float, draft: float) -> float:
+    """By SpS' speedup and the assumed time of its draft."""
+    return acceptance_of_tokens(speed * (1.0 + draft), int(known[1].value) - 1)
+
+
 def _from_sps(known: tuple[Known, ...]) -> Estimate:
-    depth, budget = int(known[1].value) - 1, int(known[2].value)
+    budget = int(known[2].value)
 
     def law(speed: float, draft: float, gain: float) -> float:
-        accepted = acceptance_of_tokens(speed * (1.0 + draft), depth)
+        accepted = _acceptance(known, speed, draft)
         return duo_speedup(accepted, budget, accepted + gain * (1.0 - accepted))
 
     return spread(law, known, speed="S of SpS", draft="T_SD", gain="gain of first token")
@@ -105,7 +128,9 @@ def _duo(book: Book, target: str, task: str) -> Forecast:
     cells = book.sound(**place, method="DuoDec", dataset=TASKS)
     pairs = [(c, b.value) for c in cells if (b := book.beside(c, method="SpS", draft=_draft(c))) is not None]
     guess = naive_guess(cell, sps.value, pairs)
-    return Forecast(cell, "double.thm3, exact, at gamma = c", _from_sps(known), known, used, naive=guess)
+    coin = duo_coin(_acceptance(known, known[0].value, known[3].value), int(known[2].value))
+    law, estimate = "double.thm3, exact, at gamma = c", _from_sps(known)
+    return Forecast(cell, law, estimate, known, used, naive=guess, coin=coin)
 
 
 def _draft(cell: Cell) -> str:
@@ -139,21 +164,22 @@ def _one_sequence(book: Book, cell: Cell) -> Forecast:
     }
     guess = naive_guess(cell, bases[cell.dataset], [(c, bases[c.dataset]) for c in row])
     estimate = _from_sps(known).scaled(plain)
-    law = "double.thm3, exact, at gamma = c"
-    return Forecast(cell, law, estimate, known, (*used, *unit), naive=guess)
+    law, accepted = "double.thm3, exact, at gamma = c", _acceptance(known, known[0].value, known[3].value)
+    coin = duo_coin(accepted, int(known[2].value), plain=plain)
+    return Forecast(cell, law, estimate, known, (*used, *unit), naive=guess, coin=coin)
 
 
-def _static(book: Book, task: str) -> tuple[Cell, Known, tuple[Cell, ...]]:
-    """The one-sequence row of a data set, the acceptance that it implies, and the cells used for that."""
+def _static(book: Book, task: str) -> tuple[Cell, Known, float, tuple[Cell, ...]]:
+    """The one-sequence row of a data set, the acceptance that it implies, plain tok/s, the cells used."""
     base = book.need(table="Table 2", param="num_seq=1", dataset=task)
     plain, unit = _plain_rate(book, task)
     accepted = acceptance_of_pearl(base.value / plain, BUDGET, float(BUDGET))
-    return base, fitted("a", accepted), (base, *unit)
+    return base, fitted("a", accepted), plain, (base, *unit)
 
 
 def _sequences(book: Book, cell: Cell) -> Forecast:
     """Several sequences share the budget; the further ones cover up to half of what the first one missed."""
-    base, accepted, used = _static(book, cell.dataset)
+    base, accepted, plain, used = _static(book, cell.dataset)
     count = int(cell.knobs["num_seq"])
     each = BUDGET // count
     known = (accepted, given("tokens per sequence", each), assumed("gain of first token", 0.25, 0.0, 0.5))
@@ -163,12 +189,13 @@ def _sequences(book: Book, cell: Cell) -> Forecast:
 
     estimate = spread(law, known, a="a", gain="gain of first token").scaled(base.value)
     guess = _ratio_guess(book, cell, base)
-    return Forecast(cell, "double.thm3 with n first tokens", estimate, known, used, naive=guess)
+    coin = duo_coin(accepted.value, BUDGET, count=count, gain=known[2].value, plain=plain)
+    return Forecast(cell, "double.thm3 with n first tokens", estimate, known, used, naive=guess, coin=coin)
 
 
 def _budget(book: Book, cell: Cell, row: str) -> Forecast:
     """A budget off the balance of c = 24: slower rounds above it, fewer tokens below."""
-    base, accepted, used = _static(book, cell.dataset)
+    base, accepted, plain, used = _static(book, cell.dataset)
     budget = BUDGETS[row]
     known = (
         accepted,
@@ -181,7 +208,8 @@ def _budget(book: Book, cell: Cell, row: str) -> Forecast:
 
     estimate = spread(law, known, a="a", c="c").scaled(base.value)
     guess = _ratio_guess(book, cell, base)
-    return Forecast(cell, "duo.budget", estimate, known, used, naive=guess)
+    coin = duo_coin(accepted.value, budget, plain=plain)
+    return Forecast(cell, "duo.budget", estimate, known, used, naive=guess, coin=coin)
 
 
 def _first_token(book: Book) -> list[Forecast]:
@@ -197,4 +225,4 @@ def _first_token(book: Book) -> list[Forecast]:
         lambda duo, sps: 100.0 * ttft_ratio(duo, sps), known, duo="TTFT of DuoDec", sps="TTFT of SpS"
     )
     used = tuple(c for cells in ends.values() for c in cells)
-    return [Forecast(cell, "duo.ttft", estimate, known, used)]
+    return [Forecast(cell, "duo.ttft", estimate, known, used, unsimulated=NO_PREFILL)]

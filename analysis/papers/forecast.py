@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from analysis.papers.cells import Cell
 
@@ -92,12 +92,14 @@ class Coin:
     """What the simulator is to toss coins for.
 
     Attributes:
-        policy: `sd`, `pearl` or `saguaro`.
+        policy: As in the registry.
         acceptance: iid acceptance.
         lookahead: K.
         draft_step: Draft step / target step.
-        hit: Hit rate of the cache (saguaro).
+        hit: Probability that what is prepared beside the draft's first choice holds the target's token,
+            however many guesses that is.
         factor: From a speedup to the cell's unit.
+        knobs: The policy's other knobs, as `configure` takes them.
     """
 
     policy: str
@@ -106,6 +108,7 @@ class Coin:
     draft_step: float
     hit: float = 1.0
     factor: float = 1.0
+    knobs: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +123,9 @@ class Forecast:
         used: Cells that entered; never the cell itself, never a flagged one.
         naive: Mean ratio of the other rows times this row's baseline; None where there are no others.
         printed: The law as the paper prints it, where it is wrong.
-        coin: How to simulate it; None: the simulator lacks the policy, or there is no time in it.
+        coin: How to simulate it; None: it cannot be.
         simulated: Outcome of that.
+        unsimulated: Why it cannot be; empty if it can.
     """
 
     cell: Cell
@@ -133,6 +137,7 @@ class Forecast:
     printed: float | None = None
     coin: Coin | None = None
     simulated: float | None = None
+    unsimulated: str = ""
 
     @property
     def error(self) -> float:

@@ -7,8 +7,13 @@ T_draft <= 8 / speedup - 1 for gamma = 7, the best task deciding.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from fractions import Fraction
+
 from analysis.papers.cells import Book, Cell
+from analysis.papers.fits import acceptance_of_tokens
 from analysis.papers.forecast import (
+    Coin,
     Forecast,
     Known,
     Reasons,
@@ -87,7 +92,28 @@ def _mirror(book: Book, cell: Cell) -> Forecast:
     bases = {c.dataset: c.value for c in sds}
     guess = naive_guess(cell, sd.value, [(c, bases[c.dataset]) for c in peers])
     used = (*sds, *setup.values(), streams)
-    return Forecast(cell, "mirror.eq10/eq14 with fallbacks", estimate, known, used, naive=guess)
+    law_name = "mirror.eq10/eq14 with fallbacks"
+    return Forecast(
+        cell, law_name, estimate, known, used, naive=guess, coin=_coin({k.name: k.value for k in known})
+    )
+
+
+def _coin(known: Mapping[str, float]) -> Coin:
+    """The policy at the values that the law uses; a draft that streams takes its steps so much faster.
+
+    One candidate per position is the target's token unless the round falls back.  The rendezvous is free,
+    as the law has it.
+    """
+    gamma, draft = int(known["gamma"]), known["T_draft"]
+    accepted = acceptance_of_tokens(known["S of SD"] * sd_step_time(draft, 1.0), gamma)
+    return Coin(
+        "mirror",
+        accepted,
+        gamma,
+        draft / known["streams"] / gamma,
+        hit=1.0 - known["fallbacks"],
+        knobs=(("kappa", 1), ("exit", str(Fraction(known["exit"])))),
+    )
 
 
 def _adapters(book: Book) -> list[Forecast]:
@@ -102,5 +128,6 @@ def _adapters(book: Book) -> list[Forecast]:
         estimate = spread(
             lambda h, n: 100.0 * adapter_share(int(h), n, heads=1), known, h="H", n="target's parameters"
         )
-        found.append(Forecast(cell, "mirror.eq15: one adapter, H^2 / parameters", estimate, known, ()))
+        law = "mirror.eq15: one adapter, H^2 / parameters"
+        found.append(Forecast(cell, law, estimate, known, (), unsimulated="a count of parameters"))
     return found

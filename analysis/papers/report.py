@@ -116,6 +116,8 @@ def markdown(found: Sequence[Study]) -> str:
         parts += [f"## {one.paper}", _markdown((*HEADER, "identifiability"), rows, right=2)]
         if one.flags:
             parts += ["Flagged, not fitted:", "\n".join(f"- {text}" for text in _flags(one))]
+        if reasons := _unsimulated(one):
+            parts += ["Not simulated:", "\n".join(f"- {text}" for text in reasons)]
         if one.others:
             parts += ["No prediction targets:", "\n".join(f"- {text}" for text in _others(one))]
     return "\n\n".join([*parts, "## Summary", markdown_summaries(found)])
@@ -124,6 +126,11 @@ def markdown(found: Sequence[Study]) -> str:
 def _flags(found: Study) -> list[str]:
     reasons = dict.fromkeys(found.flags[cell.row] for cell in found.cells if cell.row in found.flags)
     return [f"{reason} ({list(found.flags.values()).count(reason)} values)" for reason in reasons]
+
+
+def _unsimulated(found: Study) -> list[str]:
+    reasons = [f.unsimulated for f in found.forecasts if f.unsimulated]
+    return [f"{reason} ({reasons.count(reason)} values)" for reason in dict.fromkeys(reasons)]
 
 
 def _others(found: Study) -> list[str]:
@@ -153,7 +160,11 @@ def print_study(found: Study, console: Console) -> None:
     console.print("identifiability (numbers by row: --markdown, --json)", style="bold")
     for text in _needs(found):
         console.print(f"  {text}", highlight=False, markup=False)
-    for title, texts in (("flagged, not fitted", _flags(found)), ("no prediction targets", _others(found))):
+    for title, texts in (
+        ("flagged, not fitted", _flags(found)),
+        ("not simulated", _unsimulated(found)),
+        ("no prediction targets", _others(found)),
+    ):
         if texts:
             console.print(title, style="bold")
         for text in texts:

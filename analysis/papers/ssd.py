@@ -32,6 +32,8 @@ DATASETS = ("HumanEval", "Ultrafeedback", "Alpaca", "GSM8k")
 HIT = assumed("p_hit", 0.8, 0.6, 0.95)
 ENGINE = (1.0, 0.9, 1.1)
 """Plain speed of another engine over the paper's own: used, and the extremes."""
+ONE_GUESS = (("fanout", (1,)), ("backup", "primary"))
+"""A cache of one guess per position, which holds the outcome with p_hit."""
 SWEEPS = {
     ("Table 1", "SGLang EAGLE-3"): "steps",
     ("Table 1", "SGLang standalone SD"): "steps",
@@ -151,7 +153,7 @@ def _ssd_cell(book: Book, cell: Cell, sd: Cell, depth: Cell, pairs: list[tuple[C
         known,
         tuple({c.row: c for c in (plain, sd, depth, *sources)}.values()),
         naive=naive_guess(cell, sd.value, pairs),
-        coin=Coin("saguaro", accepted, lookahead, draft.value / lookahead, HIT.value, plain.value),
+        coin=Coin("saguaro", accepted, lookahead, draft.value / lookahead, HIT.value, plain.value, ONE_GUESS),
     )
 
 

@@ -164,6 +164,7 @@ def _row(forecast: Forecast, flag: str | None) -> dict[str, Any]:
         "inside": forecast.inside,
         "error": forecast.error,
         "simulated": forecast.simulated,
+        "not_simulated": forecast.unsimulated or None,
         "naive": forecast.naive,
         "as_printed": forecast.printed,
         "known": [asdict(known) for known in forecast.known],

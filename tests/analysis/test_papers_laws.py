@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from analysis.papers.cells import load_cells
-from analysis.papers.double import double_speedup
-from analysis.papers.duodecoding import duo_speedup
+from analysis.papers.double_more import double_coin, double_speedup
+from analysis.papers.duodecoding import duo_coin, duo_speedup
 from analysis.papers.fits import acceptance_of_pearl, acceptance_of_tokens, chain
 from analysis.papers.forecast import (
     Coin,
@@ -145,4 +145,19 @@ def test_coins_agree_with_the_laws_they_stand_for() -> None:
     assert toss(Coin("sd", 0.8, 4, 0.25)) == pytest.approx(1.6808, rel=0.03)
     assert toss(Coin("pearl", 0.8, 4, 0.25)) == pytest.approx(pearl_speedup(0.8, 4, 4.0), rel=0.03)
     # Saguaro that always hits and drafts within a step: 3.3616 tokens per step; a coin's factor is the unit.
-    assert toss(Coin("saguaro", 0.8, 4, 0.25, hit=1.0, factor=10.0)) == pytest.approx(33.616, rel=0.03)
+    knobs = (("fanout", (1,)), ("backup", "primary"))
+    assert toss(Coin("saguaro", 0.8, 4, 0.25, 1.0, 10.0, knobs)) == pytest.approx(33.616, rel=0.03)
+    # DOUBLE that matches nothing is PEARL, and DuoDecoding with one sequence, too.
+    assert toss(double_coin(0.8, 4.0, 0.0)) == pytest.approx(pearl_speedup(0.8, 4, 4.0), rel=0.03)
+    assert toss(duo_coin(0.8, 24, plain=2.0)) == pytest.approx(2 * pearl_speedup(0.8, 24, 24.0), rel=0.03)
+
+
+def test_mirrors_coin_by_hand() -> None:
+    # Qwen3-14B, translation, T = 0: T_draft .55 and two streams make .275 / 7 a token; 8 of these (the glue
+    # step) take .314 < .5.  A tenth of the rounds drafts anew: 1.0275 a round, as the law has it.
+    place = {"target": "Qwen3-14B", "dataset": "Translation", "temperature": "0"}
+    found = one("mirror", "mirror.eq10", **place)
+    assert found.coin is not None and found.coin.hit == pytest.approx(0.9)
+    assert found.coin.draft_step == pytest.approx(0.55 / 2 / 7) and dict(found.coin.knobs)["exit"] == "1/2"
+    assert acceptance_of_tokens(2.34 * 1.55, 7) == pytest.approx(found.coin.acceptance)
+    assert toss(found.coin) == pytest.approx(found.estimate.value, rel=0.03)

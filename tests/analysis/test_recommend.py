@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from tiny_profiles import profile, trace
 
-from analysis.paste import engine_lines, simulate_line, validate_line
+from analysis.family_cli import setting_of
+from analysis.paste import simulate_line, text_of, validate_line
 from analysis.recommend_cli import main
+from analysis.recommend_report import engine_note, reasons, undecided
 from analysis.sources import Sources
 from hardware_profiles.profile import save_profile
 from hardware_profiles.trace import write_trace
 from policies.registry import configure
+from simulator.imports.export import engine_lines
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +77,15 @@ def test_settings_to_paste() -> None:
         "simulate --hw my.json --trace my.parquet --policy saguaro --lookahead 3 --fanout 4,2,1,1 "
         "--backup plain --batch 4"
     )
-    assert validate_line(ssd, target="t", draft="d") is None  # `validate` has uniform fan-outs only
+    # `validate` has uniform fan-outs only, and no policy whose content a run decides.
+    on_pair = partial(validate_line, sources=sources, target="pair:x5", draft="pair:draft")
+    family = "python -m analysis.family_cli --hw my.json --setting"
+    assert on_pair(ssd) == (f"{family} 'saguaro lookahead=3 fanout=4,2,1,1 backup=plain' --temperature 0")
+    mirror = configure("mirror", lookahead=3, kappa=1, temperature=1.0)
+    assert on_pair(mirror) == (f"{family} 'mirror lookahead=3 kappa=1' --temperature 1")
+    assert on_pair(mirror, batch=2) is None  # it runs one request at a time
     sd = configure("sd", lookahead=5, temperature=1.0)
-    line = validate_line(sd, target="pair:x5", draft="pair:draft")
+    line = on_pair(sd)
     assert line is not None and "--lookahead 5 --temperature 1 --batch 1" in line
     lines = engine_lines(sd, "big", "small")
     config = json.loads(lines["vllm"].split("--speculative-config ")[1].strip("'"))
@@ -83,7 +95,56 @@ def test_settings_to_paste() -> None:
     }  # fmt: skip
     assert "--speculative-num-steps 5 --speculative-eagle-topk 1" in lines["sglang"]
     assert "--speculative-num-draft-tokens 6" in lines["sglang"]
-    assert engine_lines(configure("ar"), "big", "small") == {}
+    for policy in ("ar", "mirror", "rasd"):
+        assert engine_lines(configure(policy), "big", "small") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "temperature"),
+    [
+        ("mirror lookahead=3 kappa=1", 0.0),
+        ("saguaro lookahead=2 fanout=3,2,1 backup=plain", 1.0),
+        ("rasd", 0.0),
+    ],
+)
+def test_a_pasted_setting_is_read_as_what_it_was(text: str, temperature: float) -> None:
+    setting = setting_of(text, temperature, 0)
+    assert text_of(setting) == text and setting_of(text_of(setting), temperature, 0) == setting
+
+
+def answer(policy: str, **milliseconds: float) -> Any:
+    """A recommendation of one policy over SD, of which only the words are looked at."""
+    run = {
+        "tokens": 1000,
+        "seconds": 1.0,
+        "overlap_s": milliseconds.get("both", 0.0),
+        "tokens_per_round": 3.0,
+    }
+    used = {"target": 0.6, "draft": milliseconds.get("draft", 0.4)}
+    summary = SimpleNamespace(**run, utilization=used, cache_hit_rate=None)
+    rows = {
+        name: SimpleNamespace(choice=SimpleNamespace(settings=configure(name), summary=summary))
+        for name in ("ar", "sd", policy)
+    }
+    return SimpleNamespace(best=rows, winner=rows[policy])
+
+
+def test_what_engines_lack_is_said() -> None:
+    assert engine_note(answer("sd")) is None and engine_note(answer("pld")) is None
+    assert engine_note(answer("mirror")) == (
+        "neither vLLM nor SGLang has 'mirror'; their lines are of the best SD"
+    )
+    assert "decode plainly" in str(engine_note(answer("ar")))
+    assert undecided(answer("mirror")) == ["mirror"] and undecided(answer("pearl")) == []
+
+
+def test_policies_that_take_turns_are_not_said_to_overlap() -> None:
+    # 600 ms of verification and 400 of drafting over 1000 tokens: .6 and .4 ms per token, nothing of both.
+    assert reasons(answer("rasd"))[-1] == (
+        "rasd gets 3.00 tokens out of a round: 0.6 ms per token of verification, and 0.4 ms of drafting and "
+        "retrieval before it"
+    )
+    assert "drafts 0.4 ms per token while the target verifies" in reasons(answer("mirror", both=0.4))[-1]
 
 
 def test_pasted_simulate_line_runs(folder: Path) -> None:
