@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from calibrate.cli import split_numbers
-from policies.commandline import HELP, Refusal, split_integers, split_list
+from policies.commandline import HELP, refusals, split_integers, split_list, split_numbers
 
 LEVEL = 0.8
 """Of the predicted intervals."""
@@ -73,14 +72,8 @@ def main(**options: Any) -> None:
 
     Calibrates first if no profile of this machine and pair is at hand.
     """
-    try:
+    with refusals("validate runs models: pip install 'spectwin[live]'"):
         _validate(options)
-    except KeyboardInterrupt as error:
-        raise click.Abort from error
-    except (ValueError, OSError, RuntimeError) as error:
-        raise Refusal(str(error)) from error
-    except ImportError as error:
-        raise Refusal(f"{error}; validate runs models: pip install 'spectwin[live]'") from error
 
 
 def _validate(options: dict[str, Any]) -> None:
@@ -136,7 +129,7 @@ def _refuse_undecided(settings: Iterable[Any]) -> None:
 
 def live_job(options: dict[str, Any]) -> Any:
     """The job that a live run is made of: pair, placement and limit; calibrating it would be quick."""
-    from calibrate.cli import make_job
+    from calibrate.options import make_job
 
     return make_job(
         {

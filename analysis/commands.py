@@ -1,34 +1,13 @@
-"""What the commands that compare settings share: how they refuse, and where their answers go."""
+"""Where the answers of commands that compare settings go."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
 from hardware_profiles.atomic import atomic_write
-from policies.commandline import Refusal
-
-HINT = "this runs models: pip install 'spectwin[live]'"
-
-
-@contextmanager
-def refusals(hint: str = HINT) -> Iterator[None]:
-    """Turn what goes wrong within into one line and exit status 2, an interruption into an abort.
-
-    Args:
-        hint: What to do where a package is missing.
-    """
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        raise click.Abort from error
-    except (ValueError, OSError, RuntimeError) as error:
-        raise Refusal(str(error)) from error
-    except ImportError as error:
-        raise Refusal(f"{error}; {hint}") from error
 
 
 def deliver(text: str, options: Mapping[str, Any], *, show: Callable[[], None]) -> None:

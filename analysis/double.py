@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from analysis.commands import deliver, refusals
-from policies.commandline import HELP, split_integers, split_list
+from analysis.commands import deliver
+from policies.commandline import HELP, refusals, split_integers, split_list
 
 if TYPE_CHECKING:
     from analysis.double_report import Found
@@ -81,7 +81,8 @@ def run(options: dict[str, Any], progress: Callable[[str, int, int], None]) -> F
         SettingError: A part that does not exist, or priors without a datastore.
     """
     from analysis.cli import profiled_job
-    from analysis.double_cells import entries_of, on_pair
+    from analysis.double_cells import on_pair
+    from analysis.double_entries import entries_of
     from analysis.double_lookups import retrieval_time
     from analysis.double_report import Found
     from analysis.sources import load_sources

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from analysis.double_entries import Entry
 from analysis.livecells import identical
 from calibrate.calibration import record, requests_of
 from calibrate.decisions import decide, joined
@@ -19,56 +20,14 @@ from hardware_profiles.decisions import Decisions, DecisionTrace
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace import Trace
 from policies.laws.runs import double_speedup_printed
-from policies.registry import Settings, configure
+from policies.registry import Settings
 from simulator.law import assume, opinion
+from simulator.pacing import find_pace
 from simulator.run import Scenario, Simulated, simulate
 from simulator.tokens import replay
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """(stage, done, total)."""
-DEPTHS = (1, 5, 20)
-"""Retrieval lengths d beside the default (the paper's figure 6)."""
-METHODS, ABLATION, DEPTH, PRIOR = PARTS = ("methods", "ablation", "depth", "prior")
-"""What is compared: tables 1 and 12, figure 5 with the rejected cache, figure 6, table 3."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A row of a table: of which part, its name for people, and what runs."""
-
-    part: str
-    name: str
-    settings: Settings
-
-
-def entries_of(
-    lookahead: int, depths: Sequence[int], datastores: Sequence[str], **target: Any
-) -> list[Entry]:
-    """Plain decoding, the baselines, DOUBLE, and DOUBLE with one thing changed each.
-
-    Args:
-        lookahead: K of all; DOUBLE's retrieval forwards.
-        depths: Retrieval lengths.
-        datastores: Priors, by name or folder.
-        target: Temperature and seed.
-    """
-
-    def double(part: str, name: str, **knobs: Any) -> Entry:
-        return Entry(part, name, configure("double", lookahead=lookahead, **knobs, **target))
-
-    found = [
-        Entry(METHODS, "plain decoding", configure("ar", **target)),
-        Entry(METHODS, "prompt lookup", configure("pld", lookahead=lookahead, **target)),
-        Entry(METHODS, "SD", configure("sd", lookahead=lookahead, **target)),
-        Entry(METHODS, "PEARL", configure("pearl", lookahead=lookahead, **target)),
-        double(METHODS, "DOUBLE"),
-        double(METHODS, "DOUBLE, in turns", overlap="off"),
-        double(ABLATION, "without draft retrieval", draft_retrieval="off"),
-        double(ABLATION, "without target retrieval", target_retrieval="off"),
-        double(ABLATION, "without rejected cache", rejected_cache="off"),
-    ]
-    found += [double(DEPTH, f"d = {depth}", retrieval_length=depth) for depth in depths]
-    return found + [double(PRIOR, f"prior {name}", datastore=name) for name in datastores]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +101,11 @@ class Outcome:
     identical: bool | None
 
     @property
+    def error(self) -> float | None:
+        """Simulated over measured speedup, less 1; None where nothing was timed."""
+        return None if self.measured is None else self.simulated / self.measured - 1.0
+
+    @property
     def passes_ceiling(self) -> bool:
         """Whether its speed, measured if it was, is above C."""
         return (self.simulated if self.measured is None else self.measured) > self.ratio
@@ -159,6 +123,7 @@ class Outcome:
             "simulated_speedup_vs_ar": self.simulated,
             "measured_speedup_vs_ar": self.measured,
             "measured_by_repeat": list(self.by_repeat),
+            "error": self.error,
             "tokens_per_round": self.tokens_per_round,
             "run_length": self.run_length,
             "round_over_plain_step": self.stretch,
@@ -251,8 +216,13 @@ def on_pair(
             decided = decide(
                 world, doubles, requests, progress=lambda done, total: progress("decisions", done, total)
             )
-    decisions = DecisionTrace(trace.requests, trace.meta, decided, job.limit)
-    scenario = Scenario(replay(trace, seed=job.seed), profile=profile, seed=job.seed, decisions=decisions)
+    scenario = Scenario(
+        replay(trace, seed=job.seed),
+        profile=profile,
+        seed=job.seed,
+        decisions=DecisionTrace(trace.requests, trace.meta, decided, job.limit),
+        measured_pace=find_pace(profile, settings[0].temperature),
+    )
     plain = simulate(scenario, settings[0])
     found = []
     for done, entry in enumerate(entries):

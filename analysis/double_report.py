@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,11 +25,12 @@ class Found:
     times: tuple[RetrievalTime, ...]
 
 
-COLUMNS = ("setting", "law", "eq. 7", "sim.", "live", "> C", "tok.", "time", "M", "AMT q", "AMT p", "same")
+COLUMNS = ("setting", "law", "eq. 7", "simulated", "live", "error", "> C", "same")
+COUNTS = ("setting", "tokens", "length", "M", "AMT q", "AMT p", "lookup")
 LEGEND = (
-    "Speedups: law (tokens counted), eq. 7 as printed, simulated, live; tok.: tokens per round; time: a "
-    "round over a plain target step; M: accepted tokens between rejections; AMT q, p: matched tokens per "
-    "forward of draft and target; same: live texts are plain decoding's."
+    "Law: tokens counted; eq. 7 as printed; error: simulated over live, less 1; same: live texts are plain "
+    "decoding's.  Tokens per round; length: a round over a plain target step; M: accepted tokens between "
+    "rejections; AMT q, p: matched tokens per forward of draft and target; lookup: median of a lookup step."
 )
 
 
@@ -36,6 +38,7 @@ def print_found(found: Found) -> None:
     """Speedups over plain decoding beside the ceiling, then retrieval times."""
     console = wide_console()
     console.print(speed_table(found))
+    console.print(count_table(found))
     console.print(LEGEND)
     console.print(verdict(found))
     console.print(time_table(found))
@@ -58,28 +61,48 @@ def verdict(found: Found) -> str:
 
 
 def speed_table(found: Found) -> Table:
-    """One row per setting."""
-    from rich.table import Table
-
-    table = Table(header_style="bold", title="speedup over plain decoding")
-    for title in COLUMNS:
-        table.add_column(title, justify="left" if title == "setting" else "right", no_wrap=True)
-    for o in found.outcomes:
-        account = o.account
-        table.add_row(
+    """Speedups, one row per setting."""
+    rows = [
+        (
             o.entry.name,
             _number(o.law),
             _number(o.law_printed),
             _number(o.simulated),
             _number(o.measured),
+            "-" if o.error is None else f"{o.error:+.1%}",
             "yes" if o.passes_ceiling else "no",
+            "-" if o.identical is None else "yes" if o.identical else "NO",
+        )
+        for o in found.outcomes
+    ]
+    return _table("speedup over plain decoding", COLUMNS, rows)
+
+
+def count_table(found: Found) -> Table:
+    """What was counted in the simulated runs, one row per setting."""
+    rows = [
+        (
+            o.entry.name,
             _number(o.tokens_per_round),
             _number(o.stretch),
             _number(o.run_length),
-            _number(None if account is None else account.draft_matched),
-            _number(None if account is None else account.target_matched),
-            "-" if o.identical is None else "yes" if o.identical else "NO",
+            _number(None if o.account is None else o.account.draft_matched),
+            _number(None if o.account is None else o.account.target_matched),
+            "-" if o.account is None else f"{1e6 * o.account.retrieve_s:.0f} us",
         )
+        for o in found.outcomes
+    ]
+    return _table("rounds and retrieval", COUNTS, rows)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    from rich.table import Table
+
+    table = Table(header_style="bold", title=title)
+    for name in columns:
+        table.add_column(name, justify="left" if name == "setting" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

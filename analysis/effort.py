@@ -2,52 +2,30 @@
 
 `python -m analysis.effort --validation DIR/validation.json --hw quick.json,cpu2-x5`: every setting that a
 validation ran live is predicted anew from each profile, on the same prompts in the same batches; nothing is
-run live again.
+run live again.  A short calibration covers fewer settings (`--quick`: batch 1): it is judged on those, on
+those that all profiles cover, and, apart from them, where it extrapolates.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
+from analysis.commands import deliver
+from analysis.effort_errors import Effort, Errors, covered_by_all
+from analysis.predictions import Setting, predict
 from hardware_profiles.profile import Profile
-from policies.commandline import HELP, Refusal, split_list, wide_console
+from policies.commandline import HELP, refusals, split_list, wide_console
 from policies.registry import SettingError, configure
 
 if TYPE_CHECKING:
-    from analysis.predictions import Setting
     from hardware_profiles.trace import Trace
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How well a profile predicts.
-
-    Attributes:
-        profile: Name or file.
-        command: What made it.
-        settings: Live settings that it can predict.
-        median: Median of |simulated / measured speedup - 1|.
-        p95: 95 % quantile of it.
-        largest: Its maximum.
-        bias: Mean of log(simulated / measured speedup).
-        interpolation: By operation, the profile's own error on held-out points of its grid: (median, worst).
-    """
-
-    profile: str
-    command: str
-    settings: int
-    median: float
-    p95: float
-    largest: float
-    bias: float
-    interpolation: Mapping[str, tuple[float, float]]
 
 
 def setting_of(row: Mapping[str, Any]) -> Setting:
@@ -64,7 +42,12 @@ def setting_of(row: Mapping[str, Any]) -> Setting:
 
 
 def judge(
-    name: str, profile: Profile, measured: Mapping[Setting, float], parts: Sequence[Mapping[float, Trace]]
+    name: str,
+    profile: Profile,
+    measured: Mapping[Setting, float],
+    parts: Sequence[Mapping[float, Trace]],
+    *,
+    minutes: float | None = None,
 ) -> Effort:
     """Predict every measured speedup from one profile.
 
@@ -73,13 +56,12 @@ def judge(
         profile: Costs.
         measured: Live speedups over plain decoding.
         parts: Recording of each subset of the prompts, by temperature, as they were run.
+        minutes: How long it took to make.
 
     Raises:
         SettingError: It can predict none of them.
     """
-    from analysis.predictions import predict
-
-    errors = []
+    ratios, inside = {}, set()
     for setting, speedup in measured.items():
         try:
             found = [predict([setting], profile, part)[0] for part in parts]
@@ -87,24 +69,47 @@ def judge(
             continue
         seconds = sum(p.simulated.seconds for p in found)
         plain = sum(p.simulated.seconds * p.simulated_speedup_vs_ar for p in found)
-        errors.append(plain / seconds / speedup)
-    if not errors:
+        ratios[setting] = plain / seconds / speedup
+        if not any(p.extrapolated for p in found):
+            inside.add(setting)
+    if not ratios:
         raise SettingError(f"profile {name} can predict none of the settings that were run live")
-    off = np.abs(np.array(errors) - 1.0)
     return Effort(
         profile=name,
         command=profile.provenance.command or "",
-        settings=len(errors),
-        median=float(np.median(off)),
-        p95=float(np.quantile(off, 0.95)),
-        largest=float(off.max()),
-        bias=float(np.mean(np.log(errors))),
+        minutes=minutes,
+        ratios=ratios,
+        inside=frozenset(inside),
         interpolation={
             operation: (error.median, error.worst)
             for operation, cost in profile.operations.items()
             if (error := getattr(cost, "interpolation_error", None)) is not None
         },
     )
+
+
+def measured_speedups(validations: Sequence[Mapping[str, Any]]) -> dict[Setting, float]:
+    """Live speedups over plain decoding; of a setting that several validations ran, the geometric mean.
+
+    Raises:
+        ValueError: They are of other pairs or prompts, which have speedups of their own.
+    """
+    if (
+        len(
+            {
+                (told["target"], told["draft"], told["prompts"], told["summary"]["requests"])
+                for told in validations
+            }
+        )
+        > 1
+    ):
+        raise ValueError("the validations are of different pairs or prompts and cannot be pooled")
+    found: dict[Setting, list[float]] = {}
+    for told in validations:
+        for row in told["rows"]:
+            if row["policy"] != "ar":
+                found.setdefault(setting_of(row), []).append(float(row["measured_speedup_vs_ar"]))
+    return {setting: float(np.exp(np.mean(np.log(each)))) for setting, each in found.items()}
 
 
 def recorded_parts(
@@ -126,34 +131,25 @@ def recorded_parts(
 @click.command(context_settings=HELP)
 @click.option(
     "--validation",
+    "validations",
     required=True,
+    multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="`validation.json` of `validate --out`.",
+    help="`validation.json` of `validate --out`; repeated, runs at several times are pooled.",
 )
 @click.option("--hw", required=True, callback=split_list, help="Profiles, names or files, a list.")
+@click.option("--minutes", default="", callback=split_list, help="How long each took to make, a list.")
 @click.option("--max-tokens", default=64, show_default=True, help="As the validation was run.")
 @click.option("--subsets", default=2, show_default=True, help="Likewise.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON object here.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json_", is_flag=True, help="Print one JSON object.")
 def main(**options: Any) -> None:
     """Compare profiles of one machine by how well they predict the same live runs."""
     from calibrate.display import show_progress
 
-    try:
-        with show_progress() as progress:
-            found = _efforts(options, progress)
-    except (ValueError, OSError, RuntimeError, ImportError, KeyError) as error:
-        raise Refusal(str(error)) from error
-    text = json.dumps({"efforts": [asdict(effort) for effort in found]}, indent=2)
-    if options["out"]:
-        from hardware_profiles.atomic import atomic_write
-
-        with atomic_write(options["out"]) as file:
-            file.write(text + "\n")
-    if options["as_json"]:
-        click.echo(text)
-    else:
-        _print(found)
+    with refusals(), show_progress() as progress:
+        found = _efforts(options, progress)
+    deliver(as_json(found, options), options, show=lambda: print_efforts(found))
 
 
 def _efforts(options: Mapping[str, Any], progress: Callable[[str, int, int], None]) -> list[Effort]:
@@ -161,10 +157,14 @@ def _efforts(options: Mapping[str, Any], progress: Callable[[str, int, int], Non
     from hardware_profiles.profile import load_profile
     from hardware_profiles.store import find_profile
 
-    told = json.loads(options["validation"].read_text())
-    measured = {
-        setting_of(row): float(row["measured_speedup_vs_ar"]) for row in told["rows"] if row["policy"] != "ar"
-    }
+    minutes: list[float | None] = [float(text) for text in options["minutes"]] or [None] * len(options["hw"])
+    if len(minutes) != len(options["hw"]):
+        raise SettingError(f"{len(options['hw'])} profiles need as many --minutes, got {len(minutes)}")
+    validations = [json.loads(path.read_text()) for path in options["validations"]]
+    try:
+        measured, told = measured_speedups(validations), validations[0]
+    except (KeyError, TypeError) as error:
+        raise SettingError(f"no `validation.json` of `validate --out`: {error!r}") from error
     temperatures = sorted({settings.temperature for settings, _ in measured})
     job = live_job(
         {
@@ -177,38 +177,67 @@ def _efforts(options: Mapping[str, Any], progress: Callable[[str, int, int], Non
     )
     parts = recorded_parts(job, told, options["subsets"], temperatures, progress)
     found = []
-    for done, name in enumerate(options["hw"]):
-        found.append(judge(name, load_profile(find_profile(name)), measured, parts))
-        progress("profiles", done + 1, len(options["hw"]))
+    for name, took in zip(options["hw"], minutes, strict=True):
+        found.append(judge(name, load_profile(find_profile(name)), measured, parts, minutes=took))
+        progress("profiles", len(found), len(options["hw"]))
     return found
 
 
-def _print(found: Sequence[Effort]) -> None:
+def as_json(found: Sequence[Effort], options: Mapping[str, Any]) -> str:
+    """One JSON object: per profile its errors on what it covers, on what all cover, and beyond."""
+    common = covered_by_all(found)
+
+    def row(effort: Effort) -> dict[str, Any]:
+        errors = {"covered": effort.errors(), "common": effort.errors(common), "beyond": effort.errors_beyond}
+        return {
+            "profile": effort.profile,
+            "command": effort.command,
+            "minutes": effort.minutes,
+            "settings_predicted": len(effort.ratios),
+            **{name: None if each is None else asdict(each) for name, each in errors.items()},
+            "interpolation": {name: list(both) for name, both in effort.interpolation.items()},
+            "settings": [
+                {"setting": s.label, "batch": batch, "ratio": ratio, "covered": (s, batch) in effort.inside}
+                for (s, batch), ratio in effort.ratios.items()
+            ],
+        }
+
+    asked = {"validations": list(map(str, options["validations"])), "max_tokens": options["max_tokens"]}
+    return json.dumps({"asked": asked, "common": len(common), "efforts": [row(e) for e in found]}, indent=1)
+
+
+def print_efforts(found: Sequence[Effort]) -> None:
+    """A row per profile."""
     from rich.table import Table
 
+    common = covered_by_all(found)
     table = Table(header_style="bold")
-    for title in (
-        "profile",
-        "settings",
-        "error: median",
-        "p95",
-        "largest",
-        "bias",
-        "grid error: median, worst",
-    ):
+    titles = ("profile", "minutes", "covered", "median", "p95", "largest", "bias", f"on {len(common)} of all")
+    for title in (*titles, "beyond its grids", "grid: median, worst"):
         table.add_column(title, justify="left" if title == "profile" else "right")
     for effort in found:
-        worst = [f"{op} {m:.1%}, {w:.1%}" for op, (m, w) in effort.interpolation.items()]
+        own, same, beyond = effort.errors(), effort.errors(common), effort.errors_beyond
+        figures = ("-",) * 4
+        if own is not None:
+            figures = (f"{own.median:.1%}", f"{own.p95:.1%}", f"{own.largest:.1%}", f"{own.bias:+.1%}")
         table.add_row(
             effort.profile,
-            str(effort.settings),
-            f"{effort.median:.1%}",
-            f"{effort.p95:.1%}",
-            f"{effort.largest:.1%}",
-            f"{effort.bias:+.1%}",
-            "\n".join(worst),
+            "-" if effort.minutes is None else f"{effort.minutes:g}",
+            f"{len(effort.inside)} of {len(effort.ratios)}",
+            *figures,
+            _short(same),
+            _short(beyond),
+            "\n".join(f"{op} {m:.1%}, {w:.1%}" for op, (m, w) in effort.interpolation.items()),
         )
     wide_console().print(table)
+    click.echo(
+        "Errors of the speedup over plain decoding: on live settings whose costs lie in a profile's grids, "
+        "on those that all profiles cover, and where it extrapolates (median, largest)."
+    )
+
+
+def _short(errors: Errors | None) -> str:
+    return "-" if errors is None else f"{errors.median:.1%}, {errors.largest:.1%} ({errors.settings})"
 
 
 if __name__ == "__main__":

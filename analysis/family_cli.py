@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from analysis.commands import refusals
 from hardware_profiles.atomic import atomic_write
-from policies.commandline import HELP, split_list, wide_console
-from policies.registry import POLICIES, Settings, configure
+from policies.commandline import HELP, parse_setting, refusals, split_list
+from policies.registry import POLICIES, SettingError, Settings, configure
 
 if TYPE_CHECKING:
-    from analysis.family import Member, Order
+    from analysis.family import Group, Progress
+    from analysis.family_orders import Member
+    from calibrate.job import Job
+    from hardware_profiles.trace import Trace
 
 EXAMPLES = """
 \b
 Examples:
   python -m analysis.family_cli --hw cpu2-x5 --count 4 --repeats 2
   python -m analysis.family_cli --policies sd,pearl,duo,double --temperature 0 --json
+  python -m analysis.family_cli --setting "pearl lookahead=3" --setting "rasd datastore=stdlib"
   python -m analysis.family_cli --out analysis/results/family --plot family.png
+  python -m analysis.family_cli --measured analysis/results/family --hw cpu2-x5-wide,cpu2-x5
 """
 
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -50,8 +52,25 @@ CHOSEN: dict[str, Any] = {"draft_sampling": "greedy"}
 
 
 @click.command(epilog=EXAMPLES, context_settings=HELP)
-@click.option("--hw", default="cpu2-x5", show_default=True, help="Profile that predicts; its pair runs.")
+@click.option(
+    "--hw",
+    default="cpu2-x5",
+    show_default=True,
+    callback=split_list,
+    help="Profile that predicts; its pair runs.  With --measured a list: each predicts.",
+)
 @click.option("--policies", callback=split_list, default="", help="A list.  [default: all that run live]")
+@click.option(
+    "--setting",
+    "texts",
+    multiple=True,
+    help='A policy with knobs, e.g. "mirror lookahead=3 kappa=1", in place of --policies; may be repeated.',
+)
+@click.option(
+    "--measured",
+    type=click.Path(exists=True, path_type=Path),
+    help="Predict the live runs that --out kept, and run nothing.",
+)
 @click.option("--prompts", default="heldout", show_default=True, help="Shipped set or Spec-Bench JSONL.")
 @click.option("--count", default=8, show_default=True, type=click.IntRange(min=1), help="Prompts to use.")
 @click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(min=1))
@@ -59,7 +78,7 @@ CHOSEN: dict[str, Any] = {"draft_sampling": "greedy"}
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Live repetitions.")
 @click.option("--seed", default=0, show_default=True)
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the table (CSV) and the JSON."
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for live runs, CSV and JSON."
 )
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture.")
 @click.option("--json", "as_json_", is_flag=True, help="Print one JSON object.")
@@ -84,172 +103,106 @@ def _sampled(knobs: dict[str, Any], temperature: float) -> dict[str, Any]:
     return CHOSEN if temperature > 0.0 and knobs.get("tree_plan") == "dynamic" else {}
 
 
+def setting_of(text: str, temperature: float, seed: int) -> Settings:
+    """A setting from its text, e.g. `saguaro lookahead=4 fanout=3,2,2,2,1`.
+
+    Raises:
+        SettingError: Not of that form, or the policy refuses it.
+    """
+    name, knobs = parse_setting(text)
+    return configure(name, temperature=temperature, seed=seed, **knobs, **_sampled(knobs, temperature))
+
+
 def _family(options: dict[str, Any]) -> None:
-    from analysis.cli import profiled_job
-    from analysis.family import run_family
+    from analysis.family import predict_family
+    from analysis.family_store import load_groups, save_groups
     from analysis.sources import load_sources
     from calibrate.display import show_progress
-    from calibrate.prompts import find_prompts, load_prompts, spread
 
     temperatures = [float(t) for t in options["temperature"].split(",")]
-    sources = load_sources(options["hw"])
-    prompts = spread(load_prompts(find_prompts(options["prompts"])), options["count"])
-    job = profiled_job(sources, limit=options["max_tokens"], seed=options["seed"])
     with show_progress() as progress:
-        groups = [
-            run_family(
-                job,
-                sources.profile,
-                settings_of(options["policies"], temperature, options["seed"]),
-                prompts,
-                prompt_set=options["prompts"],
-                repeats=options["repeats"],
-                progress=progress,
-            )
-            for temperature in temperatures
-        ]
-    text = as_json(groups, options)
+        if options["measured"]:
+            groups, told = load_groups(options["measured"])
+            traces = _record(told, [group.temperature for group in groups], progress)
+        else:
+            told = _told(options)
+            chosen = {t: _chosen(options, t) for t in temperatures}
+            traces = _record(told, temperatures, progress)
+            groups = [_measure(told, chosen[t], traces[t], progress) for t in temperatures]
+            if options["out"]:  # before anything is made of them
+                save_groups(groups, told, options["out"])
+        found = []
+        for name in options["hw"]:
+            sources = load_sources(name, temperatures=list(traces))
+            each = [
+                predict_family(
+                    group, traces[group.temperature], sources, seed=told["seed"], progress=progress
+                )
+                for group in groups
+            ]
+            found.append((name, each))
+    for name, members in found:
+        _deliver(members, {**told, "hw": name}, options, several=len(found) > 1)
+
+
+def _told(options: dict[str, Any]) -> dict[str, Any]:
+    """How live runs are made, as it is kept with them."""
+    if len(options["hw"]) > 1:
+        raise SettingError("live runs belong to one profile's pair; give several --hw with --measured")
+    names = ("prompts", "count", "max_tokens", "repeats", "seed")
+    return {"live": options["hw"][0], **{name: options[name] for name in names}}
+
+
+def _chosen(options: dict[str, Any], temperature: float) -> list[Settings]:
+    seed = options["seed"]
+    asked = [setting_of(text, temperature, seed) for text in options["texts"]]
+    return asked or settings_of(options["policies"], temperature, seed)
+
+
+def _job(told: dict[str, Any]) -> Job:
+    """Of the pair that ran, whichever profile predicts."""
+    from analysis.cli import profiled_job
+    from analysis.sources import load_sources
+
+    job: Job = profiled_job(load_sources(told["live"]), limit=told["max_tokens"], seed=told["seed"])
+    return job
+
+
+def _record(told: dict[str, Any], temperatures: list[float], progress: Progress) -> dict[float, Trace]:
+    """The prompts recorded by plain decoding."""
+    from calibrate.calibration import record
+    from calibrate.prompts import find_prompts, load_prompts, spread
+
+    prompts = spread(load_prompts(find_prompts(told["prompts"])), told["count"])
+    job = _job(told)
+    return {t: record(replace(job, temperature=t), prompts, told["prompts"], progress) for t in temperatures}
+
+
+def _measure(told: dict[str, Any], settings: list[Settings], trace: Trace, progress: Progress) -> Group:
+    from analysis.family import measure_family
+
+    return measure_family(_job(told), settings, trace, repeats=told["repeats"], progress=progress)
+
+
+def _deliver(
+    groups: list[list[Member]], asked: dict[str, Any], options: dict[str, Any], *, several: bool
+) -> None:
+    from analysis.family_report import as_csv, as_json, plot, print_family
+
+    text = as_json(groups, asked)
+    stem = f"family-{Path(asked['hw']).stem}" if several else "family"
     if options["out"]:
         options["out"].mkdir(parents=True, exist_ok=True)
-        for name, content in (("family.json", text), ("family.csv", as_csv(groups))):
+        for name, content in ((f"{stem}.json", text), (f"{stem}.csv", as_csv(groups))):
             with atomic_write(options["out"] / name) as file:
                 file.write(content)
     if options["plot"]:
-        plot(groups, options["plot"])
+        path: Path = options["plot"]
+        plot(groups, path.with_stem(f"{path.stem}-{Path(asked['hw']).stem}") if several else path)
     if options["as_json_"]:
         click.echo(text)
     else:
-        print_family(groups)
-
-
-def rows_of(members: list[Member]) -> list[dict[str, Any]]:
-    """One row per setting, plain values."""
-    return [
-        {
-            "policy": m.settings.policy,
-            "setting": m.settings.label,
-            "temperature": m.settings.temperature,
-            "law": m.law_speedup_vs_ar,
-            "simulated": m.simulated_speedup(),
-            "measured": m.measured_speedup(),
-            "spread": m.spread,
-            "error": m.error,
-            "law_error": m.law_error,
-            "greedy_identical": m.identical,
-        }
-        for m in members
-    ]
-
-
-def as_csv(groups: list[list[Member]]) -> str:
-    """The table."""
-    rows = [row for members in groups for row in rows_of(members)]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def as_json(groups: list[list[Member]], options: dict[str, Any]) -> str:
-    """One JSON object: settings, errors, and orders by category."""
-    from analysis.family import error_summary, orders
-
-    found = [
-        {
-            "temperature": members[0].settings.temperature,
-            "errors": dict(error_summary(members)),
-            "settings": rows_of(members),
-            "orders": [_order_dict(order) for order in orders(members)],
-        }
-        for members in groups
-    ]
-    asked = {name: options[name] for name in ("hw", "prompts", "count", "max_tokens", "repeats", "seed")}
-    every = [m for members in groups for m in members]
-    return json.dumps({"asked": asked, "errors": error_summary(every), "groups": found}, indent=2) + "\n"
-
-
-def _order_dict(order: Order) -> dict[str, Any]:
-    return {
-        "category": order.category,
-        "pairs": order.pairs,
-        "right": order.right,
-        "predicted": order.predicted,
-        "best": order.best,
-        "regret": order.regret,
-    }
-
-
-def print_family(groups: list[list[Member]]) -> None:
-    """Tables for people."""
-    from rich.table import Table
-
-    from analysis.family import error_summary, orders
-
-    console = wide_console()
-    for members in groups:
-        table = Table(header_style="bold", title=f"temperature {members[0].settings.temperature:g}")
-        for title in ("setting", "law", "simulated", "measured", "spread", "error", "greedy text"):
-            table.add_column(title, justify="left" if title == "setting" else "right")
-        for m in sorted(members, key=lambda m: -m.measured_speedup()):
-            table.add_row(
-                m.settings.label,
-                "-" if m.law_speedup_vs_ar is None else f"{m.law_speedup_vs_ar:.2f}",
-                f"{m.simulated_speedup():.2f}",
-                f"{m.measured_speedup():.2f}",
-                f"±{m.spread:.1%}",
-                f"{m.error:+.1%}",
-                {None: "-", True: "identical", False: "DIFFERS"}[m.identical],
-            )
-        console.print(table)
-        for order in orders(members):
-            console.print(
-                f"{order.category}: {order.right} of {order.pairs} separated pairs in the predicted order; "
-                f"predicted best {order.predicted}, measured best {order.best}, regret {order.regret:.1%}"
-            )
-    found = error_summary([m for members in groups for m in members])
-    console.print(
-        f"{found['settings']:.0f} settings: error median {found['median_error']:.1%}, largest "
-        f"{found['largest_error']:.1%}; spread of the live runs median {found['median_spread']:.1%}, largest "
-        f"{found['largest_spread']:.1%}"
-    )
-
-
-def plot(groups: list[list[Member]], path: Path) -> None:
-    """Simulated against measured speedup, a point per setting, with the spread of the live runs."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(groups), figsize=(6.5 * len(groups), 6.0), squeeze=False)
-    for axis, members in zip(axes[0], groups, strict=True):
-        most = 1.08 * max(max(m.measured_speedup(), m.simulated_speedup()) for m in members)
-        axis.plot([0, most], [0, most], color="grey", linewidth=0.8)
-        axis.fill_between([0, most], [0, 0.9 * most], [0, 1.1 * most], color="grey", alpha=0.12)
-        names = list(dict.fromkeys(m.settings.policy for m in members))
-        for i, name in enumerate(names):
-            mine = [m for m in members if m.settings.policy == name]
-            axis.errorbar(
-                [m.measured_speedup() for m in mine],
-                [m.simulated_speedup() for m in mine],
-                xerr=[m.spread * m.measured_speedup() for m in mine],
-                fmt="osD^v<>P*Xph"[i % 12],
-                color=f"C{i % 10}",
-                label=name,
-                capsize=2,
-            )
-        axis.set(
-            xlim=(0, most),
-            ylim=(0, most),
-            xlabel="measured speedup over plain decoding",
-            ylabel="simulated",
-            title=f"temperature {members[0].settings.temperature:g}; band: 10 %",
-        )
-        axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+        print_family(groups, asked["hw"])
 
 
 if __name__ == "__main__":

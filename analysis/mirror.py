@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from analysis.commands import HINT, deliver, refusals
-from policies.commandline import HELP, split_integers, split_list, wide_console
+from analysis.commands import deliver
+from policies.commandline import HELP, RUNS_MODELS, refusals, split_integers, split_list, wide_console
 from policies.exits import EXITS
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def main(**options: Any) -> None:
     """Compare Mirror-SD with its laws and with the other policies, simulated and live."""
     from calibrate.display import show_progress
 
-    with refusals(f"{HINT}, or use --coins"), show_progress() as progress:
+    with refusals(f"{RUNS_MODELS}, or use --coins"), show_progress() as progress:
         outcomes = run(options, progress)
     text = as_json(outcomes, options)
     if options["plot"]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from analysis.mirror_passes import Passes, passes_of
 from hardware_profiles.decisions import Decisions
 from policies.laws.mirror import mirror_step_time_printed
 from policies.laws.reuse import fallback, fallback_bound_printed, fallback_first
@@ -20,6 +21,9 @@ from policies.laws.ssd import PowerLaw, power_law_hit
 from policies.operations import IntArray
 from policies.records import NO_CACHE, Span
 from policies.registry import Settings
+
+_ROLLOUTS = {"rollout", "streamrollout"}
+_DRAFTS = {"draft", "streamdraft"}
 
 
 class Piece(NamedTuple):
@@ -107,6 +111,7 @@ class Account:
             outside the candidates (candidates at each position).
         law_fallback: Corrected `mirror.prop1` for iid positions; None where its premise fails, that a drafted
             token is a candidate (acceptance at most Omega).
+        passes: Of a streaming draft; None for others, and on coins.
     """
 
     step_s: float
@@ -126,6 +131,7 @@ class Account:
     bound_printed: float | None
     bound_counted: float | None
     law_fallback: float | None
+    passes: Passes | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -166,8 +172,8 @@ def account(
         curve: Hit curve that coins were tossed by.
     """
     verify = [p for p in pieces if p.operation == "earlyverify"]
-    rollout_s = _mean([p.seconds for p in pieces if p.operation == "rollout"])
-    redraft_s = sum(p.seconds for p in pieces if p.operation == "draft") / times.rounds
+    rollout_s = _mean([p.seconds for p in pieces if p.operation in _ROLLOUTS])
+    redraft_s = sum(p.seconds for p in pieces if p.operation in _DRAFTS) / times.rounds
     suffix_s = _mean([p.late_s for p in verify])
     prefix_s = _mean([p.seconds for p in verify]) - suffix_s
     overlaps = settings.option("overlap") == "on"
@@ -199,6 +205,7 @@ def account(
         bound_printed=None if omega is None else fallback_bound_printed(omega),
         bound_counted=None if omega is None or first else (1.0 - omega) * tokens,
         law_fallback=_law_fallback(rates[3], omega, settings.lookahead or 1, first=first),
+        passes=passes_of(decisions, settings.option("streams")),
     )
 
 
@@ -220,6 +227,13 @@ def _rates(table: Mapping[str, IntArray]) -> tuple[float, float, float, float]:
         _ratio((missed & ~whole).sum(), corrected.sum()),
         _ratio(accepted.sum(), verified),
     )
+
+
+def fallback_rate(table: Mapping[str, IntArray]) -> float | None:
+    """FF: rounds with a correction not prepared for, of all that were looked up; None without any."""
+    looked = table["hit"] != NO_CACHE
+    missed = looked & (table["hit"] == 0) & (table["accepted"] < table["length"])
+    return _ratio(missed.sum(), looked.sum()) if looked.any() else None
 
 
 def _ratio(part: Any, whole: Any) -> float:

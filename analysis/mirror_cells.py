@@ -21,6 +21,7 @@ from policies.exits import DEFAULT_EXIT
 from policies.laws.mirror import draft_communication, target_communication
 from policies.registry import Settings, configure
 from simulator.costs import TextbookCosts
+from simulator.pacing import find_pace
 from simulator.run import Scenario, simulate
 from simulator.tokens import replay
 
@@ -158,7 +159,7 @@ def on_pair(
     requests = requests_of(trace)
     mirrors = [s for s in settings if s.policy == "mirror"]
     runs: list[LiveRun] = []
-    with LiveWorld(*worker_specs(job)) as world:
+    with LiveWorld(*worker_specs(job, batch=max(batches))) as world:
         if repeats:
             cells = [Cell("", each, batch) for batch in batches for each in settings]
             runs = run_matrix(
@@ -175,8 +176,13 @@ def on_pair(
             decided = decide(
                 world, mirrors, requests, progress=lambda done, total: progress("decisions", done, total)
             )
-    decisions = DecisionTrace(trace.requests, trace.meta, decided, job.limit)
-    scenario = Scenario(replay(trace, seed=job.seed), profile=profile, seed=job.seed, decisions=decisions)
+    scenario = Scenario(
+        replay(trace, seed=job.seed),
+        profile=profile,
+        seed=job.seed,
+        decisions=DecisionTrace(trace.requests, trace.meta, decided, job.limit),
+        measured_pace=find_pace(profile, settings[0].temperature),
+    )
     found = measured(runs) if runs else []
     for batch in batches:
         here = replace(scenario, batch=batch)

@@ -17,10 +17,10 @@ from typing import Any
 import click
 
 from calibrate.calibration import record, requests_of
-from calibrate.cli import make_job
 from calibrate.display import show_progress
 from calibrate.live.placement import pair_specs, parse_placement
 from calibrate.live.world import LiveWorld
+from calibrate.options import make_job
 from calibrate.prompts import find_prompts, load_prompts, spread
 from calibrate.runs import Cell, Measured, measure, run_matrix
 from hardware_profiles.atomic import atomic_write

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from analysis.commands import deliver, refusals
-from policies.commandline import HELP, split_integers, split_list
+from analysis.commands import deliver
+from policies.commandline import HELP, refusals, split_integers, split_list
 
 EXAMPLES = """
 \b

@@ -33,6 +33,9 @@ def _row(found: Comparison, entry: Entry) -> dict[str, Any]:
         "setting": settings.label,
         "length": entry.length,
         "greedy_identical": outcome.identical,
+        "searches_that_found": outcome.found,
+        "search_s": outcome.retrieve_s,
+        "datastore_tokens": outcome.stored,
         "by_category": {
             place or "all": {
                 "tau": outcome.tau(place),
@@ -52,17 +55,19 @@ def print_comparison(found: Comparison) -> None:
     console = wide_console()
     for part in dict.fromkeys(entry.part for entry in found.entries):
         table = Table(header_style="bold", title=TITLES[part])
-        for title in ("setting", *(["l"] if part == "length" else []), "tau", "candidates"):
+        sized = ["tokens"] if part == "size" else ["l"] if part == "length" else []
+        for title in ("setting", *sized, "tau", "nodes", "found", "search"):
             table.add_column(title, justify="left" if title == "setting" else "right")
-        for title in ("SR simulated", *(["SR measured"] if found.live else []), *found.categories):
+        for title in ("SR sim.", *(["live", "error"] if found.live else []), *found.categories):
             table.add_column(title, justify="right")
         for entry in found.entries:
             if entry.part == part:
                 table.add_row(*_cells(found, entry))
         console.print(table)
     console.print(
-        "tau: accepted tokens per target forward without the target's own; SR: tokens/s over plain decoding, "
-        "ratio of sums; by category: tau / SR " + ("measured" if found.live else "simulated")
+        "tau: accepted tokens per target forward without the target's own; nodes: verified per forward; "
+        "SR: tokens/s over plain decoding, ratio of sums; by category: tau / SR "
+        + ("measured" if found.live else "simulated")
     )
     if any(outcome.identical is False for outcome in found.outcomes.values()):
         console.print("[bold red]a greedy text differs from plain decoding[/]")
@@ -71,14 +76,27 @@ def print_comparison(found: Comparison) -> None:
 def _cells(found: Comparison, entry: Entry) -> list[str]:
     outcome, settings = found.outcomes[entry.settings], entry.settings
     measured = found.measured_speedup(settings)
-    row = [entry.name, *([str(entry.length)] if entry.part == "length" else [])]
-    row += [f"{outcome.tau():.2f}", f"{outcome.candidates():.1f}", f"{found.simulated_speedup(settings):.2f}"]
-    row += [] if measured is None else [f"{measured:.2f}"]
+    simulated = found.simulated_speedup(settings)
+    row = [entry.name, *_varied(found, entry), f"{outcome.tau():.2f}", f"{outcome.candidates():.1f}"]
+    row.append("-" if outcome.found is None else f"{outcome.found:.0%}")
+    row.append("-" if outcome.retrieve_s is None else f"{1e6 * outcome.retrieve_s:.0f} us")
+    row.append(f"{simulated:.2f}")
+    row += [] if measured is None else [f"{measured:.2f}", f"{simulated / measured - 1.0:+.1%}"]
     for category in found.categories:
         live = found.measured_speedup(settings, category)
         speed = found.simulated_speedup(settings, category) if live is None else live
         row.append(f"{outcome.tau(category):.2f} / {speed:.2f}")
     return row
+
+
+def _varied(found: Comparison, entry: Entry) -> list[str]:
+    """What a table of lengths or sizes varies."""
+    if entry.part == "length":
+        return [str(entry.length)]
+    if entry.part == "size":
+        stored = found.outcomes[entry.settings].stored
+        return ["-" if stored is None else f"{stored / 1e6:.1f} M"]
+    return []
 
 
 def plot(found: Comparison, path: Path) -> None:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from analysis.family import Speeds, by_category, simulated_by_category
+from analysis.family import (
+    by_category,
+    decided_by_repeat,
+    simulated_by_category,
+    speeds_by_category,
+)
+from analysis.family_orders import Speeds
 from analysis.livecells import identical, run_interleaved
 from calibrate.calibration import record
 from calibrate.job import Job
 from calibrate.prompts import Prompt
 from calibrate.runs import LiveRun
+from hardware_profiles.datastore import Datastore, datastore_path
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure
-from policies.retrieval import PROMPT
+from policies.retrieval import PROMPT, RetrieveTree
+from simulator.pacing import find_pace
 from simulator.run import Scenario
 from simulator.tokens import replay
 
@@ -65,6 +72,9 @@ class Outcome:
         simulated: Tokens and seconds by category, from the decisions of the live runs.
         measured: The same live, one per repetition.
         identical: Whether every greedy text is plain decoding's; None at a temperature above 0.
+        found: Share of searches that found something; None for policies without them.
+        retrieve_s: Median seconds of a search step; likewise.
+        stored: Tokens of its datastore; None without one.
     """
 
     settings: Settings
@@ -74,6 +84,9 @@ class Outcome:
     simulated: Speeds
     measured: tuple[Speeds, ...]
     identical: bool | None
+    found: float | None = None
+    retrieve_s: float | None = None
+    stored: int | None = None
 
     def tau(self, category: str | None = None) -> float:
         """Accepted tokens per target forward, the target's own token left out (`rasd.metrics`)."""
@@ -205,7 +218,12 @@ def compare(
         repeats=repeats,
         progress=lambda done, total: progress(f"runs at T={temperature:g}", done, total),
     )
-    scenario = Scenario(tokens=replay(trace, seed=job.seed), profile=profile, seed=job.seed)
+    scenario = Scenario(
+        tokens=replay(trace, seed=job.seed),
+        profile=profile,
+        seed=job.seed,
+        measured_pace=find_pace(profile, temperature),
+    )
     outcomes = {}
     for done, settings in enumerate((plain, *asked)):
         mine = [run for run in runs if run.settings == settings]
@@ -224,15 +242,32 @@ def _outcome(
         accepted[category] = sum(each.accepted for each in rounds)
         forwards[category] = len(rounds)
         verified[category] = sum(candidates_verified(run) for run in mine)
+    found, retrieve_s = searches_of(runs)
+    store = settings.knobs.get("datastore")
+    decided = decided_by_repeat(trace, settings, runs, limit)
     return Outcome(
         settings=settings,
         accepted=accepted,
         forwards=forwards,
         verified=verified,
-        simulated=simulated_by_category(scenario, settings, trace, runs, limit),
-        measured=tuple(measured_by_category(trace, runs, r) for r in sorted({run.repeat for run in runs})),
+        simulated=simulated_by_category(scenario, settings, trace, decided),
+        measured=tuple(speeds_by_category(trace, runs, r) for r in sorted({run.repeat for run in runs})),
         identical=identical(runs, trace) if settings.temperature == 0.0 else None,
+        found=found,
+        retrieve_s=retrieve_s,
+        stored=None if store is None else len(Datastore.open(datastore_path(store))),
     )
+
+
+def searches_of(runs: Sequence[LiveRun]) -> tuple[float | None, float | None]:
+    """(share of searches that found something, median seconds of a search step); None without any."""
+    decided = [run.decisions for run in runs]
+    replies = [reply for d in decided for key, reply in d.replies.items() if key[0] == RetrieveTree.kind]
+    seconds = [d.seconds["retrieve"] for d in decided if "retrieve" in d.seconds]
+    if not replies or not seconds:
+        return None, None
+    # A reply is a `Retrieved`: its first field is the tree, whose first one are the tokens.
+    return sum(bool(reply[0][0]) for reply in replies) / len(replies), median(seconds)
 
 
 def candidates_verified(run: LiveRun) -> int:
@@ -241,21 +276,6 @@ def candidates_verified(run: LiveRun) -> int:
     if trees:
         return sum(tokens - 1 for _, _, work in trees for _, tokens in work)
     return sum(each.length for own in run.rounds.values() for each in own)
-
-
-def measured_by_category(trace: Trace, runs: Sequence[LiveRun], repeat: int) -> Speeds:
-    """Live tokens and seconds of one repetition; a request that ran several times counts once."""
-    found: Speeds = {}
-    for category, ids in by_category(trace).items():
-        summaries = [
-            [run.summary for run in runs if run.repeat == repeat and run.requests == (request,)]
-            for request in ids
-        ]
-        found[category] = (
-            float(sum(np.mean([s.tokens for s in own]) for own in summaries)),
-            float(sum(np.mean([s.seconds for s in own]) for own in summaries)),
-        )
-    return found
 
 
 def _place(name: str) -> str:

@@ -150,12 +150,6 @@ def middle(low: int, high: int) -> int | None:
     return min(max(round(math.sqrt(max(low, 1) * high)), low + 1), high - 1)
 
 
-def next_points(values: tuple[At, ...], errors: Mapping[At, float], seconds: Mapping[At, float]) -> list[At]:
-    """The points that the next tick adds to the grid: a layer through the worst probe."""
-    then = next_values(values, errors, seconds)
-    return [at for at in product(*then) if _off(at, values)]
-
-
 def next_values(
     values: tuple[At, ...], errors: Mapping[At, float], seconds: Mapping[At, float]
 ) -> tuple[At, ...]:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.live.errors import ModelError
+from calibrate.live.llamacpp_files import SEQUENCES
 from calibrate.live.placement import Precision, config_file, has_random_weights
+from hardware_profiles.roofline import find_precision
 from hardware_profiles.shapes import ShapeError, find_shape
 
-BYTES: dict[Precision, int] = {"fp32": 4, "fp64": 8, "bf16": 2, "fp16": 2}
-"""Of one number."""
 SPARE_BYTES = 512 * 2**20
 """Of a worker process besides weights and KV cache: torch and its buffers."""
 TREE_TOKENS = 400
@@ -46,13 +46,15 @@ class ModelSize:
     kv_per_token: int | None
     positions: int | None
 
-    def weight_bytes(self, precision: Precision) -> int | None:
+    def weight_bytes(self, precision: str) -> int | None:
         """Weights in memory."""
-        return None if self.parameters is None else self.parameters * BYTES[precision]
+        each = find_precision(precision).weight_bytes
+        return None if self.parameters is None else round(self.parameters * each)
 
-    def kv_bytes_per_token(self, precision: Precision) -> int | None:
+    def kv_bytes_per_token(self, precision: str) -> int | None:
         """Keys and values of one token in all layers."""
-        return None if self.kv_per_token is None else self.kv_per_token * BYTES[precision]
+        each = find_precision(precision).activation_bytes
+        return None if self.kv_per_token is None else round(self.kv_per_token * each)
 
 
 def model_size(folder: str) -> ModelSize:
@@ -192,6 +194,22 @@ def check_positions(
                 f"--max-tokens {max_tokens} does not fit: the {role} has {size.positions} positions, and "
                 f"prompts and {ahead} speculated tokens take their part of them; use a lower --max-tokens"
             )
+
+
+def check_sequences(needed: int) -> None:
+    """Refuse trees with more branches than llama.cpp can keep apart.
+
+    Args:
+        needed: Rows and branches of the largest tree that is measured.
+
+    Raises:
+        MisfitError: With the way out.
+    """
+    if needed > SEQUENCES:
+        raise MisfitError(
+            f"llama.cpp keeps {SEQUENCES} rows and branches apart, and the largest batch makes {needed} of "
+            "them; measure smaller ones, e.g. --batches 1,2,4"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +10,9 @@ import click
 
 from calibrate.datastore_cli import datastore
 from calibrate.decide_cli import decide
+from calibrate.options import make_job
 from calibrate.pair.cli import pair
-from policies.commandline import HELP, Refusal, split_integers
+from policies.commandline import HELP, refusals, split_integers, split_numbers
 
 if TYPE_CHECKING:
     from calibrate.journal import Journal
@@ -40,14 +39,6 @@ A run that was interrupted goes on where it was: give the same command again.
 """
 
 
-def split_numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
-    """`0,0.7` as a tuple of numbers (a click callback)."""
-    try:
-        return tuple(float(part) for part in value.split(","))
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is not a number or a comma-separated list of them") from error
-
-
 @click.group(
     invoke_without_command=True,
     epilog=EXAMPLES,
@@ -70,7 +61,7 @@ def split_numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[fl
     "--draft-backend",
     default="torch",
     show_default=True,
-    help="torch, openvino:CPU, openvino:GPU, openvino:NPU.",
+    help="torch, openvino:CPU, openvino:GPU, openvino:NPU, llamacpp:fp16, llamacpp:q8_0, llamacpp:q4_0.",
 )
 @click.option(
     "--precision",
@@ -151,105 +142,13 @@ def main(context: click.Context, /, **options: Any) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    try:
+    with refusals("calibrate needs torch: pip install 'spectwin[live]'"):
         _calibrate(options)
-    except KeyboardInterrupt as error:
-        raise click.Abort from error
-    except (ValueError, OSError, RuntimeError) as error:
-        raise Refusal(str(error)) from error
-    except ImportError as error:
-        raise Refusal(f"{error}; calibrate needs torch: pip install 'spectwin[live]'") from error
 
 
 main.add_command(pair)
 main.add_command(decide)
 main.add_command(datastore)
-
-
-def make_job(options: dict[str, Any]) -> Any:
-    """The calibration job that the options describe; options left out have the command's defaults.
-
-    Raises:
-        WrongMachine: `--hw` names another machine.
-        ValueError: Bad prompts, models, placement, sampling or batches.
-    """
-    from calibrate.job import Job, default_name
-    from calibrate.live.placement import check_backend, is_local_model, parse_placement
-    from calibrate.machine import find_machine, require, require_devices
-    from calibrate.pair.resolve import resolve_model
-    from calibrate.prompts import find_prompts, load_prompts, spread
-    from calibrate.scouting import scouting_wish
-    from calibrate.shapes import PREFIX, resolve_shape
-    from policies.sampling import Sampling
-
-    options = DEFAULTS | options
-    temperatures = options["temperature"]
-    if isinstance(temperatures, int | float):
-        temperatures = (float(temperatures),)
-    for temperature in temperatures:
-        Sampling(temperature, options["top_p"])
-    if options["top_p"] != 1.0 and not any(temperatures):
-        raise ValueError(
-            "--top-p changes nothing at temperature 0; give a temperature, e.g. --temperature 0,1"
-        )
-    machine = find_machine()
-    require(options["hw"], machine)
-    placement, backend = parse_placement(options["placement"]), options["draft_backend"]
-    check_backend(backend)
-    require_devices(placement, machine, backend, sampled=any(temperatures))
-    prompts = load_prompts(find_prompts(options["prompts"]))
-    count = options["count"] or (-(-len(prompts) // 2) if options["quick"] else None)
-    if count is not None:
-        prompts = spread(prompts, count)
-    folders = [
-        str((resolve_shape if name.startswith(PREFIX) else resolve_model)(name))
-        for name in (options["target"], options["draft"])
-    ]
-    for folder in folders:
-        is_local_model(folder)
-    return Job(
-        machine=machine,
-        target=folders[0],
-        draft=folders[1],
-        names=(options["target"], options["draft"]),
-        prompts=tuple(prompts),
-        prompt_set=options["prompts"] if "/" not in options["prompts"] else Path(options["prompts"]).stem,
-        placement=placement,
-        limit=options["max_tokens"],
-        quick=options["quick"],
-        name=options["name"] or default_name(machine, options["target"], placement, backend),
-        seed=options["seed"],
-        command=shlex.join(["calibrate", *sys.argv[1:]]),
-        temperatures=tuple(temperatures),
-        top_p=options["top_p"],
-        ranks=options["ranks"],
-        batches=tuple(options["batches"]),
-        mode=options["mode"],
-        temperature=temperatures[0],
-        passes=options["passes"],
-        apart_s=60.0 * options["apart"],
-        scouting=scouting_wish(options["until_error"], options["time_budget"]),
-        precision=options["precision"],
-        draft_backend=backend,
-    )
-
-
-DEFAULTS: dict[str, Any] = {
-    "top_p": 1.0,
-    "ranks": None,
-    "batches": (1, 2, 4, 8),
-    "mode": "eager",
-    "count": None,
-    "quick": False,
-    "name": None,
-    "passes": 1,
-    "apart": 0.0,
-    "until_error": None,
-    "time_budget": None,
-    "precision": "fp32",
-    "draft_backend": "torch",
-}
-"""Options that other commands, which make a job too, need not give."""
 
 
 def _calibrate(options: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from policies.commandline import HELP, Refusal
+from policies.commandline import BAD_INPUT, HELP, Refusal, refusals
 
 EXAMPLES = """
 \b
@@ -47,14 +47,8 @@ def build(**options: Any) -> None:
     The interpreter's standard library and the packages installed beside it, without the documents that the
     shipped prompts were cut from.
     """
-    try:
+    with refusals("building needs a tokenizer: pip install 'spectwin[live]'", BAD_INPUT):
         path, found = _build(options)
-    except KeyboardInterrupt as error:
-        raise click.Abort from error
-    except (ValueError, OSError) as error:
-        raise Refusal(str(error)) from error
-    except ImportError as error:
-        raise Refusal(f"{error}; building needs a tokenizer: pip install 'spectwin[live]'") from error
     if len(found) < options["tokens"]:
         click.echo(
             f"this machine has {len(found)} tokens of text, fewer than {options['tokens']}; "

@@ -18,6 +18,7 @@ from calibrate.live.placement import (
     WorkerSpec,
     has_random_weights,
     labelled_backend,
+    own_precision,
     pair_specs,
 )
 from calibrate.machine import Machine
@@ -61,7 +62,7 @@ class Job:
         apart_s: Least seconds from one pass's beginning to the next one's.
         scouting: How the points of the grids are chosen by measuring; None: as planned.
         precision: Of both models.
-        draft_backend: What runs the draft: `torch`, or `openvino:CPU` and the like.
+        draft_backend: What runs the draft: `torch`, or `openvino:CPU`, `llamacpp:q8_0` and the like.
     """
 
     machine: Machine
@@ -127,7 +128,8 @@ def check(job: Job, what: Plan) -> None:
     """Refuse what cannot work, before anything is started.
 
     Raises:
-        MisfitError: The tokenizers differ, a text outgrows the models, or the memory does not suffice.
+        MisfitError: The tokenizers differ, a text outgrows the models, the memory does not suffice, or
+            llama.cpp cannot keep so many branches.
     """
     checks.check_tokenizers(job.target, job.draft)
     sizes = [("target", checks.model_size(job.target)), ("draft", checks.model_size(job.draft))]
@@ -136,6 +138,9 @@ def check(job: Job, what: Plan) -> None:
     checks.check_positions(sizes, longest=what.longest, max_tokens=job.limit, ahead=ahead)
     length = max(what.longest, job.limit + ahead)
     check_memories(job, batch=what.largest_batch, length=length)
+    if own_precision(job.draft_backend) is not None:
+        trees = [point for grid in what.grids if grid.operation == "draft.tree" for point in grid.points]
+        checks.check_sequences(max((rows * (1 + branches) for rows, branches, _ in trees), default=0))
 
 
 def check_memories(job: Job, *, batch: int, length: int) -> None:
@@ -164,7 +169,7 @@ def worker_specs(job: Job, *, batch: int = 1, length: int = 512) -> tuple[Worker
     capacity = max(512, length)
     return (
         replace(target, mode=job.mode, slots=batch, capacity=capacity),
-        # OpenVINO knows compiled graphs only.
+        # OpenVINO knows compiled graphs only, llama.cpp its own.
         replace(draft, mode=job.mode if draft.backend == TORCH else "eager", slots=batch, capacity=capacity),
     )
 
@@ -176,7 +181,7 @@ def like_profile(job: Job, profile: Profile) -> Job:
         job,
         mode="compiled" if target.mode == "captured" else "eager",
         precision=next((p for p in PRECISIONS if p == target.precision), PRECISION),
-        draft_backend=labelled_backend(draft.backend),
+        draft_backend=labelled_backend(draft.backend, draft.precision),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.journal import Journal, Json, pack, unpack
-from calibrate.live.placement import backend_label
+from calibrate.live.placement import backend_label, own_precision
 from calibrate.prompts import Prompt
 from calibrate.recording import PairFacts, Recording, RecordingJob, record
 from calibrate.subprocesses import run_many
@@ -177,7 +177,7 @@ def _describe(
         prompt_set=prompt_set,
         prompt_set_hash=digest,
         backend=backend_label(job.draft_backend),
-        precision=job.precision,
+        precision=own_precision(job.draft_backend) or job.precision,
         when=when,
         versions=versions(),
     )

@@ -151,10 +151,12 @@ def round_starts(run_lengths: IntArray, lookahead: int, offsets: IntArray | None
         offsets: [R + 1] first position of each request, and n; one request by default.
 
     Raises:
-        ValueError: `lookahead` below 0.
+        ValueError: `lookahead` or a run below 0.
     """
     if lookahead < 0:
         raise ValueError(f"lookahead must be at least 0, got {lookahead}")
+    if (run_lengths < 0).any():
+        raise ValueError(f"a run cannot be negative, got {run_lengths.min()}")
     steps = (np.minimum(run_lengths, lookahead) + 1).tolist()
     bounds = [0, len(steps)] if offsets is None else offsets.tolist()
     starts: list[int] = []
@@ -164,32 +166,6 @@ def round_starts(run_lengths: IntArray, lookahead: int, offsets: IntArray | None
             starts.append(here)
             here += steps[here]
     return np.array(starts, dtype=np.int64)
-
-
-def measured_weights(run_lengths: IntArray, lookahead: int) -> FloatArray:
-    """[K + 1] share of rounds with k = 0 ... K accepted tokens, as recorded rather than iid.
-
-    Args:
-        run_lengths: [rounds] correct draft tokens from the start of each round on.  Pass the starts of
-            rounds only (`run_lengths[round_starts(...)]`): over all positions long runs would count
-            once for each token in them.
-        lookahead: K.
-
-    Raises:
-        ValueError: No round, a negative run, or `lookahead` below 0.
-    """
-    return np.asarray(_outcomes(run_lengths, lookahead) / len(run_lengths), dtype=np.float64)
-
-
-def _outcomes(run_lengths: IntArray, lookahead: int) -> IntArray:
-    """[K + 1] rounds by accepted tokens."""
-    if lookahead < 0:
-        raise ValueError(f"lookahead must be at least 0, got {lookahead}")
-    if len(run_lengths) == 0:
-        raise ValueError("no recorded round")
-    if int(run_lengths.min()) < 0:
-        raise ValueError(f"a run cannot be negative, got {run_lengths.min()}")
-    return np.bincount(np.minimum(run_lengths, lookahead), minlength=lookahead + 1).astype(np.int64)
 
 
 def round_curves(
@@ -222,8 +198,10 @@ def round_curves(
     if prior < 0:
         raise ValueError(f"the prior must be at least 0 rounds, got {prior:g}")
     starts = round_starts(run_lengths, lookahead, offsets)
-    rounds = _outcomes(run_lengths[starts], lookahead)
+    if len(starts) == 0:
+        raise ValueError("no recorded round")
     accepted = np.minimum(run_lengths[starts], lookahead)
+    rounds = np.bincount(accepted, minlength=lookahead + 1).astype(np.int64)
     bonus = rank[starts + accepted]
     pooled = rejected_curve(rank, deepest)
     rows = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from policies.knobs import KNOBS
@@ -112,10 +112,6 @@ class Settings:
             for name, value in self.knobs.items()
             if KNOBS[name].rare and value != KNOBS[name].default
         }
-
-    def with_sampling(self, temperature: float, top_p: float = 1.0) -> Settings:
-        """These settings at another target sampling."""
-        return replace(self, temperature=temperature, top_p=top_p)
 
 
 def _shown(value: Any) -> str:

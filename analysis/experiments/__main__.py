@@ -9,7 +9,7 @@ import click
 
 from analysis.experiments.runner import EXPERIMENTS, Plan, module_of, run_experiment
 from analysis.experiments.store import RESULTS, save
-from policies.commandline import HELP, Refusal, split_list
+from policies.commandline import HELP, refusals, split_list
 
 DEFAULT = {"ratio": ("cpu2-x5", "cpu2-x20"), "backup": ("cpu2-x20",)}
 EXAMPLES = """
@@ -44,14 +44,8 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(**options: Any) -> None:
     """Answer one of the papers' open questions by law, simulation and, with --live, measurement."""
-    try:
+    with refusals("--live runs models: pip install 'spectwin[live]'"):
         _run(options)
-    except KeyboardInterrupt as error:
-        raise click.Abort from error
-    except (ValueError, OSError, RuntimeError) as error:
-        raise Refusal(str(error)) from error
-    except ImportError as error:
-        raise Refusal(f"{error}; --live runs models: pip install 'spectwin[live]'") from error
 
 
 def _run(options: dict[str, Any]) -> None:

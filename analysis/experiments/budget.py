@@ -9,8 +9,9 @@ import numpy as np
 from analysis.experiments.bench import Bench, Row, column
 from analysis.experiments.pictures import COLOURS, draw_worlds, finish, parity
 from policies.registry import Settings
-from simulator.resolve import Wish, resolve
+from simulator.resolve import resolve
 from simulator.shapes import SHAPES
+from simulator.wishes import Wish
 
 LOOKAHEAD = 4
 BUDGETS = (2, 5, 10, 15, 25)

@@ -191,7 +191,32 @@ class Block:
             owners: [blocks] each: request, position and the token drawn.
         """
         at = self._rows.start + step
-        rows = slice(at, self._rows.stop, self._shape[1])
+        self._put(slice(at, self._rows.stop, self._shape[1]), weights, totals, owners)
+
+    def write_some(
+        self,
+        places: tuple[IntArray, IntArray],
+        weights: NDArray[np.float32],
+        totals: FloatArray,
+        owners: tuple[IntArray, IntArray, IntArray],
+    ) -> None:
+        """The laws [n, V] of n tokens, of any speculations.
+
+        Args:
+            places: [n] each: the token's speculation, and its index within it.
+            weights: [n, V], not normalised.
+            totals: [n] their sums.
+            owners: [n] each: request, position and the token drawn.
+        """
+        self._put(self._rows.start + places[0] * self._shape[1] + places[1], weights, totals, owners)
+
+    def _put(
+        self,
+        rows: slice | IntArray,
+        weights: NDArray[np.float32],
+        totals: FloatArray,
+        owners: tuple[IntArray, IntArray, IntArray],
+    ) -> None:
         records = self._records
         records.weights[rows] = weights
         records.totals[rows] = totals

@@ -65,7 +65,7 @@ class Branching:
             kept.extend(added)
         positions, hidden = self._sight(firsts, [len(row) for row in tokens])
         starts = [trunk + first for trunk, first in zip(self._trunks, firsts, strict=True)]
-        logits = self.runner.forward_at(self.slots, starts, tokens, positions, hidden)
+        logits = self._forward(starts, tokens, positions, hidden)
         self._fed = self.runner.fed
         return logits
 
@@ -83,6 +83,12 @@ class Branching:
         tokens = [[own[node] for node in path] for own, path in zip(self.tokens, paths, strict=True)]
         self.runner.adopt(self.slots, columns, tokens)
         self._fed = -1
+
+    def _forward(
+        self, starts: Sequence[int], tokens: Sequence[Sequence[int]], positions: IntArray, hidden: BoolArray
+    ) -> Tensor:
+        """[R, n, V] logits of further nodes; see `NodeForwards.forward_at`."""
+        return self.runner.forward_at(self.slots, starts, tokens, positions, hidden)
 
     def _sight(self, firsts: Sequence[int], counts: Sequence[int]) -> tuple[IntArray, BoolArray]:
         """[R, n] positions of the nodes from `firsts` on, and [R, n, L] the columns hidden from them."""

@@ -10,10 +10,10 @@ from typing import Any, cast
 import simpy
 
 from calibrate.live.codec import Submission, decode, encode
+from calibrate.live.envelopes import Failure, Mark, Report, Work
 from calibrate.live.environment import LiveEnvironment
 from calibrate.live.errors import AuditError, WorkerError
 from calibrate.live.link import WorkerLink
-from calibrate.live.messages import Failure, Mark, Report, Work
 from policies.operations import View, operation_name
 from policies.records import Span
 from policies.rowwise import Rowwise
@@ -55,6 +55,7 @@ class Timing:
         steps: Model calls.
         context: Committed tokens at submission, mean over rows; 0 for calibration's own operations.
         rows: Rows that the operation was about; 0 for calibration's own.
+        mark_s: Its mark was noticed here; None without one.
     """
 
     device: str
@@ -67,6 +68,7 @@ class Timing:
     steps: tuple[StepTime, ...]
     context: float
     rows: int = 1
+    mark_s: float | None = None
 
     @property
     def tokens(self) -> int:
@@ -79,19 +81,9 @@ class Timing:
         return max((step.width for step in self.steps), default=0)
 
     @property
-    def submit_overhead_s(self) -> float | None:
-        """From the submission to the worker's start; None where it waited for other work."""
-        return None if self.queued else self.start_s - self.submit_s
-
-    @property
     def report_overhead_s(self) -> float:
         """From the worker's end to the report's arrival."""
         return self.arrival_s - self.end_s
-
-    @property
-    def model_s(self) -> float:
-        """Seconds within model calls; the rest of `end_s - start_s` is the worker's own overhead."""
-        return sum(step.end_s - step.start_s for step in self.steps)
 
 
 class Task(simpy.Event):
@@ -119,6 +111,7 @@ class _Pending:
     submit_s: float
     queued: bool
     marked: list[tuple[Any, ...]] = field(default_factory=list)
+    heard_s: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -193,6 +186,7 @@ class LiveDevice:
             task, submission = self._pending[0].task, self._pending[0].submission
             if report.number != task.number:
                 raise AuditError(f"{self.name}: mark of work {report.number}, expected {task.number}")
+            self._pending[0].heard_s.append(arrival_s)
             if isinstance(submission, Rowwise):
                 self._pending[0].marked.append(cast("tuple[Any, ...]", report.reply))
             task.mark.succeed(decode(submission, report.reply))
@@ -233,6 +227,7 @@ class LiveDevice:
             ),
             context=0.0 if view is None else float(view.contexts.mean()),
             rows=0 if view is None else len(view.slots),
+            mark_s=next(iter(pending.heard_s), None),
         )
         self.timings.append(timing)
         details: dict[str, Any] = {

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from calibrate.live.addedweights import read_additions, write_additions
 from calibrate.live.errors import ModelError
 from calibrate.pair.resolve import DATA
 from policies.exits import EXITS
@@ -140,14 +139,9 @@ def save_exits(heads: ExitHeads, total: int, folder: Path) -> Path:
     """Write adapters beside the weights of the model they belong to, in half precision; returns the file."""
     tensors = {}
     for index, layer in enumerate(heads.layers):
-        tensors[f"{layer}.down"] = heads.down[index].weight.detach().half().contiguous()
-        tensors[f"{layer}.up"] = heads.up[index].weight.detach().half().contiguous()
-    path = folder / FILE
-    partial = path.with_suffix(".partial")
-    save_file(tensors, str(partial), metadata={"schema": _SCHEMA, "layers": str(total)})
-    partial.replace(path)
-    path.chmod(0o644)  # as everything beside it; safetensors writes for the owner alone
-    return path
+        tensors[f"{layer}.down"] = heads.down[index].weight
+        tensors[f"{layer}.up"] = heads.up[index].weight
+    return write_additions(tensors, folder / FILE, schema=_SCHEMA, layers=total)
 
 
 def load_exits(model: Any) -> ModelExits:
@@ -178,14 +172,7 @@ def load_exits(model: Any) -> ModelExits:
 
 def _read(path: Path, hidden: int) -> tuple[ExitHeads, int]:
     """The adapters of a file, padded to `hidden`, and the layers of the model they were trained on."""
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path}: {error}") from error
-    if metadata.get("schema") != _SCHEMA:
-        raise ModelError(f"{path}: holds no early exits of schema {_SCHEMA!r}")
+    tensors, total = read_additions(path, schema=_SCHEMA, what="early exits")
     layers = tuple(sorted({int(name.partition(".")[0]) for name in tensors}))
     trained = int(tensors[f"{layers[0]}.down"].shape[1])
     if trained > hidden:
@@ -194,7 +181,7 @@ def _read(path: Path, hidden: int) -> tuple[ExitHeads, int]:
     with torch.no_grad():
         for index, layer in enumerate(layers):
             for module, name in ((heads.down[index], "down"), (heads.up[index], "up")):
-                small = tensors[f"{layer}.{name}"]
+                small = tensors[f"{layer}.{name}"].float()
                 module.weight.zero_()
                 module.weight[: small.shape[0], : small.shape[1]] = small
-    return heads, int(metadata["layers"])
+    return heads, int(total)

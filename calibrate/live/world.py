@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, cast
 
 from calibrate.live.arena import DEFAULT_BYTES, Segment
 from calibrate.live.device import LiveDevice, Timing
+from calibrate.live.envelopes import Ready
 from calibrate.live.environment import LiveEnvironment
 from calibrate.live.errors import LiveError, ModelError, WorkerDied, WorkerError
 from calibrate.live.link import WorkerLink
-from calibrate.live.messages import Ready, Tokens
+from calibrate.live.messages import Tokens
 from calibrate.live.placement import WorkerSpec, local_vocabulary
 from policies.protocols import Steps, World
 from policies.records import Span

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tiny_profiles import profile, trace
 
-from analysis.effort import judge, setting_of
+from analysis.effort import judge, measured_speedups, setting_of
+from analysis.effort_errors import Effort, covered_by_all
 from analysis.predictions import predict
 from policies.registry import SettingError, configure
 
@@ -28,10 +29,41 @@ def test_a_profile_that_predicted_what_was_measured_has_no_error() -> None:
     settings = [(configure("sd", lookahead=k), 1) for k in (2, 4)]
     speedups = [p.simulated_speedup_vs_ar for p in predict(settings, tiny, part)]
     found = judge("tiny", tiny, dict(zip(settings, speedups, strict=True)), [part])
-    assert (found.settings, found.largest, found.bias) == (2, pytest.approx(0.0), pytest.approx(0.0))
+    errors = found.errors()
+    assert errors is not None
+    assert (errors.settings, errors.largest, errors.bias) == (2, pytest.approx(0.0), pytest.approx(0.0))
     # Measured a tenth slower: predicted 1 / 0.9 - 1 too fast.
     slower = {setting: 0.9 * s for setting, s in zip(settings, speedups, strict=True)}
-    assert judge("tiny", tiny, slower, [part]).median == pytest.approx(1 / 0.9 - 1)
+    off = judge("tiny", tiny, slower, [part]).errors()
+    assert off is not None and off.median == pytest.approx(1 / 0.9 - 1)
+
+
+def effort(name: str, ratios: dict[int, float], inside: set[int]) -> Effort:
+    """By lookahead of SD at batch 1."""
+    of = {k: (configure("sd", lookahead=k), 1) for k in ratios}
+    covered = frozenset(of[k] for k in inside)
+    return Effort(name, "", None, {of[k]: r for k, r in ratios.items()}, covered, {})
+
+
+def test_a_short_calibration_is_judged_on_what_it_covers() -> None:
+    quick = effort("quick", {1: 1.1, 2: 0.9, 3: 2.0}, {1, 2})
+    full = effort("full", {1: 1.0, 2: 1.02, 3: 1.0}, {2, 3})
+    errors, beyond = quick.errors(), quick.errors_beyond
+    assert errors is not None and (errors.settings, errors.largest) == (2, pytest.approx(0.1))
+    assert beyond is not None and (beyond.settings, beyond.median) == (1, pytest.approx(1.0))
+    common = covered_by_all([quick, full])
+    assert [len(common)] == [1]
+    same = [each.errors(common) for each in (quick, full)]
+    assert [e and round(e.median, 6) for e in same] == [0.1, 0.02]
+
+
+def test_validations_of_several_times_are_pooled() -> None:
+    row = {"policy": "sd", "lookahead": 2, "fanout": None, "backup": None, "temperature": 0.0, "batch": 1}
+    told = {"target": "t", "draft": "d", "prompts": "heldout", "summary": {"requests": 2}}
+    first, second = ({**told, "rows": [{**row, "measured_speedup_vs_ar": s}]} for s in (1.0, 1.44))
+    assert list(measured_speedups([first, second]).values()) == [pytest.approx(1.2)]
+    with pytest.raises(ValueError, match="different pairs"):
+        measured_speedups([first, {**second, "target": "other"}])
 
 
 def test_a_profile_that_knows_none_of_the_settings_is_refused() -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from analysis.family import Member, error_summary, orders
-from analysis.family_cli import settings_of
-from policies.registry import POLICIES, configure
+import pytest
+from tiny_profiles import profile, trace
+
+from analysis.family import Group, Measured
+from analysis.family_cli import setting_of, settings_of
+from analysis.family_ignoring import content_ignored, without_retrieval
+from analysis.family_orders import Member, error_summary, orders
+from analysis.family_store import load_groups, save_groups
+from hardware_profiles.decisions import Decisions, DecisionTrace
+from policies.registry import POLICIES, SettingError, configure
+from simulator.run import Scenario
+from simulator.tokens import replay
 
 
 def member(lookahead: int, simulated: float, measured: tuple[float, ...]) -> Member:
@@ -18,6 +27,7 @@ def member(lookahead: int, simulated: float, measured: tuple[float, ...]) -> Mem
     return Member(
         settings=configure("sd", lookahead=lookahead),
         law_speedup_vs_ar=2.0,
+        ignored_speedup_vs_ar=1.2 * simulated,
         simulated=speeds(simulated),
         simulated_ar=speeds(1.0),
         measured=tuple(speeds(m) for m in measured),
@@ -48,10 +58,67 @@ def test_pairs_that_the_live_runs_cannot_tell_apart_do_not_count() -> None:
 
 def test_a_right_order_has_no_regret() -> None:
     members = [member(2, 1.3, (1.4, 1.5)), member(3, 1.1, (1.0, 1.1))]
-    assert [(o.pairs, o.right, o.regret) for o in orders(members)] == [(1, 1, 0.0)] * 2
+    assert [(o.pairs, o.right, o.regret) for o in orders(members)] == [(1, 1, 0.0)] * 3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_live_policy_has_settings(temperature: float) -> None:
     found = {settings.policy for settings in settings_of([], temperature, seed=0)}
     assert found == {name for name, info in POLICIES.items() if "live" in info.worlds} - {"ar"}
+
+
+def test_what_was_measured_is_read_as_it_was_written(tmp_path: Path) -> None:
+    speeds = {"code": (10.0, 2.0), "chat": (5.0, 1.5)}
+    texts = trace([[0] * 4])
+    duo, tree = configure("duo", temperature=1.0), configure("tree", tree_widths=(2, 1), temperature=1.0)
+    members = []
+    for settings in (duo, tree):
+        replies = [{("verifytree", 0, 0, 0): [n, [7]]} for n in (1, 2)]
+        decided = tuple(
+            DecisionTrace(
+                texts.requests,
+                texts.meta,
+                {settings.label: Decisions(settings.label, r, policy=settings.policy)},
+                4,
+            )
+            for r in replies
+        )
+        members.append(Measured(settings, (speeds, speeds), None, decided))
+    plain = Measured(configure("ar", temperature=1.0), (speeds, speeds), None)
+    save_groups([Group(plain, tuple(members))], {"seed": 3}, tmp_path / "kept")
+    (found,), asked = load_groups(tmp_path / "kept")
+    assert asked == {"seed": 3} and found.plain == plain and found.temperature == 1.0
+    assert [(m.settings, m.speeds) for m in found.members] == [(m.settings, m.speeds) for m in members]
+    for read, written in zip(found.members, members, strict=True):
+        label = read.settings.label
+        both = ([d.settings[label].replies for d in m.decided] for m in (read, written))
+        assert next(both) == next(both)
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match="no live runs of"):
+        load_groups(tmp_path / "other.json")
+
+
+def test_content_ignored_is_iid_and_retrieval_finds_nothing() -> None:
+    """Half of the tokens accepted, one by one or in one block: coins cannot tell, replay can."""
+    mixed, clustered = ([[0, 1] * 24], [[0] * 24 + [1] * 24])
+    found = [
+        content_ignored(Scenario(replay(trace(ranks)), profile=profile()), configure("sd", lookahead=3))
+        for ranks in (mixed, clustered)
+    ]
+    assert found[0] == found[1]
+    left = [
+        without_retrieval(configure(name, temperature=t)).policy
+        for t in (0.0, 1.0)
+        for name in ("double", "rasd", "rest", "pld", "duo")
+    ]
+    assert left == ["pearl", "tree", "ar", "ar", "duo"] * 2
+    grown = configure("tree", tree_plan="dynamic", tree_depth=3, tree_topk=2, tree_budget=4)
+    assert without_retrieval(grown) == configure("tree", tree_widths=(2, 1, 1))
+
+
+def test_settings_from_text() -> None:
+    asked = "saguaro lookahead=2 fanout=3,2,2 backup=plain"
+    assert setting_of(asked, 0.0, 0) == configure("saguaro", lookahead=2, fanout=(3, 2, 2), backup="plain")
+    for wrong in ("pearl 3", "pearl lookahead=x", ""):
+        with pytest.raises(SettingError):
+            setting_of(wrong, 0.0, 0)

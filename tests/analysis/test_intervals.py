@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tiny_profiles import profile, trace
 
-from analysis.intervals import Bootstrap, block_factors, draw, interval
+from analysis.draws import block_factors, draw
+from analysis.intervals import Bootstrap, interval
 from analysis.serving import chosen_requests, seconds_by_request
 from policies.registry import configure
 from simulator.run import Scenario, simulate

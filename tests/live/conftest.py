@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `live_support`
 
-from live_support import LIMIT, VOCABULARY, tiny_model, with_noise, worker_specs
+from live_support import LIMIT, Reference, worker_specs
+from tiny_models import VOCABULARY, tiny_model, with_noise
 
 from calibrate.live.loading import load_model
 from calibrate.live.plain import plain_decode_many
@@ -64,6 +65,16 @@ def prompts() -> list[tuple[int, ...]]:
 def plain_texts(target_model: PreTrainedModel, prompts: list[tuple[int, ...]]) -> list[list[int]]:
     """What the target emits by plain decoding."""
     return plain_decode_many(target_model, prompts, LIMIT)
+
+
+@pytest.fixture(scope="session")
+def reference(
+    target_model: PreTrainedModel,
+    draft_model: PreTrainedModel,
+    prompts: list[tuple[int, ...]],
+    plain_texts: list[list[int]],
+) -> Reference:
+    return Reference(target_model, draft_model, prompts, plain_texts)
 
 
 @pytest.fixture(scope="session")

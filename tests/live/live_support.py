@@ -1,14 +1,17 @@
-"""Helpers of the live tests: tiny models, a world without processes, and checks that mutants must fail."""
+"""Helpers of the live tests: a world without processes, and checks that mutants must fail."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import simpy
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from tiny_models import VOCABULARY
+from transformers import PreTrainedModel
 
+from calibrate.decisions import plain
 from calibrate.live.arena import LawReader, LawWriter, Segment
 from calibrate.live.codec import LiveCache, decode, encode
 from calibrate.live.executor import Executor
@@ -20,42 +23,22 @@ from policies.operations import Prespeculate, Request, Source, Verdict, Verify
 from policies.registry import Settings, start
 from policies.rows import Rows
 
-VOCABULARY = 64
 LIMIT = 48
 Prompts = Sequence[tuple[int, ...]]
 
 
-def tiny_model(
-    seed: int, *, vocabulary: int = VOCABULARY, layers: int = 2, attention: str = "sdpa"
-) -> LlamaForCausalLM:
-    """A random Llama whose logits are spread out (the default initialisation makes all tokens alike)."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.25,
-        bos_token_id=None,
-        eos_token_id=None,
-        tie_word_embeddings=False,
-        attn_implementation=attention,
-    )
-    return LlamaForCausalLM(config).eval()
+@dataclass(frozen=True)
+class Reference:
+    """The models in this process, some prompts, and what plain decoding makes of them."""
 
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    prompts: Prompts
+    texts: list[list[int]]
 
-def with_noise(model: LlamaForCausalLM, scale: float) -> LlamaForCausalLM:
-    """A copy that mostly agrees: a draft whose acceptances are mixed."""
-    draft = LlamaForCausalLM(model.config).eval()
-    draft.load_state_dict(model.state_dict())
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for weights in draft.parameters():
-            weights.add_(torch.randn(weights.shape, generator=generator), alpha=scale * float(weights.std()))
-    return draft
+    def some(self, count: int, limit: int) -> tuple[Prompts, list[list[int]]]:
+        """The last prompts, and the beginnings of their texts."""
+        return self.prompts[-count:], [text[:limit] for text in self.texts[-count:]]
 
 
 def worker_specs(pair: tuple[str, str], drafts: int = 1) -> tuple[WorkerSpec, list[WorkerSpec]]:
@@ -238,3 +221,14 @@ def _check_cached_set(slot: int, operations: list[Prespeculate], caches: list[Li
 def verdicts(world: InlineWorld) -> list[Verdict]:
     """All verdicts, in order."""
     return [answer for _, answer in world.target.served if isinstance(answer, Verdict)]
+
+
+def decided_replies(world: InlineWorld) -> dict[Any, Any]:
+    """What `calibrate.decisions` collects of a live world, as a file keeps it."""
+    return {
+        key: json.loads(json.dumps(plain(answer[slot])))
+        for device in (world.target, world.draft)
+        for operation, answer in device.served
+        if hasattr(operation, "moments")
+        for key, slot in zip(operation.moments(), operation.view.slots.tolist(), strict=True)
+    }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from live_support import InlineWorld, inline_world, tiny_model, with_noise
+from live_support import InlineWorld, inline_world
+from tiny_models import tiny_model, with_noise
 from torch import Tensor
 from transformers import PreTrainedModel
 

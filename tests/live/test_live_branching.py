@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_live_runner import MODELS, TEXTS, assert_close, filled, plain
+from runner_support import MODELS, TEXTS, assert_close, filled, plain
 from transformers import PreTrainedModel
 
 from calibrate.live import treejudge

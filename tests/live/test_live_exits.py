@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from live_support import tiny_model
 from mirror_support import LAYERS, Models, tiny_models
+from tiny_models import tiny_model
 from torch import Tensor
 
 from calibrate.live.capture import is_compilable

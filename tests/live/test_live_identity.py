@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from live_support import check_cached_sets, check_drafts, inline_world, serve, texts_of, worker_specs
-from transformers import PreTrainedModel
+from live_support import (
+    Reference,
+    check_cached_sets,
+    check_drafts,
+    inline_world,
+    serve,
+    texts_of,
+    worker_specs,
+)
 
 from calibrate.live.world import LiveWorld
 from policies.registry import Settings, configure
@@ -46,26 +52,6 @@ SETTINGS = [
 def two_drafts(pair: tuple[str, str]) -> Iterator[LiveWorld]:
     with LiveWorld(*worker_specs(pair, drafts=2)) as world:
         yield world
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The models in this process, the prompts, and what plain decoding makes of them."""
-
-    target: PreTrainedModel
-    draft: PreTrainedModel
-    prompts: Prompts
-    texts: list[list[int]]
-
-
-@pytest.fixture(scope="module")
-def reference(
-    target_model: PreTrainedModel,
-    draft_model: PreTrainedModel,
-    prompts: Prompts,
-    plain_texts: list[list[int]],
-) -> Reference:
-    return Reference(target_model, draft_model, prompts, plain_texts)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings.label)

@@ -18,6 +18,8 @@ NEW = ("double", "duo", "mirror", "tree", "rest", "rasd")
 ELSEWHERE = {
     "matched_length": "coins only; with tokens it is refused",
     "overlap": "changes when, not what: tests/policies/test_mirror.py, test_double.py",
+    "streams": "changes in how many passes, not what: tests/live/test_live_streams.py",
+    "stream_acceptance": "coins only; with tokens it is refused",
     "datastore": "tests/live/test_live_rasd.py, test_live_double.py",
 }
 OTHERS: dict[str, Any] = {

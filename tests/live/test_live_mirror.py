@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from live_support import (
-    VOCABULARY,
-    InlineWorld,
-    new_rows,
-    serve,
-    texts_of,
-    worker_specs,
-)
+from live_support import InlineWorld, new_rows, serve, texts_of, worker_specs
 from mirror_support import (
     LAYERS,
     Models,
@@ -26,6 +19,7 @@ from mirror_support import (
     tiny_models,
     uses_any_rollout,
 )
+from tiny_models import VOCABULARY
 
 from calibrate.decisions import decide
 from calibrate.live.exits import ExitHeads, exit_layers, save_exits

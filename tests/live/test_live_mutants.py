@@ -21,10 +21,10 @@ from live_support import (
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from calibrate.live import executor as executor_module
 from calibrate.live.codec import LiveCache
 from calibrate.live.errors import AuditError
 from calibrate.live.executor import Executor
+from calibrate.live.handlers import prespeculate
 from calibrate.live.messages import PrefillRows, Row, VerifyRows
 from calibrate.live.runner import ModelRunner
 from policies.operations import Draft, Prespeculate, Verify
@@ -208,7 +208,7 @@ def test_caching_the_rejected_token_is_caught(
     def with_rejected(ranked: Any, drafted: Any, fanout: Any, **_: Any) -> list[tuple[int, int]]:
         return [(k, token) for k, row in enumerate(ranked) for token in row[: fanout[k]]]
 
-    monkeypatch.setattr(executor_module, "prepared_outcomes", with_rejected)
+    monkeypatch.setattr(prespeculate, "prepared_outcomes", with_rejected)
     world = inline_world(target_model, draft_model)
     serve(world, WIDE, prompts[:2], batch=2)
     with pytest.raises(AssertionError):

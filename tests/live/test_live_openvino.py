@@ -7,7 +7,7 @@ device; no NPU was ever asked.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from live_support import (
-    InlineWorld,
-    check_cached_sets,
-    check_drafts,
-    serve,
-    texts_of,
-    tiny_model,
-    with_noise,
-    worker_specs,
+from backend_support import (
+    CHAIN_SLOTS,
+    GREEDY,
+    TREE_SLOTS,
+    Runners,
+    assert_same,
+    check_chains,
+    check_fit,
+    check_nodes,
+    check_rollbacks,
+    check_trees,
+    filled,
+    sampled_fit,
+    table_draft,
 )
-from sampling_support import BATCH, LENGTH, PROMPTS, REQUESTS, VOCABULARY, Fit, TableRunner, fit, tables
-from torch import Tensor
+from live_support import InlineWorld, check_cached_sets, check_drafts, serve, texts_of, worker_specs
+from sampling_support import BATCH
+from tiny_models import tiny_model
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from calibrate.live import openvino_graph, openvino_runner
@@ -36,13 +42,8 @@ from calibrate.live.openvino_devices import import_openvino, is_static, openvino
 from calibrate.live.openvino_runner import OpenvinoRunner
 from calibrate.live.runner import ModelRunner
 from calibrate.live.world import LiveWorld
-from policies.operations import Request
-from policies.registry import configure, start
-from policies.rows import Rows
+from policies.registry import configure
 
-TEXTS = ((3, 1, 4, 1, 5, 9, 2), (6, 5), (3, 5, 8, 9, 7), (9, 3, 2, 3))
-CHAINS = ((7,), (1, 2, 3, 4), (5, 6), (8, 9, 10))
-FORKS = ((2, 2, 6, -1), (0, 1), (), (3,))
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -58,14 +59,6 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=16)),
     "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES)),
 }
-
-
-def filled(runner: ModelRunner) -> ModelRunner:
-    """Slot i holds text i."""
-    for slot, text in enumerate(TEXTS):
-        runner.reset(slot)
-        runner.forward([slot], [text])
-    return runner
 
 
 @pytest.fixture(params=MODELS, scope="module")
@@ -84,69 +77,23 @@ def runners(
     return lambda: (filled(mine), filled(theirs))
 
 
-Pair = Callable[[], tuple[ModelRunner, ModelRunner]]
+Pair = Callable[[], Runners]
 
 
-def assert_same(mine: Tensor, theirs: Tensor, counts: Sequence[int]) -> None:
-    assert mine.shape == theirs.shape
-    for row, count in enumerate(counts):
-        torch.testing.assert_close(mine[row, :count], theirs[row, :count], rtol=2e-4, atol=2e-4)
-
-
-def check_chains(pair: tuple[ModelRunner, ModelRunner], slots: Sequence[int], *, last: bool = False) -> None:
-    chains = [CHAINS[slot] for slot in slots]
-    mine, theirs = (runner.forward(slots, chains, last_only=last) for runner in pair)
-    assert_same(mine, theirs, [1] * len(slots) if last else [len(chain) for chain in chains])
-    assert [pair[0].held(slot) for slot in slots] == [pair[1].held(slot) for slot in slots]
-    assert pair[0].fed == pair[1].fed
-
-
-@pytest.mark.parametrize("slots", [[0, 1, 2, 3], [1, 2], [2, 0], [3, 1, 0], [2]], ids=str)
+@pytest.mark.parametrize("slots", CHAIN_SLOTS, ids=str)
 def test_forwards_are_the_torch_models(runners: Pair, slots: list[int]) -> None:
-    """Ragged chains of any rows; keys and values that it wrote are read again by the next ones."""
-    pair = runners()
-    pair[0].fed = pair[1].fed = 0
-    check_chains(pair, slots)
-    check_chains(pair, [0, 1, 2, 3], last=True)
-    for runner in pair:
-        for slot, keep in enumerate((2, 0, 5, 4)):
-            runner.rollback(slot, keep)
-    check_chains(pair, slots)
-    for runner in pair:
-        runner.reset(1)
-    check_chains(pair, [1, 3])
+    check_rollbacks(runners(), slots)
 
 
-@pytest.mark.parametrize("slots", [[0, 1, 2, 3], [0], [3, 1]], ids=str)
+@pytest.mark.parametrize("slots", TREE_SLOTS, ids=str)
 def test_trees_are_the_torch_models(runners: Pair, slots: list[int]) -> None:
-    forks = [FORKS[slot] for slot in slots]
-    width = max(map(len, forks))
-    steps = torch.randint(64, (3, len(slots), width), generator=torch.Generator().manual_seed(5))
-    found = []
-    for runner in (pair := runners()):
-        tree = runner.open_tree(slots, forks, 3)
-        found.append([runner.tree_forward(tree, tokens) for tokens in steps])
-        runner.close_tree(tree)
-    for mine, theirs in zip(*found, strict=True):
-        assert_same(mine, theirs, [len(row) for row in forks])
+    pair = runners()
+    check_trees(pair, slots)
     check_chains((filled(pair[0]), filled(pair[1])), slots)
 
 
 def test_nodes_of_a_tree_are_the_torch_models(runners: Pair) -> None:
-    """Tokens with a mask of the caller's, behind what slots hold, of which some are then adopted."""
-    slots, starts, tokens = [0, 3], [7, 4], [[8, 9, 10], [8, 9, 10]]
-    positions = np.array([[7, 8, 8], [4, 5, 5]])  # a root and two children
-    hidden = np.ones((2, 3, 10), dtype=bool)
-    for row, trunk in enumerate(starts):
-        hidden[row, :, :trunk] = False
-        for node, seen in enumerate(([0], [0, 1], [0, 2])):
-            hidden[row, node, [trunk + each for each in seen]] = False
-    pair = runners()
-    mine, theirs = (runner.forward_at(slots, starts, tokens, positions, hidden) for runner in pair)
-    assert_same(mine, theirs, [3, 3])
-    for runner in pair:
-        runner.adopt(slots, [[7, 9], [4, 6]], [[8, 10], [8, 10]])
-    check_chains(pair, slots)
+    check_nodes(runners())
 
 
 def test_it_grows_and_probes() -> None:
@@ -186,6 +133,8 @@ def test_what_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CPU" in openvino_devices()
     with pytest.raises(ModelError, match=r"no device 'TPU' here, only .*CPU"):
         OpenvinoRunner(llama, "TPU")
+    with pytest.raises(ModelError, match=r"no hidden states.*'torch'"):
+        filled(OpenvinoRunner(llama)).forward_through([0], [[1]], 1, lambda _: None)
     with pytest.raises(ModelError, match="single precision"):
         OpenvinoRunner(tiny_model(1).double())
     other = openvino_graph.convert(tiny_model(2), ModelRunner(llama)._cache.buffers(slice(0, 1)))
@@ -229,13 +178,6 @@ def world(
         target, drafts = worker_specs(pair)
         with LiveWorld(target, replace(drafts[0], backend="openvino:CPU", slots=3)) as world:
             yield world, cache
-
-
-GREEDY = [
-    configure("sd", lookahead=3),
-    configure("pearl", lookahead=3),
-    configure("saguaro", lookahead=3, fanout=(2,)),
-]
 
 
 @pytest.mark.parametrize("settings", GREEDY, ids=lambda s: s.label)
@@ -293,29 +235,13 @@ def test_a_stale_key_would_be_noticed(
 
 # -- sampled --------------------------------------------------------------------------------------------
 
-SAMPLED = configure("sd", lookahead=3, temperature=0.9, seed=1)
 
-
-def sampled_fit(**options: Any) -> tuple[Fit, Rows]:
-    """Thousands of texts of a target that is a table, drafted by an OpenVINO model of its five tokens."""
-    draft = OpenvinoRunner(with_noise(tiny_model(4, vocabulary=VOCABULARY), 0.0), slots=BATCH, capacity=16)
-    table: Any = TableRunner(tables()[0])
-    world = InlineWorld(table, draft, vocabulary=VOCABULARY, law_bytes=1 << 24)
-    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(REQUESTS)]
-    queue = [Request(i, len(prompt), LENGTH, prompt) for i, prompt in enumerate(prompts)]
-    rows = Rows(queue, BATCH, keep_tokens=True)
-    settings = replace(SAMPLED, **options)
-    world.run(start(world, rows, settings))
-    return fit(rows, settings.sampling), rows
+def table_runner() -> OpenvinoRunner:
+    return OpenvinoRunner(table_draft(), slots=BATCH, capacity=16)
 
 
 def test_sampled_output_has_the_targets_law() -> None:
-    """A G-test of the four tokens jointly, as in `test_live_sampling`."""
-    found, rows = sampled_fit()
-    assert found.impossible == 0
-    assert found.p_value > 1e-3, str(found)
-    table = rows.log.table()
-    assert (table["accepted"] > 0).sum() > 1000 and (table["accepted"] < table["length"]).sum() > 1000
+    check_fit(table_runner())
 
 
 def test_a_law_that_was_not_drawn_from_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +252,7 @@ def test_a_law_that_was_not_drawn_from_is_caught(monkeypatch: pytest.MonkeyPatch
         write(self, step, weights**2, (weights.astype(np.float64) ** 2).sum(axis=-1), owners)
 
     monkeypatch.setattr(Block, "write", sharper)
-    found, _ = sampled_fit()
+    found, _ = sampled_fit(table_runner())
     assert found.p_value < 1e-6, str(found)
 
 

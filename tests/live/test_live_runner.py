@@ -3,68 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
-from live_support import VOCABULARY, tiny_model
-from torch import Tensor
-from transformers import (
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from runner_support import CHAINS, MODELS, TEXTS, assert_close, check_chains, check_tree, filled, plain
+from tiny_models import VOCABULARY, tiny_model
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from calibrate.live import capture
 from calibrate.live import runner as runner_module
 from calibrate.live.errors import AuditError, ModelError
 from calibrate.live.runner import ModelRunner
-
-TEXTS = ((3, 1, 4, 1, 5, 9, 2), (6, 5), (3, 5, 8, 9, 7), (9, 3, 2, 3))
-CHAINS = ((7,), (1, 2, 3, 4), (5, 6), (8, 9, 10))
-
-
-def qwen3() -> PreTrainedModel:
-    torch.manual_seed(3)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=64,
-        initializer_range=0.25,
-    )
-    return Qwen3ForCausalLM(config)
-
-
-def neox() -> PreTrainedModel:
-    torch.manual_seed(4)
-    config = GPTNeoXConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-        initializer_range=0.25,
-    )
-    return GPTNeoXForCausalLM(config)
-
-
-MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "llama": lambda: tiny_model(1),
-    "llama, eager attention": lambda: tiny_model(1, attention="eager"),
-    "qwen3": qwen3,
-    "neox": neox,
-}
 
 
 @pytest.fixture(params=MODELS, scope="module")
@@ -75,41 +24,6 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def llama() -> PreTrainedModel:
     return tiny_model(1).double()
-
-
-def plain(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
-    """[n, V] logits of a text, by a call of transformers without a cache."""
-    with torch.inference_mode():
-        logits: Tensor = model(input_ids=torch.tensor([list(text)]), use_cache=False).logits[0]
-    return logits
-
-
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    """In fp64 eager attention still takes its softmax in fp32."""
-    limit = 1e-5 if found.dtype == torch.float64 else 2e-4
-    torch.testing.assert_close(found, expected, rtol=limit, atol=limit)
-
-
-def filled(model: PreTrainedModel, texts: Sequence[Sequence[int]] = TEXTS, **options: Any) -> ModelRunner:
-    """Slot i holds text i."""
-    runner = ModelRunner(model, **{"slots": len(texts), "capacity": 32, **options})
-    for slot, text in enumerate(texts):
-        runner.reset(slot)
-        runner.forward([slot], [text])
-    return runner
-
-
-def check_chains(runner: ModelRunner, slots: Sequence[int], chains: Sequence[Sequence[int]]) -> None:
-    """A forward of these chains gives what plain transformers gives for each row alone."""
-    texts = [[*runner.held(slot)] for slot in slots]
-    fed = runner.fed
-    logits = runner.forward(slots, chains)
-    assert logits.shape == (len(slots), max(map(len, chains)), VOCABULARY)
-    assert runner.fed - fed == sum(map(len, chains))
-    for slot, text, chain, found in zip(slots, texts, chains, logits, strict=True):
-        expected = plain(runner.model, [*text, *chain])[len(text) :]
-        assert_close(found[: len(chain)], expected)
-        assert runner.held(slot) == [*text, *chain]
 
 
 @pytest.mark.parametrize("slots", [[0, 1, 2, 3], [1, 2], [2, 0], [3, 1, 0], [2]], ids=str)
@@ -161,28 +75,6 @@ def test_a_rollback_leaves_no_trace(model: PreTrainedModel) -> None:
         runner.rollback(slot, keep)
         assert runner.held(slot) == list((*TEXTS[slot], *CHAINS[slot])[:keep])
     check_chains(runner, [0, 1, 2, 3], [CHAINS[i] for i in (2, 0, 3, 1)])
-
-
-FORKS = ((2, 2, 6, -1), (0, 1), (), (3,))
-
-
-def check_tree(runner: ModelRunner, slots: Sequence[int], depth: int = 3) -> None:
-    """Every branch gets what it gets as a chain of its own, whatever its siblings and the other rows do."""
-    forks = [FORKS[slot] for slot in slots]
-    texts = [list(runner.held(slot)) for slot in slots]
-    width, fed = max(map(len, forks)), runner.fed
-    tree = runner.open_tree(slots, forks, depth)
-    assert tree.branches == width
-    steps = torch.randint(VOCABULARY, (depth, len(slots), width), generator=torch.Generator().manual_seed(5))
-    found = [runner.tree_forward(tree, tokens) for tokens in steps]
-    runner.close_tree(tree)
-    assert runner.fed - fed == depth * sum(map(len, forks))
-    assert [runner.held(slot) for slot in slots] == texts
-    for row, branches in enumerate(forks):
-        for branch, fork in enumerate(branches):
-            chain = steps[:, row, branch].tolist()
-            expected = plain(runner.model, [*texts[row][: fork + 1], *chain])[fork + 1 :]
-            assert_close(torch.stack([step[row, branch] for step in found]), expected)
 
 
 @pytest.mark.parametrize("slots", [[0, 1, 2, 3], [0], [1, 0], [3, 2, 1]], ids=str)
@@ -296,68 +188,3 @@ def test_models_that_cannot_be_rolled_back_or_masked_are_refused() -> None:
         ModelRunner(flexible)
     with pytest.raises(ValueError, match="at least 1"):
         ModelRunner(tiny_model(1), slots=0)
-
-
-def test_without_a_compiler_the_error_says_so(
-    monkeypatch: pytest.MonkeyPatch, llama: PreTrainedModel
-) -> None:
-    monkeypatch.setattr(capture, "compiler_problem", lambda device: "no C++ compiler was found")
-    assert not capture.is_compilable()
-    with pytest.raises(ModelError, match="no C\\+\\+ compiler was found"):
-        ModelRunner(llama, mode="compiled")
-    assert ModelRunner(llama).warm([(1, 1)]) == 0
-
-
-needs_compiler = pytest.mark.skipif(not capture.is_compilable(), reason="needs a C++ compiler")
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_compiled_equals_plain() -> None:
-    """All four graphs, on shapes that they were not compiled on, with growth in between."""
-    llama = tiny_model(1)
-    runner = filled(llama, mode="compiled", capacity=8)
-    assert runner.warm([(1, 1), (1, 2), (4, 1), (4, 3)]) > 0
-    assert runner.warm([(1, 1), (1, 9), (8, 1), (2, 3)]) < 0.1
-    for slots in ([0, 1, 2, 3], [1, 2], [2, 0], [3, 1, 0], [0]):
-        check_chains(runner, slots, [CHAINS[slot] for slot in slots])
-        check_chains(runner, slots, [(slot + 1,) for slot in slots])
-        check_tree(runner, slots)
-    check_tree(runner, [3], depth=2)  # a lone branch
-    runner.reset(5)
-    check_chains(runner, [5], [(4,)])  # a text of one token
-    check_chains(runner, [5], [(4, 1, 2)])
-    runner.rollback(5, 2)
-    check_chains(runner, [5, 0], [(4, 1, 2, 9), (7,)])
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_packed_weights_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "PACKED", 1)
-    llama = tiny_model(1)
-    runner = filled(llama, mode="compiled")
-    assert runner._capture is not None and runner._capture.packs
-    for slot in (0, 3):
-        check_chains(runner, [slot], [(5,)])
-        check_chains(runner, [slot], [(5, 6, 7)])
-        check_tree(runner, [slot])
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_a_graph_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = ModelRunner(tiny_model(1), mode="compiled")
-    other = tiny_model(2)
-    assert runner._capture is not None
-    compile_ = runner._capture._compile
-
-    def wrong(kind: capture.Kind) -> capture.Graph:
-        own, runner._capture.model = runner._capture.model, other
-        graph = compile_(kind)
-        runner._capture.model = own
-        return graph
-
-    monkeypatch.setattr(runner._capture, "_compile", wrong)
-    with pytest.raises(ModelError, match="computes something else"):
-        runner.warm([(1, 1)])

@@ -13,11 +13,12 @@ from sampling_support import fit, sampled_texts
 from torch import Tensor
 
 from calibrate.live import choice, drafting, verification
-from calibrate.live import executor as executor_module
 from calibrate.live.arena import LawReader
 from calibrate.live.choice import ACCEPTED, DRAFTED
 from calibrate.live.drafting import Pen
 from calibrate.live.errors import AuditError
+from calibrate.live.handlers import draft as draft_handler
+from calibrate.live.handlers import verify as verify_handler
 from policies.randomness import keyed_uniforms
 from policies.registry import Settings, configure
 from policies.sampling import Sampling
@@ -63,7 +64,7 @@ class SplitPen(Pen):
 
 
 def split(drawn: Any, kept: Any) -> Plant:
-    return patched(executor_module, "Pen", type("Mutant", (SplitPen,), {"drawn": drawn, "kept": kept}))
+    return patched(draft_handler, "Pen", type("Mutant", (SplitPen,), {"drawn": drawn, "kept": kept}))
 
 
 def likes_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +90,7 @@ def likes_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification.Proposals, "best", None, raising=False)
     monkeypatch.setattr(verification.Proposals, "masses", masses)
     monkeypatch.setattr(verification.Proposals, "laws", laws)
-    monkeypatch.setattr(executor_module, "judge_chains", judge)
+    monkeypatch.setattr(verify_handler, "judge_chains", judge)
 
 
 no_residual = patched(verification, "residual", lambda p, sigma: p)
@@ -118,7 +119,7 @@ def fresh(p: Tensor, proposals: Any, leave_open: Any) -> Any:
 
 def stale_handles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verifies with the laws of the round before."""
-    correct = executor_module.Proposals
+    correct = verify_handler.Proposals
     previous: dict[int, int] = {}
 
     def stale(rows: Any, *rest: Any) -> Any:
@@ -126,7 +127,7 @@ def stale_handles(monkeypatch: pytest.MonkeyPatch) -> None:
         previous.update({row.slot: row.law for row in rows if row.law >= 0})
         return correct(late, *rest)
 
-    monkeypatch.setattr(executor_module, "Proposals", stale)
+    monkeypatch.setattr(verify_handler, "Proposals", stale)
 
 
 def stale_laws(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +168,7 @@ MUTANTS = [
     Mutant("top-p forgotten in verification", TOP_P, split(SplitPen.plain, SplitPen.uncut), 13, 1865),
     Mutant("a greedy draft judged by q", SD, split(SplitPen.first_choice, SplitPen.plain), 121, 11065),
     Mutant("a rejected token is judged again", SD, patched(verification, "accepted_run", again), 121, 1491),
-    Mutant("PEARL settles by a fresh draw", PEARL, patched(executor_module, "judge_chains", fresh), 85, 908),
+    Mutant("PEARL settles by a fresh draw", PEARL, patched(verify_handler, "judge_chains", fresh), 85, 908),
     Mutant("one luck drafts and accepts", SD, patched(verification, "ACCEPTED", DRAFTED), 121, 2498),
     Mutant("one luck accepts and corrects", SD, patched(verification, "BONUS", ACCEPTED), 121, 996),
     Mutant("one luck drafts and corrects", PEARL, patched(verification, "BONUS", DRAFTED), 85, 429),

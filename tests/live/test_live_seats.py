@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live_support import VOCABULARY, tiny_model
+from tiny_models import VOCABULARY, tiny_model
 
 from calibrate.live.errors import AuditError
 from calibrate.live.runner import ModelRunner

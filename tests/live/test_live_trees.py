@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from live_support import LIMIT, VOCABULARY, InlineWorld, inline_world, serve, texts_of
+from live_support import LIMIT, InlineWorld, Reference, inline_world, serve, texts_of
+from tiny_models import VOCABULARY
 from transformers import PreTrainedModel
 
 from calibrate.live.capture import is_compilable
@@ -101,29 +101,6 @@ DYNAMIC = [
     configure("tree", tree_plan="dynamic", tree_depth=depth, tree_topk=topk, tree_budget=budget)
     for depth, topk, budget in ((1, 3, 2), (2, 2, 6), (4, 3, 9), (5, 1, 5))
 ]
-
-
-@dataclass(frozen=True)
-class Reference:
-    """The models, some prompts, and what plain decoding makes of them."""
-
-    target: PreTrainedModel
-    draft: PreTrainedModel
-    prompts: Prompts
-    texts: list[list[int]]
-
-    def some(self, count: int, limit: int) -> tuple[Prompts, list[list[int]]]:
-        return self.prompts[-count:], [text[:limit] for text in self.texts[-count:]]
-
-
-@pytest.fixture(scope="module")
-def reference(
-    target_model: PreTrainedModel,
-    draft_model: PreTrainedModel,
-    prompts: Prompts,
-    plain_texts: list[list[int]],
-) -> Reference:
-    return Reference(target_model, draft_model, prompts, plain_texts)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

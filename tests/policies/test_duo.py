@@ -16,9 +16,10 @@ from policies.rows import Rows
 from simulator.contents import Imagined
 from simulator.costs import TextbookCosts
 from simulator.law import Assumptions, opinion
-from simulator.resolve import Wish, resolve
+from simulator.resolve import resolve
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel, coin
+from simulator.wishes import Wish
 from simulator.world import SimulatedWorld
 
 # Eight tokens; the draft's first choice is right at positions 0, 1, 3, 4, 6 and 7, its second at 2, its

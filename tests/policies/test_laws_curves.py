@@ -7,15 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.curves import (
-    free_curve,
-    hit_curves,
-    hit_table,
-    measured_weights,
-    rejected_curve,
-    round_curves,
-    round_starts,
-)
+from policies.curves import free_curve, hit_curves, hit_table, rejected_curve, round_curves, round_starts
 from policies.laws.fanout import exact_fanout, expected_hit, power_law_table
 from policies.laws.ssd import outcome_weights
 
@@ -67,22 +59,9 @@ def test_rounds_begin_after_the_bonus_token() -> None:
     assert round_starts(RUN, 2, np.array([0, 5, 10])).tolist() == [0, 5, 8]
 
 
-def test_weights_are_counted_over_rounds() -> None:
-    assert measured_weights(RUN[round_starts(RUN, 2)], 2).tolist() == [0.25, 0.25, 0.5]
-    # Over all positions: runs 0 (3 times), 1 (4), 2 and 3 (3)
-    assert measured_weights(RUN, 2).tolist() == [0.3, 0.4, 0.3]
-    assert measured_weights(RUN, 0).tolist() == [1.0]
-    with pytest.raises(ValueError, match="no recorded round"):
-        measured_weights(RUN[:0], 2)
-    with pytest.raises(ValueError, match="negative"):
-        measured_weights(np.array([-1]), 2)
-
-
 @given(ranks=st.lists(st.integers(0, 3), min_size=1, max_size=60), k=st.integers(0, 6))
-def test_weights_are_a_law(ranks: list[int], k: int) -> None:
+def test_a_round_begins_where_the_last_one_ended(ranks: list[int], k: int) -> None:
     run = _runs(np.array(ranks))
-    weights = measured_weights(run, k)
-    assert weights.shape == (k + 1,) and weights.sum() == pytest.approx(1.0)
     starts = round_starts(run, k)
     steps = np.minimum(run[starts], k) + 1
     assert (np.diff(starts) == steps[:-1]).all()
@@ -92,7 +71,7 @@ def test_iid_text_has_iid_weights() -> None:
     """20 000 positions at a = .8: about 4 700 rounds, so 0.03 is 4 standard deviations of a share."""
     rank = (np.random.default_rng(2).random(20_000) > 0.8).astype(np.int64)
     run = _runs(rank)
-    weights = measured_weights(run[round_starts(run, 5)], 5)
+    weights = round_curves(rank, run, 5, deepest=3).weights
     assert weights == pytest.approx(outcome_weights(0.8, 5), abs=0.03)
 
 
@@ -150,6 +129,10 @@ def test_a_fanout_beyond_the_recording_is_refused() -> None:
         rejected_curve(RANK, 0)
     with pytest.raises(ValueError, match="9 ranks but 10 runs"):
         round_curves(RANK[:9], RUN, 2)
+    with pytest.raises(ValueError, match="no recorded round"):
+        round_curves(RANK[:1], RUN[:1], 2)
+    with pytest.raises(ValueError, match="negative, got -1"):
+        round_starts(np.array([2, -1]), 2)
 
 
 def test_optimised_on_a_recording() -> None:

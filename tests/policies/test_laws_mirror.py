@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_laws import SIGMAS
 
 from policies.laws.mirror import (
     accepted_tokens,
@@ -29,9 +30,6 @@ from policies.laws.mirror import (
     target_communication,
     window_acceptance,
 )
-
-SIGMAS = 4.9
-"""A sound check fails with probability 1e-6; the seeds are fixed, so it does not."""
 
 probability = st.floats(0.0, 1.0)
 time = st.floats(0.0, 3.0)

@@ -7,8 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_laws import law
 
 from policies.laws.matching import (
     match_probability,
@@ -37,16 +38,6 @@ from policies.laws.reuse import (
     top_set_is_fixed,
 )
 from policies.laws.sampling import acceptance
-
-SIGMAS = 4.9
-"""A sound check fails with probability 1e-6; the seeds are fixed, so it does not."""
-
-
-@st.composite
-def law(draw: st.DrawFn, size: int = 5) -> np.ndarray:
-    parts = np.array(draw(st.lists(st.integers(0, 20), min_size=size, max_size=size)), dtype=float)
-    assume(parts.sum() > 0)
-    return parts / parts.sum()
 
 
 @settings(deadline=None)

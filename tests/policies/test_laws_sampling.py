@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from random_laws import SIGMAS, law
 
 from policies.laws.sampling import (
     Cached,
@@ -24,16 +25,6 @@ from policies.laws.sampling import (
 
 TARGET_19, DRAFT_19, SCALE_19 = (0.48, 0.48, 0.02, 0.02), (0.49, 0.49, 0.01, 0.01), 47 / 147
 COUNTER_TARGET, COUNTER_DRAFT = (0.30, 0.30, 0.11, 0.29), (0.40, 0.40, 0.10, 0.10)
-
-SIGMAS = 4.9
-"""A sound check fails with probability 1e-6; the seeds are fixed, so it does not."""
-
-
-@st.composite
-def law(draw: st.DrawFn, size: int = 5) -> np.ndarray:
-    parts = np.array(draw(st.lists(st.integers(0, 20), min_size=size, max_size=size)), dtype=float)
-    assume(parts.sum() > 0)
-    return parts / parts.sum()
 
 
 def test_top_tokens_of_equals_take_the_lower_id() -> None:

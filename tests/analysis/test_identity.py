@@ -1,0 +1,75 @@
+"""Output compared with plain decoding's: differences, ties, and which settings stand for a policy."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from tiny_profiles import trace
+
+from analysis.identity import Checked, Departure, as_json, departure, main, print_checked
+from analysis.identity_settings import VARIANTS, identity_settings
+from policies.knobs import KNOBS, SettingError
+from policies.registry import POLICIES
+
+TEXT = (11, 12, 13, 14)
+TRACE = replace(
+    trace([[0] * 4]), target_top_logprobs=np.log([[0.6, 0.3], [0.5, 0.2], [0.4, 0.4], [0.7, 0.1]])
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "tied"),
+    [
+        (TEXT, None, False),
+        ((11, 99, 13, 14), (1, 12, 99), False),
+        ((11, 12, 99, 98), (2, 13, 99), True),
+        (TEXT[:3], (3, 14, None), False),
+        ((*TEXT, 15), (4, None, 15), False),
+    ],
+)
+def test_where_a_text_departs(
+    text: tuple[int, ...], expected: tuple[int, int | None, int | None] | None, tied: bool
+) -> None:
+    """The third position has two equal choices: there another token is a tie."""
+    assert TRACE.token.tolist() == list(TEXT)
+    found = departure(text, 0, TRACE)
+    assert (found and (found.position, found.expected, found.found)) == expected
+    assert found is None or found.tied == tied
+
+
+def test_every_live_policy_and_greedy_value_has_a_setting() -> None:
+    settings = identity_settings(datastore="stdlib")
+    live = {name for name, info in POLICIES.items() if "live" in info.worlds}
+    assert {s.policy for s in settings} == live
+    for policy in VARIANTS:
+        mine = [s.knobs for s in settings if s.policy == policy]
+        for name in POLICIES[policy].knobs:
+            knob = KNOBS[name]
+            # 1 ... 8 sequences and 0 ... 3 streams are numbers by name; coins have knobs of their own.
+            if knob.kind == "name" and not knob.sampled and not any(c.isdigit() for c in knob.choices[-1]):
+                tried = {knobs[name] for knobs in mine}
+                assert tried >= set(knob.choices) - {"auto", "batch", "dynamic"}, (policy, name)
+    assert sum("datastore=stdlib" in s.label for s in settings) == 3
+
+
+def test_a_policy_without_models_is_refused() -> None:
+    with pytest.raises(SettingError, match="simulated world only"):
+        identity_settings(["heads"])
+    done = CliRunner().invoke(main, ["--policies", "sd", "--prompts", "2", "--batch", "4"])
+    assert done.exit_code == 2 and "do not fill a batch of 4" in done.output
+
+
+def test_the_table_names_the_first_departure(capsys: pytest.CaptureFixture[str]) -> None:
+    same = Checked("sd", "sd K=1", 1, 2, 8, 1.5, 0, 0, None)
+    other = Checked("pearl", "pearl K=2", 4, 2, 8, 1.7, 1, 1, Departure(1, 3, 14, 99, 0.2))
+    print_checked([same, other])
+    shown = capsys.readouterr().out
+    assert "1 texts differ" in shown and "position 3: 99 for 14" in shown
+    options = dict.fromkeys(("hw", "target", "mode", "datastore", "prompts", "max_tokens", "batch", "seed"))
+    told = json.loads(as_json([same, other], options))
+    assert told["total"] == {"runs": 2, "tokens": 16, "differences": 1, "ties": 1}
+    assert told["rows"][1]["first"]["position"] == 3

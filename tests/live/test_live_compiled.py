@@ -1,0 +1,82 @@
+"""Compiled forwards compute what transformers computes, or are refused."""
+
+from __future__ import annotations
+
+import pytest
+from runner_support import CHAINS, check_chains, check_tree, filled
+from tiny_models import tiny_model
+from transformers import PreTrainedModel
+
+from calibrate.live import capture
+from calibrate.live.errors import ModelError
+from calibrate.live.runner import ModelRunner
+
+
+@pytest.fixture(scope="module")
+def llama() -> PreTrainedModel:
+    return tiny_model(1).double()
+
+
+def test_without_a_compiler_the_error_says_so(
+    monkeypatch: pytest.MonkeyPatch, llama: PreTrainedModel
+) -> None:
+    monkeypatch.setattr(capture, "compiler_problem", lambda device: "no C++ compiler was found")
+    assert not capture.is_compilable()
+    with pytest.raises(ModelError, match="no C\\+\\+ compiler was found"):
+        ModelRunner(llama, mode="compiled")
+    assert ModelRunner(llama).warm([(1, 1)]) == 0
+
+
+needs_compiler = pytest.mark.skipif(not capture.is_compilable(), reason="needs a C++ compiler")
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_compiled_equals_plain() -> None:
+    """All four graphs, on shapes that they were not compiled on, with growth in between."""
+    llama = tiny_model(1)
+    runner = filled(llama, mode="compiled", capacity=8)
+    assert runner.warm([(1, 1), (1, 2), (4, 1), (4, 3)]) > 0
+    assert runner.warm([(1, 1), (1, 9), (8, 1), (2, 3)]) < 0.1
+    for slots in ([0, 1, 2, 3], [1, 2], [2, 0], [3, 1, 0], [0]):
+        check_chains(runner, slots, [CHAINS[slot] for slot in slots])
+        check_chains(runner, slots, [(slot + 1,) for slot in slots])
+        check_tree(runner, slots)
+    check_tree(runner, [3], depth=2)  # a lone branch
+    runner.reset(5)
+    check_chains(runner, [5], [(4,)])  # a text of one token
+    check_chains(runner, [5], [(4, 1, 2)])
+    runner.rollback(5, 2)
+    check_chains(runner, [5, 0], [(4, 1, 2, 9), (7,)])
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_packed_weights_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "PACKED", 1)
+    llama = tiny_model(1)
+    runner = filled(llama, mode="compiled")
+    assert runner._capture is not None and runner._capture.packs
+    for slot in (0, 3):
+        check_chains(runner, [slot], [(5,)])
+        check_chains(runner, [slot], [(5, 6, 7)])
+        check_tree(runner, [slot])
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_graph_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = ModelRunner(tiny_model(1), mode="compiled")
+    other = tiny_model(2)
+    assert runner._capture is not None
+    compile_ = runner._capture._compile
+
+    def wrong(kind: capture.Kind) -> capture.Graph:
+        own, runner._capture.model = runner._capture.model, other
+        graph = compile_(kind)
+        runner._capture.model = own
+        return graph
+
+    monkeypatch.setattr(runner._capture, "_compile", wrong)
+    with pytest.raises(ModelError, match="computes something else"):
+        runner.warm([(1, 1)])
