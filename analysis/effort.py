@@ -61,7 +61,7 @@ def judge(
     Raises:
         SettingError: It can predict none of them.
     """
-    ratios, inside = {}, set()
+    ratios, alone, inside = {}, {}, set()
     for setting, speedup in measured.items():
         try:
             found = [predict([setting], profile, part)[0] for part in parts]
@@ -69,7 +69,8 @@ def judge(
             continue
         seconds = sum(p.simulated.seconds for p in found)
         plain = sum(p.simulated.seconds * p.simulated_speedup_vs_ar for p in found)
-        ratios[setting] = plain / seconds / speedup
+        unslowed = sum(p.simulated.seconds * p.simulated_speedup_vs_ar / p.alone_speedup_vs_ar for p in found)
+        ratios[setting], alone[setting] = plain / seconds / speedup, plain / unslowed / speedup
         if not any(p.extrapolated for p in found):
             inside.add(setting)
     if not ratios:
@@ -85,6 +86,7 @@ def judge(
             for operation, cost in profile.operations.items()
             if (error := getattr(cost, "interpolation_error", None)) is not None
         },
+        alone=alone,
     )
 
 
@@ -188,7 +190,12 @@ def as_json(found: Sequence[Effort], options: Mapping[str, Any]) -> str:
     common = covered_by_all(found)
 
     def row(effort: Effort) -> dict[str, Any]:
-        errors = {"covered": effort.errors(), "common": effort.errors(common), "beyond": effort.errors_beyond}
+        errors = {
+            "covered": effort.errors(),
+            "without_contention": effort.errors_alone,
+            "common": effort.errors(common),
+            "beyond": effort.errors_beyond,
+        }
         return {
             "profile": effort.profile,
             "command": effort.command,
@@ -197,8 +204,14 @@ def as_json(found: Sequence[Effort], options: Mapping[str, Any]) -> str:
             **{name: None if each is None else asdict(each) for name, each in errors.items()},
             "interpolation": {name: list(both) for name, both in effort.interpolation.items()},
             "settings": [
-                {"setting": s.label, "batch": batch, "ratio": ratio, "covered": (s, batch) in effort.inside}
-                for (s, batch), ratio in effort.ratios.items()
+                {
+                    "setting": setting[0].label,
+                    "batch": setting[1],
+                    "ratio": ratio,
+                    "ratio_without_contention": effort.alone[setting],
+                    "covered": setting in effort.inside,
+                }
+                for setting, ratio in effort.ratios.items()
             ],
         }
 
@@ -213,7 +226,7 @@ def print_efforts(found: Sequence[Effort]) -> None:
     common = covered_by_all(found)
     table = Table(header_style="bold")
     titles = ("profile", "minutes", "covered", "median", "p95", "largest", "bias", f"on {len(common)} of all")
-    for title in (*titles, "beyond its grids", "grid: median, worst"):
+    for title in (*titles, "no contention", "beyond its grids", "grid: median, worst"):
         table.add_column(title, justify="left" if title == "profile" else "right")
     for effort in found:
         own, same, beyond = effort.errors(), effort.errors(common), effort.errors_beyond
@@ -226,13 +239,15 @@ def print_efforts(found: Sequence[Effort]) -> None:
             f"{len(effort.inside)} of {len(effort.ratios)}",
             *figures,
             _short(same),
+            _short(effort.errors_alone),
             _short(beyond),
             "\n".join(f"{op} {m:.1%}, {w:.1%}" for op, (m, w) in effort.interpolation.items()),
         )
     wide_console().print(table)
     click.echo(
         "Errors of the speedup over plain decoding: on live settings whose costs lie in a profile's grids, "
-        "on those that all profiles cover, and where it extrapolates (median, largest)."
+        "on those that all profiles cover, with devices that do not slow each other, and where it extrapolates "
+        "(median, largest)."
     )
 
 

@@ -54,6 +54,7 @@ class Effort:
         ratios: Simulated over measured speedup, by live setting that it can predict.
         inside: Those of them whose costs all lie within its grids.
         interpolation: By operation, the profile's own error on held-out points of its grid: (median, worst).
+        alone: As `ratios`, simulated with devices that do not slow each other.
     """
 
     profile: str
@@ -62,11 +63,17 @@ class Effort:
     ratios: Mapping[Setting, float]
     inside: frozenset[Setting]
     interpolation: Mapping[str, tuple[float, float]]
+    alone: Mapping[Setting, float]
 
     def errors(self, settings: Iterable[Setting] | None = None) -> Errors | None:
         """Over the settings that it covers, or over some of them."""
         chosen = self.inside if settings is None else self.inside & frozenset(settings)
         return Errors.of([ratio for setting, ratio in self.ratios.items() if setting in chosen])
+
+    @property
+    def errors_alone(self) -> Errors | None:
+        """Over the settings that it covers, without contention."""
+        return Errors.of([ratio for setting, ratio in self.alone.items() if setting in self.inside])
 
     @property
     def errors_beyond(self) -> Errors | None:

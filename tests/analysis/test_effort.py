@@ -42,7 +42,8 @@ def effort(name: str, ratios: dict[int, float], inside: set[int]) -> Effort:
     """By lookahead of SD at batch 1."""
     of = {k: (configure("sd", lookahead=k), 1) for k in ratios}
     covered = frozenset(of[k] for k in inside)
-    return Effort(name, "", None, {of[k]: r for k, r in ratios.items()}, covered, {})
+    mine = {of[k]: r for k, r in ratios.items()}
+    return Effort(name, "", None, mine, covered, {}, {setting: 1.5 * r for setting, r in mine.items()})
 
 
 def test_a_short_calibration_is_judged_on_what_it_covers() -> None:
@@ -51,6 +52,8 @@ def test_a_short_calibration_is_judged_on_what_it_covers() -> None:
     errors, beyond = quick.errors(), quick.errors_beyond
     assert errors is not None and (errors.settings, errors.largest) == (2, pytest.approx(0.1))
     assert beyond is not None and (beyond.settings, beyond.median) == (1, pytest.approx(1.0))
+    assert quick.errors_alone is not None
+    assert quick.errors_alone.largest == pytest.approx(0.65)  # 1.5 x 1.1, 1.5 x 0.9
     common = covered_by_all([quick, full])
     assert [len(common)] == [1]
     same = [each.errors(common) for each in (quick, full)]
