@@ -246,8 +246,8 @@ def print_efforts(found: Sequence[Effort]) -> None:
     wide_console().print(table)
     click.echo(
         "Errors of the speedup over plain decoding: on live settings whose costs lie in a profile's grids, "
-        "on those that all profiles cover, with devices that do not slow each other, and where it extrapolates "
-        "(median, largest)."
+        "on those that all profiles cover, with devices that do not slow each other, and where it "
+        "extrapolates (median, largest)."
     )
 
 
