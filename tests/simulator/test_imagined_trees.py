@@ -121,8 +121,11 @@ def test_the_command_replays_static_trees_on_the_path() -> None:
     )
     assert shown.exit_code == 0, shown.output
     assert "recorded by plain decoding" in shown.output
-    for policy, missing in (("heads", "has no model here"), ("tree", "no decision trace")):
-        options = ["--policy", policy, *(("--temperature", "1") if policy == "tree" else ())]
+    sampled = ["--temperature", "1", "--hw", "cpu2-x20"]  # nothing was decided there
+    for options, missing in (
+        (["--policy", "heads"], "has no model here"),
+        (["--policy", "tree", *sampled], "no decision trace"),
+    ):
         refused = CliRunner().invoke(main, options)
         assert refused.exit_code == 2
         assert missing in refused.output
