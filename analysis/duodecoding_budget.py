@@ -77,13 +77,19 @@ class UnevenCosts:
         self.seed = seed
         self._done: dict[str, int] = {}
 
-    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
+    def steps(self, device: str, operation: Operation, *, vary: bool = True) -> list[tuple[str, float]]:
         """Prefills cost nothing here; DuoDecoding asks for nothing else."""
         assert isinstance(operation, Prefill)
         return [("prefill", 0.0)]
 
     def worked(
-        self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
+        self,
+        device: str,
+        view: View,
+        work: Sequence[Work],
+        seconds: Mapping[str, float],
+        *,
+        vary: bool = True,
     ) -> list[tuple[str, float]]:
         """See `Costs`."""
         world, steps = self.world, work[0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import lsq_linear
 
+from hardware_profiles.costs import LEVELS, Quantiles
 from hardware_profiles.latency import FloatArray
 from hardware_profiles.parts import Forward, OperationHost
 
@@ -58,34 +59,41 @@ def fit_operation(name: str, samples: Sequence[Sample]) -> OperationHost:
     alone = [s for s in samples if s.alone]
     on_target = name in ON_TARGET
     chosen = alone if on_target and alone else list(samples)
-    single = [s for s in chosen if s.rows == 1] or chosen
-    # A draft chooses a token in every branch: rows of a batch tell what that costs.
-    kept = trimmed(single if on_target else chosen)
-    work, expected, idle, tokens = np.array([(s.work_s, s.expected_s, s.idle_s, s.tokens) for s in kept]).T
+    kept = trimmed(chosen)
+    work, expected, idle, tokens, rows = np.array(
+        [(s.work_s, s.expected_s, s.idle_s, s.tokens, s.rows - 1) for s in kept], dtype=np.float64
+    ).T
     cap = float(np.quantile(idle, 0.95))
     idle = np.minimum(idle, cap)
     # A regressor that hardly varies explains nothing: its coefficient stays at its neutral value.
-    free_scale = np.quantile(expected, 0.9) > LEVER * np.quantile(expected, 0.1)
+    free_scale = any(_varies(expected[rows == count]) for count in np.unique(rows))
     free_wake = cap > 2.0 * float(np.quantile(idle, 0.1)) and len(kept) > FEW
     free_token = not on_target and tokens.max() > 2.0 * tokens.min()
-    low = [-np.inf, 1 / MOST_SCALE if free_scale else 1.0 - TINY, 0.0, 0.0]
+    low = [-np.inf, 1 / MOST_SCALE if free_scale else 1.0 - TINY, 0.0, 0.0, 0.0]
     high = [
         np.inf,
         MOST_SCALE if free_scale else 1.0 + TINY,
         MOST_WAKE if free_wake else TINY,
         np.inf if free_token else TINY,
+        np.inf if rows.any() else TINY,
     ]
-    design = np.column_stack([np.ones(len(kept)), expected, idle, tokens])
-    extra, scale, wake, token = solve(design, work, work, low, high)
-    entry = OperationHost(
+    design = np.column_stack([np.ones(len(kept)), expected, idle, tokens, rows])
+    extra, scale, wake, token, row = solve(design, work, usual_work(kept), low, high)
+    return OperationHost(
         **waits(samples),
         extra_s=extra,
+        row_s=row if rows.any() else 0.0,
         token_s=token if free_token else 0.0,
         scale=scale,
         wake=wake,
         idle_cap_s=cap,
+        spread=spread_of(chosen),
     )
-    return entry.model_copy(update={"row_s": _row_seconds(entry, chosen)}) if on_target else entry
+
+
+def _varies(values: FloatArray) -> bool:
+    """Whether there is enough of a range for a slope."""
+    return bool(np.quantile(values, 0.9) > LEVER * np.quantile(values, 0.1))
 
 
 def fit_sampled(name: str, samples: Sequence[Sample], greedy: OperationHost | None) -> OperationHost:
@@ -105,13 +113,13 @@ def fit_sampled(name: str, samples: Sequence[Sample], greedy: OperationHost | No
     steps, tokens = np.array([(s.calls, s.tokens) for s in kept], dtype=np.float64).T
     free_step, free = (values.max() > least * values.min() for values, least in ((steps, 1.0), (tokens, 2.0)))
     design = np.column_stack([np.ones(len(kept)), steps, tokens])
-    work = np.array([s.work_s for s in kept])
     low, high = [-np.inf, 0.0, 0.0], [np.inf, np.inf if free_step else TINY, np.inf if free else TINY]
-    extra, step, token = solve(design, left, work, low, high)
+    extra, step, token = solve(design, left, usual_work(kept), low, high)
     entry = slopes.model_copy(
         update={
             **waits(samples),
             "extra_s": extra,
+            "spread": spread_of(chosen) or slopes.spread,
             "step_s": step if free_step else 0.0,
             "token_s": slopes.token_s + (token if free else 0.0),
         }
@@ -149,6 +157,28 @@ def line(values: Sequence[float], at: Sequence[int]) -> tuple[float, float]:
         return float(means[0]), 0.0
     intercept, slope = lsq_linear(design, means * weights, bounds=(0.0, np.inf)).x
     return float(intercept), float(slope)
+
+
+def usual_work(samples: Sequence[Sample]) -> FloatArray:
+    """What the operations of each sample's run take in the mean, s.
+
+    A fit of deviations relative to what each took itself would favour what happened to be short: with times
+    that scatter by a third it comes out a tenth below their mean.
+    """
+    taken: dict[Hashable, list[float]] = {}
+    for sample in samples:
+        taken.setdefault(sample.run, []).append(sample.work_s)
+    means = {run: float(np.mean(found)) for run, found in taken.items()}
+    return np.array([means[sample.run] for sample in samples])
+
+
+def spread_of(samples: Sequence[Sample]) -> Quantiles | None:
+    """What operations take over the mean of their run, at `LEVELS`; None of few samples."""
+    if len(samples) <= FEW:
+        return None
+    ratios = np.array([s.work_s for s in samples]) / usual_work(samples)
+    p5, p25, p50, p75, p95 = (float(v) for v in np.quantile(ratios, LEVELS))
+    return p5, p25, p50, p75, p95
 
 
 def solve(
@@ -194,22 +224,22 @@ def _row_seconds(host: OperationHost, samples: Sequence[Sample]) -> float:
 
 
 def trimmed(samples: Sequence[Sample]) -> list[Sample]:
-    """Every setting's samples without the longest and shortest 5 %, relative to what is expected."""
+    """Every setting's samples without the longest and shortest 1 %, relative to what is expected."""
     groups: dict[Hashable, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample.run, []).append(sample)
     kept = []
     for group in groups.values():
         ratio = np.array([s.work_s / (s.expected_s or 1.0) for s in group])
-        low, high = np.quantile(ratio, [0.05, 0.95])
+        low, high = np.quantile(ratio, [0.01, 0.99])
         # Of two, neither lies between.
         kept += [s for s, r in zip(group, ratio, strict=True) if low <= r <= high] or group
     return kept
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """Mean without the highest and lowest 5 %, which on a shared machine belong to other processes."""
+    """Mean without the highest and lowest 1 %, which on a shared machine belong to other processes."""
     samples = np.array(values)
-    low, high = np.quantile(samples, [0.05, 0.95])
+    low, high = np.quantile(samples, [0.01, 0.99])
     kept = samples[(samples >= low) & (samples <= high)]
     return float((kept if kept.size else samples).mean())  # of two, neither lies between

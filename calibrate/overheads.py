@@ -6,10 +6,11 @@ reads messages, and the policy thinks in between.  Per operation the live work i
     extra_s + scale * (what the grids say) + wake * (idling before)
             + row_s * (rows - 1) + step_s * (forwards) + token_s * (tokens fed)
 
-Of the target greedy runs of one row give `extra_s`, `scale` and `wake`, and the residuals of greedy batches
-`row_s`, which could not be told from `scale` otherwise, since a batch's grids grow with its rows too.  A
-draft chooses a token in every branch of every row: its greedy runs of all batches give `token_s` instead.
-Sampled runs have a constant, a time per forward and one per token on top.
+All greedy runs are fitted together, of the target those in which the draft is idle by design.  A batch's
+grids grow with its rows, too: `scale` is free only where operations of equally many rows differ enough to
+tell it from `row_s`.  A draft chooses a token in every branch of every row, which is its `token_s`.  Sampled
+runs have a constant, a time per forward and one per token on top.  How far whole operations scatter about the
+mean of their setting is kept too (`spread`): who waits for the longer of two waits longer than either's mean.
 """
 
 from __future__ import annotations

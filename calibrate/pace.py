@@ -24,6 +24,7 @@ from calibrate.fitting import (
     Sample,
     predicted,
     solve,
+    spread_of,
     trimmed,
     waited,
     waits,
@@ -217,7 +218,15 @@ def fit_own(samples: Sequence[Sample], borrowed: OperationHost, *, drafts: bool)
     waiting = waits([s for s in samples if s.lead_s >= 0.0] or samples)
     if single:
         row, waiting["submit_row_s"] = borrowed.row_s, borrowed.submit_row_s
-    return OperationHost(**waiting, extra_s=extra, row_s=row, wake=wake, token_s=token, idle_cap_s=cap)
+    return OperationHost(
+        **waiting,
+        extra_s=extra,
+        row_s=row,
+        wake=wake,
+        token_s=token,
+        idle_cap_s=cap,
+        spread=spread_of(samples),
+    )
 
 
 def gains(profile: Profile, settings: Sequence[Decisions], *, sampled: bool) -> list[Gain]:

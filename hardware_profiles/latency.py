@@ -105,13 +105,7 @@ class LatencySurface:
         They follow the inverse of the distribution function that is linear between the pooled quantiles
         and flat beyond the outer two: five quantiles say nothing about the tails.
         """
-        inverse = np.interp(uniform, LEVELS, self._spread) / self._noise_mean()
-        return np.asarray(inverse, dtype=np.float64)
-
-    def _noise_mean(self) -> float:
-        """Integral of the inverse over [0, 1]: two rectangles outside, four trapezia inside."""
-        outside = LEVELS[0] * self._spread[0] + (1 - LEVELS[-1]) * self._spread[-1]
-        return float(outside + np.trapezoid(self._spread, LEVELS))
+        return varied(self._spread, uniform)
 
     def _require(self, coordinates: dict[str, float]) -> None:
         if missing := [axis for axis in self.axes if axis not in coordinates]:
@@ -134,6 +128,19 @@ class LatencySurface:
             )
         seconds: FloatArray = np.maximum(self._interpolate(at), _FLOOR * self._means.min())
         return seconds
+
+
+def varied(spread: Sequence[float] | FloatArray, uniform: NDArray[np.floating[Any]]) -> FloatArray:
+    """Factors of mean exactly 1, from uniforms in [0, 1) of any shape.
+
+    They follow the inverse of the distribution function that is linear between the quantiles `spread` at
+    `LEVELS` and flat beyond the outer two.
+    """
+    levels = np.asarray(spread, dtype=np.float64)
+    # The integral of the inverse over [0, 1]: two rectangles outside, four trapezia inside.
+    outside = LEVELS[0] * levels[0] + (1 - LEVELS[-1]) * levels[-1]
+    mean = float(outside + np.trapezoid(levels, LEVELS))
+    return np.asarray(np.interp(uniform, LEVELS, levels) / mean, dtype=np.float64)
 
 
 def _pooled_spread(points: Sequence[Point]) -> FloatArray:

@@ -114,6 +114,9 @@ class OperationHost(Frozen):
         scale: Seconds of its forwards in real rounds per second that the grids say.
         wake: Seconds of further work per second that the device idled before: caches grow cold.
         idle_cap_s: Longest idling that `wake` was fitted on; longer idling costs no more.
+        spread: What whole operations took in real rounds over the mean of their kind, at `LEVELS`; None: they
+            vary as their forwards do in probes.  In rounds the forwards of an operation are slow together,
+            and devices that wait for each other wait for whichever is.
     """
 
     submit_s: NonNegativeFloat = 0.0
@@ -127,6 +130,9 @@ class OperationHost(Frozen):
     scale: PositiveFloat = 1.0
     wake: NonNegativeFloat = 0.0
     idle_cap_s: NonNegativeFloat = 0.0
+    spread: Quantiles | None = None
+
+    _check_spread = field_validator("spread")(check_quantiles)
 
 
 HostOperation: TypeAlias = Literal["decode", "verify", "settle", "draft", "prespeculate", "continue"]

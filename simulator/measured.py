@@ -11,12 +11,12 @@ import numpy as np
 from hardware_profiles.latency import LatencySurface
 from policies.knobs import SettingError
 from policies.operations import Continue, Draft, Operation, Prefill, Prespeculate, Settle, Verify, View
-from policies.randomness import FloatArray, keyed_generator
+from policies.randomness import FloatArray
 from policies.rowwise import Work
 from simulator.costs import Effects, Extrapolation, branches_per_row, share_of
 from simulator.machine import role_of
+from simulator.noise import KeyedNoise
 
-NOISE_BLOCK = 1024
 TREE_SURFACE = "draft.tree"
 
 
@@ -46,10 +46,12 @@ class ProfileCosts:
         self._ranges: dict[tuple[str, str], tuple[int, int]] = {}
         self._tables: dict[tuple[str, int, int], FloatArray] = {}
         self._prefills: dict[tuple[str, int, int], float] = {}
-        self._noise: dict[str, tuple[FloatArray, int]] = {}
+        self._noise = KeyedNoise(seed)
+        self._varying = effects.jitter
 
-    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
+    def steps(self, device: str, operation: Operation, *, vary: bool = True) -> list[tuple[str, float]]:
         """See `Costs`."""
+        self._varying = vary and self.effects.jitter
         match operation:
             case Verify():
                 return self._verify(operation)
@@ -67,9 +69,16 @@ class ProfileCosts:
                 return [("prefill", self._prefill(f"{role_of(device)}.prefill", operation.view))]
 
     def worked(
-        self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
+        self,
+        device: str,
+        view: View,
+        work: Sequence[Work],
+        seconds: Mapping[str, float],
+        *,
+        vary: bool = True,
     ) -> list[tuple[str, float]]:
         """See `Costs`."""
+        self._varying = vary and self.effects.jitter
         role, context, fed = role_of(device), self._context(view), 0
         forwards = sum(1 for _ in zip_longest(*work))
         factors: dict[str, float] = {}
@@ -215,14 +224,9 @@ class ProfileCosts:
 
     def _factor(self, name: str, forwards: int = 1) -> float:
         """Noise of the next operation; the mean of `forwards` independent steps varies that much less."""
-        if not self.effects.jitter:
+        if not self._varying:
             return 1.0
-        block, used = self._noise.get(name, (np.zeros(0), 0))
-        if used % NOISE_BLOCK == 0:
-            uniform = keyed_generator(self.seed, f"latency-{name}", used // NOISE_BLOCK).random(NOISE_BLOCK)
-            block = self.surfaces[name].noise(uniform)
-        self._noise[name] = (block, used + 1)
-        factor = float(block[used % NOISE_BLOCK])
+        factor = self._noise.factor(name, self.surfaces[name].noise)
         return 1.0 + (factor - 1.0) / float(np.sqrt(forwards))
 
 

@@ -5,205 +5,20 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any, cast
 
-import numpy as np
 import simpy
 from simpy.events import Event as SimpyEvent
 
-from hardware_profiles.pace import KindPace, base_name
-from hardware_profiles.profile import Host, HostOperation, OperationHost
-from policies.knobs import SettingError
-from policies.operations import (
-    BoolArray,
-    Continue,
-    Draft,
-    Operation,
-    Prefill,
-    Prespeculate,
-    Settle,
-    Source,
-    Speculation,
-    Verdict,
-    Verify,
-    View,
-)
+from hardware_profiles.pace import KindPace
+from hardware_profiles.profile import Host
 from policies.protocols import Steps
 from policies.records import Span
-from policies.rowwise import RowAnswers, Rowwise, total_tokens
+from simulator.answers import Answers
 from simulator.contents import Contents
-from simulator.costs import Costs, tokens_fed
-from simulator.devices import SimulatedDevice, likeness
+from simulator.costs import Costs
+from simulator.devices import SimulatedDevice
 from simulator.machine import Machine, Slowdowns
+from simulator.noise import KeyedNoise
 from simulator.tokens import TokenModel
-
-_PRIMARY, _NONE = int(Source.PRIMARY), int(Source.NONE)
-
-
-class SimulatedCache:
-    """Speculation cache of one simulated round (see `policies.protocols.Cache`).
-
-    Args:
-        tokens: Decides which outcomes were prepared for.
-        operation: What made the cache.
-    """
-
-    def __init__(self, tokens: TokenModel, operation: Prespeculate | Continue) -> None:
-        self.tokens = tokens
-        self.operation = operation
-
-    def lookup(self, verdict: Verdict) -> BoolArray:
-        """[B] whether each row's outcome was prepared for."""
-        operation = self.operation
-        if isinstance(operation, Continue):
-            return self.tokens.continues(operation.view, operation, verdict)
-        return self.tokens.hits(operation.view, operation, verdict)
-
-    def take(self, verdict: Verdict, hits: BoolArray) -> Speculation:
-        """The prepared speculation of the rows marked in `hits`."""
-        operation = self.operation
-        if isinstance(operation, Continue):  # its first token is the outcome's bonus
-            return _drafted(hits, operation.lookahead - 1)
-        return _drafted(hits, operation.lookahead, operation.shape)
-
-    def opening(self) -> Speculation:
-        """The first token drafted past each row's speculation; its id stays unknown."""
-        operation = self.operation
-        return _drafted(_marked(operation.view, len(operation.speculation.lengths)), 1)
-
-
-class Answers:
-    """Costs and contents of operations (`simulator.devices.Work`).
-
-    Args:
-        costs: What operations cost.
-        tokens: What is accepted.
-        host: Host time.
-        contents: Answers of operations stated row by row; None where no policy asks for any.
-        pace: What their kinds take in real rounds; others take what `costs` says of their steps, and the host
-            time of the operation that they are like.
-    """
-
-    def __init__(
-        self,
-        costs: Costs,
-        tokens: TokenModel,
-        host: Host,
-        contents: Contents | None = None,
-        pace: Mapping[str, KindPace] | None = None,
-    ) -> None:
-        self.pace = pace or {}
-        self.costs = costs
-        self.contents = contents
-        self.host = host
-        self.tokens = tokens
-        self._hosts: dict[tuple[str, bool], OperationHost] = {}
-        self._same = not host.operations and not host.sampled
-        self._common = host.of("verify")
-
-    def steps(self, device: str, operation: Operation | Rowwise, idle_s: float) -> list[tuple[str, float]]:
-        """See `Work`."""
-        if isinstance(operation, Rowwise):
-            steps = self._worked(device, operation)
-        else:
-            steps = self.costs.steps(device, operation)
-        host = self._host_of(operation)
-        rows = len(operation.view.slots)
-        extra = host.extra_s + host.row_s * (rows - 1) + host.wake * min(idle_s, host.idle_cap_s)
-        extra += host.step_s * len(steps)
-        if host.token_s:
-            extra += host.token_s * self._tokens_fed(operation)
-        factor = host.scale
-        if extra < 0.0 and steps:  # taken off all steps alike, but never more than four fifths
-            total = host.scale * sum(seconds for _, seconds in steps)
-            factor *= max(0.2, 1.0 + extra / total) if total > 0.0 else 1.0
-        if factor != 1.0:
-            steps = [(name, seconds * factor) for name, seconds in steps]
-        return [("host", extra), *steps] if extra > 0.0 else steps
-
-    def _worked(self, device: str, operation: Rowwise) -> list[tuple[str, float]]:
-        """The steps of an operation stated row by row, at its pace."""
-        work = [reply.work for reply in self._contents.replies(operation)]
-        seconds, pace = self._contents.seconds, self.pace.get(operation.kind)
-        if pace is None:
-            return self.costs.worked(device, operation.view, work, seconds)
-        unpaced = {name: s for name, s in seconds.items() if base_name(name) not in pace.steps}
-        rows = len(operation.view.slots)
-        steps = self.costs.worked(device, operation.view, work, unpaced)
-        return [(name, pace.step(name).seconds(expected_s, rows)) for name, expected_s in steps]
-
-    def latency(self, operation: Operation | Rowwise) -> tuple[float, float]:
-        """See `Work`."""
-        host = self._host_of(operation)
-        report_s = host.report_s
-        if host.report_token_s:
-            report_s += host.report_token_s * self._tokens_fed(operation)
-        return host.submit_s + host.submit_row_s * (len(operation.view.slots) - 1), report_s
-
-    @property
-    def _contents(self) -> Contents:
-        if self.contents is None:
-            raise SettingError("this world has neither decisions nor coins for operations stated row by row")
-        return self.contents
-
-    def _tokens_fed(self, operation: Operation | Rowwise) -> int:
-        if isinstance(operation, Rowwise):
-            return total_tokens(self._contents.replies(operation))
-        return tokens_fed(operation)
-
-    def _host_of(self, operation: Operation | Rowwise) -> OperationHost:
-        if isinstance(operation, Rowwise) and operation.kind in self.pace:
-            return self.pace[operation.kind].host
-        if self._same:
-            return self._common
-        name = likeness(operation)
-        if isinstance(operation, Verify) and not operation.speculation.lengths[operation.view.slots].any():
-            name = "decode"
-        sampled = not isinstance(operation, Prefill) and not operation.sampling.greedy
-        if (name, sampled) not in self._hosts:
-            self._hosts[name, sampled] = self.host.of(cast("HostOperation", name), sampled=sampled)
-        return self._hosts[name, sampled]
-
-    def answer(self, operation: Operation | Rowwise, completed: int | None) -> Any:
-        """See `Work`."""
-        match operation:
-            case Rowwise():
-                return _by_slot(operation, self._contents.replies(operation))
-            case Verify():
-                return self.tokens.verify(operation.view, operation)
-            case Settle():
-                return self.tokens.settle(operation)
-            case Prespeculate() | Continue():
-                return SimulatedCache(self.tokens, operation)
-            case Draft():
-                length = operation.lookahead if completed is None else completed
-                return _drafted(_marked(operation.view, len(operation.unseen)), length, operation.shape)
-            case Prefill():
-                return None
-
-    def announcement(self, operation: Operation | Rowwise) -> Any:
-        """See `Work`."""
-        if isinstance(operation, Rowwise):
-            return _by_slot(operation, self._contents.marks(operation))
-        assert isinstance(operation, Prespeculate)
-        return SimulatedCache(self.tokens, operation)
-
-
-def _by_slot(operation: Rowwise, replies: list[Any]) -> RowAnswers:
-    return RowAnswers(operation.width, dict(zip(operation.view.slots.tolist(), replies, strict=True)))
-
-
-def _marked(view: View, width: int) -> BoolArray:
-    """[width] mask of a view's rows."""
-    marked = np.zeros(width, dtype=np.bool_)
-    marked[view.slots] = True
-    return marked
-
-
-def _drafted(rows: BoolArray, length: int, shape: tuple[int, ...] | None = None) -> Speculation:
-    """A speculation of the primary draft for the marked rows; its ids stay unknown.
-
-    `shape` are the fan-outs that rescaled the laws its tokens are drawn from, if anything did.
-    """
-    return Speculation(rows * length, rows * (_PRIMARY if length else _NONE), shape=shape)
 
 
 class SimulatedWorld:
@@ -218,6 +33,7 @@ class SimulatedWorld:
         draft_devices: How many draft devices there are: `draft`, `draft-1`, ...  All cost the same.
         contents: Answers of operations stated row by row; None where no policy asks for any.
         pace: See `Answers`.
+        noise: See `Answers`.
     """
 
     def __init__(
@@ -231,11 +47,12 @@ class SimulatedWorld:
         draft_devices: int = 1,
         contents: Contents | None = None,
         pace: Mapping[str, KindPace] | None = None,
+        noise: KeyedNoise | None = None,
     ) -> None:
         self.env = simpy.Environment()
         self.machine = Machine(slowdowns)
         self.spans: list[Span] = []
-        answers = Answers(costs, tokens, host or Host(), contents, pace)
+        answers = Answers(costs, tokens, host or Host(), contents=contents, pace=pace, noise=noise)
         spans = self.spans if timeline else None
         self._target = SimulatedDevice(self.env, "target", answers, self.machine, spans=spans)
         names = ["draft", *(f"draft-{i}" for i in range(1, draft_devices))]

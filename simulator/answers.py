@@ -1,0 +1,222 @@
+"""What simulated operations cost and answer: steps, host time and noise; verdicts, drafts and caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from hardware_profiles.latency import varied
+from hardware_profiles.pace import KindPace, base_name
+from hardware_profiles.profile import Host, HostOperation, OperationHost
+from policies.knobs import SettingError
+from policies.operations import (
+    BoolArray,
+    Continue,
+    Draft,
+    Operation,
+    Prefill,
+    Prespeculate,
+    Settle,
+    Source,
+    Speculation,
+    Verdict,
+    Verify,
+    View,
+)
+from policies.rowwise import RowAnswers, Rowwise, total_tokens
+from simulator.contents import Contents
+from simulator.costs import Costs, tokens_fed
+from simulator.devices import likeness
+from simulator.noise import KeyedNoise
+from simulator.tokens import TokenModel
+
+_PRIMARY, _NONE = int(Source.PRIMARY), int(Source.NONE)
+
+
+class SimulatedCache:
+    """Speculation cache of one simulated round (see `policies.protocols.Cache`).
+
+    Args:
+        tokens: Decides which outcomes were prepared for.
+        operation: What made the cache.
+    """
+
+    def __init__(self, tokens: TokenModel, operation: Prespeculate | Continue) -> None:
+        self.tokens = tokens
+        self.operation = operation
+
+    def lookup(self, verdict: Verdict) -> BoolArray:
+        """[B] whether each row's outcome was prepared for."""
+        operation = self.operation
+        if isinstance(operation, Continue):
+            return self.tokens.continues(operation.view, operation, verdict)
+        return self.tokens.hits(operation.view, operation, verdict)
+
+    def take(self, verdict: Verdict, hits: BoolArray) -> Speculation:
+        """The prepared speculation of the rows marked in `hits`."""
+        operation = self.operation
+        if isinstance(operation, Continue):  # its first token is the outcome's bonus
+            return _drafted(hits, operation.lookahead - 1)
+        return _drafted(hits, operation.lookahead, operation.shape)
+
+    def opening(self) -> Speculation:
+        """The first token drafted past each row's speculation; its id stays unknown."""
+        operation = self.operation
+        return _drafted(_marked(operation.view, len(operation.speculation.lengths)), 1)
+
+
+class Answers:
+    """Costs and contents of operations (`simulator.devices.Work`).
+
+    Args:
+        costs: What operations cost.
+        tokens: What is accepted.
+        host: Host time.
+        contents: Answers of operations stated row by row; None where no policy asks for any.
+        pace: What their kinds take in real rounds; others take what `costs` says of their steps, and the host
+            time of the operation that they are like.
+        noise: Of whole operations whose spread in real rounds is known; None: they take their means.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        tokens: TokenModel,
+        host: Host,
+        *,
+        contents: Contents | None = None,
+        pace: Mapping[str, KindPace] | None = None,
+        noise: KeyedNoise | None = None,
+    ) -> None:
+        self.noise = noise
+        self.pace = pace or {}
+        self.costs = costs
+        self.contents = contents
+        self.host = host
+        self.tokens = tokens
+        self._hosts: dict[tuple[str, bool], OperationHost] = {}
+        self._same = not host.operations and not host.sampled
+        self._common = host.of("verify")
+
+    def steps(self, device: str, operation: Operation | Rowwise, idle_s: float) -> list[tuple[str, float]]:
+        """See `Work`."""
+        host = self._host_of(operation)
+        vary = host.spread is None  # else the operation varies as a whole
+        if isinstance(operation, Rowwise):
+            steps = self._worked(device, operation, vary=vary)
+        else:
+            steps = self.costs.steps(device, operation, vary=vary)
+        rows = len(operation.view.slots)
+        extra = host.extra_s + host.row_s * (rows - 1) + host.wake * min(idle_s, host.idle_cap_s)
+        extra += host.step_s * len(steps)
+        if host.token_s:
+            extra += host.token_s * self._tokens_fed(operation)
+        luck = self._luck(device, operation, host)
+        extra, factor = extra * luck, host.scale * luck
+        if extra < 0.0 and steps:  # taken off all steps alike, but never more than four fifths
+            total = factor * sum(seconds for _, seconds in steps)
+            factor *= max(0.2, 1.0 + extra / total) if total > 0.0 else 1.0
+        if factor != 1.0:
+            steps = [(name, seconds * factor) for name, seconds in steps]
+        return [("host", extra), *steps] if extra > 0.0 else steps
+
+    def _luck(self, device: str, operation: Operation | Rowwise, host: OperationHost) -> float:
+        """How much longer than in the mean an operation takes."""
+        if self.noise is None or host.spread is None or isinstance(operation, Prefill):
+            return 1.0
+        kind = operation.kind if isinstance(operation, Rowwise) else _host_name(operation)
+        return self.noise.factor(f"{device}-{kind}", partial(varied, host.spread))
+
+    def _worked(self, device: str, operation: Rowwise, *, vary: bool) -> list[tuple[str, float]]:
+        """The steps of an operation stated row by row, at its pace."""
+        work = [reply.work for reply in self._contents.replies(operation)]
+        seconds, pace = self._contents.seconds, self.pace.get(operation.kind)
+        if pace is None:
+            return self.costs.worked(device, operation.view, work, seconds, vary=vary)
+        unpaced = {name: s for name, s in seconds.items() if base_name(name) not in pace.steps}
+        rows = len(operation.view.slots)
+        steps = self.costs.worked(device, operation.view, work, unpaced, vary=vary)
+        return [(name, pace.step(name).seconds(expected_s, rows)) for name, expected_s in steps]
+
+    def latency(self, operation: Operation | Rowwise) -> tuple[float, float]:
+        """See `Work`."""
+        host = self._host_of(operation)
+        report_s = host.report_s
+        if host.report_token_s:
+            report_s += host.report_token_s * self._tokens_fed(operation)
+        return host.submit_s + host.submit_row_s * (len(operation.view.slots) - 1), report_s
+
+    @property
+    def _contents(self) -> Contents:
+        if self.contents is None:
+            raise SettingError("this world has neither decisions nor coins for operations stated row by row")
+        return self.contents
+
+    def _tokens_fed(self, operation: Operation | Rowwise) -> int:
+        if isinstance(operation, Rowwise):
+            return total_tokens(self._contents.replies(operation))
+        return tokens_fed(operation)
+
+    def _host_of(self, operation: Operation | Rowwise) -> OperationHost:
+        if isinstance(operation, Rowwise) and operation.kind in self.pace:
+            return self.pace[operation.kind].host
+        if self._same:
+            return self._common
+        name = _host_name(operation)
+        sampled = not isinstance(operation, Prefill) and not operation.sampling.greedy
+        if (name, sampled) not in self._hosts:
+            self._hosts[name, sampled] = self.host.of(cast("HostOperation", name), sampled=sampled)
+        return self._hosts[name, sampled]
+
+    def answer(self, operation: Operation | Rowwise, completed: int | None) -> Any:
+        """See `Work`."""
+        match operation:
+            case Rowwise():
+                return _by_slot(operation, self._contents.replies(operation))
+            case Verify():
+                return self.tokens.verify(operation.view, operation)
+            case Settle():
+                return self.tokens.settle(operation)
+            case Prespeculate() | Continue():
+                return SimulatedCache(self.tokens, operation)
+            case Draft():
+                length = operation.lookahead if completed is None else completed
+                return _drafted(_marked(operation.view, len(operation.unseen)), length, operation.shape)
+            case Prefill():
+                return None
+
+    def announcement(self, operation: Operation | Rowwise) -> Any:
+        """See `Work`."""
+        if isinstance(operation, Rowwise):
+            return _by_slot(operation, self._contents.marks(operation))
+        assert isinstance(operation, Prespeculate)
+        return SimulatedCache(self.tokens, operation)
+
+
+def _by_slot(operation: Rowwise, replies: list[Any]) -> RowAnswers:
+    return RowAnswers(operation.width, dict(zip(operation.view.slots.tolist(), replies, strict=True)))
+
+
+def _marked(view: View, width: int) -> BoolArray:
+    """[width] mask of a view's rows."""
+    marked = np.zeros(width, dtype=np.bool_)
+    marked[view.slots] = True
+    return marked
+
+
+def _drafted(rows: BoolArray, length: int, shape: tuple[int, ...] | None = None) -> Speculation:
+    """A speculation of the primary draft for the marked rows; its ids stay unknown.
+
+    `shape` are the fan-outs that rescaled the laws its tokens are drawn from, if anything did.
+    """
+    return Speculation(rows * length, rows * (_PRIMARY if length else _NONE), shape=shape)
+
+
+def _host_name(operation: Operation | Rowwise) -> str:
+    """Under which name a host's times of an operation stand: a verification of nothing is a `decode`."""
+    if isinstance(operation, Verify) and not operation.speculation.lengths[operation.view.slots].any():
+        return "decode"
+    return likeness(operation)

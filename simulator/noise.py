@@ -1,0 +1,34 @@
+"""Keyed noise on durations: the n-th factor of a name is the same in every run with the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from policies.randomness import FloatArray, keyed_generator
+
+BLOCK = 1024
+Law: TypeAlias = Callable[[FloatArray], FloatArray]
+"""Factors of mean 1 from uniforms in [0, 1)."""
+
+
+class KeyedNoise:
+    """Factors on durations, by name and ordinal number.
+
+    Args:
+        seed: Keys them.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._blocks: dict[str, tuple[FloatArray, int]] = {}
+
+    def factor(self, name: str, law: Law) -> float:
+        """The next factor of a name; the law of a name is always the same."""
+        block, used = self._blocks.get(name, (np.zeros(0), 0))
+        if used % BLOCK == 0:
+            block = law(keyed_generator(self.seed, f"latency-{name}", used // BLOCK).random(BLOCK))
+        self._blocks[name] = (block, used + 1)
+        return float(block[used % BLOCK])
