@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.flips import Point, changes
@@ -59,6 +59,7 @@ def as_dict(found: Recommendation) -> dict[str, Any]:
         "engines": engine_note(found),
         "extrapolated": found.extrapolated,
         "settings_tried": found.tried,
+        "policies_without_decisions": dict(without_decisions(found)),
         "settings_refused": {s.label: why for s, why in found.refused.items()},
         "method": METHOD,
     }
@@ -112,6 +113,11 @@ def engine_note(found: Recommendation) -> str | None:
 def undecided(found: Recommendation) -> list[str]:
     """Policies in the answer whose decisions belong to the recorded acceptance, so to no other one."""
     return [policy for policy in found.best if find_policy(policy).needs_decisions]
+
+
+def without_decisions(found: Recommendation) -> Mapping[str, str]:
+    """Policies that could not be tried since what they decide is not recorded, and why it is not."""
+    return found.sources.undecided.get(found.wanted.temperature, {})
 
 
 def reasons(found: Recommendation) -> list[str]:
@@ -201,6 +207,8 @@ def print_recommendation(found: Recommendation) -> None:
     if found.extrapolated:
         outside = "; ".join(found.extrapolated)
         console.print(f"[yellow]outside the measured grid, extrapolated: {outside}[/yellow]", highlight=False)
+    for policy, why in without_decisions(found).items():
+        console.print(f"[yellow]not tried: {policy}: {why}[/yellow]", highlight=False)
     console.print(f"[dim]{METHOD} {found.tried} settings tried.[/dim]")
 
 

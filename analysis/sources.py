@@ -36,6 +36,7 @@ class Sources:
         hw: How the user called the profile.
         files: Trace files by temperature, where `simulate` would not find them by the profile's name.
         decisions: By temperature, of policies that the traces cannot replay, on the same prompts.
+        undecided: By temperature, why a policy that the traces cannot replay has no decisions here.
     """
 
     profile: Profile
@@ -45,6 +46,7 @@ class Sources:
     hw: str = ""
     files: Mapping[float, str] = field(default_factory=dict)
     decisions: Mapping[float, DecisionTrace] = field(default_factory=dict)
+    undecided: Mapping[float, Mapping[str, str]] = field(default_factory=dict)
 
     def trace(self, temperature: float) -> Trace:
         """The trace recorded at a temperature.
@@ -134,22 +136,44 @@ def load_sources(
     plain = first == profile.name  # then `simulate` finds them alone
     files = {} if plain else {temperature_of(t): name for name, t in reversed(found.items())}
     error = known_model_error(profile, traces)
-    decisions = {t: d for t, trace in traces.items() if (d := _decisions(profile.name, t, trace)) is not None}
-    sources = Sources(profile, traces, error, hw=hw, files=files, decisions=decisions)
+    decisions, undecided = {}, {}
+    for temperature, recorded in traces.items():
+        decided, undecided[temperature] = _decisions(profile.name, hw, temperature, recorded)
+        if decided is not None:
+            decisions[temperature] = decided
+    sources = Sources(profile, traces, error, hw=hw, files=files, decisions=decisions, undecided=undecided)
     return sources if category is None else only(sources, category)
 
 
-def _decisions(profile: str, temperature: float, trace: Trace) -> DecisionTrace | None:
-    """What was decided on the prompts of a trace, by all policies of which that is known."""
+def _decisions(
+    profile: str, hw: str, temperature: float, trace: Trace
+) -> tuple[DecisionTrace | None, dict[str, str]]:
+    """What policies decided on the prompts of a trace, and of whom that is not known, and why."""
     found: DecisionTrace | None = None
+    missing: dict[str, str] = {}
+    sampled = f" --temperature {temperature:g}" if temperature else ""
     for info in POLICIES.values():
-        if not info.needs_decisions:
+        if not info.needs_decisions or "live" not in info.worlds:
             continue
-        with contextlib.suppress(TraceError):
-            one = read_decisions(find_decisions(decisions_name(profile, info.name, temperature)))
-            if [r.prompt for r in one.requests] == [r.prompt for r in trace.requests]:
-                found = one if found is None else found.merged(one)
-    return found
+        name = decisions_name(profile, info.name, temperature)
+        way_out = f"`calibrate decide --hw {hw} --policy {info.name}{sampled}` records them"
+        try:
+            path = find_decisions(name)
+        except TraceError:
+            missing[info.name] = f"no decisions are recorded; {way_out}"
+            continue
+        try:
+            one = read_decisions(path)
+            if [r.prompt for r in one.requests] != [r.prompt for r in trace.requests]:
+                missing[info.name] = (
+                    f"its decisions ({name}) are of {len(one.requests)} prompts that are not the trace's "
+                    f"{len(trace.requests)}; {way_out} on these"
+                )
+                continue
+            found = one if found is None else found.merged(one)
+        except TraceError as error:
+            missing[info.name] = f"its decisions ({name}) are of no use: {error}"
+    return found, missing
 
 
 def _beside(hw: str, name: str) -> str:
