@@ -8,23 +8,20 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from analysis.decided import run_deciding
 from analysis.double_entries import Entry
 from analysis.livecells import identical
-from calibrate.calibration import record, requests_of
-from calibrate.decisions import decide, joined
-from calibrate.job import Job, worker_specs
-from calibrate.live.world import LiveWorld
+from calibrate.calibration import record
+from calibrate.job import Job
 from calibrate.prompts import Prompt
-from calibrate.runs import Cell, LiveRun, measure, run_matrix
-from hardware_profiles.decisions import Decisions, DecisionTrace
+from calibrate.runs import Cell, LiveRun, measure
+from hardware_profiles.decisions import Decisions
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace import Trace
 from policies.laws.runs import double_speedup_printed
 from policies.registry import Settings
 from simulator.law import assume, opinion
-from simulator.pacing import find_pace
 from simulator.run import Scenario, Simulated, simulate
-from simulator.tokens import replay
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """(stage, done, total)."""
@@ -195,34 +192,8 @@ def on_pair(
     settings = list(dict.fromkeys(entry.settings for entry in entries))
     trace = record(replace(job, temperature=settings[0].temperature), prompts, "heldout", progress)
     doubles = [each for each in settings if each.policy == "double"]
-    requests, runs = requests_of(trace), []
-    with LiveWorld(*worker_specs(job)) as world:
-        if repeats:
-            runs = run_matrix(
-                {"": world},
-                [Cell("", each) for each in settings],
-                requests,
-                repeats=repeats,
-                seed=job.seed,
-                progress=lambda done, total: progress("live", done, total),
-                fresh_luck=False,
-            )
-            first = [run for run in runs if run.repeat == 0]
-            decided = {
-                each.label: joined([run.decisions for run in first if run.settings == each])
-                for each in doubles
-            }
-        else:
-            decided = decide(
-                world, doubles, requests, progress=lambda done, total: progress("decisions", done, total)
-            )
-    scenario = Scenario(
-        replay(trace, seed=job.seed),
-        profile=profile,
-        seed=job.seed,
-        decisions=DecisionTrace(trace.requests, trace.meta, decided, job.limit),
-        measured_pace=find_pace(profile, settings[0].temperature),
-    )
+    cells = [Cell("", each) for each in settings]
+    runs, scenario = run_deciding(job, profile, trace, cells, doubles, repeats=repeats, progress=progress)
     plain = simulate(scenario, settings[0])
     found = []
     for done, entry in enumerate(entries):

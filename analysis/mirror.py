@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from analysis.commands import deliver
-from policies.commandline import HELP, RUNS_MODELS, refusals, split_integers, split_list, wide_console
+from analysis.mirror_worlds import COINS_OPTIONS, RUN_OPTIONS, WORLD_OPTIONS, outcomes_of
+from policies.commandline import (
+    HELP,
+    RUNS_MODELS,
+    refusals,
+    split_integers,
+    split_list,
+    wide_console,
+    with_options,
+)
 from policies.exits import EXITS
 
 if TYPE_CHECKING:
@@ -32,12 +41,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES, context_settings=HELP)
-@click.option("--hw", default="cpu2-x5", show_default=True, help="Profile that predicts; its pair runs.")
-@click.option("--coins", is_flag=True, help="Coins and constant times in place of a pair; runs no model.")
-@click.option("--acceptance", default=0.8, show_default=True, help="Of the coins.")
-@click.option("--hit-exponent", default=1.0, show_default=True, help="r: kappa candidates miss kappa^-r.")
-@click.option("--target-time", default=1.0, show_default=True, help="Seconds of a target step, coins only.")
-@click.option("--draft-time", default=0.1, show_default=True, help="Seconds of a draft step, coins only.")
+@with_options((*WORLD_OPTIONS, *COINS_OPTIONS))
 @click.option(
     "--devices", default=1, show_default=True, type=click.IntRange(min=1), help="G that share a model; coins."
 )
@@ -48,15 +52,7 @@ Examples:
 @click.option("--lookahead", default="3,5", show_default=True, callback=split_integers, help="List of gamma.")
 @click.option("--kappa", default="1,4,8", show_default=True, callback=split_integers, help="List.")
 @click.option("--exits", default=",".join(EXITS), show_default=True, callback=split_list, help="List.")
-@click.option("--batch", default="1", show_default=True, callback=split_integers, help="List.")
-@click.option("--temperature", default=0.0, show_default=True)
-@click.option("--prompts", default="heldout", show_default=True, help="Shipped set or Spec-Bench JSONL.")
-@click.option("--count", default=8, show_default=True, type=click.IntRange(min=1), help="Prompts to use.")
-@click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(min=1))
-@click.option("--live", is_flag=True, help="Measure every setting; else the pair runs once, untimed.")
-@click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Live repetitions.")
-@click.option("--seed", default=0, show_default=True)
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON object here.")
+@with_options(RUN_OPTIONS)
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture.")
 @click.option("--json", "as_json_", is_flag=True, help="Print one JSON object.")
 def main(**options: Any) -> None:
@@ -83,66 +79,23 @@ def run(options: dict[str, Any], progress: Callable[[str, int, int], None]) -> l
     Raises:
         SettingError: A setting out of its domain, or `live` with coins.
     """
-    from analysis.mirror_cells import on_coins, settings_grid
+    from analysis.mirror_cells import Shards, settings_grid
     from policies.registry import SettingError
 
     target = {"temperature": options["temperature"], "seed": options["seed"]}
     settings = settings_grid(options["lookahead"], options["kappa"], options["exits"], **target)
+    if options["devices"] == 1:
+        return outcomes_of(settings, options, progress)
     if not options["coins"]:
-        if options["devices"] > 1:
-            raise SettingError("no pair here is sharded: --devices is for --coins")
-        return _on_pair(settings, options, progress)
-    if options["live"]:
-        raise SettingError("coins have no models to run live: leave out --coins or --live")
-    return on_coins(_coins(options), settings, options["batch"])
-
-
-def _coins(options: dict[str, Any]) -> Any:
-    from analysis.mirror_cells import Shards
-    from simulator.costs import TextbookCosts
-    from simulator.run import Scenario
-    from simulator.tokens import coin
-
-    costs = TextbookCosts(options["target_time"], options["draft_time"])
-    if options["devices"] > 1:
-        shards = Shards(
-            devices=options["devices"],
-            layers=options["layers"],
-            message=options["message"],
-            hop_s=options["hop_time"],
-            word_s=options["word_time"],
-        )
-        costs = shards.costs(costs)
-    tokens = coin(
-        options["acceptance"],
-        exponent=options["hit_exponent"],
-        requests=options["count"],
-        length=options["max_tokens"],
-        prompt_length=64,
-        seed=options["seed"],
+        raise SettingError("no pair here is sharded: --devices is for --coins")
+    shards = Shards(
+        devices=options["devices"],
+        layers=options["layers"],
+        message=options["message"],
+        hop_s=options["hop_time"],
+        word_s=options["word_time"],
     )
-    return Scenario(tokens, textbook=costs, seed=options["seed"])
-
-
-def _on_pair(
-    settings: list[Any], options: dict[str, Any], progress: Callable[[str, int, int], None]
-) -> list[Outcome]:
-    from analysis.cli import profiled_job
-    from analysis.mirror_cells import on_pair
-    from analysis.sources import load_sources
-    from calibrate.prompts import find_prompts, load_prompts, spread
-
-    sources = load_sources(options["hw"])
-    return on_pair(
-        profiled_job(sources, limit=options["max_tokens"], seed=options["seed"]),
-        sources.profile,
-        settings,
-        spread(load_prompts(find_prompts(options["prompts"])), options["count"]),
-        prompt_set=options["prompts"],
-        batches=options["batch"],
-        repeats=options["repeats"] if options["live"] else 0,
-        progress=progress,
-    )
+    return outcomes_of(settings, options, progress, shards)
 
 
 def as_json(outcomes: list[Outcome], options: dict[str, Any]) -> str:

@@ -8,22 +8,19 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from analysis.decided import run_deciding
 from analysis.mirror_account import Account, Times, account, pieces_of_spans, pieces_of_timings
-from calibrate.calibration import record, requests_of
-from calibrate.decisions import decide, joined
-from calibrate.job import Job, worker_specs
-from calibrate.live.world import LiveWorld
+from calibrate.calibration import record
+from calibrate.job import Job
 from calibrate.prompts import Prompt
-from calibrate.runs import Cell, LiveRun, measure, run_matrix
-from hardware_profiles.decisions import Decisions, DecisionTrace
+from calibrate.runs import Cell, LiveRun, measure
+from hardware_profiles.decisions import Decisions
 from hardware_profiles.profile import Profile
 from policies.exits import DEFAULT_EXIT
 from policies.laws.mirror import draft_communication, target_communication
 from policies.registry import Settings, configure
 from simulator.costs import TextbookCosts
-from simulator.pacing import find_pace
 from simulator.run import Scenario, simulate
-from simulator.tokens import replay
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """(stage, done, total)."""
@@ -156,33 +153,11 @@ def on_pair(
         progress: (stage, done, total).
     """
     trace = record(replace(job, temperature=settings[0].temperature), prompts, prompt_set, progress)
-    requests = requests_of(trace)
+    cells = [Cell("", each, batch) for batch in batches for each in settings]
     mirrors = [s for s in settings if s.policy == "mirror"]
-    runs: list[LiveRun] = []
-    with LiveWorld(*worker_specs(job, batch=max(batches))) as world:
-        if repeats:
-            cells = [Cell("", each, batch) for batch in batches for each in settings]
-            runs = run_matrix(
-                {"": world},
-                cells,
-                requests,
-                repeats=repeats,
-                seed=job.seed,
-                progress=lambda done, total: progress("live", done, total),
-                fresh_luck=False,
-            )
-            decided = {s.label: _decided(runs, s) for s in mirrors}
-        else:
-            decided = decide(
-                world, mirrors, requests, progress=lambda done, total: progress("decisions", done, total)
-            )
-    scenario = Scenario(
-        replay(trace, seed=job.seed),
-        profile=profile,
-        seed=job.seed,
-        decisions=DecisionTrace(trace.requests, trace.meta, decided, job.limit),
-        measured_pace=find_pace(profile, settings[0].temperature),
-    )
+    runs, scenario = run_deciding(job, profile, trace, cells, mirrors, repeats=repeats, progress=progress)
+    assert scenario.decisions is not None
+    decided = scenario.decisions.settings
     found = measured(runs) if runs else []
     for batch in batches:
         here = replace(scenario, batch=batch)
@@ -192,13 +167,6 @@ def on_pair(
             found.append(simulated(here, each, plain, own))
             progress(f"simulations at batch {batch}", done + 1, len(settings))
     return found
-
-
-def _decided(runs: Sequence[LiveRun], settings: Settings) -> Decisions:
-    """What a setting decided: the same at every batch and in every repetition."""
-    mine = [run for run in runs if run.settings == settings and run.repeat == 0]
-    batch = min(run.batch for run in mine)
-    return joined([run.decisions for run in mine if run.batch == batch])
 
 
 def measured(runs: Sequence[LiveRun]) -> list[Outcome]:

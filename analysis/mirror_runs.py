@@ -7,13 +7,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from analysis.decided import decided_by
 from analysis.family import by_category
 from analysis.family_orders import EVERY
 from analysis.livecells import AR_PER_SETTINGS
 from analysis.mirror_points import Point, live_point, simulated_point, speed_of
 from analysis.sources import Sources
 from calibrate.calibration import record, requests_of
-from calibrate.decisions import decide, joined
+from calibrate.decisions import decide
 from calibrate.job import Job, worker_specs
 from calibrate.live.placement import parse_placement
 from calibrate.live.world import LiveWorld
@@ -133,7 +134,7 @@ def points_of(
         order = {cell: number for number, cell in enumerate(cells)}  # the runs came in a random one
         live = live_points(runs, trace, plain)
         found += sorted(live, key=lambda p: order[Cell(p.place, p.settings, p.batch)])
-        decided = _decided(runs)
+        decided = {each.label: decided_by(runs, each) for each in _mirrors(cells)}
     else:
         decided = _decide(job, trace, cells, progress)
     decisions = DecisionTrace(trace.requests, trace.meta, decided, job.limit)
@@ -207,22 +208,15 @@ def _parts(trace: Trace, batch: int) -> dict[str, list[int]]:
     return {**everything, **by_category(trace)} if batch == 1 else everything
 
 
-def _decided(runs: Sequence[LiveRun]) -> dict[str, Any]:
-    """What every Mirror-SD decided: the same at every batch, in every place and repetition."""
-    found = {}
-    for settings in dict.fromkeys(run.settings for run in runs if run.settings.policy == "mirror"):
-        mine = [run for run in runs if run.settings == settings and run.repeat == 0]
-        kept = min(run.batch for run in mine), mine[0].place
-        found[settings.label] = joined([r.decisions for r in mine if (r.batch, r.place) == kept])
-    return found
+def _mirrors(cells: Sequence[Cell]) -> list[Settings]:
+    return list(dict.fromkeys(cell.settings for cell in cells if cell.settings.policy == "mirror"))
 
 
 def _decide(job: Job, trace: Trace, cells: Sequence[Cell], progress: Progress) -> dict[str, Any]:
-    mirrors = list(dict.fromkeys(cell.settings for cell in cells if cell.settings.policy == "mirror"))
     with LiveWorld(*worker_specs(job)) as world:
         return decide(
             world,
-            mirrors,
+            _mirrors(cells),
             requests_of(trace),
             progress=lambda done, total: progress("decisions", done, total),
         )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from analysis.commands import deliver
-from policies.commandline import HELP, RUNS_MODELS, refusals, split_integers, wide_console
+from analysis.mirror_worlds import COINS_OPTIONS, RUN_OPTIONS, WORLD_OPTIONS, outcomes_of
+from policies.commandline import HELP, RUNS_MODELS, refusals, split_integers, wide_console, with_options
 from policies.streaming import ACCEPTANCE, STREAMS
 
 if TYPE_CHECKING:
@@ -31,27 +31,15 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES, context_settings=HELP)
-@click.option("--hw", default="cpu2-x5", show_default=True, help="Profile that predicts; its pair runs.")
-@click.option("--coins", is_flag=True, help="Coins and constant times in place of a pair; runs no model.")
-@click.option("--acceptance", default=0.8, show_default=True, help="Of the draft's tokens; coins.")
+@with_options(WORLD_OPTIONS)
 @click.option("--stream-acceptance", default=ACCEPTANCE, show_default=True, help="Of proposals; coins.")
-@click.option("--hit-exponent", default=1.0, show_default=True, help="r: kappa candidates miss kappa^-r.")
-@click.option("--target-time", default=1.0, show_default=True, help="Seconds of a target step; coins.")
-@click.option("--draft-time", default=0.1, show_default=True, help="Seconds of a draft step; coins.")
+@with_options(COINS_OPTIONS)
 @click.option(
     "--lookahead", default="3,5,7", show_default=True, callback=split_integers, help="List of gamma."
 )
 @click.option("--kappa", default=4, show_default=True, help="Candidates per position.")
 @click.option("--streams", default="3", show_default=True, type=click.Choice(STREAMS[1:]), help="S.")
-@click.option("--batch", default="1", show_default=True, callback=split_integers, help="List.")
-@click.option("--temperature", default=0.0, show_default=True)
-@click.option("--prompts", default="heldout", show_default=True, help="Shipped set or Spec-Bench JSONL.")
-@click.option("--count", default=8, show_default=True, type=click.IntRange(min=1), help="Prompts to use.")
-@click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(min=1))
-@click.option("--live", is_flag=True, help="Measure every setting; else the pair runs once, untimed.")
-@click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Live repetitions.")
-@click.option("--seed", default=0, show_default=True)
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON object here.")
+@with_options(RUN_OPTIONS)
 @click.option("--json", "as_json_", is_flag=True, help="Print one JSON object.")
 def main(**options: Any) -> None:
     """Compare Mirror-SD with and without a streaming draft, and with and without overlap."""
@@ -72,9 +60,6 @@ def run(options: dict[str, Any], progress: Callable[[str, int, int], None]) -> l
     Raises:
         SettingError: A setting out of its domain, or `live` with coins.
     """
-    from analysis.mirror_cells import on_coins
-    from policies.registry import SettingError
-
     settings = variants(
         options["lookahead"],
         kappa=options["kappa"],
@@ -83,11 +68,7 @@ def run(options: dict[str, Any], progress: Callable[[str, int, int], None]) -> l
         temperature=options["temperature"],
         seed=options["seed"],
     )
-    if not options["coins"]:
-        return _on_pair(settings, options, progress)
-    if options["live"]:
-        raise SettingError("coins have no models to run live: leave out --coins or --live")
-    return on_coins(_coins(options), settings, options["batch"])
+    return outcomes_of(settings, options, progress)
 
 
 def variants(
@@ -119,44 +100,6 @@ def variants(
             for draft in ({}, streaming)
         ]
     return found
-
-
-def _coins(options: dict[str, Any]) -> Any:
-    from simulator.costs import TextbookCosts
-    from simulator.run import Scenario
-    from simulator.tokens import coin
-
-    tokens = coin(
-        options["acceptance"],
-        exponent=options["hit_exponent"],
-        requests=options["count"],
-        length=options["max_tokens"],
-        prompt_length=64,
-        seed=options["seed"],
-    )
-    costs = TextbookCosts(options["target_time"], options["draft_time"])
-    return Scenario(tokens, textbook=costs, seed=options["seed"])
-
-
-def _on_pair(
-    settings: list[Settings], options: dict[str, Any], progress: Callable[[str, int, int], None]
-) -> list[Outcome]:
-    from analysis.cli import profiled_job
-    from analysis.mirror_cells import on_pair
-    from analysis.sources import load_sources
-    from calibrate.prompts import find_prompts, load_prompts, spread
-
-    sources = load_sources(options["hw"])
-    return on_pair(
-        profiled_job(sources, limit=options["max_tokens"], seed=options["seed"]),
-        sources.profile,
-        settings,
-        spread(load_prompts(find_prompts(options["prompts"])), options["count"]),
-        prompt_set=options["prompts"],
-        batches=options["batch"],
-        repeats=options["repeats"] if options["live"] else 0,
-        progress=progress,
-    )
 
 
 def as_json(outcomes: list[Outcome], options: dict[str, Any]) -> str:

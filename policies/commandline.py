@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -111,10 +111,19 @@ _READ: dict[str, Callable[[str], Any]] = {
 
 def knob_options(*, exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:
     """A decorator that gives a click command an option for every knob of every policy."""
+    return with_options([_option(knob) for name, knob in KNOBS.items() if name not in exclude])
+
+
+def with_options(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+    """A decorator that gives a click command options that several have, in their order.
+
+    Args:
+        options: As `click.option` makes them.
+    """
 
     def decorate(command: Command) -> Command:
-        for knob in reversed([knob for name, knob in KNOBS.items() if name not in exclude]):
-            command = _option(knob)(command)
+        for option in reversed(options):
+            command = option(command)
         return command
 
     return decorate

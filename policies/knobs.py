@@ -238,21 +238,3 @@ KNOBS: dict[str, Knob] = {
     )
 }
 """Every knob, in the order in which labels and help texts name them."""
-
-FIELDS = frozenset(
-    {
-        "lookahead",
-        "fanout",
-        "fanout_backup",
-        "backup",
-        "stall",
-        "first",
-        "cache_set",
-        "tree",
-        "draft_devices",
-        "longest_suffix",
-        "draft_sampling",
-        "scale",
-    }
-)
-"""Knobs that have a field in `Settings`; all others are its `options`."""

@@ -16,7 +16,6 @@ from policies.info import DECISIONS, EXACT, PolicyInfo
 from policies.knobs import (
     DEFAULT_FANOUT,
     DEFAULT_LOOKAHEAD,
-    FIELDS,
     KNOBS,
     MAX_LOOKAHEAD,
     SettingError,
@@ -27,7 +26,7 @@ from policies.rasd import INFO as RASD
 from policies.rest import INFO as REST
 from policies.rows import Rows
 from policies.sampling import Sampling
-from policies.settings import AnyBackup, Settings
+from policies.settings import FIELDS, AnyBackup, Settings
 from policies.treespec import INFO as TREE
 
 __all__ = [

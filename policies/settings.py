@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
 from policies.knobs import KNOBS
@@ -112,6 +112,10 @@ class Settings:
             for name, value in self.knobs.items()
             if KNOBS[name].rare and value != KNOBS[name].default
         }
+
+
+FIELDS = frozenset(KNOBS).intersection(field.name for field in fields(Settings))
+"""Knobs that have a field in `Settings`; all others are its `options`."""
 
 
 def _shown(value: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ from calibrate.live.messages import (
 )
 from calibrate.live.outcomes import agreement
 from calibrate.live.runner import ModelRunner
+
+T = TypeVar("T")
 
 
 def never() -> bool:
@@ -112,6 +114,13 @@ class Executor:
                 return probe(self, message)
             case Echo():
                 return message.payload
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What is kept under a name, made on first use."""
+        if name not in self.kept:
+            self.kept[name] = make()
+        found: T = self.kept[name]
+        return found
 
     def begin(self, slots: Sequence[int]) -> None:
         """Give slots to new requests: what they held is forgotten."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from calibrate.live.placement import GGUF_PRECISIONS
 from calibrate.pair.resolve import DATA, cache_folder, resolve_model
+from policies.commandline import Command, with_options
+
+if TYPE_CHECKING:
+    from calibrate.pair.heads import Found, HeadKind, Training
 
 
 @click.group()
@@ -105,22 +110,43 @@ def _training(name: str) -> Iterator[Callable[[float, str], None]]:
         yield lambda done, note: progress.update(task, completed=min(1.0, done), note=note)
 
 
+def _of_heads(model: str, name: str, *, steps: int) -> Callable[[Command], Command]:
+    """Options of a command that trains heads called `name` on the shipped pair's `model` or one like it."""
+    options = (
+        click.option(
+            f"--{model}",
+            "folder",
+            type=click.Path(path_type=Path, exists=True, file_okay=False),
+            default=DATA / model,
+            help=f"Folder of the {model}; {name}.safetensors and {name}.json are written there.  "
+            "[default: shipped]",
+        ),
+        click.option(
+            "--work",
+            type=click.Path(path_type=Path),
+            help="Folder of the checkpoint.  [default: in the user's cache]",
+        ),
+        click.option("--steps", default=steps, show_default=True, help="Most steps."),
+        click.option("--minutes", type=float, help="Most minutes of training."),
+        click.option("--seed", default=0, show_default=True, help="Seed of the initial weights."),
+    )
+    return with_options(options)
+
+
+def _trained(
+    kind: HeadKind[Any, Found], folder: Path, work: Path | None, training: Training, knobs: str = ""
+) -> list[Found]:
+    """Reports of heads trained under a bar; `knobs` keeps checkpoints of different shapes apart."""
+    from calibrate.pair.heads import build_heads
+
+    work = work or cache_folder() / f"{kind.name}-{folder.resolve().name}{knobs}-{training.seed}"
+    with _training(kind.name) as progress:
+        return build_heads(kind, folder, work, training, progress)
+
+
 @pair.command()
-@click.option(
-    "--target",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    default=DATA / "target",
-    help="Folder of the target; exits.safetensors and exits.json are written there.  [default: shipped]",
-)
-@click.option(
-    "--work",
-    type=click.Path(path_type=Path),
-    help="Folder of the checkpoint.  [default: in the user's cache]",
-)
-@click.option("--steps", default=400, show_default=True, help="Most steps.")
-@click.option("--minutes", type=float, help="Most minutes of training.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the initial weights.")
-def exits(target: Path, work: Path | None, steps: int, minutes: float | None, seed: int) -> None:
+@_of_heads("target", "exits", steps=400)
+def exits(folder: Path, work: Path | None, steps: int, minutes: float | None, seed: int) -> None:
     """Train early exits of a target, whose own weights stay as they are (Mirror-SD), and measure them.
 
     The report says per exit how much of its mass the target puts on the exit's likeliest tokens.
@@ -130,41 +156,20 @@ def exits(target: Path, work: Path | None, steps: int, minutes: float | None, se
       pair exits
       pair exits --target my-pair/target --minutes 10
     """
-    from calibrate.pair.exits import build_exits
+    from calibrate.pair.exits import exit_kind
+    from calibrate.pair.heads import Training
 
-    with _training("exits") as progress:
-        reports = build_exits(
-            target,
-            work or cache_folder() / f"exits-{target.resolve().name}-{seed}",
-            steps=steps,
-            minutes=minutes,
-            seed=seed,
-            progress=progress,
-        )
-    for found in reports:
+    for found in _trained(exit_kind(), folder, work, Training(steps, minutes, seed=seed)):
         how = "sampled" if found.sampled else "greedy"
         overlap = ", ".join(f"{kappa}: {mass:.3f}" for kappa, mass in found.overlap.items())
         click.echo(f"exit after {found.layer} of {found.layers} layers, {how}: Omega by kappa {overlap}")
 
 
 @pair.command()
-@click.option(
-    "--draft",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    default=DATA / "draft",
-    help="Folder of the draft; streams.safetensors and streams.json are written there.  [default: shipped]",
-)
-@click.option(
-    "--work",
-    type=click.Path(path_type=Path),
-    help="Folder of the checkpoint.  [default: in the user's cache]",
-)
+@_of_heads("draft", "streams", steps=600)
 @click.option("--streams", "count", default=3, show_default=True, type=click.IntRange(min=1), help="S.")
-@click.option("--steps", default=600, show_default=True, help="Most steps.")
-@click.option("--minutes", type=float, help="Most minutes of training.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the initial embeddings.")
 def streams(
-    *, draft: Path, work: Path | None, count: int, steps: int, minutes: float | None, seed: int
+    *, folder: Path, work: Path | None, count: int, steps: int, minutes: float | None, seed: int
 ) -> None:
     """Train lookahead streams of a draft, whose own weights stay as they are (speculative streaming).
 
@@ -175,19 +180,11 @@ def streams(
       pair streams
       pair streams --draft my-pair/draft --minutes 10
     """
-    from calibrate.pair.streams import build_streams
+    from calibrate.pair.heads import Training
+    from calibrate.pair.streams import stream_kind
 
-    with _training("streams") as progress:
-        reports = build_streams(
-            draft,
-            work or cache_folder() / f"streams-{draft.resolve().name}-{count}-{seed}",
-            streams=count,
-            steps=steps,
-            minutes=minutes,
-            seed=seed,
-            progress=progress,
-        )
-    for found in reports:
+    training = Training(steps, minutes, seed=seed)
+    for found in _trained(stream_kind(count), folder, work, training, knobs=f"-{count}"):
         how = "sampled" if found.sampled else "greedy"
         right = f"right {found.agreement:.3f}, with all before it {found.run:.3f}"
         click.echo(f"stream {found.stream}, {how}: {right}")

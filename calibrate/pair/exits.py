@@ -7,13 +7,12 @@ Omega_kappa, the mass that the target puts on the exit's kappa likeliest tokens.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from calibrate.pair.train import Plan, Report, Streams
+from calibrate.pair.heads import OUTPUT, HeadKind, written
+from calibrate.pair.train import WINDOW
 
 if TYPE_CHECKING:
     import torch
@@ -22,11 +21,6 @@ if TYPE_CHECKING:
 
 WIDTHS = (1, 2, 4, 8, 16)
 """Numbers kappa of candidates that the report is made for."""
-OUTPUT = 96
-STEPS = 400
-RATE = 2e-3
-REPORT = "exits.json"
-_GROUP = 8
 
 
 @dataclass(frozen=True)
@@ -76,44 +70,14 @@ def exit_losses(target: Any, heads: ExitHeads, batch: torch.Tensor) -> torch.Ten
     return torch.stack(losses).mean()
 
 
-def train_exits(
-    target: Any,
-    streams: Streams,
-    checkpoint: Path,
-    report: Report,
-    *,
-    steps: int = STEPS,
-    minutes: float | None = None,
-    rows: int = 8,
-    seed: int = 0,
-) -> ExitHeads:
-    """Adapters of all exits of `target`, whose own weights stay as they are.
+def exit_kind() -> HeadKind[ExitHeads, ExitReport]:
+    """How exits are trained, measured and kept: adapters of all exits of a target."""
+    from calibrate.live.exits import ExitHeads, exit_layers, save_exits
 
-    Args:
-        target: The model, in single precision.
-        streams: What it reads.
-        checkpoint: File to resume from and to write every minute.
-        report: Called after every step.
-        steps: Most steps.
-        minutes: Most minutes.
-        rows: Windows per step.
-        seed: Of the initial weights.
-    """
-    import torch
+    def make(target: Any) -> ExitHeads:
+        return ExitHeads(int(target.config.hidden_size), exit_layers(int(target.config.num_hidden_layers)))
 
-    from calibrate.live.exits import ExitHeads, exit_layers
-    from calibrate.pair.train import fit
-
-    torch.manual_seed(seed)
-    target.requires_grad_(False)
-    heads = ExitHeads(int(target.config.hidden_size), exit_layers(int(target.config.num_hidden_layers)))
-
-    def loss(step: int) -> torch.Tensor:
-        return exit_losses(target, heads, streams.batch(5_000_000 + step, rows=rows))
-
-    plan = Plan(steps=steps, learning_rate=RATE, minutes=minutes, weight_decay=0.0)
-    fit(heads, loss, plan, checkpoint, report)
-    return heads
+    return HeadKind("exits", 2e-3, 5_000_000, WINDOW, make, exit_losses, save_exits, measure_exits)
 
 
 def measure_exits(
@@ -173,70 +137,3 @@ def _report(layer: int, layers: int, positions: int, sampled: bool, means: list[
     overlap = {width: round(mean, 4) for width, mean in zip(WIDTHS, means[1:], strict=False)}
     ceiling = {width: round(mean, 4) for width, mean in zip(WIDTHS, means[1 + len(WIDTHS) :], strict=True)}
     return ExitReport(layer, layers, sampled, positions, round(means[0], 4), overlap, ceiling)
-
-
-def written(
-    target: Any, prompts: Sequence[Sequence[int]], *, sampled: bool, output: int
-) -> list[tuple[torch.Tensor, int, torch.Tensor]]:
-    """Batches of (texts [rows, length], where the target's part begins, what of it counts [rows, output])."""
-    import torch
-
-    from calibrate.pair.generate import continue_batch
-
-    batches = []
-    for length in sorted({len(prompt) for prompt in prompts}):
-        alike = [list(prompt) for prompt in prompts if len(prompt) == length]
-        for group in (alike[i : i + _GROUP] for i in range(0, len(alike), _GROUP)):
-            rows = torch.tensor(group)
-            new = continue_batch(target, rows, output, sampled_rows=len(group) if sampled else 0)
-            ended = (new == 0).cumsum(1) - (new == 0).long()  # ends before a position
-            live = ended == 0
-            batches.append((torch.cat([rows, new], dim=1), length, live))
-    return batches
-
-
-def build_exits(
-    folder: Path,
-    work: Path,
-    *,
-    steps: int = STEPS,
-    minutes: float | None = None,
-    seed: int = 0,
-    progress: Callable[[float, str], None] = lambda done, note: None,
-) -> list[ExitReport]:
-    """Train the exits of the target in `folder` on the corpus and write them and their report beside it.
-
-    Args:
-        folder: A target with its tokenizer, as `pair build` writes it.
-        work: Folder of the checkpoint; a second call with it goes on.
-        steps: Most steps.
-        minutes: Most minutes of training.
-        seed: Of the initial weights.
-        progress: Called with the share done and a note.
-    """
-    from calibrate.live.exits import save_exits
-    from calibrate.pair.build import SEED
-    from calibrate.pair.corpus import collect, of_split
-    from calibrate.pair.prompts import read_prompts
-    from calibrate.pair.resolve import PROMPTS
-    from calibrate.pair.shapes import load_model
-    from calibrate.pair.tokenizer import encode, load_tokenizer
-    from calibrate.pair.train import encode_streams
-
-    work.mkdir(parents=True, exist_ok=True)
-    tokenizer, target = load_tokenizer(folder), load_model(folder)
-    streams = encode_streams(tokenizer, of_split(collect(), "train"), seed=SEED)
-    heads = train_exits(
-        target,
-        streams,
-        work / "exits.pt",
-        lambda s: progress(s.progress, f"step {s.step}, loss {s.loss:.3f}"),
-        steps=steps,
-        minutes=minutes,
-        seed=seed,
-    )
-    save_exits(heads, int(target.config.num_hidden_layers), folder)
-    prompts = [encode(tokenizer, row["turns"][0]) for row in read_prompts(PROMPTS["heldout"])]
-    reports = [r for sampled in (False, True) for r in measure_exits(target, heads, prompts, sampled=sampled)]
-    (folder / REPORT).write_text(json.dumps([asdict(r) for r in reports], indent=2) + "\n", encoding="utf-8")
-    return reports

@@ -10,29 +10,18 @@ What they are worth is measured on what the draft writes after held-out prompts.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.pair.exits import written
-from calibrate.pair.train import Plan, Report, Streams
+from calibrate.pair.heads import OUTPUT, HeadKind, written
 
 if TYPE_CHECKING:
     import torch
 
     from calibrate.live.streams import StreamHeads
-
-STREAMS = 3
-"""S: the most that the paper names (Figure 6b)."""
-OUTPUT = 96
-STEPS = 600
-RATE = 1e-3
-WINDOW = 160
-REPORT = "streams.json"
 
 
 @dataclass(frozen=True)
@@ -100,48 +89,20 @@ def stream_loss(draft: Any, heads: StreamHeads, batch: torch.Tensor) -> torch.Te
     return torch.stack(losses).mean()
 
 
-def train_streams(
-    draft: Any,
-    texts: Streams,
-    checkpoint: Path,
-    report: Report,
-    *,
-    streams: int = STREAMS,
-    steps: int = STEPS,
-    minutes: float | None = None,
-    rows: int = 8,
-    window: int = WINDOW,
-    seed: int = 0,
-) -> StreamHeads:
-    """Streams of `draft`, whose own weights stay as they are.
+def stream_kind(streams: int) -> HeadKind[StreamHeads, StreamReport]:
+    """How streams are trained, measured and kept.
+
+    A window is shorter than a target's: each of its tokens is fed once more per stream.
 
     Args:
-        draft: The model, in single precision.
-        texts: What it reads.
-        checkpoint: File to resume from and to write every minute.
-        report: Called after every step.
-        streams: S.
-        steps: Most steps.
-        minutes: Most minutes.
-        rows: Windows per step.
-        window: Tokens of each.
-        seed: Of the initial embeddings.
+        streams: S; 3 is the most that the paper names (Figure 6b).
     """
-    import torch
+    from calibrate.live.streams import StreamHeads, save_streams
 
-    from calibrate.live.streams import StreamHeads
-    from calibrate.pair.train import fit
+    def make(draft: Any) -> StreamHeads:
+        return StreamHeads(draft, streams)
 
-    torch.manual_seed(seed)
-    draft.requires_grad_(False)
-    heads = StreamHeads(draft, streams)
-
-    def loss(step: int) -> torch.Tensor:
-        return stream_loss(draft, heads, texts.batch(7_000_000 + step, rows=rows, window=window))
-
-    plan = Plan(steps=steps, learning_rate=RATE, minutes=minutes, weight_decay=0.0)
-    fit(heads, loss, plan, checkpoint, report)
-    return heads
+    return HeadKind("streams", 1e-3, 7_000_000, 160, make, stream_loss, save_streams, measure_streams)
 
 
 def measure_streams(
@@ -175,53 +136,3 @@ def measure_streams(
     return [
         StreamReport(j + 1, sampled, positions, *(round(row[j], 4) for row in means)) for j in range(streams)
     ]
-
-
-def build_streams(
-    folder: Path,
-    work: Path,
-    *,
-    streams: int = STREAMS,
-    steps: int = STEPS,
-    minutes: float | None = None,
-    seed: int = 0,
-    progress: Callable[[float, str], None] = lambda done, note: None,
-) -> list[StreamReport]:
-    """Train the streams of the draft in `folder` on the corpus and write them and their report beside it.
-
-    Args:
-        folder: A draft with its tokenizer, as `pair build` writes it.
-        work: Folder of the checkpoint; a second call with it goes on.
-        streams: S.
-        steps: Most steps.
-        minutes: Most minutes of training.
-        seed: Of the initial embeddings.
-        progress: Called with the share done and a note.
-    """
-    from calibrate.live.streams import save_streams
-    from calibrate.pair.build import SEED
-    from calibrate.pair.corpus import collect, of_split
-    from calibrate.pair.prompts import read_prompts
-    from calibrate.pair.resolve import PROMPTS
-    from calibrate.pair.shapes import load_model
-    from calibrate.pair.tokenizer import encode, load_tokenizer
-    from calibrate.pair.train import encode_streams
-
-    work.mkdir(parents=True, exist_ok=True)
-    tokenizer, draft = load_tokenizer(folder), load_model(folder)
-    texts = encode_streams(tokenizer, of_split(collect(), "train"), seed=SEED)
-    heads = train_streams(
-        draft,
-        texts,
-        work / "streams.pt",
-        lambda s: progress(s.progress, f"step {s.step}, loss {s.loss:.3f}"),
-        streams=streams,
-        steps=steps,
-        minutes=minutes,
-        seed=seed,
-    )
-    save_streams(heads, int(draft.config.num_hidden_layers), folder)
-    prompts = [encode(tokenizer, row["turns"][0]) for row in read_prompts(PROMPTS["heldout"])]
-    found = [r for sampled in (False, True) for r in measure_streams(draft, heads, prompts, sampled=sampled)]
-    (folder / REPORT).write_text(json.dumps([asdict(r) for r in found], indent=2) + "\n", encoding="utf-8")
-    return found

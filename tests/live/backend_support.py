@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from live_support import InlineWorld
+from live_support import InlineWorld, check_cached_sets, check_drafts, serve, texts_of, worker_specs
 from sampling_support import BATCH, LENGTH, PROMPTS, REQUESTS, VOCABULARY, Fit, TableRunner, fit, tables
 from tiny_models import tiny_model, with_noise
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
+from calibrate.live.arena import Block
 from calibrate.live.runner import ModelRunner
+from calibrate.live.world import LiveWorld
 from policies.operations import Request
-from policies.registry import configure, start
+from policies.registry import Settings, configure, start
 from policies.rows import Rows
 
 TEXTS = ((3, 1, 4, 1, 5, 9, 2), (6, 5), (3, 5, 8, 9, 7), (9, 3, 2, 3))
@@ -102,6 +107,40 @@ def check_nodes(pair: Runners) -> None:
     check_chains(pair, slots)
 
 
+@contextmanager
+def backend_world(pair: tuple[str, str], backend: str, cache: Path) -> Iterator[LiveWorld]:
+    """A torch target and a draft of a backend, in processes, which keep their files in a folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        target, drafts = worker_specs(pair)
+        with LiveWorld(target, replace(drafts[0], backend=backend, slots=3)) as world:
+            yield world
+
+
+def check_greedy(
+    world: LiveWorld, settings: Settings, prompts: Sequence[tuple[int, ...]], texts: Sequence[list[int]]
+) -> None:
+    """Texts are plain decoding's, with accepted and rejected drafts."""
+    for batch in (1, 3):
+        rows = serve(world, settings, prompts[2:7], batch=batch)
+        assert texts_of(rows) == texts[2:7]
+        assert {0, 1} <= set(np.minimum(rows.log.table()["accepted"], 1).tolist())
+
+
+def check_drafting(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    runner: ModelRunner,
+    settings: Settings,
+    prompts: Sequence[tuple[int, ...]],
+) -> None:
+    """A runner of the draft drafts what the draft alone decodes: losslessness cannot see a wrong one."""
+    inline = InlineWorld(ModelRunner(target), runner)
+    rows = serve(inline, settings, prompts[2:6], limit=16, batch=2)
+    assert check_drafts(inline, rows, prompts[2:6], draft) > 10
+    assert (check_cached_sets(inline) > 0) == (settings.policy == "saguaro")
+
+
 def table_draft() -> LlamaForCausalLM:
     """A draft of the table's five tokens."""
     return with_noise(tiny_model(4, vocabulary=VOCABULARY), 0.0)
@@ -129,3 +168,15 @@ def check_fit(draft: ModelRunner) -> None:
     assert found.p_value > 1e-3, str(found)
     table = rows.log.table()
     assert (table["accepted"] > 0).sum() > 1000 and (table["accepted"] < table["length"]).sum() > 1000
+
+
+def check_a_sharper_law_is_caught(draft: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`check_fit` would notice a draft whose kept law is sharper than the one it draws by."""
+    write = Block.write
+
+    def sharper(self: Block, step: int, weights: Any, totals: Any, owners: Any) -> None:
+        write(self, step, weights**2, (weights.astype(np.float64) ** 2).sum(axis=-1), owners)
+
+    monkeypatch.setattr(Block, "write", sharper)
+    found, _ = sampled_fit(draft)
+    assert found.p_value < 1e-6, str(found)

@@ -1,21 +1,32 @@
-"""Tiny models with early exits, and the bugs that tests of Mirror-SD plant."""
+"""Tiny models with early exits, checks of what was decided, and the bugs that tests of Mirror-SD plant."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from live_support import InlineWorld, inline_world
-from tiny_models import tiny_model, with_noise
+from tiny_models import VOCABULARY, tiny_model, with_noise
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from calibrate.live.exits import exit_layer
+from calibrate.live.exits import ExitHeads, exit_layer, exit_layers, save_exits
 from calibrate.live.handlers import mirror as handlers
 from calibrate.live.plain import plain_decode
+from calibrate.live.world import LiveWorld
+from hardware_profiles.decisions import Decisions, DecisionTrace
+from hardware_profiles.trace_schema import TraceMeta, TraceRequest
 from policies import mirror as policy
 from policies.exits import EarlyVerify, Window
+from policies.registry import Settings
 from policies.rows import Rows
+from simulator.costs import TextbookCosts
+from simulator.run import Scenario, simulate
+from simulator.tokens import coin
 
 Prompts = list[tuple[int, ...]]
 Models = tuple[PreTrainedModel, PreTrainedModel]
@@ -60,6 +71,53 @@ def check_windows(world: InlineWorld, rows: Rows, prompts: Prompts, draft: PreTr
                 assert list(ask.tokens) == plain_decode(draft, text, len(ask.tokens))
                 compared += 1
     return compared
+
+
+def saved(models: Models, folder: Path) -> tuple[str, str]:
+    """Folders of the pair, untrained exits beside the target."""
+    for model, name in zip(models, ("target", "draft"), strict=True):
+        model.save_pretrained(folder / name)
+    torch.manual_seed(3)
+    save_exits(ExitHeads(32, exit_layers(LAYERS)), LAYERS, folder / "target")
+    return str(folder / "target"), str(folder / "draft")
+
+
+def watch(world: LiveWorld) -> list[str]:
+    """In which order marks and reports of speaking verifications come."""
+    order: list[str] = []
+    submit = world.target.submit
+
+    def watched(operation: Any) -> Any:
+        task = submit(operation)
+        if isinstance(operation, EarlyVerify):
+            task.mark.callbacks.append(lambda _: order.append("mark"))
+            task.callbacks.append(lambda _: order.append("report"))
+        return task
+
+    world.target.submit = watched  # type: ignore[method-assign]
+    return order
+
+
+def check_replay(
+    decided: dict[str, Decisions], live: Mapping[Settings, Rows], prompts: Prompts, limit: int
+) -> None:
+    """Simulated at any batch from what was decided, settings emit what they did live, in the same rounds."""
+    meta = TraceMeta(target_model="t", draft_model="d", tokenizer="x", vocabulary=VOCABULARY, sampling={})
+    recorded = tuple(
+        TraceRequest(id=i, question_id=i, category="a", prompt=prompt, ended="limit")
+        for i, prompt in enumerate(prompts)
+    )
+    trace = DecisionTrace(recorded, meta, decided, limit)
+    tokens = coin(0.5, exponent=1.0, requests=len(prompts), length=limit, prompt_length=3, seed=0)
+    for (settings, rows), batch in itertools.product(live.items(), (1, 3)):
+        scenario = Scenario(tokens, textbook=TextbookCosts(1.0, 0.1), batch=batch, decisions=trace)
+        replayed = simulate(scenario, settings).rows
+        assert replayed.texts == rows.texts
+        for i in range(len(prompts)):
+            rounds, same = replayed.log.rounds(i), rows.log.rounds(i)
+            assert [(r.accepted, r.length, r.hit) for r in rounds] == [
+                (r.accepted, r.length, r.hit) for r in same
+            ]
 
 
 def believes_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import numpy as np
 import pytest
-import torch
 from live_support import InlineWorld, new_rows, serve, texts_of, worker_specs
 from mirror_support import (
-    LAYERS,
     Models,
     Prompts,
     believes_the_exit,
+    check_replay,
     check_windows,
     lens_world,
+    saved,
     tiny_models,
     uses_any_rollout,
+    watch,
 )
 from tiny_models import VOCABULARY
 
 from calibrate.decisions import decide
-from calibrate.live.exits import ExitHeads, exit_layers, save_exits
 from calibrate.live.plain import plain_decode_many
 from calibrate.live.world import LiveWorld
-from hardware_profiles.decisions import DecisionTrace
-from hardware_profiles.trace_schema import TraceMeta, TraceRequest
 from policies.exits import EarlyVerify, Rollout
 from policies.operations import Draft, Request
 from policies.registry import Settings, configure, start
-from simulator.costs import TextbookCosts
-from simulator.run import Scenario, simulate
-from simulator.tokens import coin
 
 LIMIT = 20
 
@@ -151,13 +143,7 @@ def test_a_stale_rollout_shows_in_windows(
 
 @pytest.fixture(scope="module")
 def folders(models: Models, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """The pair with untrained exits beside the target."""
-    folder = tmp_path_factory.mktemp("mirror")
-    for model, name in zip(models, ("target", "draft"), strict=True):
-        model.save_pretrained(folder / name)
-    torch.manual_seed(3)
-    save_exits(ExitHeads(32, exit_layers(LAYERS)), LAYERS, folder / "target")
-    return str(folder / "target"), str(folder / "draft")
+    return saved(models, tmp_path_factory.mktemp("mirror"))
 
 
 def test_processes_mark_first_and_their_decisions_replay(
@@ -174,42 +160,11 @@ def test_processes_mark_first_and_their_decisions_replay(
         for each in settings:
             rows = new_rows(prompts[:5], LIMIT, 3)
             world.run(start(world, rows, each))
-            live[each.label] = rows
+            live[each] = rows
             assert texts_of(rows) == right[:5]
         assert order == ["mark", "report"] * (len(order) // 2)
         assert len(order) == 2 * sum(rows.log.batch_rounds for rows in live.values())
         steps = [[s.name for s in t.steps] for t in world.timings() if t.operation == "earlyverify"]
         assert steps[0] == ["early:0.5", "exit", "late:0.5"]
         decided = decide(world, settings, requests)
-    meta = TraceMeta(target_model="t", draft_model="d", tokenizer="x", vocabulary=VOCABULARY, sampling={})
-    recorded = tuple(
-        TraceRequest(id=i, question_id=i, category="a", prompt=prompt, ended="limit")
-        for i, prompt in enumerate(prompts[:5])
-    )
-    trace = DecisionTrace(recorded, meta, decided, LIMIT)
-    tokens = coin(0.5, exponent=1.0, requests=5, length=LIMIT, prompt_length=3, seed=0)
-    for each, batch in itertools.product(settings, (1, 3)):
-        scenario = Scenario(tokens, textbook=TextbookCosts(1.0, 0.1), batch=batch, decisions=trace)
-        replayed = simulate(scenario, each).rows
-        assert replayed.texts == dict(enumerate(right[:5]))
-        for i in range(5):
-            rounds, same = replayed.log.rounds(i), live[each.label].log.rounds(i)
-            assert [(r.accepted, r.length, r.hit) for r in rounds] == [
-                (r.accepted, r.length, r.hit) for r in same
-            ]
-
-
-def watch(world: LiveWorld) -> list[str]:
-    """In which order marks and reports of speaking verifications come."""
-    order: list[str] = []
-    submit = world.target.submit
-
-    def watched(operation: Any) -> Any:
-        task = submit(operation)
-        if isinstance(operation, EarlyVerify):
-            task.mark.callbacks.append(lambda _: order.append("mark"))
-            task.callbacks.append(lambda _: order.append("report"))
-        return task
-
-    world.target.submit = watched  # type: ignore[method-assign]
-    return order
+    check_replay(decided, live, prompts[:5], LIMIT)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from backend_support import (
@@ -21,22 +20,24 @@ from backend_support import (
     TREE_SLOTS,
     Runners,
     assert_same,
+    backend_world,
+    check_a_sharper_law_is_caught,
     check_chains,
+    check_drafting,
     check_fit,
+    check_greedy,
     check_nodes,
     check_rollbacks,
     check_trees,
     filled,
-    sampled_fit,
     table_draft,
 )
-from live_support import InlineWorld, check_cached_sets, check_drafts, serve, texts_of, worker_specs
+from live_support import InlineWorld, check_drafts, serve, texts_of, worker_specs
 from sampling_support import BATCH
 from tiny_models import tiny_model
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from calibrate.live import openvino_graph, openvino_runner
-from calibrate.live.arena import Block
 from calibrate.live.errors import ModelError, WorkerError
 from calibrate.live.openvino_devices import import_openvino, is_static, openvino_devices, require_device
 from calibrate.live.openvino_runner import OpenvinoRunner
@@ -173,11 +174,8 @@ def world(
 ) -> Iterator[tuple[LiveWorld, Path]]:
     """A torch target and an OpenVINO draft, in processes."""
     cache = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache))
-        target, drafts = worker_specs(pair)
-        with LiveWorld(target, replace(drafts[0], backend="openvino:CPU", slots=3)) as world:
-            yield world, cache
+    with backend_world(pair, "openvino:CPU", cache) as world:
+        yield world, cache
 
 
 @pytest.mark.parametrize("settings", GREEDY, ids=lambda s: s.label)
@@ -188,10 +186,7 @@ def test_greedy_output_is_plain_decodings(
     plain_texts: list[list[int]],
 ) -> None:
     live, cache = world
-    for batch in (1, 3):
-        rows = serve(live, settings, prompts[2:7], batch=batch)
-        assert texts_of(rows) == plain_texts[2:7]
-        assert {0, 1} <= set(np.minimum(rows.log.table()["accepted"], 1).tolist())
+    check_greedy(live, settings, prompts, plain_texts)
     assert list(cache.glob("*/openvino/*/model.xml"))
 
 
@@ -204,12 +199,8 @@ def test_it_drafts_what_the_draft_alone_decodes(
     draft_model: PreTrainedModel,
     prompts: list[tuple[int, ...]],
 ) -> None:
-    """Losslessness cannot see a wrong draft, which would only be rejected."""
     draft = OpenvinoRunner(draft_model, slots=2, capacity=128, static=static)
-    inline = InlineWorld(ModelRunner(target_model), draft)
-    rows = serve(inline, settings, prompts[2:6], limit=16, batch=2)
-    assert check_drafts(inline, rows, prompts[2:6], draft_model) > 10
-    assert (check_cached_sets(inline) > 0) == (settings.policy == "saguaro")
+    check_drafting(target_model, draft_model, draft, settings, prompts)
 
 
 def test_a_stale_key_would_be_noticed(
@@ -245,15 +236,7 @@ def test_sampled_output_has_the_targets_law() -> None:
 
 
 def test_a_law_that_was_not_drawn_from_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above would notice a draft whose kept law is sharper than the one it draws by."""
-    write = Block.write
-
-    def sharper(self: Block, step: int, weights: Any, totals: Any, owners: Any) -> None:
-        write(self, step, weights**2, (weights.astype(np.float64) ** 2).sum(axis=-1), owners)
-
-    monkeypatch.setattr(Block, "write", sharper)
-    found, _ = sampled_fit(table_runner())
-    assert found.p_value < 1e-6, str(found)
+    check_a_sharper_law_is_caught(table_runner(), monkeypatch)
 
 
 def test_processes_draw_what_one_process_draws(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from live_support import InlineWorld, new_rows, serve, texts_of, worker_specs
-from mirror_support import LAYERS, Models, Prompts, check_windows, tiny_models
+from mirror_support import LAYERS, Models, Prompts, check_replay, check_windows, saved, tiny_models, watch
 from streams_support import (
     branches,
     emissions,
@@ -21,22 +21,17 @@ from streams_support import (
     untrained,
     windows,
 )
-from test_live_mirror import watch
-from tiny_models import VOCABULARY
 from torch import Tensor
 
 from calibrate.decisions import decide
 from calibrate.live import streaming
 from calibrate.live.errors import ModelError
-from calibrate.live.exits import ExitHeads, exit_layers, save_exits
 from calibrate.live.plain import plain_decode_many
 from calibrate.live.runner import ModelRunner
 from calibrate.live.streaming import StreamBranching, Text, Writing
 from calibrate.live.streams import load_streams, save_streams, stream_sight
 from calibrate.live.world import LiveWorld
 from calibrate.pair.streams import stream_logits
-from hardware_profiles.decisions import DecisionTrace
-from hardware_profiles.trace_schema import TraceMeta, TraceRequest
 from policies.laws.matching import streaming_bound, streaming_steps
 from policies.operations import BoolArray, IntArray, Request
 from policies.registry import SettingError, Settings, configure, start
@@ -229,12 +224,9 @@ def test_knobs_that_would_say_nothing_are_refused(models: Models, prompts: Promp
 def folders(models: Models, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """The pair with untrained exits beside the target and untrained streams beside the draft."""
     folder = tmp_path_factory.mktemp("streams")
-    for model, name in zip(models, ("target", "draft"), strict=True):
-        model.save_pretrained(folder / name)
-    torch.manual_seed(3)
-    save_exits(ExitHeads(32, exit_layers(LAYERS)), LAYERS, folder / "target")
+    pair = saved(models, folder)
     save_streams(untrained(models[1]).heads, LAYERS, folder / "draft")
-    return str(folder / "target"), str(folder / "draft")
+    return pair
 
 
 def test_processes_stream_and_their_decisions_replay(
@@ -251,25 +243,7 @@ def test_processes_stream_and_their_decisions_replay(
         stamped = {s.name for t in world.timings() if t.operation == "streamrollout" for s in t.steps}
         assert stamped == {"glue", "tree", "tree:0.25"}
         decided = decide(world, [settings], requests)
-    recorded = tuple(
-        TraceRequest(id=i, question_id=i, category="a", prompt=prompt, ended="limit")
-        for i, prompt in enumerate(prompts[:4])
-    )
-    meta = TraceMeta(target_model="t", draft_model="d", tokenizer="x", vocabulary=VOCABULARY, sampling={})
-    trace = DecisionTrace(recorded, meta, decided, LIMIT)
-    tokens = coin(0.5, exponent=1.0, requests=4, length=LIMIT, prompt_length=3, seed=0)
-    for batch in (1, 3):
-        replayed = simulate(replay_of(tokens, trace, batch), settings).rows
-        assert replayed.texts == dict(enumerate(right[:4]))
-        for i in range(4):
-            rounds, same = replayed.log.rounds(i), live.log.rounds(i)
-            assert [(r.accepted, r.length, r.hit) for r in rounds] == [
-                (r.accepted, r.length, r.hit) for r in same
-            ]
-
-
-def replay_of(tokens: Any, trace: DecisionTrace, batch: int) -> Scenario:
-    return Scenario(tokens, textbook=TextbookCosts(1.0, 0.1), batch=batch, decisions=trace)
+    check_replay(decided, {settings: live}, prompts[:4], LIMIT)
 
 
 def on_coins(settings: Settings, batch: int = 1) -> float:

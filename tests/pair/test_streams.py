@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_heads import check_training, counting_model
+from transformers import LlamaForCausalLM
 
 from calibrate.live.errors import ModelError
 from calibrate.live.streams import FILE, StreamHeads, load_streams, save_streams
+from calibrate.pair.heads import Training
 from calibrate.pair.resolve import DATA
 from calibrate.pair.shapes import load_model
-from calibrate.pair.streams import REPORT, measure_streams, stream_logits, stream_loss, train_streams
-from calibrate.pair.train import Streams
+from calibrate.pair.streams import measure_streams, stream_kind, stream_logits, stream_loss
 
 LAYERS = 2
 
@@ -33,26 +34,7 @@ def single_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def draft() -> LlamaForCausalLM:
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=0,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
-@pytest.fixture(scope="module")
-def texts() -> Streams:
-    """Texts that count: after token t comes t + 1."""
-    return Streams({"code": (np.arange(4000) % 31 + 1).astype(np.uint16)}, seed=3)
+    return counting_model(LAYERS)
 
 
 def fresh(draft: LlamaForCausalLM, streams: int = 2) -> StreamHeads:
@@ -60,23 +42,10 @@ def fresh(draft: LlamaForCausalLM, streams: int = 2) -> StreamHeads:
     return StreamHeads(draft, streams)
 
 
-def test_streams_learn_and_the_draft_does_not(
-    draft: LlamaForCausalLM, texts: Streams, tmp_path: Path
-) -> None:
-    before = [p.clone() for p in draft.parameters()]
-    losses: list[float] = []
-    heads = train_streams(
-        draft,
-        texts,
-        tmp_path / "streams.pt",
-        lambda s: losses.append(s.loss),
-        streams=2,
-        steps=60,
-        rows=2,
-        window=32,
-    )
-    assert np.mean(losses[-10:]) < np.mean(losses[:10]) - 0.1
-    assert all(torch.equal(a, b) for a, b in zip(before, draft.parameters(), strict=True))
+def test_streams_learn_and_the_draft_does_not(draft: LlamaForCausalLM, tmp_path: Path) -> None:
+    kind = replace(stream_kind(2), window=32)
+    heads, losses = check_training(kind, draft, tmp_path, Training(steps=60, rows=2))
+    assert sum(losses[-10:]) / 10 < sum(losses[:10]) / 10 - 0.1
     copied = zip(heads.layer.parameters(), draft.model.layers[-1].parameters(), strict=True)
     assert not any(torch.equal(a, b) for a, b in copied)
 
@@ -150,7 +119,7 @@ def test_streams_are_of_one_model(draft: LlamaForCausalLM, tmp_path: Path) -> No
 def test_the_shipped_streams_are_small_and_know_something() -> None:
     folder = DATA / "draft"
     assert (folder / FILE).stat().st_size < 1_000_000
-    reports = json.loads((folder / REPORT).read_text())
+    reports = json.loads((folder / "streams.json").read_text())
     assert [(r["sampled"], r["stream"]) for r in reports] == list(product((False, True), (1, 2, 3)))
     for sampled in (False, True):
         runs = [r["run"] for r in reports if r["sampled"] == sampled]

@@ -29,10 +29,7 @@ KEPT = "exits"
 
 def exits_of(executor: Executor) -> Exits:
     """The early exits of the executor's model, loaded on first use."""
-    if KEPT not in executor.kept:
-        executor.kept[KEPT] = load_exits(executor.runner.model)
-    found: Exits = executor.kept[KEPT]
-    return found
+    return executor.once(KEPT, lambda: load_exits(executor.runner.model))
 
 
 class Exit:

@@ -24,10 +24,7 @@ KEPT = "streams"
 
 def streams_of(executor: Executor) -> ModelStreams:
     """The streams of the executor's model, loaded on first use."""
-    if KEPT not in executor.kept:
-        executor.kept[KEPT] = load_streams(executor.runner.model)
-    found: ModelStreams = executor.kept[KEPT]
-    return found
+    return executor.once(KEPT, lambda: load_streams(executor.runner.model))
 
 
 def nodes_of(executor: Executor, rows: Sequence[Row]) -> Nodes:

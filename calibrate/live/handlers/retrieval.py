@@ -32,18 +32,18 @@ def opened(executor: Executor, name: str) -> Datastore:
         DatastoreError: There is none.
         ModelError: It was made with a tokenizer of more ids than the model knows.
     """
-    key = f"datastore {name}"
-    if key not in executor.kept:
-        datastore = Datastore.open(datastore_path(name))
-        known = _vocabulary(executor)
-        if known is not None and datastore.meta.vocabulary > known:
-            raise ModelError(
-                f"datastore {name!r} holds ids up to {datastore.meta.vocabulary - 1}, the model knows "
-                f"{known}: build it with the model's own tokenizer (calibrate datastore build --tokenizer)"
-            )
-        executor.kept[key] = datastore
-    found: Datastore = executor.kept[key]
-    return found
+    return executor.once(f"datastore {name}", lambda: _open(executor, name))
+
+
+def _open(executor: Executor, name: str) -> Datastore:
+    datastore = Datastore.open(datastore_path(name))
+    known = _vocabulary(executor)
+    if known is not None and datastore.meta.vocabulary > known:
+        raise ModelError(
+            f"datastore {name!r} holds ids up to {datastore.meta.vocabulary - 1}, the model knows "
+            f"{known}: build it with the model's own tokenizer (calibrate datastore build --tokenizer)"
+        )
+    return datastore
 
 
 def _vocabulary(executor: Executor) -> int | None:
