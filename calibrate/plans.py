@@ -21,7 +21,9 @@ CONTEXTS = (48, 240)
 BRANCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48)
 PROMPTS = (16, 64, 160)
 SEVERAL = 4
-"""Rows of the live settings that are run in a batch."""
+WIDE = 8
+"""Rows of the live settings that are run in a batch, and in a second one where there is one between: what host
+time grows by with the rows is a guess beyond the widest."""
 
 HELD_FORWARD = ((1, 7, 96), (1, 1, 180), (1, 5, 96), (2, 7, 180), (3, 3, 96), (6, 5, 200), (6, 2, 64))
 HELD_WIDE = ((1, 12, 96), (1, 24, 96), (1, 40, 180))
@@ -212,17 +214,20 @@ def _grids(rows: tuple[int, ...]) -> tuple[Grid, ...]:
 
 
 def _live(rows: tuple[int, ...], temperatures: Sequence[float], *, quick: bool) -> tuple[LivePart, ...]:
-    """Greedy settings alone and in a batch, and fewer of both at a temperature above 0."""
+    """Greedy settings alone and in batches, and fewer of both at a temperature above 0."""
     several = max((b for b in rows if 1 < b <= SEVERAL), default=rows[min(1, len(rows) - 1)])
+    wide = max((b for b in rows if b <= WIDE), default=several)
     parts: list[LivePart] = []
     for temperature in _one_of_each_kind(temperatures):
         greedy = temperature == 0.0
         anchors, repeats = (ANCHORS, 1 if quick else 2) if greedy else (FEWER_ANCHORS, 1)
         prompts = 2 if quick else 4
         parts.append(LivePart(anchors, prompts, repeats, temperature=temperature))
+        # Twice as many prompts as rows: some are replaced as they finish, as in service.
         if several > 1:
-            # Twice as many prompts as rows: some are replaced as they finish, as in service.
             parts.append(LivePart(FEWER_ANCHORS, 2 * several, repeats, several, temperature))
+        if wide > several:
+            parts.append(LivePart(FEWER_ANCHORS, 2 * wide, 1, wide, temperature))
     return tuple(parts)
 
 

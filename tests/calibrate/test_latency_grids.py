@@ -158,7 +158,9 @@ def test_held_out_points_lie_inside_their_grid_but_not_on_it(what: Plan) -> None
 def test_plans_say_how_large_they_are() -> None:
     full, quick = plan(), plan(quick=True)
     assert full.longest == 240 + 48 and (full.largest_batch, quick.largest_batch) == (8, 1)
-    assert [(p.batch, p.temperature) for p in full.live] == [(1, 0.0), (4, 0.0), (1, 1.0), (4, 1.0)]
+    assert [(p.batch, p.temperature) for p in full.live] == [
+        (batch, temperature) for temperature in (0.0, 1.0) for batch in (1, 4, 8)
+    ]
     assert [(p.batch, p.temperature) for p in quick.live] == [(1, 0.0), (1, 1.0)]
     assert [p.batch for p in plan(batches=(16,), temperatures=(0.0,)).live] == [1, 16]
     with pytest.raises(ValueError, match="batches must be at least 1"):
