@@ -26,6 +26,7 @@ from calibrate.fitting import (
     solve,
     spread_of,
     trimmed,
+    trimmed_mean,
     waited,
     waits,
 )
@@ -119,7 +120,12 @@ def _fit_kind(seen: Sequence[Labelled], borrowed: OperationHost) -> KindPace:
     steps = {name: _fit_step(name, seen) for name in names}
     bare = KindPace(steps=steps)
     samples = [sample_of(label, timed, stepped(bare, timed)) for label, timed in seen]
-    return KindPace(host=fit_own(samples, borrowed, drafts=seen[0][1].role == "draft"), steps=steps)
+    marks = [timed.mark_s for _, timed in seen if timed.mark_s >= 0.0]
+    return KindPace(
+        host=fit_own(samples, borrowed, drafts=seen[0][1].role == "draft"),
+        steps=steps,
+        mark_s=trimmed_mean(marks) if marks else None,
+    )
 
 
 def sample_of(label: str, timed: Timed, expected_s: float) -> Sample:

@@ -138,6 +138,7 @@ def _scaled(timed: Timed, drift: float) -> Timed:
         work_s=usual(timed.work_s),
         report_s=usual(timed.report_s),
         idle_s=usual(timed.idle_s),
+        mark_s=timed.mark_s if timed.mark_s < 0.0 else usual(timed.mark_s),
         steps=tuple(
             step._replace(expected_s=round(step.expected_s, DIGITS), seconds=usual(step.seconds))
             for step in timed.steps
@@ -231,7 +232,16 @@ def _timed(done: _Done, around: Surroundings, batch: int) -> Timed:
             StepTotal(name, calls, expected_s, seconds)
             for name, (calls, expected_s, seconds) in _steps(done, around, role).items()
         ),
+        mark_s=_mark_s(operation, timing),
     )
+
+
+def _mark_s(operation: Rowwise, timing: Timing) -> float:
+    """Seconds from the end of the step that an operation announces after to the policy's hearing of it."""
+    if timing.mark_s is None:
+        return -1.0
+    ends = [step.end_s for step in timing.steps if base_name(step.name) == operation.announced_after]
+    return max(0.0, timing.mark_s - max(ends, default=timing.start_s))
 
 
 def _steps(done: _Done, around: Surroundings, role: RoleName) -> dict[str, tuple[int, float, float]]:

@@ -54,10 +54,13 @@ class KindPace(Frozen):
     Attributes:
         host: Their own host time, in place of that of the operation they are like.
         steps: By name, without a share (`early` of `early:0.4`); others take what the profile says.
+        mark_s: From the end of the step that an operation announces after to the policy's hearing of it;
+            None: as long as its report takes.
     """
 
     host: OperationHost = OperationHost()
     steps: Mapping[str, StepPace] = Field(default_factory=dict)
+    mark_s: NonNegativeFloat | None = None
 
     def step(self, name: str) -> StepPace:
         """What the steps called `name` take, with or without a share."""
@@ -135,6 +138,8 @@ class Timed(NamedTuple):
         report_s: From the end to the policy.
         idle_s: How long its device did nothing before.
         steps: By name.
+        mark_s: From the end of the step that it announces after to the policy's hearing of it; -1 where it
+            announces nothing, or where that was not kept.
     """
 
     kind: str
@@ -148,12 +153,14 @@ class Timed(NamedTuple):
     report_s: float
     idle_s: float
     steps: tuple[StepTotal, ...]
+    mark_s: float = -1.0
 
 
 def timed_from(plain: Any) -> Timed:
     """An operation's times from the lists that a file keeps."""
-    *scalars, steps = plain
-    return Timed._make([*scalars, tuple(StepTotal._make(step) for step in steps)])
+    place = Timed._fields.index("steps")
+    steps = tuple(StepTotal._make(step) for step in plain[place])
+    return Timed._make([*plain[:place], steps, *(plain[place + 1 :] or [-1.0])])
 
 
 def base_name(step: str) -> str:

@@ -149,6 +149,13 @@ class Answers:
             report_s += host.report_token_s * self._tokens_fed(operation)
         return host.submit_s + host.submit_row_s * (len(operation.view.slots) - 1), report_s
 
+    def mark_latency(self, operation: Operation | Rowwise) -> float:
+        """See `Work`."""
+        pace = self.pace.get(operation.kind) if isinstance(operation, Rowwise) else None
+        if pace is None or pace.mark_s is None:
+            return self.latency(operation)[1]
+        return pace.mark_s
+
     @property
     def _contents(self) -> Contents:
         if self.contents is None:

@@ -34,6 +34,10 @@ class Work(Protocol):
         """Seconds from submission to the start on an idle device, and from the end to the task's event."""
         ...
 
+    def mark_latency(self, operation: Operation | Rowwise) -> float:
+        """Seconds from the step that an operation announces after to its mark."""
+        ...
+
     def answer(self, operation: Operation | Rowwise, completed: int | None) -> Any:
         """Answer of a finished operation; `completed` steps if it was stopped early, else None."""
         ...
@@ -220,7 +224,7 @@ class SimulatedDevice:
         task = self.running
         assert task is not None
         self._announcing, operation = None, task.operation
-        _fire(task.mark, self.work.announcement(operation), self.work.latency(operation)[1])
+        _fire(task.mark, self.work.announcement(operation), self.work.mark_latency(operation))
 
     def _after(self, delay: float, callback: Callable[[Event], None]) -> Event:
         timer = self.env.timeout(delay)

@@ -100,6 +100,13 @@ def test_known_factors_are_recovered_exactly() -> None:
     assert (found.host.scale, found.host.wake, found.host.token_s) == (1.0, 0.0, 0.0)
 
 
+def test_how_long_a_word_takes_is_kept_where_there_is_one() -> None:
+    silent = [("one", timed([2.0])) for _ in range(9)]
+    assert fit_kinds(silent, lambda _: BORROWED)["grow"].mark_s is None
+    said = [("one", timed([2.0])._replace(mark_s=3e-4)) for _ in range(9)]
+    assert fit_kinds([*silent, *said], lambda _: BORROWED)["grow"].mark_s == pytest.approx(3e-4)
+
+
 def test_a_planted_factor_is_found_in_its_step_alone() -> None:
     plain = [("one", timed([2.0, 2.0], factor=1.0, extra_s=0.0)) for _ in range(9)]
     slow = [("one", timed([2.0, 2.0], factor=2.0, extra_s=0.0)) for _ in range(9)]

@@ -27,6 +27,7 @@ from hardware_profiles.pace import (
     base_name,
     costs_fingerprint,
     place_fingerprint,
+    timed_from,
 )
 from hardware_profiles.parts import DeviceInfo, Host, OperationHost, Role, Roles
 from hardware_profiles.profile import Profile, load_profile
@@ -240,13 +241,19 @@ TIMED = Timed("judge", "target", "verify", 4, 2, 6, 0.5, 1.5, 0.25, 0.125, STEPS
 
 
 def test_files_keep_pace_and_times(tmp_path: Path) -> None:
-    path, whole = tmp_path / "d.parquet", trace(pace_of(profile()), (TIMED, TIMED._replace(batch=1)))
+    more = (TIMED._replace(batch=1), TIMED._replace(mark_s=0.0625))
+    path, whole = tmp_path / "d.parquet", trace(pace_of(profile()), (TIMED, *more))
     write_decisions(whole, path)
     assert read_decisions(path) == whole
     assert read_pace(path) == whole.pace
     untimed = trace()
     write_decisions(untimed, path)
     assert read_decisions(path) == untimed and read_pace(path) is None
+
+
+def test_times_without_a_mark_are_those_of_files_that_kept_none() -> None:
+    assert timed_from([*TIMED[:-2], STEPS]) == TIMED
+    assert timed_from([*TIMED[:-2], STEPS, 0.5]) == TIMED._replace(mark_s=0.5)
 
 
 def test_files_of_the_first_format_are_read(tmp_path: Path) -> None:
