@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from calibrate.fitting import Sample, fit_operation, fit_sampled, predicted, trimmed, waited
+from calibrate.fitting import Sample, fit_operation, fit_sampled, predicted, trimmed, usual_work, waited
 from calibrate.observations import LiveRecord, Observation, Step
 from hardware_profiles.costs import GridCost, OperationCost, Quantiles
 from hardware_profiles.latency import FloatArray, LatencySurface
@@ -28,6 +28,10 @@ from hardware_profiles.profile import Forward, Host, HostOperation, OperationHos
 
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 0.9, 2.0
 """In-situ factors are cut to these."""
+FLAT = 1.005
+"""Fits that differ by less do not tell slow-downs apart."""
+STEPS = 9
+"""Slow-downs that are tried."""
 
 Slowdowns: TypeAlias = Mapping[tuple[str, str, Forward], float]
 """(device, operation, the other device's operation) to a factor."""
@@ -45,7 +49,8 @@ def fit_host(
     """Host time as it is in real rounds, and how the grids' forwards fare tsample.
 
     Target operations are fitted where the draft is idle by design (AR, SD); what they take longer beside a
-    busy draft then gives the target's slow-downs, in place of the probes'.
+    busy draft then gives the target's slow-downs, in place of the probes'.  Of the draft's slow-downs remains
+    what makes its operations agree, which overlap for larger and smaller shares of their time.
 
     Args:
         records: Live runs of the calibration's own settings.
@@ -60,7 +65,11 @@ def fit_host(
     factors: dict[tuple[str, str, Forward], float] = {
         (o.device, o.operation, o.while_operation): o.slowdown for o in overlap if o.while_operation
     }
-    greedy = _samples([r for r in records if r.settings.temperature == 0.0], surfaces, factors)
+    plain = [r for r in records if r.settings.temperature == 0.0]
+    for kind, name in _TELLING:
+        if factors.get(("draft", kind, "forward"), 1.0) > 1.0:
+            factors["draft", kind, "forward"] = _confirmed(plain, surfaces, factors, (kind, name))
+    greedy = _samples(plain, surfaces, factors)
     hot = _samples([r for r in records if r.settings.temperature > 0.0], surfaces, factors)
     fitted = {name: fit_operation(name, found) for name, found in greedy.items()}
     sampled = {name: fit_sampled(name, found, fitted.get(name)) for name, found in hot.items()}
@@ -71,13 +80,62 @@ def fit_host(
         operations=fitted,
         sampled=sampled,
     )
-    return host, in_situ(overlap, greedy, fitted)
+    return host, in_situ([_as_found(entry, factors) for entry in overlap], greedy, fitted)
 
 
-def _samples(records: Sequence[LiveRecord], surfaces: Tables, factors: Slowdowns) -> Samples:
+_TELLING: tuple[tuple[Forward, HostOperation], ...] = (("forward", "continue"), ("tree", "prespeculate"))
+"""Kinds of the draft's forwards, and the operation whose live times tell what they suffer."""
+
+
+def _confirmed(
+    records: Sequence[LiveRecord],
+    surfaces: Tables,
+    factors: Slowdowns,
+    telling: tuple[Forward, HostOperation],
+) -> float:
+    """The slow-down of a kind of the draft's forwards, between none and the probes', that fits rounds best.
+
+    A short probe of a machine that others use can be far off, and no scale or constant makes up for it where
+    operations overlap for a third of their time in one setting and for all of it in another.
+    """
+    kind, name = telling
+    key: tuple[str, str, Forward] = ("draft", kind, "forward")
+
+    def misfit(slowdown: float) -> float:
+        samples = _samples(records, surfaces, {**factors, key: slowdown}, only=name).get(name, [])
+        if not samples:
+            return 0.0
+        fitted, kept = fit_operation(name, samples), trimmed(samples)
+        left = np.array([s.work_s - predicted(fitted, s) for s in kept]) / usual_work(kept)
+        return float(np.sqrt(np.mean(left**2)))
+
+    probed = factors[key]
+    tried = np.linspace(1.0, probed, STEPS)
+    misfits = [misfit(float(slowdown)) for slowdown in tried]
+    # Where rounds do not tell, since all overlap alike, the probes' stands.
+    return probed if misfits[-1] <= FLAT * min(misfits) else float(tried[np.argmin(misfits)])
+
+
+def _as_found(entry: Overlap, factors: Slowdowns) -> Overlap:
+    """A slow-down of the draft, with the factor that is left of it."""
+    if entry.device != "draft" or entry.while_operation is None:
+        return entry
+    found = factors.get((entry.device, entry.operation, entry.while_operation), entry.slowdown)
+    return entry.model_copy(update={"slowdown": found})
+
+
+def _samples(
+    records: Sequence[LiveRecord],
+    surfaces: Tables,
+    factors: Slowdowns,
+    *,
+    only: HostOperation | None = None,
+) -> Samples:
     found: Samples = {}
     for record in records:
         for seen in record.observations:
+            if only not in {None, seen.operation}:
+                continue
             found.setdefault(seen.operation, []).append(
                 Sample(
                     run=(record.settings, record.batch),

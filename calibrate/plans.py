@@ -22,8 +22,8 @@ BRANCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48)
 PROMPTS = (16, 64, 160)
 SEVERAL = 4
 WIDE = 8
-"""Rows of the live settings that are run in a batch, and in a second one where there is one between: what host
-time grows by with the rows is a guess beyond the widest."""
+"""Rows of the live settings that are run in a batch, and in a second one if the grids have it: what host time
+grows by with the rows is a guess beyond the widest."""
 
 HELD_FORWARD = ((1, 7, 96), (1, 1, 180), (1, 5, 96), (2, 7, 180), (3, 3, 96), (6, 5, 200), (6, 2, 64))
 HELD_WIDE = ((1, 12, 96), (1, 24, 96), (1, 40, 180))
