@@ -67,7 +67,11 @@ def decided(scenario: Scenario, temperature: float) -> list[Settings]:
     if scenario.decisions is None:
         return []
     return [
-        configure(found.policy, temperature=temperature, **found.knobs)
+        configure(
+            found.policy,
+            temperature=temperature,
+            **{name: tuple(v) if isinstance(v, list) else v for name, v in found.knobs.items()},
+        )
         for found in scenario.decisions.settings.values()
     ]
 

@@ -177,6 +177,9 @@ def place_fingerprint(profile: Profile) -> str:
 def costs_fingerprint(profile: Profile) -> str:
     """Tells calibrations apart: a digest of all measured times."""
     kept = profile.model_dump(mode="json", include={"operations", "host", "overlap"})
+    for host in (*kept["host"]["operations"].values(), *kept["host"]["sampled"].values()):
+        if host["spread"] is None:  # as before profiles could have one: what was timed beside them still is
+            del host["spread"]
     return _digest([place_fingerprint(profile), kept])
 
 

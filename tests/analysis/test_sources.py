@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis import sources
+from analysis.candidates import decided
 from analysis.sources import load_sources
 from hardware_profiles.decisions import read_decisions, write_decisions
 from hardware_profiles.store import find_decisions, user_decisions
@@ -29,6 +30,9 @@ def test_shipped_decisions_are_of_the_shipped_prompts(temperature: float) -> Non
     assert {each.policy for each in found} == DECIDED
     assert {each.policy for each in found if each.timings} == DECIDED
     assert not loaded.undecided[temperature]
+    # ... and come back as the settings that they are of.
+    tried = decided(loaded.scenario(temperature), temperature)
+    assert {each.label for each in tried} == set(loaded.decisions[temperature].settings)
 
 
 def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
