@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hardware_profiles.decisions import Decisions
 from policies.laws.fanout import exact_fanout
 from policies.registry import MAX_LOOKAHEAD, Settings, configure
 from policies.sampling import Sampling
@@ -67,13 +68,14 @@ def decided(scenario: Scenario, temperature: float) -> list[Settings]:
     if scenario.decisions is None:
         return []
     return [
-        configure(
-            found.policy,
-            temperature=temperature,
-            **{name: tuple(v) if isinstance(v, list) else v for name, v in found.knobs.items()},
-        )
+        configure(found.policy, temperature=temperature, **_knobs(found))
         for found in scenario.decisions.settings.values()
     ]
+
+
+def _knobs(found: Decisions) -> dict[str, Any]:
+    """The knobs of a recorded setting; a file's lists are tuples again."""
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in found.knobs.items()}
 
 
 def _saguaro(
