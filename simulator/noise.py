@@ -11,8 +11,8 @@ from policies.randomness import FloatArray, keyed_generator
 
 BLOCK = 1024
 STRATA = 16
-"""So many factors in a row come from as many equal parts of their law, in random order: a run of a hundred
-operations then takes its mean within a per cent, where independent factors would be off by two or three."""
+"""Of whole operations, which vary by a quarter: a run of a hundred of them then takes its mean within a per
+cent, where independent factors would be off by two or three."""
 Law: TypeAlias = Callable[[FloatArray], FloatArray]
 """Factors of mean 1 from uniforms in [0, 1)."""
 
@@ -22,23 +22,27 @@ class KeyedNoise:
 
     Args:
         seed: Keys them.
+        strata: So many in a row come from as many equal parts of their law; 1: all are independent.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, strata: int = 1) -> None:
         self.seed = seed
+        self.strata = strata
         self._blocks: dict[str, tuple[FloatArray, int]] = {}
 
     def factor(self, name: str, law: Law) -> float:
         """The next factor of a name; the law of a name is always the same."""
         block, used = self._blocks.get(name, (np.zeros(0), 0))
         if used % BLOCK == 0:
-            block = law(_uniforms(keyed_generator(self.seed, f"latency-{name}", used // BLOCK)))
+            block = law(_uniforms(keyed_generator(self.seed, f"latency-{name}", used // BLOCK), self.strata))
         self._blocks[name] = (block, used + 1)
         return float(block[used % BLOCK])
 
 
-def _uniforms(random: np.random.Generator) -> FloatArray:
-    """[BLOCK] uniforms in [0, 1), every `STRATA` of them one in each of as many parts."""
-    parts = random.permuted(np.tile(np.arange(STRATA), (BLOCK // STRATA, 1)), axis=1).ravel()
-    found: FloatArray = (parts + random.random(BLOCK)) / STRATA
+def _uniforms(random: np.random.Generator, strata: int) -> FloatArray:
+    """[BLOCK] uniforms in [0, 1), every `strata` of them one in each of as many parts."""
+    if strata == 1:
+        return random.random(BLOCK)
+    parts = random.permuted(np.tile(np.arange(strata), (BLOCK // strata, 1)), axis=1).ravel()
+    found: FloatArray = (parts + random.random(BLOCK)) / strata
     return found

@@ -23,7 +23,7 @@ from simulator.costs import Costs, Effects, Extrapolation, TextbookCosts
 from simulator.machine import Slowdowns
 from simulator.measured import ProfileCosts
 from simulator.memory import MemoryNeed, check_memory
-from simulator.noise import KeyedNoise
+from simulator.noise import STRATA, KeyedNoise
 from simulator.tokens import TokenModel
 from simulator.world import SimulatedWorld
 
@@ -182,7 +182,7 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
         draft_devices=settings.draft_devices or 1,
         contents=contents,
         pace=scenario.pace(settings.policy),
-        noise=KeyedNoise(scenario.seed) if scenario.effects.jitter else None,
+        noise=KeyedNoise(scenario.seed, strata=STRATA) if scenario.effects.jitter else None,
     )
     keep = settings.reads_text or isinstance(contents, Decided)
     rows = Rows(requests, batch, keep_tokens=keep)
