@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from calibrate.turns import taking_turns, turns_option
 from policies.commandline import HELP, refusals, split_integers, split_list, split_numbers
 
 LEVEL = 0.8
@@ -62,6 +63,7 @@ Examples:
 )
 @click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(min=1))
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Live repetitions.")
+@turns_option
 @click.option("--seed", default=0, show_default=True)
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for CSV, picture, timelines."
@@ -102,7 +104,7 @@ def _validate(options: dict[str, Any]) -> None:
         level=options["level"],
     )
     job = live_job(options)
-    with show_progress() as progress:
+    with show_progress() as bars, taking_turns(options["turns"], bars) as progress:
         sources = predictor(job, options["hw"], options["trace"], options["temperature"], progress)
         result = validate(job, sources, trial, progress=progress)
     if options["out"]:

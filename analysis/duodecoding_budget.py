@@ -77,19 +77,18 @@ class UnevenCosts:
         self.seed = seed
         self._done: dict[str, int] = {}
 
-    def steps(self, device: str, operation: Operation, *, vary: bool = True) -> list[tuple[str, float]]:
+    @property
+    def steady(self) -> UnevenCosts:
+        """See `Costs`: of operations with a spread of their own, which no world of these has."""
+        return self
+
+    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
         """Prefills cost nothing here; DuoDecoding asks for nothing else."""
         assert isinstance(operation, Prefill)
         return [("prefill", 0.0)]
 
     def worked(
-        self,
-        device: str,
-        view: View,
-        work: Sequence[Work],
-        seconds: Mapping[str, float],
-        *,
-        vary: bool = True,
+        self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
     ) -> list[tuple[str, float]]:
         """See `Costs`."""
         world, steps = self.world, work[0]

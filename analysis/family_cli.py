@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calibrate.turns import taking_turns, turns_option
 from hardware_profiles.atomic import atomic_write
 from policies.commandline import HELP, parse_setting, refusals, split_list
 from policies.registry import POLICIES, SettingError, Settings, configure
@@ -76,6 +77,7 @@ CHOSEN: dict[str, Any] = {"draft_sampling": "greedy"}
 @click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(min=1))
 @click.option("--temperature", default="0,1", show_default=True, help="A list.")
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Live repetitions.")
+@turns_option
 @click.option("--seed", default=0, show_default=True)
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for live runs, CSV and JSON."
@@ -120,7 +122,7 @@ def _family(options: dict[str, Any]) -> None:
     from calibrate.display import show_progress
 
     temperatures = [float(t) for t in options["temperature"].split(",")]
-    with show_progress() as progress:
+    with show_progress() as bars, taking_turns(options["turns"], bars) as progress:
         if options["measured"]:
             groups, told = load_groups(options["measured"])
             traces = _record(told, [group.temperature for group in groups], progress)

@@ -12,6 +12,7 @@ from calibrate.datastore_cli import datastore
 from calibrate.decide_cli import decide
 from calibrate.options import make_job
 from calibrate.pair.cli import pair
+from calibrate.turns import taking_turns, turns_option
 from policies.commandline import HELP, refusals, split_integers, split_numbers
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ Examples:
   calibrate --batches 1,4,16 --ranks 64      wider grids; fan-outs up to 63
   calibrate --mode compiled --passes 3       compiled models, three times over
   calibrate --passes 3 --apart 20            ... spread over an hour, where the machine is not always the same
+  calibrate --turns t & validate --turns t   ... in turns with what it is to predict
   calibrate --until-error 0.05 --time-budget 600  points where interpolation is worst
   calibrate pair report                      what the shipped pair is
   calibrate --placement cuda:0+cpu --precision bf16 --target shape:llama-3.1-8b
@@ -132,6 +134,7 @@ A run that was interrupted goes on where it was: give the same command again.
     help="Folder for profile and traces.  [default: the user's profile directory]",
 )
 @click.option("--seed", default=0, show_default=True)
+@turns_option
 @click.option("--fresh", is_flag=True, help="Begin anew: discard what an interrupted run of this name left.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
@@ -167,7 +170,7 @@ def _calibrate(options: dict[str, Any]) -> None:
         for line in () if quiet else resume_lines(journal):
             click.echo(line, err=True)
         try:
-            with show_progress() as progress:
+            with show_progress() as bars, taking_turns(options["turns"], bars) as progress:
                 found = run_calibration(job, progress, journal=journal)
         except KeyboardInterrupt:
             click.echo("interrupted; the same command goes on from here (--fresh begins anew)", err=True)

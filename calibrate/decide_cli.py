@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calibrate.turns import taking_turns, turns_option
 from policies.commandline import HELP, knob_options, parse_setting, refusals, split_integers, split_list
 from policies.knobs import KNOBS
 
@@ -70,6 +71,7 @@ ALL = "all"
     help="What runs the draft, as of calibrate.  [default: what ran it when the profile was measured]",
 )
 @click.option("--untimed", is_flag=True, help="Decisions alone: for a machine that is busy, or another one.")
+@turns_option
 @click.option("--fresh", is_flag=True, help="Record anew what the file holds.")
 @click.option(
     "--out",
@@ -105,7 +107,7 @@ def _decide(options: dict[str, Any]) -> None:
             click.echo(f"kept {settings.label}: {files.path(settings)} has it (--fresh records it anew)")
     failed: dict[str, str] = {}
     if missing:
-        with show_progress() as progress:
+        with show_progress() as bars, taking_turns(options["turns"], bars) as progress:
             failed = record_decisions(replace(asked, settings=missing), files.keep, progress)
     recorded = [settings for settings in missing if settings.label not in failed]
     for settings in recorded:

@@ -14,6 +14,8 @@ from hardware_profiles.parts import Forward, OperationHost
 
 LEVER = 1.2
 """A slope is fitted if the longest expected operation is this many times the shortest."""
+LEAST_TOLD = 0.2
+"""A fit that says less of an operation than this share of what its run's take is taken to say so much."""
 FEW = 50
 """Fewer samples than this cannot tell what idling costs."""
 ON_TARGET = ("decode", "verify", "settle")
@@ -79,16 +81,15 @@ def fit_operation(name: str, samples: Sequence[Sample]) -> OperationHost:
     ]
     design = np.column_stack([np.ones(len(kept)), expected, idle, tokens, rows])
     extra, scale, wake, token, row = solve(design, work, usual_work(kept), low, high)
-    return OperationHost(
-        **waits(samples),
+    entry = OperationHost(
         extra_s=extra,
         row_s=row if rows.any() else 0.0,
         token_s=token if free_token else 0.0,
         scale=scale,
         wake=wake,
         idle_cap_s=cap,
-        spread=spread_of(chosen),
-    )
+    ).model_copy(update=waits(samples))
+    return with_spread(entry, chosen)
 
 
 def _varies(values: FloatArray) -> bool:
@@ -119,11 +120,11 @@ def fit_sampled(name: str, samples: Sequence[Sample], greedy: OperationHost | No
         update={
             **waits(samples),
             "extra_s": extra,
-            "spread": spread_of(chosen) or slopes.spread,
             "step_s": step if free_step else 0.0,
             "token_s": slopes.token_s + (token if free else 0.0),
         }
     )
+    entry = with_spread(entry, chosen)
     if tokens.any():
         return entry
     # A settling feeds nothing, and does nothing where no row is open: the mean is what counts, and what it
@@ -172,11 +173,26 @@ def usual_work(samples: Sequence[Sample]) -> FloatArray:
     return np.array([means[sample.run] for sample in samples])
 
 
-def spread_of(samples: Sequence[Sample]) -> Quantiles | None:
-    """What operations take over the mean of their run, at `LEVELS`; None of few samples."""
+def with_spread(host: OperationHost, samples: Sequence[Sample]) -> OperationHost:
+    """The entry with the spread of the samples about it; few of them leave it as it is."""
     if len(samples) <= FEW:
-        return None
-    ratios = np.array([s.work_s for s in samples]) / usual_work(samples)
+        return host
+    return host.model_copy(update={"spread": spread_of(samples, host)})
+
+
+def spread_of(samples: Sequence[Sample], host: OperationHost) -> Quantiles:
+    """What operations take over what the fit says of them, at `LEVELS`.
+
+    Relative to the mean of that in each run: a setting that the fit has wrong does not scatter by that, nor
+    does a batch whose rows become fewer.
+    """
+    usual = usual_work(samples)
+    told = np.maximum([predicted(host, s) for s in samples], LEAST_TOLD * usual)
+    shares: dict[Hashable, list[float]] = {}
+    for sample, seconds, mean_s in zip(samples, told, usual, strict=True):
+        shares.setdefault(sample.run, []).append(seconds / mean_s)
+    bias = np.array([np.mean(shares[sample.run]) for sample in samples])
+    ratios = np.array([s.work_s for s in samples]) / told * bias
     p5, p25, p50, p75, p95 = (float(v) for v in np.quantile(ratios, LEVELS))
     return p5, p25, p50, p75, p95
 

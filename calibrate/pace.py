@@ -24,11 +24,11 @@ from calibrate.fitting import (
     Sample,
     predicted,
     solve,
-    spread_of,
     trimmed,
     trimmed_mean,
     waited,
     waits,
+    with_spread,
 )
 from hardware_profiles.decisions import Decisions
 from hardware_profiles.pace import (
@@ -224,15 +224,8 @@ def fit_own(samples: Sequence[Sample], borrowed: OperationHost, *, drafts: bool)
     waiting = waits([s for s in samples if s.lead_s >= 0.0] or samples)
     if single:
         row, waiting["submit_row_s"] = borrowed.row_s, borrowed.submit_row_s
-    return OperationHost(
-        **waiting,
-        extra_s=extra,
-        row_s=row,
-        wake=wake,
-        token_s=token,
-        idle_cap_s=cap,
-        spread=spread_of(samples),
-    )
+    entry = OperationHost(extra_s=extra, row_s=row, wake=wake, token_s=token, idle_cap_s=cap)
+    return with_spread(entry.model_copy(update=waiting), samples)
 
 
 def gains(profile: Profile, settings: Sequence[Decisions], *, sampled: bool) -> list[Gain]:

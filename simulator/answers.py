@@ -104,11 +104,12 @@ class Answers:
     def steps(self, device: str, operation: Operation | Rowwise, idle_s: float) -> list[tuple[str, float]]:
         """See `Work`."""
         host = self._host_of(operation)
-        vary = host.spread is None  # else the operation varies as a whole
+        # Where the spread of whole operations is known, they vary as such, and not by their forwards.
+        costs = self.costs if host.spread is None else self.costs.steady
         if isinstance(operation, Rowwise):
-            steps = self._worked(device, operation, vary=vary)
+            steps = self._worked(costs, device, operation)
         else:
-            steps = self.costs.steps(device, operation, vary=vary)
+            steps = costs.steps(device, operation)
         rows = len(operation.view.slots)
         extra = host.extra_s + host.row_s * (rows - 1) + host.wake * min(idle_s, host.idle_cap_s)
         extra += host.step_s * len(steps)
@@ -130,15 +131,15 @@ class Answers:
         kind = operation.kind if isinstance(operation, Rowwise) else _host_name(operation)
         return self.noise.factor(f"{device}-{kind}", partial(varied, host.spread))
 
-    def _worked(self, device: str, operation: Rowwise, *, vary: bool) -> list[tuple[str, float]]:
+    def _worked(self, costs: Costs, device: str, operation: Rowwise) -> list[tuple[str, float]]:
         """The steps of an operation stated row by row, at its pace."""
         work = [reply.work for reply in self._contents.replies(operation)]
         seconds, pace = self._contents.seconds, self.pace.get(operation.kind)
         if pace is None:
-            return self.costs.worked(device, operation.view, work, seconds, vary=vary)
+            return costs.worked(device, operation.view, work, seconds)
         unpaced = {name: s for name, s in seconds.items() if base_name(name) not in pace.steps}
         rows = len(operation.view.slots)
-        steps = self.costs.worked(device, operation.view, work, unpaced, vary=vary)
+        steps = costs.worked(device, operation.view, work, unpaced)
         return [(name, pace.step(name).seconds(expected_s, rows)) for name, expected_s in steps]
 
     def latency(self, operation: Operation | Rowwise) -> tuple[float, float]:

@@ -90,21 +90,17 @@ class Extrapolation:
 class Costs(Protocol):
     """Seconds of the steps of an operation on a device."""
 
-    def steps(self, device: str, operation: Operation, *, vary: bool = True) -> list[tuple[str, float]]:
-        """Named steps of the operation, in seconds at full rate.
+    @property
+    def steady(self) -> Costs:
+        """The same costs at their means, without noise."""
+        ...
 
-        With `vary` they vary around their means, if anything does here.
-        """
+    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
+        """Named steps of the operation, in seconds at full rate."""
         ...
 
     def worked(
-        self,
-        device: str,
-        view: View,
-        work: Sequence[Work],
-        seconds: Mapping[str, float],
-        *,
-        vary: bool = True,
+        self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
     ) -> list[tuple[str, float]]:
         """The same of an operation stated row by row, from each row's [n] steps.
 
@@ -125,7 +121,12 @@ class TextbookCosts:
     target_s: float
     draft_s: float
 
-    def steps(self, device: str, operation: Operation, *, vary: bool = True) -> list[tuple[str, float]]:
+    @property
+    def steady(self) -> TextbookCosts:
+        """See `Costs`: they never vary."""
+        return self
+
+    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
         """See `Costs`."""
         match operation:
             case Verify():
@@ -138,13 +139,7 @@ class TextbookCosts:
                 return [("draft", self.draft_s)] * operation.lookahead
 
     def worked(
-        self,
-        device: str,
-        view: View,
-        work: Sequence[Work],
-        seconds: Mapping[str, float],
-        *,
-        vary: bool = True,
+        self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
     ) -> list[tuple[str, float]]:
         """See `Costs`: a call of a model costs the same whatever its width."""
         model = self.target_s if role_of(device) == "target" else self.draft_s

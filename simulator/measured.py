@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import cached_property
 from itertools import zip_longest
 from operator import itemgetter
 
@@ -46,12 +48,17 @@ class ProfileCosts:
         self._ranges: dict[tuple[str, str], tuple[int, int]] = {}
         self._tables: dict[tuple[str, int, int], FloatArray] = {}
         self._prefills: dict[tuple[str, int, int], float] = {}
-        self._noise = KeyedNoise(seed)
-        self._varying = effects.jitter
+        self._noise = KeyedNoise(seed) if effects.jitter else None
 
-    def steps(self, device: str, operation: Operation, *, vary: bool = True) -> list[tuple[str, float]]:
+    @cached_property
+    def steady(self) -> ProfileCosts:
+        """See `Costs`; what was looked up and asked for is common to both."""
+        steady = copy(self)
+        steady._noise = None
+        return steady
+
+    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
         """See `Costs`."""
-        self._varying = vary and self.effects.jitter
         match operation:
             case Verify():
                 return self._verify(operation)
@@ -69,16 +76,9 @@ class ProfileCosts:
                 return [("prefill", self._prefill(f"{role_of(device)}.prefill", operation.view))]
 
     def worked(
-        self,
-        device: str,
-        view: View,
-        work: Sequence[Work],
-        seconds: Mapping[str, float],
-        *,
-        vary: bool = True,
+        self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
     ) -> list[tuple[str, float]]:
         """See `Costs`."""
-        self._varying = vary and self.effects.jitter
         role, context, fed = role_of(device), self._context(view), 0
         forwards = sum(1 for _ in zip_longest(*work))
         factors: dict[str, float] = {}
@@ -224,7 +224,7 @@ class ProfileCosts:
 
     def _factor(self, name: str, forwards: int = 1) -> float:
         """Noise of the next operation; the mean of `forwards` independent steps varies that much less."""
-        if not self._varying:
+        if self._noise is None:
             return 1.0
         factor = self._noise.factor(name, self.surfaces[name].noise)
         return 1.0 + (factor - 1.0) / float(np.sqrt(forwards))
