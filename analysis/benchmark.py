@@ -62,7 +62,7 @@ def scenarios(batch: int) -> dict[str, Scenario]:
 def rate(scenario: Scenario, repeats: int) -> dict[str, float]:
     """Simulated tokens per second of CPU time: median, smallest and largest of `repeats` runs."""
     settings = configure("saguaro", lookahead=4, fanout=(3,))
-    rates, rounds = [], 0
+    rates, rounds = [], 0.0
     for _ in range(repeats + 1):
         started = time.process_time()
         summary = simulate(scenario, settings).summary

@@ -19,6 +19,7 @@ import numpy as np
 from analysis.family_ignoring import content_ignored
 from analysis.family_orders import Member, Speeds
 from analysis.livecells import identical, run_interleaved
+from analysis.predictions import DRAWS
 from analysis.sources import Sources
 from calibrate.decisions import joined
 from calibrate.job import Job
@@ -196,8 +197,12 @@ def simulated_by_category(
     """
     found = {}
     for category, ids in by_category(trace).items():
-        here = replace(scenario, tokens=replay(trace.slice(ids), seed=scenario.seed))
-        scenarios = [replace(here, decisions=each.slice(ids)) for each in decided] or [here]
+        draws = DRAWS if settings.temperature > 0.0 and not decided else 1
+        here, *others = (
+            replace(scenario, tokens=replay(trace.slice(ids), seed=seed), seed=seed)
+            for seed in range(scenario.seed, scenario.seed + draws)
+        )
+        scenarios = [replace(here, decisions=each.slice(ids)) for each in decided] or [here, *others]
         summaries = [simulate(each, settings).summary for each in scenarios]
         found[category] = (
             float(np.mean([s.tokens for s in summaries])),

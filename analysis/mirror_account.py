@@ -149,7 +149,7 @@ class Times(NamedTuple):
 
     seconds: float
     overlap_s: float
-    rounds: int
+    rounds: float
 
 
 def account(

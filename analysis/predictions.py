@@ -15,10 +15,14 @@ from hardware_profiles.profile import MeasuredRun, Profile
 from hardware_profiles.trace import Trace
 from policies.records import Round, Span
 from policies.registry import POLICIES, SettingError, Settings, configure, find_policy
-from policies.summary import Summary
+from policies.summary import Summary, mean_summary
 from simulator.law import assume, opinion
 from simulator.run import Scenario, simulate
 from simulator.tokens import replay
+
+DRAWS = 8
+"""Simulations of a sampled setting, whose mean is predicted: each has luck of its own, two or three per cent
+of a speed over a thousand tokens."""
 
 Setting: TypeAlias = tuple[Settings, int]
 """A policy with its knobs, sampling included, and the rows served at once."""
@@ -33,11 +37,11 @@ class Prediction:
         batch: Rows served at once.
         law_tokens_per_second: The law's, told the means of `trace`; None where it has no answer.
         law_speedup_vs_ar: Likewise.
-        simulated: Metrics of the simulation.
+        simulated: Metrics of the simulation; of sampled settings the mean over `DRAWS`.
         simulated_speedup_vs_ar: Its speed over that of simulated plain decoding in the same batch.
         alone_speedup_vs_ar: The same with devices that do not slow each other.
-        rounds: Simulated rounds by request.
-        spans: Timeline of the first request.
+        rounds: Simulated rounds by request, of the first draw.
+        spans: Timeline of the first request, likewise.
         extrapolated: Where costs lay outside the measured grid, prefills left out.
     """
 
@@ -105,21 +109,27 @@ def predict(
     Raises:
         KeyError: No trace at a setting's temperature.
     """
-    worlds = {t: _World(profile, trace, limit, seed) for t, trace in traces.items()}
+    worlds = {t: _World(profile, t, trace, limit, seed) for t, trace in traces.items()}
     return [worlds[s.temperature].predict(s, batch) for s, batch in settings]
 
 
 class _World:
-    """The scenarios of one trace, with plain decoding simulated once per batch."""
+    """The scenarios of one trace, one per draw, with plain decoding simulated once per batch."""
 
-    def __init__(self, profile: Profile, trace: Trace, limit: int | None, seed: int) -> None:
+    def __init__(
+        self, profile: Profile, temperature: float, trace: Trace, limit: int | None, seed: int
+    ) -> None:
         self.requests = [r.id for r in trace.requests]
-        self.scenario = Scenario(tokens=replay(trace, limit=limit, seed=seed), profile=profile, seed=seed)
+        self.scenarios = [
+            Scenario(tokens=replay(trace, limit=limit, seed=each), profile=profile, seed=each)
+            for each in range(seed, seed + (DRAWS if temperature > 0.0 else 1))
+        ]
         self._ar: dict[tuple[Settings, int, bool], float] = {}
 
     def predict(self, settings: Settings, batch: int) -> Prediction:
-        scenario = replace(self.scenario, batch=batch)
+        scenario, *others = (replace(each, batch=batch) for each in self.scenarios)
         run = simulate(scenario, settings, timeline=True)
+        simulated = mean_summary([run.summary, *(simulate(each, settings).summary for each in others)])
         law = opinion(settings, assume(scenario, settings), batch=batch)
         log = run.rows.log
         rounds = {request: log.rounds(request) for request in self.requests}
@@ -129,8 +139,8 @@ class _World:
             batch=batch,
             law_tokens_per_second=law.tokens_per_second,
             law_speedup_vs_ar=law.speedup_vs_ar,
-            simulated=run.summary,
-            simulated_speedup_vs_ar=run.summary.tokens_per_second / self._plain(settings, batch, True),
+            simulated=simulated,
+            simulated_speedup_vs_ar=simulated.tokens_per_second / self._plain(settings, batch, True),
             alone_speedup_vs_ar=self._alone(settings, batch),
             rounds=rounds,
             spans=[span for span in run.spans if span.end_s <= end],
@@ -148,9 +158,9 @@ class _World:
         return self._ar[ar, batch, overlap]
 
     def _speed(self, settings: Settings, batch: int, *, overlap: bool) -> float:
-        effects = replace(self.scenario.effects, overlap=overlap)
-        scenario = replace(self.scenario, batch=batch, effects=effects)
-        return simulate(scenario, settings).summary.tokens_per_second
+        effects = replace(self.scenarios[0].effects, overlap=overlap)
+        scenarios = [replace(each, batch=batch, effects=effects) for each in self.scenarios]
+        return mean_summary([simulate(each, settings).summary for each in scenarios]).tokens_per_second
 
 
 def nearest_measured(settings: Settings, runs: Sequence[MeasuredRun], batch: int = 1) -> MeasuredRun | None:

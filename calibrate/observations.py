@@ -94,7 +94,7 @@ def reduce_run(run: LiveRun) -> LiveRecord:
         batch=run.batch,
         requests=tuple(int(r) for r in run.requests),
         repeat=run.repeat,
-        tokens=run.summary.tokens,
+        tokens=round(run.summary.tokens),
         seconds=run.summary.seconds,
         observations=tuple(observe(run.timings)),
     )

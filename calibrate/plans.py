@@ -224,10 +224,11 @@ def _live(rows: tuple[int, ...], temperatures: Sequence[float], *, quick: bool) 
         prompts = 2 if quick else 4
         parts.append(LivePart(anchors, prompts, repeats, temperature=temperature))
         # Twice as many prompts as rows: some are replaced as they finish, as in service.
+        # A batch is done sooner than its rows one by one, and a machine's moments weigh as much more.
         if several > 1:
-            parts.append(LivePart(FEWER_ANCHORS, 2 * several, repeats, several, temperature))
+            parts.append(LivePart(FEWER_ANCHORS, 2 * several, repeats + 1, several, temperature))
         if wide > several:
-            parts.append(LivePart(FEWER_ANCHORS, 2 * wide, 1, wide, temperature))
+            parts.append(LivePart(FEWER_ANCHORS, 2 * wide, repeats + 1, wide, temperature))
     return tuple(parts)
 
 

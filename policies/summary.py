@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +16,8 @@ from policies.records import NO_CACHE, RoundLog
 class Summary:
     """What a run of a policy achieved.
 
-    Rates are ratios of sums over all rows.  None where nothing was counted.
+    Rates are ratios of sums over all rows.  None where nothing was counted.  Counts are whole numbers, but in
+    the mean of several runs (`mean_summary`).
 
     Attributes:
         tokens: Tokens emitted.
@@ -39,9 +41,9 @@ class Summary:
         overlap_s: Seconds in which both devices worked.
     """
 
-    tokens: int
-    rounds: int
-    batch_rounds: int
+    tokens: float
+    rounds: float
+    batch_rounds: float
     seconds: float
     prefill_s: float
     tokens_per_second: float
@@ -97,6 +99,51 @@ def summarise(log: RoundLog, *, total_s: float, busy_s: dict[str, float], overla
         utilization={name: busy / seconds if seconds > 0 else 0.0 for name, busy in busy_s.items()},
         stalled_s={name: seconds - busy for name, busy in busy_s.items()},
         overlap_s=overlap_s,
+    )
+
+
+def mean_summary(runs: Sequence[Summary]) -> Summary:
+    """What several runs of the same setting achieve in the mean, which differ by their luck.
+
+    Counts and seconds are means over the runs; tokens per second, per round and accepted ones are ratios of
+    sums; other rates are means over the runs that have them.
+
+    Args:
+        runs: At least one.
+    """
+    if len(runs) == 1:
+        return runs[0]
+    rounds = sum(run.rounds for run in runs)
+    seconds = sum(run.seconds for run in runs)
+    tokens = sum(run.tokens for run in runs)
+
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(run, name) for run in runs]))
+
+    def rate(name: str) -> float | None:
+        return _mean([value for run in runs if (value := getattr(run, name)) is not None])
+
+    def by_device(name: str) -> dict[str, float]:
+        return {d: float(np.mean([getattr(run, name)[d] for run in runs])) for d in getattr(runs[0], name)}
+
+    return Summary(
+        tokens=mean("tokens"),
+        rounds=mean("rounds"),
+        batch_rounds=mean("batch_rounds"),
+        seconds=mean("seconds"),
+        prefill_s=mean("prefill_s"),
+        tokens_per_second=tokens / seconds if seconds > 0 else float("inf"),
+        tokens_per_round=tokens / rounds,
+        accepted_per_round=sum(run.accepted_per_round * run.rounds for run in runs) / rounds,
+        acceptance_rate=rate("acceptance_rate"),
+        cache_hit_rate=rate("cache_hit_rate"),
+        hit_rate_after_primary=rate("hit_rate_after_primary"),
+        hit_rate_after_backup=rate("hit_rate_after_backup"),
+        run_length=rate("run_length"),
+        time_to_first_token_s=rate("time_to_first_token_s"),
+        utilization=by_device("utilization"),
+        stalled_s=by_device("stalled_s"),
+        overlap_s=mean("overlap_s"),
     )
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 from tiny_profiles import profile, trace
 
-from analysis.predictions import expand, nearest_measured, predict
+from analysis.predictions import DRAWS, expand, nearest_measured, predict
 from hardware_profiles.profile import MeasuredRun, Overlap
+from hardware_profiles.store import find_trace
+from hardware_profiles.trace import read_trace
 from policies.registry import SettingError, configure
+from simulator.run import Scenario, simulate
+from simulator.tokens import replay
 
 
 def test_expand_gives_each_policy_its_own_knobs_and_ar_first() -> None:
@@ -87,3 +91,17 @@ def test_contention_can_be_switched_off() -> None:
     slowed = predict([(settings, 1)], profile(overlap=(slow,)), recorded)[0]
     assert slowed.alone_speedup_vs_ar == pytest.approx(plain.simulated_speedup_vs_ar)
     assert slowed.simulated_speedup_vs_ar < 0.9 * plain.simulated_speedup_vs_ar
+
+
+def test_a_sampled_setting_is_predicted_by_the_mean_of_several_draws() -> None:
+    settings, recorded = configure("sd", lookahead=2, temperature=1.0), read_trace(find_trace("cpu2-x5-t1"))
+    part = recorded.slice([0, 1])
+    found = predict([(settings, 1)], profile(), {1.0: part}, limit=32, seed=5)[0]
+    runs = [
+        simulate(Scenario(replay(part, limit=32, seed=seed), profile=profile(), seed=seed), settings).summary
+        for seed in range(5, 5 + DRAWS)
+    ]
+    assert len({run.seconds for run in runs}) > 1  # luck differs
+    assert found.simulated.tokens_per_second == pytest.approx(64 * DRAWS / sum(run.seconds for run in runs))
+    # Plain decoding takes a second a token, whatever the luck.
+    assert found.simulated_speedup_vs_ar == pytest.approx(found.simulated.tokens_per_second)

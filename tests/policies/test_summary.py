@@ -7,7 +7,7 @@ import pytest
 
 from policies.operations import Request, Source, Speculation, Verdict
 from policies.rows import Rows
-from policies.summary import Summary, summarise
+from policies.summary import Summary, mean_summary, summarise
 
 PRIMARY = int(Source.PRIMARY)
 
@@ -48,3 +48,17 @@ def test_no_rejection_no_run_length() -> None:
 
 def test_the_first_token_comes_with_the_first_round() -> None:
     assert summary_of([(2, 2, None), (2, 2, None)]).time_to_first_token_s == pytest.approx(1.0)
+
+
+def test_mean_of_runs_by_hand() -> None:
+    # Emitted 3 + 5 tokens in 2 s; 1 + 1 + 1 in 3 s.
+    lucky, unlucky = summary_of([(4, 2, None), (4, 4, None)]), summary_of([(4, 0, None)] * 3)
+    mean = mean_summary([lucky, unlucky])
+    assert (mean.tokens, mean.rounds, mean.seconds) == (5.5, 2.5, 2.5)
+    assert mean.tokens_per_second == pytest.approx(11 / 5)  # not the mean of 4 and 1
+    assert mean.accepted_per_round == pytest.approx(6 / 5)
+    # 6 of 7 positions and 0 of 3; a run without rejections has a run length of its own, or none.
+    assert mean.acceptance_rate == pytest.approx((6 / 7 + 0) / 2)
+    assert mean.run_length == pytest.approx((6 / 1 + 0 / 3) / 2)
+    assert mean.cache_hit_rate is None
+    assert mean_summary([lucky]) is lucky
