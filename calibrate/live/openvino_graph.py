@@ -19,7 +19,8 @@ import json
 import shutil
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -206,9 +207,25 @@ def compile_graph(
     if folder is not None:
         options["CACHE_DIR"] = str(folder / "compiled")
     try:
-        return core.compile_model(graph, device, options)
+        with _one_at_a_time(folder):
+            return core.compile_model(graph, device, options)
     except RuntimeError as error:
         raise ModelError(f"OpenVINO cannot run this model on {device!r}: {error}") from error
+
+
+@contextmanager
+def _one_at_a_time(folder: Path | None) -> Iterator[None]:
+    """Two processes that keep the same compiled graph at once take its file from under each other."""
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "compiling").open("ab") as file:
+        with suppress(ImportError):  # not a POSIX system
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def with_shapes(graph: Any, rows: int, count: int, kept: int, buffers: Sequence[Buffers]) -> Any:
