@@ -21,7 +21,7 @@ from simulator.run import Scenario, simulate
 from simulator.tokens import replay
 
 DRAWS = 8
-"""Simulations of a sampled setting, whose mean is predicted: each has luck of its own, two or three per cent
+"""Simulations of a sampled setting, whose mean is predicted: each has luck of its own, one to three per cent
 of a speed over a thousand tokens."""
 
 Setting: TypeAlias = tuple[Settings, int]
