@@ -124,11 +124,7 @@ def _number(value: float | None) -> str:
 
 
 def plot(found: Found, path: Path) -> None:
-    """Speedups as bars beside the ceiling C, and a lookup's time by the size of the prior.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Speedups as bars beside the ceiling C, and a lookup's time by the size of the prior."""
     import matplotlib as mpl
 
     mpl.use("Agg")

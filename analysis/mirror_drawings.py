@@ -24,9 +24,6 @@ def draw(figure: str, points: Sequence[Point], sweep: Sweep, path: Path) -> None
         points: What was run.
         sweep: What was varied.
         path: Its suffix says the format.
-
-    Raises:
-        ImportError: matplotlib is not installed.
     """
     import matplotlib as mpl
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from policies.commandline import HELP, Refusal
+from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, refusals
 
 DEFAULT_PROFILE = "cpu2-x5"
 EXAMPLES = """
@@ -49,14 +49,8 @@ def main(**options: Any) -> None:
     Compares equal devices under equal load: N devices are N replicas of plain decoding or of SD, or groups
     of a target's and a draft's device.
     """
-    try:
+    with refusals(INCOMPLETE, BAD_INPUT):
         _recommend(options)
-    except KeyboardInterrupt as error:
-        raise click.Abort from error
-    except (ValueError, OSError) as error:
-        raise Refusal(str(error)) from error
-    except ImportError as error:
-        raise Refusal(f"{error}; pip install 'spectwin[plot]'") from error
 
 
 def _recommend(options: dict[str, Any]) -> None:

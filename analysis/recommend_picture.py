@@ -34,11 +34,7 @@ PARTS = {
 
 
 def plot(found: Recommendation, path: Path) -> None:
-    """Speeds with intervals, where the time goes, and the best setting over batch and acceptance.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Speeds with intervals, where the time goes, and the best setting over batch and acceptance."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
@@ -222,10 +221,9 @@ def _percent(value: float | None) -> str:
 
 
 def write_outputs(validation: Validation, folder: Path) -> list[Path]:
-    """Write `validation.json`, `.csv`, `.png`, `live_runs.csv` and timelines; returns the files.
+    """Write `validation.json`, `.csv`, `.png`, `live_runs.csv` and timelines; returns the files."""
+    from analysis.validation_picture import plot
 
-    Without matplotlib there is no picture.
-    """
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "validation.json", folder / "validation.csv"]
     with atomic_write(written[0]) as file:
@@ -246,11 +244,7 @@ def write_outputs(validation: Validation, folder: Path) -> list[Path]:
             with atomic_write(path) as file:
                 file.write(chrome_trace(spans, title=f"{world} {row.label}"))
             written.append(path)
-    with contextlib.suppress(ImportError):
-        from analysis.validation_picture import plot
-
-        written.append(plot(validation, folder / "validation.png"))
-    return written
+    return [*written, plot(validation, folder / "validation.png")]
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:

@@ -100,15 +100,9 @@ def _varied(found: Comparison, entry: Entry) -> list[str]:
 
 
 def plot(found: Comparison, path: Path) -> None:
-    """Tau and SR of the methods by category, or against the candidate length where that was swept.
+    """Tau and SR of the methods by category, or against the candidate length where that was swept."""
+    from matplotlib.figure import Figure
 
-    Raises:
-        ValueError: matplotlib is missing.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError("--plot needs matplotlib: pip install 'spectwin[plot]'") from error
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     axes = figure.subplots(1, 2)
     swept = any(entry.part == "length" for entry in found.entries)

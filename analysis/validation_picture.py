@@ -14,11 +14,7 @@ from hardware_profiles.atomic import atomic_write
 
 
 def plot(validation: Validation, path: Path) -> Path:
-    """Law, simulated and measured speedup per setting, and the simulation's error beside the spread.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Law, simulated and measured speedup per setting, and the simulation's error beside the spread."""
     import matplotlib
 
     matplotlib.use("Agg")

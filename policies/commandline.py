@@ -28,6 +28,7 @@ class Refusal(click.ClickException):
 
 BAD_INPUT = (ValueError, OSError)
 RUNS_MODELS = "this runs models: pip install 'spectwin[live]'"
+INCOMPLETE = "a package of the main install is missing: pip install spectwin"
 
 
 @contextmanager

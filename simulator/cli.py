@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from policies.commandline import BAD_INPUT, HELP, integer_or_auto, knob_options, refusals, wide_console
+from policies.commandline import (
+    BAD_INPUT,
+    HELP,
+    INCOMPLETE,
+    integer_or_auto,
+    knob_options,
+    refusals,
+    wide_console,
+)
 from policies.knobs import KNOBS
 from policies.registry import POLICIES
 from simulator.options import DEFAULT_PROFILE, build_scenario
@@ -150,7 +158,7 @@ def main(**options: Any) -> None:
     if options["list_policies"]:
         list_policies(as_json=options["as_json"])
         return
-    with refusals("pip install 'spectwin[plot]'", BAD_INPUT):
+    with refusals(INCOMPLETE, BAD_INPUT):
         _answer(options)
 
 

@@ -214,11 +214,7 @@ def write_timeline(report: Report, path: Path) -> None:
 
 
 def plot(report: Report, path: Path) -> None:
-    """Picture of the waterfall and of where the time goes.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Picture of the waterfall and of where the time goes."""
     import matplotlib
 
     matplotlib.use("Agg")

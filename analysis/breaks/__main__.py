@@ -12,7 +12,7 @@ from analysis.breaks.relaxations import RELAXATIONS
 from analysis.breaks.store import Map, as_json, load_map, save_map
 from analysis.breaks.sweep import TOKENS, sweep
 from analysis.breaks.tables import CAPTION, by_relaxation, markdown, of_law, overview, rich_table
-from policies.commandline import HELP, Refusal, wide_console
+from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, refusals, wide_console
 
 EPILOG = """
 \b
@@ -48,14 +48,8 @@ def main(**options: Any) -> None:
     LAW is a statement's id, as in docs/breaks.md; one with several readings stands for all of them.  All
     laws by default, which takes some minutes.
     """
-    try:
+    with refusals(INCOMPLETE, BAD_INPUT):
         _run(options)
-    except KeyboardInterrupt as error:
-        raise click.Abort from error
-    except ImportError as error:
-        raise Refusal(f"{error}; --plot draws with matplotlib: pip install 'spectwin[plot]'") from error
-    except (ValueError, OSError) as error:
-        raise Refusal(str(error)) from error
 
 
 def _run(options: dict[str, Any]) -> None:

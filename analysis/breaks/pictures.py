@@ -30,7 +30,6 @@ def plot(found: Map, folder: Path) -> list[Path]:
     """Draw both pictures; returns the files.
 
     Raises:
-        ImportError: matplotlib is not installed.
         OSError: The file system refuses.
     """
     import matplotlib

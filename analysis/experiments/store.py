@@ -57,7 +57,7 @@ def load(name: str, folder: Path = RESULTS) -> Outcome:
 
 
 def save(outcome: Outcome, module: ModuleType, folder: Path) -> list[Path]:
-    """Write JSON, CSV and picture; returns the files.  Without matplotlib there is no picture.
+    """Write JSON, CSV and picture; returns the files.
 
     Raises:
         ValueError: The folder holds live results of that experiment and these are simulated only.
@@ -71,12 +71,7 @@ def save(outcome: Outcome, module: ModuleType, folder: Path) -> list[Path]:
     table = folder / f"{outcome.name}.csv"
     with atomic_write(table) as file:
         file.write(as_csv(outcome.rows))
-    written = [path, table]
-    try:
-        written.append(plot(outcome, module, folder / f"{outcome.name}.png"))
-    except ImportError:
-        return written
-    return written
+    return [path, table, plot(outcome, module, folder / f"{outcome.name}.png")]
 
 
 def as_csv(rows: list[Row]) -> str:
@@ -89,11 +84,7 @@ def as_csv(rows: list[Row]) -> str:
 
 
 def plot(outcome: Outcome, module: ModuleType, path: Path) -> Path:
-    """The experiment's picture, with what is seen as its title.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """The experiment's picture, with what is seen as its title."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from analysis.papers.cells import PAPERS
-from policies.commandline import HELP, Refusal, wide_console
+from policies.commandline import HELP, INCOMPLETE, Refusal, wide_console
 
 EXAMPLES = """
 \b
@@ -57,7 +57,7 @@ def main(
     except (ValueError, OSError) as error:
         raise Refusal(str(error)) from error
     except ImportError as error:
-        raise Refusal(f"{error}; pictures need matplotlib: pip install 'spectwin[plot]'") from error
+        raise Refusal(f"{error}; {INCOMPLETE}") from error
 
 
 def _refuse_files(json_file: Path | None, folder: Path | None, *, summary: bool) -> None:

@@ -34,9 +34,6 @@ def plot(found: Mapping[str, Any], folder: Path) -> Path:
     Args:
         found: A study as `summary.as_dict` gives it.
         folder: Made if it is not there.
-
-    Raises:
-        ImportError: matplotlib is not installed.
     """
     import matplotlib
 

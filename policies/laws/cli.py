@@ -153,4 +153,4 @@ def _refusing(action: Callable[[], Any]) -> Any:
     except (ValueError, OSError) as error:
         raise Refusal(str(error)) from error
     except ImportError as error:
-        raise Refusal(f"{error}; pip install 'spectwin[plot]'") from error
+        raise Refusal(f"{error}; pip install spectwin") from error

@@ -157,7 +157,6 @@ def picture(answer: Answer, path: Path) -> None:
 
     Raises:
         ValueError: Neither a sweep nor a vector, values that are no numbers, or an unknown format.
-        ImportError: matplotlib is not installed.
     """
     corrected = _columns(answer, answer.value)
     printed = _columns(answer, answer.printed) if answer.printed is not None else []

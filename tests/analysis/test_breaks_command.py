@@ -137,7 +137,6 @@ def test_help_and_list() -> None:
 
 
 def test_pictures(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     result = command("ssd.thm7", "--from", str(STORED), "--plot", str(tmp_path))
     assert result.exit_code == 0, result.output
     for name in ("breaks_map.png", "breaks_sizes.png"):

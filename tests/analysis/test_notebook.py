@@ -111,7 +111,8 @@ def test_the_family_is_listed_by_what_was_measured() -> None:
 
 def test_pictures_take_settings_as_they_come() -> None:
     """None of one kind, one alone, or without a law: drawn all the same."""
-    pyplot = pytest.importorskip("matplotlib.pyplot")
+    from matplotlib import pyplot
+
     figure, (left, middle, right) = pyplot.subplots(1, 3)
     systems_support.draw_family(left, {"temperature": 0.0, "settings": [outcome("rasd", 1.2)]})
     assert [len(line.get_xdata()) for line in left.get_lines()[1:3]] == [1, 1]  # no law: simulated, measured

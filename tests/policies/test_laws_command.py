@@ -150,7 +150,6 @@ def test_a_printed_form_without_a_value_says_why() -> None:
 
 
 def test_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     for name, arguments in {
         "sweep.png": ("eval", *SWITCH[:-1], "t_primary=0.4:0.9:0.1"),
         "bounds.svg": ("eval", "ssd.cor9", "--example", "p_hit=0:1:0.25"),
