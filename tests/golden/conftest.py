@@ -45,7 +45,9 @@ def _differences(old: Any, new: Any, where: str) -> Iterator[str]:
         for index, (before, after) in enumerate(zip(old, new, strict=True)):
             yield from _differences(before, after, f"{where}[{index}]")
     elif isinstance(old, float) and isinstance(new, int | float):
-        if not (math.isclose(old, new, rel_tol=TOLERANCE, abs_tol=1e-12) or (old != old and new != new)):
+        if not (
+            math.isclose(old, new, rel_tol=TOLERANCE, abs_tol=1e-12) or (math.isnan(old) and math.isnan(new))
+        ):
             yield f"{where}: {new!r}, golden {old!r}"
     elif old != new:
         yield f"{where}: {new!r}, golden {old!r}"
