@@ -1,4 +1,4 @@
-"""What the `laws` command says: every statement, in both forms, at its example and with each argument moved."""
+"""What the `laws` command says: all statements, both forms, at their example and with each argument moved."""
 
 from __future__ import annotations
 
