@@ -106,6 +106,7 @@ def _validate(options: dict[str, Any]) -> None:
     job = live_job(options)
     with show_progress() as bars, taking_turns(options["turns"], bars) as progress:
         sources = predictor(job, options["hw"], options["trace"], options["temperature"], progress)
+        _warn_of_another_machine(job, sources)
         result = validate(job, sources, trial, progress=progress)
     if options["out"]:
         write_outputs(result, options["out"])
@@ -115,6 +116,17 @@ def _validate(options: dict[str, Any]) -> None:
         print_validation(result)
         if options["out"]:
             click.echo(f"wrote CSV, JSON, picture and timelines to {options['out']}")
+
+
+def _warn_of_another_machine(job: Any, sources: Any) -> None:
+    """Times of one machine say little of another: errors would be those of the hardware, not of the twin."""
+    other = job.machine.differs_from(sources.profile.provenance.machine or "")
+    if other:
+        click.echo(
+            f"warning: profile {sources.profile.name!r} {other}: its errors tell of both machines; "
+            "--hw auto predicts with a profile of this one",
+            err=True,
+        )
 
 
 def _refuse_undecided(settings: Iterable[Any]) -> None:

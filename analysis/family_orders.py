@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -72,9 +72,11 @@ class Member:
         return self.ignored_speedup_vs_ar / self.measured_speedup() - 1.0
 
     @property
-    def spread(self) -> float:
-        """Half the range of the repetitions, relative to the speedup."""
+    def spread(self) -> float | None:
+        """Half the range of the repetitions, relative to the speedup; None of a single one."""
         found = self.measured_speedups()
+        if len(found) == 1:
+            return None
         return (max(found) - min(found)) / 2.0 / self.measured_speedup()
 
 
@@ -138,18 +140,18 @@ def _order(members: Sequence[Member], category: str | None) -> Order:
     )
 
 
-def error_summary(members: Sequence[Member]) -> Mapping[str, float]:
+def error_summary(members: Sequence[Member]) -> Mapping[str, Any]:
     """Median and largest error of the simulated speedups, and the spread of the live ones."""
     errors, ignored = (
         [abs(e) for e in found] for found in zip(*((m.error, m.ignored_error) for m in members), strict=True)
     )
-    spreads = [m.spread for m in members]
+    spreads = [m.spread for m in members if m.spread is not None]
     return {
         "settings": float(len(members)),
         "median_error": float(np.median(errors)),
         "largest_error": max(errors),
         "median_error_content_ignored": float(np.median(ignored)),
         "largest_error_content_ignored": max(ignored),
-        "median_spread": float(np.median(spreads)),
-        "largest_spread": max(spreads),
+        "median_spread": float(np.median(spreads)) if spreads else None,
+        "largest_spread": max(spreads, default=None),
     }

@@ -95,7 +95,7 @@ def print_family(groups: list[list[Member]], hw: str) -> None:
                 f"{m.ignored_speedup_vs_ar:.2f}",
                 f"{m.simulated_speedup():.2f}",
                 f"{m.measured_speedup():.2f}",
-                f"±{m.spread:.1%}",
+                "-" if m.spread is None else f"±{m.spread:.1%}",
                 f"{m.error:+.1%}",
                 f"{m.ignored_error:+.1%}",
                 {None: "-", True: "identical", False: "DIFFERS"}[m.identical],
@@ -111,10 +111,13 @@ def print_family(groups: list[list[Member]], hw: str) -> None:
         f"{found['settings']:.0f} settings: error median {found['median_error']:.1%}, largest "
         f"{found['largest_error']:.1%}; with content ignored (coins) median "
         f"{found['median_error_content_ignored']:.1%}, largest "
-        f"{found['largest_error_content_ignored']:.1%}; "
-        f"spread of the live runs median {found['median_spread']:.1%}, largest "
-        f"{found['largest_spread']:.1%}"
+        f"{found['largest_error_content_ignored']:.1%}"
     )
+    if found["median_spread"] is not None:
+        console.print(
+            f"spread of the live runs median {found['median_spread']:.1%}, largest "
+            f"{found['largest_spread']:.1%}"
+        )
 
 
 def plot(groups: list[list[Member]], path: Path) -> None:
@@ -135,7 +138,7 @@ def plot(groups: list[list[Member]], path: Path) -> None:
             axis.errorbar(
                 [m.measured_speedup() for m in mine],
                 [m.simulated_speedup() for m in mine],
-                xerr=[m.spread * m.measured_speedup() for m in mine],
+                xerr=[(m.spread or 0.0) * m.measured_speedup() for m in mine],
                 fmt="osD^v<>P*Xph"[i % 12],
                 color=f"C{i % 10}",
                 label=name,

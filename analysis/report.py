@@ -100,6 +100,7 @@ def summary(validation: Validation) -> dict[str, Any]:
     others = [row for row in rows if row.settings.policy != "ar"]
     compared = [row for row in rows if row.agreement is not None]
     groups = dict.fromkeys((row.batch, row.settings.temperature) for row in others)
+    spreads = [row.spread for row in others if row.spread is not None]
     return {
         "settings": len(others),
         "requests": len(validation.trace.requests),
@@ -116,7 +117,7 @@ def summary(validation: Validation) -> dict[str, Any]:
             for batch, temperature in groups
         ],
         "coverage": coverage(validation),
-        "median_spread": float(np.median([row.spread for row in others] or [0])),
+        "median_spread": float(np.median(spreads)) if spreads else None,
         "rounds_compared": sum(row.agreement.rounds for row in compared if row.agreement),
         "round_differences": sum(len(row.agreement.differences) for row in compared if row.agreement),
         "replay_exact": all(row.agreement.exact for row in compared if row.agreement) if compared else None,
@@ -130,6 +131,8 @@ def as_json(validation: Validation) -> str:
     return json.dumps(
         {
             "profile": validation.sources.profile.name,
+            "profile_machine": validation.sources.profile.provenance.machine,
+            "machine": validation.machine,
             "target": meta.target_model,
             "draft": meta.draft_model,
             "prompts": meta.prompt_set,
@@ -170,25 +173,30 @@ def _table(validation: Validation) -> Any:
     table = Table(header_style="bold", padding=(0, 0, 0, 1))
     table.add_column("speedup over AR", no_wrap=True)
     level = f"{validation.level:.0%}"
-    for title in ("law", "simu-\nlated", f"{level}\ninterval", "mea-\nsured", "spread\n%"):
+    for title in ("law", "simu-\nlated", "mea-\nsured", "spread\n%"):
         table.add_column(title, justify="right", no_wrap=True)
     for title in ("simul.", "alone*", "law", "nearest"):
         table.add_column(f"error%\n{title}", justify="right", no_wrap=True)
+    table.add_column(f"calib. prompts†\n{level} interval", justify="right", no_wrap=True)
     for row in validation.rows:
-        inside = "" if row.settings.policy == "ar" else f"{row.interval.low:.2f}-{row.interval.high:.2f}"
+        known = row.interval
+        elsewhere = f"{known.middle:.2f}, {known.low:.2f}-{known.high:.2f}"
         table.add_row(
             row.label,
             _factor(row.law_speedup_vs_ar),
             _factor(row.simulated_speedup_vs_ar),
-            inside,
             _factor(row.measured_speedup_vs_ar),
-            f"±{row.spread * 100:.1f}",
+            "-" if row.spread is None else f"±{row.spread * 100:.1f}",
             _percent(row.error),
             _percent(row.error_without_contention),
             _percent(row.law_error),
             _percent(row.nearest_error),
+            "" if row.settings.policy == "ar" else elsewhere,
         )
-    table.caption = "* simulated with devices that do not slow each other"
+    table.caption = (
+        "law, simulated, measured: on the validation's own prompts. * with devices that do not slow each "
+        "other. † the speedup simulated from the calibration's prompts alone: median, interval"
+    )
     return table
 
 

@@ -126,9 +126,11 @@ class Row:
         return None if self.nearest is None else self.nearest / self.measured_speedup_vs_ar - 1.0
 
     @property
-    def spread(self) -> float:
-        """Half the range of the repetitions' speedups, relative to their mean."""
+    def spread(self) -> float | None:
+        """Half the range of the repetitions' speedups, relative to their mean; None of a single one."""
         values = np.array(self.speedup_by_repeat)
+        if len(values) == 1:
+            return None
         return float((values.max() - values.min()) / 2 / values.mean())
 
     def as_dict(self) -> dict[str, Any]:

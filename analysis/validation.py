@@ -40,6 +40,7 @@ class Validation:
         repeats: Live repetitions.
         level: Of the predicted intervals.
         live_spans: Timeline of the first live run of each setting.
+        machine: What it ran on.
     """
 
     sources: Sources
@@ -48,6 +49,7 @@ class Validation:
     repeats: int
     level: float
     live_spans: dict[Setting, list[Span]]
+    machine: str = ""
 
     @property
     def trace(self) -> Trace:
@@ -146,7 +148,8 @@ def validate(job: Job, sources: Sources, trial: Trial, *, progress: Progress) ->
         ]
     evidence = Evidence(sources, traces, runs)
     rows = [evidence.row(s, expected[i], [p[i] for p in own]) for i, s in enumerate(settings)]
-    return Validation(sources, rows, traces, trial.repeats, trial.level, livecells.first_spans(runs[0]))
+    spans = livecells.first_spans(runs[0])
+    return Validation(sources, rows, traces, trial.repeats, trial.level, spans, str(job.machine))
 
 
 def with_baselines(settings: Sequence[Setting]) -> list[Setting]:

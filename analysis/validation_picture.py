@@ -44,6 +44,8 @@ def draw_speedups(axes: Any, rows: Sequence[Row]) -> None:
     label = f"{rows[0].interval.level:.0%} interval, from calibration prompts" if rows else ""
     lows = [row.interval.low for row in rows]
     axes.barh(y, widths, left=lows, height=0.55, color="#f3d9c4", label=label)
+    middles = [row.interval.middle for row in rows]
+    axes.plot(middles, y, "|", color="#c44e52", label="simulated, calibration prompts", markersize=12)
     measured = np.array([row.measured_speedup_vs_ar for row in rows])
     low = np.array([min(row.speedup_by_repeat) for row in rows])
     high = np.array([max(row.speedup_by_repeat) for row in rows])
@@ -65,9 +67,10 @@ def draw_speedups(axes: Any, rows: Sequence[Row]) -> None:
 def draw_errors(axes: Any, rows: Sequence[Row]) -> None:
     """Error of the simulation per setting, with the spread of the live runs behind it."""
     y = np.arange(len(rows))
-    spreads = [2 * row.spread * 100 for row in rows]
-    lows = [-row.spread * 100 for row in rows]
-    axes.barh(y, spreads, left=lows, color="#dddddd", label="spread of live runs")
+    spreads = [(row.spread * 100, i) for i, row in enumerate(rows) if row.spread is not None]
+    if spreads:
+        widths, lows = [2 * s for s, _ in spreads], [-s for s, _ in spreads]
+        axes.barh([i for _, i in spreads], widths, left=lows, color="#dddddd", label="spread of live runs")
     axes.plot([row.error * 100 for row in rows], y, "D", color="#dd8452", label="simulated", markersize=5)
     alone = [row.error_without_contention * 100 for row in rows]
     axes.plot(alone, y, "d", markersize=5, markerfacecolor="none", color="#dd8452", label="no contention")

@@ -174,7 +174,5 @@ def _why_untimed(asked: Asked) -> str:
         return (
             f"profile {asked.profile.name!r} is of a draft by {asked.profiled_backend}, not {asked.backend}"
         )
-    machine, measured_on = str(find_machine()), asked.profile.provenance.machine
-    if machine == measured_on:
-        return ""
-    return f"profile {asked.profile.name!r} was measured on {measured_on or 'no machine'}, this is {machine}"
+    other = find_machine().differs_from(asked.profile.provenance.machine or "")
+    return other and f"profile {asked.profile.name!r} {other}"

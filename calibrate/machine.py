@@ -51,6 +51,18 @@ class Machine:
             name = name.partition(":")[0]
         return known.get(name) or known.get(indexed(name))
 
+    def differs_from(self, other: str) -> str:
+        """How this machine differs from one described by its `str`, as in profiles; empty if it does not.
+
+        What the two have in common is left out.
+        """
+        here, there = str(self).split("; "), (other or "no machine").split("; ")
+        if here == there:
+            return ""
+        only_there = ", ".join(part for part in there if part not in here) or "nothing else"
+        only_here = ", ".join(part for part in here if part not in there) or "nothing else"
+        return f"was measured on {only_there}; this is {only_here}"
+
     def __str__(self) -> str:
         found = f"{len(self.cores)} CPU cores ({self.processor})"
         return found + ("; " + "; ".join(self.accelerators) if self.accelerators else "; no accelerator")

@@ -11,6 +11,7 @@ from analysis.family import Group, Measured
 from analysis.family_cli import setting_of, settings_of
 from analysis.family_ignoring import content_ignored, without_retrieval
 from analysis.family_orders import Member, error_summary, orders
+from analysis.family_report import print_family
 from analysis.family_store import load_groups, save_groups
 from hardware_profiles.decisions import Decisions, DecisionTrace
 from policies.registry import POLICIES, SettingError, configure
@@ -44,6 +45,13 @@ def test_errors_are_of_the_pooled_repetitions() -> None:
     assert one.spread == pytest.approx(0.5 / (4 / 3))
     assert one.law_error == pytest.approx(0.5)
     assert error_summary([one])["largest_error"] == pytest.approx(0.125)
+
+
+def test_one_repetition_has_no_spread(capsys: pytest.CaptureFixture[str]) -> None:
+    once = [member(2, simulated=1.5, measured=(1.0,))]
+    assert once[0].spread is None and error_summary(once)["median_spread"] is None
+    print_family([once], "made up")
+    assert "±" not in capsys.readouterr().out
 
 
 def test_pairs_that_the_live_runs_cannot_tell_apart_do_not_count() -> None:

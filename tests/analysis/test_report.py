@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -19,6 +21,7 @@ from analysis.rounds import compare_rounds
 from analysis.rows import Row, Subset
 from analysis.sources import Sources
 from analysis.validation import Trial, Validation, split, with_baselines
+from calibrate.machine import Machine
 from calibrate.prompts import Prompt
 from calibrate.runs import Measured
 from policies.registry import SettingError, configure
@@ -104,8 +107,6 @@ def test_json_rows_have_the_documented_keys(validation: Validation) -> None:
 def test_sampled_rows_say_that_rounds_are_not_compared(
     validation: Validation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dataclasses import replace
-
     rows = [replace(row, agreement=None, identical=None) for row in validation.rows]
     sampled = replace(validation, rows=rows)
     assert summary(sampled)["replay_exact"] is None
@@ -132,6 +133,63 @@ def test_the_table_names_every_opinion(validation: Validation, capsys: pytest.Ca
     for expected in ("law", "simulated", "measured", "±2.0", "+10.0", "saguaro K=2 F=2 primary b=2"):
         assert expected in printed
     assert "2 of 4 live runs (50%) lie in their 80% interval" in printed
+
+
+def test_an_interval_is_printed_with_the_point_of_its_own_prompts(
+    validation: Validation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The calibration's prompts may be easier: its interval excludes the points of others."""
+    validation.rows[1] = replace(validation.rows[1], interval=Interval(7.1, 7.23, 7.4, 0.8))
+    print_validation(validation)
+    printed = capsys.readouterr().out
+    (line,) = [line for line in printed.splitlines() if "sd K=2" in line]
+    cells = [cell.strip() for cell in line.strip("│").split("│")]
+    assert cells[-1] == "7.23, 7.10-7.40"
+    simulated, measured = (float(cells[i]) for i in (2, 3))
+    assert max(simulated, measured) < 7.1, "those of the validation's own prompts stand elsewhere"
+    assert "calib. prompts" in printed and "validation's own prompts" in " ".join(printed.split())
+
+
+def test_one_repetition_has_no_spread(validation: Validation, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [replace(row, speedup_by_repeat=row.speedup_by_repeat[:1]) for row in validation.rows]
+    once = replace(validation, rows=rows, repeats=1)
+    found = json.loads(as_json(once))
+    assert [row["measured_spread"] for row in found["rows"]] == [None] * 3
+    assert found["summary"]["median_spread"] is None
+    print_validation(once)
+    assert "±" not in capsys.readouterr().out
+
+
+def test_a_profile_of_another_machine_is_warned_about(
+    validation: Validation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it was measured, and what of this machine is different, before anything is run."""
+    import analysis.validation
+
+    here = Machine("Some CPU", (0, 1, 2), ())
+    job = SimpleNamespace(machine=here)
+    monkeypatch.setattr("calibrate.options.make_job", lambda _: job)
+    monkeypatch.setattr(
+        analysis.validation, "validate", lambda *_, **__: replace(validation, machine=str(here))
+    )
+    result = CliRunner().invoke(main, ["--hw", "cpu2-x5", "--json"])
+    assert result.exit_code == 0, result.output
+    assert (
+        "warning: profile 'cpu2-x5' was measured on 2 CPU cores (AMD EPYC); this is 3 CPU cores (Some CPU)"
+        in result.stderr
+    )
+    assert json.loads(result.stdout)["machine"] == "3 CPU cores (Some CPU); no accelerator"
+    job.machine = Machine("AMD EPYC", (0, 1), ())
+    assert "warning" not in CliRunner().invoke(main, ["--hw", "cpu2-x5", "--json"]).stderr
+
+
+def test_machines_differ_in_what_they_do_not_share() -> None:
+    here = Machine("AMD EPYC", (0, 1), ("cuda: A100",))
+    assert here.differs_from("2 CPU cores (AMD EPYC); cuda: A100") == ""
+    assert here.differs_from("2 CPU cores (AMD EPYC); no accelerator") == (
+        "was measured on no accelerator; this is cuda: A100"
+    )
+    assert "no machine" in here.differs_from("")
 
 
 def test_subsets_of_a_row_are_pooled_by_seconds(validation: Validation) -> None:
