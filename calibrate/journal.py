@@ -9,6 +9,7 @@ calibration ends with the numbers that an uninterrupted one would have had.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ Json: TypeAlias = Any
 """What `json` reads and writes."""
 
 _HEADER = "inputs"
+_LOCK = "lock"
 
 
 class JournalError(RuntimeError):
@@ -34,24 +36,35 @@ class JournalError(RuntimeError):
 class Journal:
     """Finished pieces by key.  Use it in a `with` statement: a second process is refused meanwhile.
 
+    The folder is locked, not the file: `fresh` and `discard` remove what others keep in it.
+
     Args:
         path: The file; None keeps the pieces in memory only.
         inputs: What the pieces depend on, by name; kept as the file's first line.
+        fresh: Remove all journals of the folder first.
 
     Raises:
-        JournalError: Another process writes to it.
+        JournalError: Another process has a journal in that folder.
     """
 
-    def __init__(self, path: Path | None = None, inputs: Mapping[str, Json] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None = None,
+        inputs: Mapping[str, Json] | None = None,
+        *,
+        fresh: bool = False,
+    ) -> None:
         self.path = path
         self.resumed: dict[str, int] = {}
         """Pieces found at the start, by stage (the first part of their key)."""
         self._pieces: dict[str, Json] = {}
         self._file: BinaryIO | None = None
+        self._lock: BinaryIO | None = None
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(path.parent)
+            for old in path.parent.glob("*.jsonl") if fresh else ():
+                old.unlink()
             self._file = path.open("ab")
-            _lock(self._file, path)
             self._load(path)
         if not self.has(_HEADER):
             self.put(dict(inputs or {}), _HEADER)
@@ -88,15 +101,16 @@ class Journal:
 
     def close(self) -> None:
         """Let go of the file; it stays."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        for file in (self._file, self._lock):
+            if file is not None:
+                file.close()
+        self._file = self._lock = None
 
     def discard(self) -> None:
         """Remove the file's folder: the calibration is complete."""
-        self.close()
-        if self.path is not None:
+        if self.path is not None:  # while nobody else can be in it
             shutil.rmtree(self.path.parent, ignore_errors=True)
+        self.close()
 
     def __enter__(self) -> Journal:
         return self
@@ -130,11 +144,12 @@ def open_journal(folder: Path, inputs: Mapping[str, Json], *, fresh: bool = Fals
         folder: Where unfinished work of this name lies.
         inputs: Everything that the results depend on.
         fresh: Discard what lies there.
+
+    Raises:
+        JournalError: Another process has a journal there, of these inputs or of others.
     """
-    if fresh:
-        shutil.rmtree(folder, ignore_errors=True)
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
-    return Journal(folder / f"{digest}.jsonl", inputs)
+    return Journal(folder / f"{digest}.jsonl", inputs, fresh=fresh)
 
 
 def other_inputs(journal: Journal) -> list[str]:
@@ -184,17 +199,24 @@ def _parse(line: bytes) -> tuple[list[Any], Json] | None:
     return key, value
 
 
-def _lock(file: BinaryIO, path: Path) -> None:
-    """Refuse a second writer.  The kernel lets go of the lock when its process ends, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise JournalError(
-            f"another calibration of that name is running: {path.parent} is in use; wait for it, or give "
-            "this one another --name"
-        ) from None
+def _lock(folder: Path) -> BinaryIO:
+    """Refuse a second process.  The kernel lets go of the lock when its process ends, however it ends."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / _LOCK).open("ab")
+        try:
+            import fcntl
+        except ImportError:  # not a POSIX system
+            return file
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise JournalError(
+                f"another calibration of that name is running: {folder} is in use; wait for it, or give this "
+                "one another --name"
+            ) from None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat((folder / _LOCK).stat(), os.fstat(file.fileno())):
+                return file
+        file.close()  # its last holder removed the folder in between

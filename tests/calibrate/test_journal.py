@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +74,56 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
         open_journal(tmp_path, INPUTS),
     ):
         pass
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from calibrate.journal import open_journal
+with open_journal(Path(sys.argv[1]), {"seed": 1, "target": "a"}) as journal:
+    journal.put(1, "grids", 0)
+    print("held", flush=True)
+    sys.stdin.readline()
+    journal.put(2, "grids", 1)
+"""
+
+
+@pytest.mark.parametrize("inputs", [INPUTS, INPUTS | {"seed": 2}], ids=["same inputs", "other inputs"])
+@pytest.mark.parametrize("fresh", [True, False])
+def test_the_journal_of_a_running_process_is_not_touched(
+    tmp_path: Path, inputs: dict[str, Any], fresh: bool
+) -> None:
+    """Neither by `--fresh`, nor by a run with other inputs, which would remove it at its end."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "work")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None and running.stdout.readline() == "held\n"
+        with pytest.raises(JournalError, match="another calibration of that name is running"):
+            open_journal(tmp_path / "work", inputs, fresh=fresh)
+        running.communicate("\n")
+    assert running.returncode == 0
+    with open_journal(tmp_path / "work", INPUTS) as journal:
+        assert journal.stage("grids") == [1, 2]
+
+
+def test_a_folder_that_is_removed_while_it_is_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    work = tmp_path / "work"
+    first = open_journal(work, INPUTS)
+    locked = fcntl.flock
+
+    def late(file: Any, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", locked)
+        first.discard()  # between the opening of the lock and its taking
+        locked(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with open_journal(work, INPUTS) as journal:
+        journal.put(1, "grids", 0)
+        with pytest.raises(JournalError):
+            open_journal(work, INPUTS)
 
 
 def test_arrays_come_back_bit_by_bit() -> None:
