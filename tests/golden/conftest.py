@@ -20,15 +20,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, Any], None]:
-    """Compare a JSON-like value with `data/NAME.json`; `--update-golden` writes it instead."""
+def golden(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Compare a JSON-like value with `data/NAME.json`; `--update-golden` writes it instead.
 
-    def compare(name: str, value: Any) -> None:
+    With `part`, several tests share the file, each with an entry of its own.
+    """
+
+    def compare(name: str, value: Any, part: str | None = None) -> None:
         path = DATA / f"{name}.json"
         said = json.loads(json.dumps(value))
+        kept = json.loads(path.read_text()) if path.exists() else {}
         if request.config.getoption("--update-golden", default=False):
-            path.write_text(json.dumps(said, indent=1, sort_keys=True) + "\n")
-        differences = list(_differences(json.loads(path.read_text()), said, name))
+            kept = said if part is None else kept | {part: said}
+            path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+        old, where = (kept, name) if part is None else (kept.get(part), f"{name}.{part}")
+        differences = list(_differences(old, said, where))
         assert not differences, "\n".join(differences[:20])
 
     return compare
