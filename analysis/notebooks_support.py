@@ -17,7 +17,7 @@ from analysis.breaks.store import Map, load_map
 from analysis.breaks.tables import by_relaxation, of_law
 from analysis.papers.cells import read_csv
 from analysis.papers.report import SUMMARY, summary_cells
-from analysis.papers.summary import Errors, Line
+from analysis.papers.study import Errors, Line
 from policies.laws.catalogue import STATEMENTS
 from policies.laws.evaluate import evaluate, find
 from policies.laws.statement import Statement

@@ -86,8 +86,8 @@ def _papers(
         with atomic_write(json_file) as file:
             file.write(report.as_json(found) + "\n")
     if folder is not None:
-        from analysis.papers.picture import plot
-        from analysis.papers.summary import as_dict
+        from analysis.papers.report import plot
+        from analysis.papers.study import as_dict
 
         for one in found:
             click.echo(f"wrote {plot(as_dict(one), folder)}", err=True)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 
 from analysis.papers.cells import Book, Cell
-from analysis.papers.fits import acceptance_of_pearl, acceptance_of_tokens
 from analysis.papers.forecast import (
     Coin,
     Estimate,
     Forecast,
     Known,
     Reasons,
+    acceptance_of_pearl,
+    acceptance_of_tokens,
     assumed,
     fitted,
     given,

@@ -1,14 +1,27 @@
-"""A predicted cell, what was known for it, and how an interval comes about."""
+"""A predicted cell: what was known for it, the interval that leaves, fits of unknowns, and its simulation.
+
+Paper speeds give one unknown by bisection and two by least squares.  The simulated value is of the papers'
+own world, constant latencies and iid coins, event by event.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from analysis.papers.cells import Cell
+from policies.laws.double import pearl_speedup
+from policies.laws.ssd import FloatArray, expected_tokens
+from policies.registry import configure
+from simulator.costs import TextbookCosts
+from simulator.run import Scenario, simulate
+from simulator.tokens import coin
 
 Source: TypeAlias = Literal["given", "fitted", "assumed"]
 
@@ -170,3 +183,77 @@ def naive_guess(cell: Cell, base: float, rows: Iterable[Pair]) -> float | None:
     """Mean of cell / baseline over the other rows, times this row's baseline; None without others."""
     ratios = [other.value / value for other, value in rows if other.row != cell.row]
     return math.fsum(ratios) / len(ratios) * base if ratios else None
+
+
+_STEPS = 80
+_GRID, _REFINEMENTS = 100, 4
+
+
+def _bisect(rising: Callable[[float], float], wanted: float, low: float, high: float) -> float:
+    """Where a rising function takes a value, or the end of the interval nearest to it."""
+    for _ in range(_STEPS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if rising(middle) < wanted else (low, middle)
+    return 0.5 * (low + high)
+
+
+@cache
+def acceptance_of_tokens(tokens: float, lookahead: int) -> float:
+    """The iid acceptance a with E(a, K) = tokens; 0 or 1 where no a gives so few or so many."""
+    return _bisect(lambda a: expected_tokens(a, lookahead), tokens, 0.0, 1.0)
+
+
+def acceptance_of_pearl(speedup: float, lookahead: int, speed_ratio: float) -> float:
+    """The iid acceptance by which PEARL's law gives this speedup."""
+    return _bisect(lambda a: pearl_speedup(a, lookahead, speed_ratio), speedup, 0.0, 1.0)
+
+
+def chain(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """(a, c) of the SD law E(a, K) / (1 + c K) nearest to points (K, speedup), c >= 0.
+
+    Least squares of law / point - 1, inverted: for a given a that is linear in c, so that only a has to be
+    searched for.  The residual has several minima where the points hardly tell the two apart, hence a grid
+    that is refined and no descent.
+    """
+    depths = np.array([depth for depth, _ in points])
+    speeds = np.array([speed for _, speed in points])
+
+    def fit(accepted: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Squared residuals and costs by acceptance."""
+        tokens = np.cumsum(accepted[:, None] ** np.arange(depths.max() + 1), axis=1)[:, depths]
+        excess = speeds / tokens
+        slope = excess * depths
+        costs = np.maximum(0.0, ((1.0 - excess) * slope).sum(axis=1) / (slope**2).sum(axis=1))
+        return ((excess + costs[:, None] * slope - 1.0) ** 2).sum(axis=1), costs
+
+    low, high = 0.0, 1.0
+    for _ in range(_REFINEMENTS):
+        grid = np.linspace(low, high, _GRID + 1)
+        best = int(np.argmin(fit(grid)[0]))
+        low, high = float(grid[max(0, best - 1)]), float(grid[min(_GRID, best + 1)])
+    acceptance = 0.5 * (low + high)
+    return acceptance, float(fit(np.array([acceptance]))[1][0])
+
+
+REQUESTS, LENGTH = 4, 4096
+"""Long outputs: the laws are long-run rates, and the first rounds of a request are not."""
+FLAT = 1e-9
+"""Exponent of a hit curve that is the same for any number of guesses: a coin's hit is that of all of them."""
+
+
+@cache
+def toss(tossed: Coin, seed: int = 0) -> float:
+    """The simulated value, in the unit of the cell."""
+    tokens = coin(
+        tossed.acceptance,
+        exponent=FLAT,
+        scale=1.0 - tossed.hit,
+        requests=REQUESTS,
+        length=LENGTH,
+        prompt_length=1,
+        seed=seed,
+    )
+    scenario = Scenario(tokens=tokens, textbook=TextbookCosts(1.0, tossed.draft_step))
+    settings = configure(tossed.policy, lookahead=tossed.lookahead, **dict(tossed.knobs))
+    # A plain step takes 1 s and yields a token: tokens per second are the speedup.
+    return tossed.factor * simulate(scenario, settings).summary.tokens_per_second

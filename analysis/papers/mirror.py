@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from analysis.papers.cells import Book, Cell
-from analysis.papers.fits import acceptance_of_tokens
 from analysis.papers.forecast import (
     Coin,
     Forecast,
     Known,
     Reasons,
+    acceptance_of_tokens,
     assumed,
     given,
     naive_guess,

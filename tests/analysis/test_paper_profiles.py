@@ -9,8 +9,16 @@ import pytest
 from click.testing import CliRunner
 
 from analysis.papers.cells import Book
-from analysis.papers.profiles import PROFILES, books, main, ssd_engine, transformers_engine
-from analysis.papers.sides import STEP, place, printed
+from analysis.papers.profiles import (
+    PROFILES,
+    STEP,
+    books,
+    main,
+    place,
+    printed,
+    ssd_engine,
+    transformers_engine,
+)
 from calibrate.machine import Machine, WrongMachine, require
 from hardware_profiles.efficiencies import ENGINES
 from hardware_profiles.latency import LatencySurface

@@ -5,23 +5,25 @@ from __future__ import annotations
 import pytest
 
 from analysis.papers.cells import load_cells
-from analysis.papers.double_more import double_coin, double_speedup
+from analysis.papers.double import double_coin, double_speedup
 from analysis.papers.duodecoding import duo_coin, duo_speedup
-from analysis.papers.fits import acceptance_of_pearl, acceptance_of_tokens, chain
 from analysis.papers.forecast import (
     Coin,
     Estimate,
     Forecast,
+    acceptance_of_pearl,
+    acceptance_of_tokens,
     assumed,
+    chain,
     given,
     naive_guess,
     relative,
     spread,
+    toss,
 )
 from analysis.papers.mirror import mirror_over_sd
 from analysis.papers.rasd import fused_tau, step_cost
 from analysis.papers.study import study
-from analysis.papers.tossing import toss
 from policies.laws.double import pearl_speedup
 
 

@@ -13,10 +13,9 @@ from click.testing import CliRunner, Result
 
 from analysis.papers.__main__ import main
 from analysis.papers.cells import PAPERS
+from analysis.papers.forecast import toss
 from analysis.papers.report import as_json, markdown_counts, markdown_figures, markdown_summary
-from analysis.papers.study import Study, studies, study
-from analysis.papers.summary import TOTAL, as_dict, summarise
-from analysis.papers.tossing import toss
+from analysis.papers.study import TOTAL, Study, as_dict, studies, study, summarise
 
 ROOT = Path(__file__).parents[2]
 
