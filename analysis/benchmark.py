@@ -7,7 +7,6 @@ on the machine and are reported with their spread.
 from __future__ import annotations
 
 import cProfile
-import json
 import pstats
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import click
 import numpy as np
 
+from hardware_profiles.jsonfile import to_json
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile, find_trace
 from hardware_profiles.trace import read_trace
@@ -112,7 +112,7 @@ def main(repeats: int, as_json: bool) -> None:
         for name, scenario in scenarios(batch).items():
             found[f"{name}, batch {batch}"] = {**rate(scenario, repeats), "where": where(scenario)}
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(to_json(found, indent=2))
         return
     for name, row in found.items():
         click.echo(

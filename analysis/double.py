@@ -7,7 +7,6 @@ pair's decisions and, with `--live`, measured.  And how long a lookup takes by t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from analysis.commands import deliver
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import HELP, refusals, split_integers, split_list
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def as_json(found: Found, options: dict[str, Any]) -> str:
         "hw", "datastores", "parts", "lookahead", "depths", "temperature", "count", "max_tokens", "live",
         "repeats", "seed",
     )  # fmt: skip
-    return json.dumps(
+    return to_json(
         {
             "asked": {name: options[name] for name in names},
             "outcomes": [outcome.as_dict() for outcome in found.outcomes],

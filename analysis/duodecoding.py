@@ -8,7 +8,6 @@ is (Figure 4), each of them measured, and simulated on the content of the live r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from analysis.duodecoding_budget import (
     uneven_budget,
 )
 from analysis.sources import Sources, load_sources
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import HELP, refusals, wide_console
 from policies.laws.duo import ttft_ratio
 from policies.registry import MAX_LOOKAHEAD, Settings, configure
@@ -69,7 +69,7 @@ class Report:
         }
         if self.lines:
             found["first_token"] = {world: self.first_token(world) for world in ("simulated", "measured")}
-        return json.dumps(found, indent=2)
+        return to_json(found, indent=2)
 
     def first_token(self, world: str) -> dict[str, float]:
         """Times to the first token over plain decoding's, by setting; and DuoDecoding's over SD's."""

@@ -8,7 +8,6 @@ those that all profiles cover, and, apart from them, where it extrapolates.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from analysis.commands import deliver
 from analysis.effort_errors import Effort, Errors, covered_by_all
 from analysis.predictions import Setting, predict
+from hardware_profiles.jsonfile import read_json, to_json
 from hardware_profiles.profile import Profile
 from policies.commandline import HELP, refusals, split_list, wide_console
 from policies.registry import SettingError, configure
@@ -162,7 +162,7 @@ def _efforts(options: Mapping[str, Any], progress: Callable[[str, int, int], Non
     minutes: list[float | None] = [float(text) for text in options["minutes"]] or [None] * len(options["hw"])
     if len(minutes) != len(options["hw"]):
         raise SettingError(f"{len(options['hw'])} profiles need as many --minutes, got {len(minutes)}")
-    validations = [json.loads(path.read_text()) for path in options["validations"]]
+    validations = [read_json(path) for path in options["validations"]]
     try:
         measured, told = measured_speedups(validations), validations[0]
     except (KeyError, TypeError) as error:
@@ -216,7 +216,7 @@ def as_json(found: Sequence[Effort], options: Mapping[str, Any]) -> str:
         }
 
     asked = {"validations": list(map(str, options["validations"])), "max_tokens": options["max_tokens"]}
-    return json.dumps({"asked": asked, "common": len(common), "efforts": [row(e) for e in found]}, indent=1)
+    return to_json({"asked": asked, "common": len(common), "efforts": [row(e) for e in found]}, indent=1)
 
 
 def print_efforts(found: Sequence[Effort]) -> None:

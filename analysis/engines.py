@@ -11,7 +11,6 @@ the two take turns, so that at any time one core works, in either engine; ours a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +21,7 @@ import numpy as np
 
 from calibrate.live.generation import Generated, Method, Place, generate_once, generation_process, tokenize
 from calibrate.live.placement import MODES, Mode, pair_specs, parse_placement
+from hardware_profiles.jsonfile import to_json
 from policies.operations import Request
 from policies.registry import configure
 
@@ -258,7 +258,7 @@ def main(prompts: str, count: int, as_json: bool, target: str, draft: str, **opt
         found = run_job(job, texts, lambda done, total: bar.update(task, completed=done, total=total))
     named = replace(job, target=target, draft=draft)
     if as_json:
-        click.echo(json.dumps({**asdict(named), "engines": [asdict(row) for row in found]}, indent=2))
+        click.echo(to_json({**asdict(named), "engines": [asdict(row) for row in found]}, indent=2))
         return
     Console().print(table(found, named))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 from analysis.family_orders import Member, Order, error_summary, orders
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import wide_console
 
 
@@ -55,7 +55,7 @@ def as_json(groups: list[list[Member]], asked: dict[str, Any]) -> str:
         for members in groups
     ]
     every = [m for members in groups for m in members]
-    return json.dumps({"asked": asked, "errors": error_summary(every), "groups": found}, indent=2) + "\n"
+    return to_json({"asked": asked, "errors": error_summary(every), "groups": found}, indent=2) + "\n"
 
 
 def _order_dict(order: Order) -> dict[str, Any]:

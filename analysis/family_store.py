@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from analysis.family import Group, Measured
 from calibrate.decisions import plain_knobs
-from hardware_profiles.atomic import atomic_write
 from hardware_profiles.decisions import DecisionTrace, read_decisions, write_decisions
+from hardware_profiles.jsonfile import read_json, write_json
 from policies.knobs import KNOBS
 from policies.registry import Settings, configure
 
@@ -31,8 +30,7 @@ def save_groups(groups: Sequence[Group], asked: Mapping[str, Any], folder: Path)
         for repeat, trace in enumerate(_together(group)):
             write_decisions(trace, folder / _decisions_file(group.temperature, repeat))
     told = {"format": FORMAT, "asked": dict(asked), "groups": [_plain_group(group) for group in groups]}
-    with atomic_write(folder / FILE) as file:
-        file.write(json.dumps(told, indent=1) + "\n")
+    write_json(folder / FILE, told, indent=1)
 
 
 def load_groups(path: Path) -> tuple[list[Group], dict[str, Any]]:
@@ -47,7 +45,7 @@ def load_groups(path: Path) -> tuple[list[Group], dict[str, Any]]:
     """
     file = path / FILE if path.is_dir() else path
     try:
-        told = json.loads(file.read_text())
+        told = read_json(file)
         if told["format"] != FORMAT:
             raise ValueError(f"its format is {told['format']!r}, not {FORMAT!r}")
         return [_group(each, file.parent) for each in told["groups"]], told["asked"]

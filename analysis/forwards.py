@@ -7,7 +7,6 @@ papers' laws.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 import click
 import numpy as np
 
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import HELP, Refusal, wide_console
 
 CONTEXT = 200
@@ -113,7 +113,7 @@ def main(target: str, draft: str, repeats: int, as_json: bool) -> None:
             for row in found
         ]
         click.echo(
-            json.dumps({"target": target, "draft": draft, "context": CONTEXT, "forwards": rows}, indent=2)
+            to_json({"target": target, "draft": draft, "context": CONTEXT, "forwards": rows}, indent=2)
         )
         return
     table = Table(header_style="bold", title=f"{target}, context {CONTEXT}, {repeats} repetitions")

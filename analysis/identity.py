@@ -7,7 +7,6 @@ counted.  What is done is kept as it goes: started again, the command goes on wh
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +17,7 @@ import click
 
 from analysis.commands import deliver
 from calibrate.live.placement import Mode
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import HELP, refusals, split_integers, split_list, wide_console
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def as_json(found: Sequence[Checked], options: Mapping[str, Any]) -> str:
     names = ("hw", "target", "mode", "datastore", "prompts", "max_tokens", "batch", "seed")
     total = {name: sum(getattr(c, name) for c in found) for name in ("tokens", "differences", "ties")}
     rows = [asdict(each) for each in found]
-    return json.dumps(
+    return to_json(
         {"asked": {n: options[n] for n in names}, "total": {"runs": len(found), **total}, "rows": rows},
         indent=2,
     )

@@ -6,7 +6,6 @@ and, with `--live`, measured.  The paper's Figures 3a, 5, 7 and 8 in kind, on th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import click
 
 from analysis.commands import deliver
 from analysis.mirror_worlds import COINS_OPTIONS, RUN_OPTIONS, WORLD_OPTIONS, outcomes_of
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import (
     HELP,
     RUNS_MODELS,
@@ -102,7 +102,7 @@ def as_json(outcomes: list[Outcome], options: dict[str, Any]) -> str:
     """One JSON object: what was asked, and every outcome."""
     names = ("hw", "coins", "acceptance", "draft_time", "devices", "prompts", "count", "max_tokens", "seed")
     asked = {name: options[name] for name in names}
-    return json.dumps({"asked": asked, "outcomes": [o.as_dict() for o in outcomes]}, indent=2) + "\n"
+    return to_json({"asked": asked, "outcomes": [o.as_dict() for o in outcomes]}, indent=2) + "\n"
 
 
 COLUMNS: tuple[tuple[str, Callable[[Account], str]], ...] = (

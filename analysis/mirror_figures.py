@@ -14,7 +14,6 @@ SD, PEARL and SSD stand beside it in all but 6b and 7.  What several figures nee
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from analysis.commands import deliver
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import HELP, refusals, split_integers, split_list, wide_console
 from policies.exits import EXITS
 
@@ -136,7 +136,7 @@ def run(options: dict[str, Any], progress: Callable[[str, int, int], None]) -> l
 def as_json(points: list[Point], options: dict[str, Any]) -> str:
     """One JSON object: what was asked, and every point."""
     asked = {name: value for name, value in options.items() if name not in {"out", "plot", "as_json_"}}
-    return json.dumps({"asked": asked, "points": [point.as_dict() for point in points]}, indent=1)
+    return to_json({"asked": asked, "points": [point.as_dict() for point in points]}, indent=1)
 
 
 def print_points(points: list[Point]) -> None:

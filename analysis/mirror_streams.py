@@ -6,7 +6,6 @@ off or on, with SD beside them; and how many tokens a pass of the draft writes, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import click
 
 from analysis.commands import deliver
 from analysis.mirror_worlds import COINS_OPTIONS, RUN_OPTIONS, WORLD_OPTIONS, outcomes_of
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import HELP, RUNS_MODELS, refusals, split_integers, wide_console, with_options
 from policies.streaming import ACCEPTANCE, STREAMS
 
@@ -105,7 +105,7 @@ def variants(
 def as_json(outcomes: list[Outcome], options: dict[str, Any]) -> str:
     """One JSON object: what was asked, and every outcome."""
     asked = {name: value for name, value in options.items() if name not in {"out", "as_json_"}}
-    return json.dumps({"asked": asked, "outcomes": [o.as_dict() for o in outcomes]}, indent=2) + "\n"
+    return to_json({"asked": asked, "outcomes": [o.as_dict() for o in outcomes]}, indent=2) + "\n"
 
 
 def print_outcomes(outcomes: list[Outcome]) -> None:

@@ -5,7 +5,6 @@ Tables are Markdown, pictures are drawn on axes of the caller's.
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections import Counter
@@ -18,6 +17,7 @@ from analysis.breaks.tables import by_relaxation, of_law
 from analysis.papers.cells import read_csv
 from analysis.papers.report import SUMMARY, summary_cells
 from analysis.papers.study import Errors, Line
+from hardware_profiles.jsonfile import read_json
 from policies.laws.catalogue import STATEMENTS
 from policies.laws.evaluate import evaluate, find
 from policies.laws.statement import Statement
@@ -85,7 +85,7 @@ def load_predictions(paper: str) -> dict[str, Any]:
     Raises:
         OSError: There are none.
     """
-    found: dict[str, Any] = json.loads((RESULTS / f"{paper}.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = read_json(RESULTS / f"{paper}.json")
     return found
 
 

@@ -7,7 +7,6 @@ collocated on equal devices, not only AR (design.md, section 6).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,6 +23,7 @@ from calibrate.options import make_job
 from calibrate.prompts import find_prompts, load_prompts, spread
 from calibrate.runs import Cell, Measured, measure, run_matrix
 from hardware_profiles.atomic import atomic_write
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import split_integers
 from policies.registry import configure
 
@@ -112,9 +112,9 @@ def main(**options: Any) -> None:
     rows = table(measure(runs))
     if options["out"]:
         with atomic_write(options["out"]) as file:
-            file.write(json.dumps(rows, indent=2) + "\n")
+            file.write(to_json(rows, indent=2) + "\n")
     if options["as_json"]:
-        click.echo(json.dumps(rows, indent=2))
+        click.echo(to_json(rows, indent=2))
         return
     for row in rows:
         one, both = row["speedup_vs_ar_one_core"], row["speedup_vs_ar_both_cores"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from analysis.flips import Point, changes
 from analysis.intervals import Interval
 from analysis.paste import simulate_line, validate_line
 from analysis.recommend import Ranked, Recommendation, as_row, time_per_token
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import wide_console
 from policies.registry import find_policy
 from simulator.imports.export import METHOD_OF, engine_lines
@@ -67,7 +67,7 @@ def as_dict(found: Recommendation) -> dict[str, Any]:
 
 def as_json(found: Recommendation) -> str:
     """`as_dict` as text."""
-    return json.dumps(as_dict(found), indent=2)
+    return to_json(as_dict(found), indent=2)
 
 
 def pasted(found: Recommendation) -> dict[str, str]:

@@ -8,7 +8,6 @@ the gain is over what a careful person without a simulator would take everywhere
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import click
 
 from analysis.sources import Sources, load_sources, only
 from hardware_profiles.atomic import atomic_write
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import HELP, Refusal, split_list
 from policies.registry import Settings, configure
 
@@ -198,7 +198,7 @@ def summary(cases: Sequence[Case]) -> dict[str, Any]:
 
 def as_json(cases: Sequence[Case]) -> str:
     """One JSON object."""
-    return json.dumps({"summary": summary(cases), "cases": [c.as_dict() for c in cases]}, indent=2)
+    return to_json({"summary": summary(cases), "cases": [c.as_dict() for c in cases]}, indent=2)
 
 
 @click.command(context_settings=HELP)

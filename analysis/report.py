@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from analysis.rows import Row
 from analysis.validation import Validation
 from hardware_profiles.atomic import atomic_write
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import wide_console
 from policies.timeline import chrome_trace
 
@@ -128,7 +128,7 @@ def summary(validation: Validation) -> dict[str, Any]:
 def as_json(validation: Validation) -> str:
     """The documented JSON object (docs/json.md)."""
     meta = validation.trace.meta
-    return json.dumps(
+    return to_json(
         {
             "profile": validation.sources.profile.name,
             "profile_machine": validation.sources.profile.provenance.machine,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import wide_console
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ TITLES = {
 
 def as_json(found: Comparison, asked: dict[str, Any]) -> str:
     """One JSON object: what was asked for, and a row per entry with all categories."""
-    return json.dumps({"asked": asked, "entries": [_row(found, e) for e in found.entries]}, indent=2)
+    return to_json({"asked": asked, "entries": [_row(found, e) for e in found.entries]}, indent=2)
 
 
 def _row(found: Comparison, entry: Entry) -> dict[str, Any]:

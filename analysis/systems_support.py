@@ -6,7 +6,6 @@ Settings, worlds and parts are taken as they come, so that results of more of th
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, TypeAlias
 
 from analysis.notebooks_support import table
 from analysis.papers.rasd import fused_tau
+from hardware_profiles.jsonfile import read_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Result: TypeAlias = Mapping[str, Any]
@@ -36,7 +36,7 @@ def load(name: str) -> dict[str, Any]:
     Raises:
         OSError: There is none.
     """
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = read_json(RESULTS / f"{name}.json")
     return found
 
 

@@ -6,7 +6,6 @@ hub nothing is known yet, and nothing is refused.
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any
 from calibrate.live.errors import ModelError
 from calibrate.live.llamacpp_files import SEQUENCES
 from calibrate.live.placement import Precision, config_file, has_random_weights
+from hardware_profiles.jsonfile import parse_json, read_json
 from hardware_profiles.roofline import find_precision
 from hardware_profiles.shapes import ShapeError, find_shape
 
@@ -100,7 +100,7 @@ def _count_weights(file: Path) -> int:
     try:
         with file.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
-            header = json.loads(opened.read(length))
+            header = parse_json(opened.read(length))
         return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
     except (OSError, ValueError, KeyError, struct.error) as error:
         raise ModelError(f"{file} is no safetensors file: {error}") from None
@@ -108,7 +108,7 @@ def _count_weights(file: Path) -> int:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = read_json(path)
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
     return found

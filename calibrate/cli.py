@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from calibrate.decide_cli import decide
 from calibrate.options import make_job
 from calibrate.pair.cli import pair
 from calibrate.turns import taking_turns, turns_option
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import HELP, refusals, split_integers, split_numbers
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _calibrate(options: dict[str, Any]) -> None:
         journal.discard()
     traces = {t: trace_path(job, t, out) for t in found.traces}
     if quiet:
-        click.echo(json.dumps(as_json(found, profile_path, traces, resumed), indent=2))
+        click.echo(to_json(as_json(found, profile_path, traces, resumed), indent=2))
         return
     for line in summary_lines(found):
         click.echo(line)

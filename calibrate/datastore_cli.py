@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import BAD_INPUT, HELP, Refusal, refusals
 
 EXAMPLES = """
@@ -72,7 +72,7 @@ def show(name: str, as_json: bool) -> None:
     except ValueError as error:
         raise Refusal(str(error)) from error
     if as_json:
-        click.echo(json.dumps({"name": name, **asdict(meta)}))
+        click.echo(to_json({"name": name, **asdict(meta)}))
         return
     click.echo(
         f"{meta.tokens} tokens of {meta.documents} documents; tokenizer {meta.tokenizer} with "

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import zlib
@@ -21,6 +20,8 @@ from types import TracebackType
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
+
+from hardware_profiles.jsonfile import parse_json, to_json
 
 Json: TypeAlias = Any
 """What `json` reads and writes."""
@@ -97,7 +98,7 @@ class Journal:
 
     def stage(self, name: str) -> list[Json]:
         """All pieces whose key begins with `name`, in the order in which they were kept."""
-        return [value for key, value in self._pieces.items() if json.loads(key)[0] == name]
+        return [value for key, value in self._pieces.items() if parse_json(key)[0] == name]
 
     def close(self) -> None:
         """Let go of the file; it stays."""
@@ -148,7 +149,7 @@ def open_journal(folder: Path, inputs: Mapping[str, Json], *, fresh: bool = Fals
     Raises:
         JournalError: Another process has a journal there, of these inputs or of others.
     """
-    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(to_json(inputs, sort_keys=True).encode()).hexdigest()[:16]
     return Journal(folder / f"{digest}.jsonl", inputs, fresh=fresh)
 
 
@@ -179,11 +180,11 @@ def unpack(packed: Json) -> np.ndarray:
 
 
 def _name(key: tuple[str | int | float, ...] | list[Any]) -> str:
-    return json.dumps(list(key))
+    return to_json(list(key))
 
 
 def _line(key: tuple[str | int | float, ...] | list[Any], value: Json) -> bytes:
-    text = json.dumps([list(key), value], separators=(",", ":")).encode()
+    text = to_json([list(key), value], separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
@@ -193,7 +194,7 @@ def _parse(line: bytes) -> tuple[list[Any], Json] | None:
     try:
         if int(checksum, 16) != zlib.crc32(text):
             return None
-        key, value = json.loads(text)
+        key, value = parse_json(text)
     except ValueError:
         return None
     return key, value

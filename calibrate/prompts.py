@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from calibrate.pair.resolve import PROMPTS
+from hardware_profiles.jsonfile import parse_json
 
 
 class PromptError(ValueError):
@@ -68,7 +68,7 @@ def load_prompts(path: Path) -> list[Prompt]:
 
 def _parse(line: str, where: str) -> Prompt:
     try:
-        row: dict[str, Any] = json.loads(line)
+        row: dict[str, Any] = parse_json(line)
         text = row["turns"][0]
         prompt = Prompt(int(row["question_id"]), str(row["category"]), text, str(row.get("source", "")))
     except (ValueError, TypeError, KeyError, IndexError) as error:

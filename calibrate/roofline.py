@@ -6,12 +6,12 @@ left out.  `predict` prices an architecture on a device and writes a profile of 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import HELP, Refusal, wide_console
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def fit(
         found: dict[str, Any] = {name: one.as_dict() for name, one in fits.items()}
         for name, error_of in carried.items():
             found[name]["carried_error"] = error_of.model_dump()
-        click.echo(json.dumps({"profile": profile.name, "operations": found}, indent=2))
+        click.echo(to_json({"profile": profile.name, "operations": found}, indent=2))
         return
     _print(profile, fits, carried, against)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from calibrate.pair.resolve import cache_folder
-from hardware_profiles.atomic import atomic_write
+from hardware_profiles.jsonfile import read_json, write_json
 from hardware_profiles.shapes import CONFIGS, ShapeError, find_shape
 
 PREFIX = "shape:"
@@ -41,7 +40,7 @@ def _published(name: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, Any] = read_json(path)
     return found
 
 
@@ -64,7 +63,5 @@ def _keep(config: Mapping[str, Any], numbers: Mapping[str, int], name: str) -> P
         )
     parts = [name.replace(":", "-"), *(f"{key}-{value}" for key, value in numbers.items())]
     path = cache_folder().parent / "shapes" / "-".join(parts) / "config.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as file:
-        file.write(json.dumps({**config, **numbers}, indent=2) + "\n")
+    write_json(path, {**config, **numbers})
     return path

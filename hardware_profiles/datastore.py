@@ -15,7 +15,6 @@ share the pages.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -29,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles.continuations import Continuation, IntArray, beginnings, check_search, whole
+from hardware_profiles.jsonfile import read_json, to_json
 from hardware_profiles.store import user_directory
 from hardware_profiles.suffixes import suffix_array
 
@@ -123,16 +123,14 @@ class Datastore:
             DatastoreError: There is none, or its parts do not fit together.
         """
         folder = Path(path)
+        if not (folder / "datastore.json").is_file():
+            raise DatastoreError(f"{path}: no such datastore; make one with `calibrate datastore build`")
         try:
-            stated = json.loads((folder / "datastore.json").read_text(encoding="utf-8"))
-            if stated.pop("schema", None) != SCHEMA:
+            stated = read_json(folder / "datastore.json")
+            if not isinstance(stated, dict) or stated.pop("schema", None) != SCHEMA:
                 raise DatastoreError(f"{path}: is no datastore of schema {SCHEMA!r}")
             meta = DatastoreMeta(**{**stated, "sources": tuple(stated["sources"])})
             arrays = [_mapped(folder / f"{name}.npy") for name in ("tokens", "suffixes")]
-        except FileNotFoundError as error:
-            raise DatastoreError(
-                f"{path}: no such datastore; make one with `calibrate datastore build`"
-            ) from error
         except (OSError, TypeError, KeyError, ValueError) as error:
             raise DatastoreError(f"{path}: damaged datastore: {error}") from error
         if len(arrays[0]) != meta.tokens or len(arrays[1]) > meta.tokens:
@@ -154,7 +152,7 @@ class Datastore:
             fresh.mkdir()
             np.save(fresh / "tokens.npy", self._tokens, allow_pickle=False)
             np.save(fresh / "suffixes.npy", self._suffixes, allow_pickle=False)
-            stated = json.dumps({"schema": SCHEMA, **asdict(self.meta)}, indent=2)
+            stated = to_json({"schema": SCHEMA, **asdict(self.meta)}, indent=2)
             (fresh / "datastore.json").write_text(stated + "\n", encoding="utf-8")
             if folder.exists():
                 folder.rename(old)

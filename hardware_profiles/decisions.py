@@ -13,7 +13,6 @@ per timed operation, whose `timing` is filled and whose request is not.  Files o
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from typing import Any, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from hardware_profiles.atomic import atomic_write
+from hardware_profiles.jsonfile import parse_json, to_json
 from hardware_profiles.pace import Pace, Timed, joined_pace, timed_from
 from hardware_profiles.trace_schema import TraceError, TraceMeta, TraceRequest
 
@@ -137,13 +137,13 @@ def write_decisions(trace: DecisionTrace, path: str | os.PathLike[str]) -> None:
     )
     texts = {
         "schema": DECISIONS_SCHEMA,
-        "meta": trace.meta.model_dump_json(),
-        "requests": _REQUESTS.dump_json(trace.requests).decode(),
+        "meta": to_json(trace.meta.model_dump(mode="json")),
+        "requests": to_json(_REQUESTS.dump_python(trace.requests, mode="json")),
         "limit": str(trace.limit),
-        "settings": json.dumps({label: _about(d) for label, d in trace.settings.items()}),
+        "settings": to_json({label: _about(d) for label, d in trace.settings.items()}),
     }
     if trace.pace is not None:
-        texts["pace"] = trace.pace.model_dump_json()
+        texts["pace"] = to_json(trace.pace.model_dump(mode="json"))
     with (
         atomic_write(path, binary=True) as file,
         pq.ParquetWriter(file, table.schema, compression="zstd", store_schema=False) as writer,
@@ -185,7 +185,7 @@ def read_decisions(path: str | os.PathLike[str]) -> DecisionTrace:
     try:
         requests = _REQUESTS.validate_json(texts["requests"] or b"")
         meta = TraceMeta.model_validate_json(texts["meta"] or b"")
-        about: dict[str, dict[str, Plain]] = json.loads(texts["settings"] or b"{}")
+        about: dict[str, dict[str, Plain]] = parse_json(texts["settings"] or b"{}")
         found = _collect(table.to_pydict(), about)
         pace = _pace(metadata)
     except (ValidationError, ValueError, KeyError, TypeError) as error:
@@ -235,12 +235,12 @@ def _collect(
     for label, kind, part, request, position, reply, mark, timing in zip(*first, taken, strict=True):
         mine = replies.setdefault(label, {})
         if timing is not None:
-            timings.setdefault(label, []).append(timed_from(json.loads(timing)))
+            timings.setdefault(label, []).append(timed_from(parse_json(timing)))
             continue
         key = (kind, part, request, position)
-        mine[key] = json.loads(reply)
+        mine[key] = parse_json(reply)
         if mark is not None:
-            marks.setdefault(label, {})[key] = json.loads(mark)
+            marks.setdefault(label, {})[key] = parse_json(mark)
     return {
         label: Decisions(
             label,
@@ -254,4 +254,4 @@ def _collect(
 
 
 def _dump(reply: Plain) -> str:
-    return json.dumps(reply, separators=(",", ":"))
+    return to_json(reply, separators=(",", ":"))

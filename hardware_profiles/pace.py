@@ -14,13 +14,13 @@ at the speed that the machine had when the profile was measured (`calibrate.timi
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from hardware_profiles.costs import Frozen
+from hardware_profiles.jsonfile import to_json
 from hardware_profiles.parts import OperationHost, Role, RoleName
 from hardware_profiles.profile import Profile
 
@@ -190,4 +190,4 @@ def _place_of(role: Role) -> Any:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(to_json(value, sort_keys=True).encode()).hexdigest()[:16]

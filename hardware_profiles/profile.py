@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from hardware_profiles.costs import (
     Quantiles,
     field_error,
 )
+from hardware_profiles.jsonfile import to_json
 from hardware_profiles.parts import (
     AXES,
     DeviceInfo,
@@ -219,12 +219,12 @@ def format_profile(profile: Profile) -> str:
 
 def _layout(value: Any, indent: int = 0) -> str:
     """JSON with every value that fits on one line (such as a point of a grid) on one line."""
-    line = json.dumps(value, ensure_ascii=False)
+    line = to_json(value, ensure_ascii=False)
     if not isinstance(value, dict | list) or not value or len(line) + indent < _LINE_WIDTH:
         return line
     pad = " " * (indent + 2)
     if isinstance(value, dict):
-        parts = [f"{json.dumps(k, ensure_ascii=False)}: {_layout(v, indent + 2)}" for k, v in value.items()]
+        parts = [f"{to_json(k, ensure_ascii=False)}: {_layout(v, indent + 2)}" for k, v in value.items()]
         opening, closing = "{}"
     else:
         parts = [_layout(item, indent + 2) for item in value]

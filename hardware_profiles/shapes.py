@@ -7,11 +7,12 @@ grouped keys and values, a gated MLP of three matrices, two norms, rotary positi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from hardware_profiles.jsonfile import read_json
 
 UNKNOWN_KINDS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Config entries of models whose tokens do not all go through the same weights."""
@@ -217,7 +218,7 @@ def find_shape(name_or_path: str) -> Shape:
 
 def _read(path: Path) -> Shape:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
     except (OSError, ValueError) as error:
         raise ShapeError(f"{path} cannot be read as a config: {error}") from None
     if not isinstance(config, dict):

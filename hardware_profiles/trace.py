@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from hardware_profiles.atomic import atomic_write
+from hardware_profiles.jsonfile import to_json
 from hardware_profiles.trace_checks import bad_row, check_trace
 from hardware_profiles.trace_schema import (
     COLUMNS,
@@ -165,8 +166,8 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     check_trace(trace, str(path))
     texts = {
         "schema": TRACE_SCHEMA,
-        "meta": trace.meta.model_dump_json(),
-        "requests": _REQUESTS.dump_json(trace.requests).decode(),
+        "meta": to_json(trace.meta.model_dump(mode="json")),
+        "requests": to_json(_REQUESTS.dump_python(trace.requests, mode="json")),
     }
     arrays = {name: _to_arrow(values, describe_column(name)) for name, values in trace.columns.items()}
     table = pa.table(arrays)

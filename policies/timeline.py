@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hardware_profiles.jsonfile import to_json
 from policies.records import Span
 
 MICROSECONDS = 1e6
@@ -40,7 +40,7 @@ def chrome_trace(spans: Iterable[Span], *, title: str) -> str:
         }
         for span in spans
     ]
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
+    return to_json({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
 
 
 def busy_seconds(spans: Sequence[Span], device: str) -> float:

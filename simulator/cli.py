@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from hardware_profiles.jsonfile import to_json
 from policies.commandline import (
     BAD_INPUT,
     HELP,
@@ -191,7 +191,7 @@ def _answer(options: dict[str, Any]) -> None:
     if options["plot"]:
         plot(report, options["plot"])
     if options["as_json"]:
-        click.echo(json.dumps(report.as_dict(), indent=2))
+        click.echo(to_json(report.as_dict(), indent=2))
         return
     print_report(report, wide_console())
 
@@ -204,7 +204,7 @@ def list_policies(*, as_json: bool) -> None:
             {**{f: getattr(info, f) for f in fields}, "worlds": list(info.worlds)}
             for info in POLICIES.values()
         ]
-        click.echo(json.dumps(rows, indent=2))
+        click.echo(to_json(rows, indent=2))
         return
     from rich.table import Table
 

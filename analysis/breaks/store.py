@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from analysis.breaks.comparison import LEVEL
 from analysis.breaks.relaxations import RELAXATIONS
 from analysis.breaks.sweep import LONGER, MARGIN, OWN_ASSUMPTIONS, Cell
 from hardware_profiles.atomic import atomic_write
+from hardware_profiles.jsonfile import read_json, to_json
 
 SCHEMA = "spectwin/breaks/1"
 STORED = Path(__file__).resolve().parents[1] / "results" / "breaks" / "map.json"
@@ -64,8 +64,8 @@ def as_json(found: Map) -> str:
         "laws": {name: _law(name) for name in found.laws},
         "relaxations": {name: _relaxation(name) for name in found.relaxations},
     }
-    cells = ",\n  ".join(json.dumps(asdict(cell), ensure_ascii=False) for cell in found.cells)
-    opening = json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}")
+    cells = ",\n  ".join(to_json(asdict(cell), ensure_ascii=False) for cell in found.cells)
+    opening = to_json(head, indent=1, ensure_ascii=False).removesuffix("\n}")
     return f'{opening},\n "cells": [\n  {cells}\n ]\n}}\n'
 
 
@@ -97,10 +97,7 @@ def load_map(path: Path = STORED) -> Map:
         ValueError: The file is no map, or one of laws that are not there any more.
         OSError: There is none.
     """
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: no JSON ({error})") from error
+    raw = read_json(path)
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         raise ValueError(f"{path}: no map of this version ({SCHEMA}); make one with --json {path}")
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from analysis.experiments.bench import Row
 from hardware_profiles.atomic import atomic_write
+from hardware_profiles.jsonfile import read_json, to_json
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "experiments"
 
@@ -39,7 +39,7 @@ class Outcome:
 
     def as_json(self) -> str:
         """One object; what is not a number becomes null."""
-        return json.dumps({**vars(self), "rows": [_clean(row) for row in self.rows]}, indent=1)
+        return to_json({**vars(self), "rows": [_clean(row) for row in self.rows]}, indent=1)
 
 
 def _clean(row: Row) -> Row:
@@ -52,7 +52,7 @@ def load(name: str, folder: Path = RESULTS) -> Outcome:
     Raises:
         OSError: There is none.
     """
-    found = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    found = read_json(folder / f"{name}.json")
     return Outcome(**{**found, "profiles": tuple(found["profiles"])})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,6 +10,7 @@ from analysis.papers.cells import read_csv
 from analysis.papers.forecast import Forecast, relative
 from analysis.papers.study import ROLES, TOTAL, Errors, Line, Study, as_dict, summarise
 from hardware_profiles.atomic import atomic_write
+from hardware_profiles.jsonfile import to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +40,7 @@ METHOD = (
 def as_json(found: Sequence[Study]) -> str:
     """One object for one paper, a list for several; numbers to 12 digits."""
     objects = [_rounded(as_dict(one)) for one in found]
-    return json.dumps(objects[0] if len(objects) == 1 else objects, indent=1, allow_nan=False)
+    return to_json(objects[0] if len(objects) == 1 else objects, indent=1)
 
 
 def _rounded(value: Any) -> Any:

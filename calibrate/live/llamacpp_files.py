@@ -6,7 +6,6 @@ Imports neither torch nor transformers.
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from calibrate.fingerprint import fingerprint
 from calibrate.live.errors import ModelError
 from calibrate.pair.resolve import cache_folder
+from hardware_profiles.jsonfile import to_json
 
 SEQUENCES = 256
 """Most that llama.cpp keeps apart: rows, and branches of all rows' trees."""
@@ -69,5 +69,5 @@ def gguf_file(model: str, precision: str) -> Path:
         precision: Of the file.
     """
     parts = [_VERSION, fingerprint(model)]
-    key = hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
+    key = hashlib.sha256(to_json(parts, default=str).encode()).hexdigest()[:16]
     return cache_folder().parent / "llamacpp" / key / f"{precision}.gguf"

@@ -15,7 +15,6 @@ Only workers, recorders and tests import this module; openvino itself is importe
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import tempfile
 import warnings
@@ -35,6 +34,7 @@ from calibrate.live.kvcache import Buffers
 from calibrate.live.openvino_devices import import_openvino, is_static
 from calibrate.live.placement import Precision
 from calibrate.pair.resolve import cache_folder
+from hardware_profiles.jsonfile import to_json
 
 _VERSION = 1
 _HINTS: dict[Precision, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -146,7 +146,7 @@ def graph_folder(model: str) -> Path:
 
     openvino = import_openvino()
     parts = [_VERSION, fingerprint(model), openvino.__version__, torch.__version__, transformers.__version__]
-    key = hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
+    key = hashlib.sha256(to_json(parts, default=str).encode()).hexdigest()[:16]
     return cache_folder().parent / "openvino" / key
 
 

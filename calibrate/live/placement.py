@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from calibrate.live.errors import ModelError, PlacementError
+from hardware_profiles.jsonfile import read_json
 
 Precision: TypeAlias = Literal["fp32", "fp64", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -301,7 +301,7 @@ def local_vocabulary(model: str) -> int | None:
         return None
     path = config_file(model)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
     except ValueError as error:
         raise ModelError(f"{path} is not JSON: {error}") from None
     size = config.get("text_config", config).get("vocab_size")

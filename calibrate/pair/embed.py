@@ -19,7 +19,6 @@ denormals). Acceptance belongs to the pair, cost to the shape: the two can be ch
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import shutil
 import tempfile
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.pair.resolve import DATA, cache_folder
+from hardware_profiles.jsonfile import to_json
 
 if TYPE_CHECKING:
     import torch
@@ -206,7 +206,7 @@ def save_embedding(source: Path, shape: Shape, folder: Path) -> None:
 
 def embedding_key(source: Path, shape: Shape) -> str:
     """A digest of everything the embedding depends on: weights, shape and this module's version."""
-    digest = hashlib.sha256(json.dumps([_VERSION, str(shape)]).encode())
+    digest = hashlib.sha256(to_json([_VERSION, str(shape)]).encode())
     for name in ("model.safetensors", "config.json", *_TOKENIZER_FILES):
         digest.update((source / name).read_bytes())
     return digest.hexdigest()[:16]

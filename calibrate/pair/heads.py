@@ -6,13 +6,13 @@ measured on what the model itself writes after held-out prompts, greedily and sa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from calibrate.pair.train import BATCH, Plan, Report, Streams, fit
+from hardware_profiles.jsonfile import to_json
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +142,7 @@ def build_heads(
     kind.save(heads, int(model.config.num_hidden_layers), folder)
     prompts = [encode(tokenizer, row["turns"][0]) for row in read_prompts(PROMPTS["heldout"])]
     found = [r for sampled in (False, True) for r in kind.measure(model, heads, prompts, sampled=sampled)]
-    text = json.dumps([asdict(r) for r in found], indent=2) + "\n"
+    text = to_json([asdict(r) for r in found], indent=2) + "\n"
     (folder / f"{kind.name}.json").write_text(text, encoding="utf-8")
     return found
 

@@ -7,7 +7,6 @@ cut from. Prompts end inside a document with text left to come, so that a contin
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from calibrate.pair.corpus import CATEGORIES, Document
 from calibrate.pair.loops import find_loops
 from calibrate.pair.tokenizer import encode
+from hardware_profiles.jsonfile import parse_json, to_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -106,11 +106,11 @@ def cut_prompts(
 def write_prompts(prompts: Iterable[Prompt], path: Path) -> None:
     """Write ``prompts`` as JSONL."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(prompt, ensure_ascii=False) + "\n" for prompt in prompts]
+    lines = [to_json(prompt, ensure_ascii=False) + "\n" for prompt in prompts]
     path.write_text("".join(lines), encoding="utf-8")
 
 
 def read_prompts(path: Path) -> list[Prompt]:
     """Read what `write_prompts` wrote."""
     with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+        return [parse_json(line) for line in lines]

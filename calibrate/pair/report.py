@@ -17,7 +17,6 @@ and including an end token):
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +31,7 @@ from calibrate.pair.loops import loop_tokens, repeated_ngrams, tail_loop, until_
 from calibrate.pair.prompts import Prompt, read_prompts
 from calibrate.pair.tokenizer import encode, encode_document
 from calibrate.pair.train import WINDOW
+from hardware_profiles.jsonfile import to_json
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,7 @@ class PairReport:
 
     def to_json(self) -> str:
         """The report as indented JSON."""
-        return json.dumps(asdict(self), indent=2) + "\n"
+        return to_json(asdict(self), indent=2) + "\n"
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hardware_profiles.jsonfile import to_json
 from policies.laws import report
 from policies.laws.catalogue import STATEMENTS
 from policies.laws.evaluate import evaluate, find, finite
@@ -68,7 +68,7 @@ def list_statements(paper: str | None, verdict: str | None, *, as_json: bool, ma
         if paper in (None, statement.paper) and verdict in (None, statement.verdict)
     ]
     if as_json:
-        click.echo(json.dumps([report.summary(statement) for statement in chosen], indent=2))
+        click.echo(to_json([report.summary(statement) for statement in chosen], indent=2))
     elif markdown:
         click.echo(report.markdown(chosen))
     else:
@@ -88,7 +88,7 @@ def show(name: str, *, as_json: bool) -> None:
     """
     statement = _found(name)
     if as_json:
-        click.echo(json.dumps(report.details(statement), indent=2))
+        click.echo(to_json(report.details(statement), indent=2))
     else:
         report.page(statement)
 
@@ -122,7 +122,7 @@ def evaluate_statement(
     if plot:
         _refusing(lambda: report.picture(answer, plot))
     if as_json:
-        click.echo(json.dumps(finite(report.values(answer)), indent=2))
+        click.echo(to_json(finite(report.values(answer)), indent=2))
     else:
         report.numbers(answer)
 
@@ -132,7 +132,7 @@ def evaluate_statement(
 def glossary(*, as_json: bool) -> None:
     """Explain the parameters of the laws: meaning, unit and domain of each name."""
     if as_json:
-        click.echo(json.dumps(report.terms(), indent=2))
+        click.echo(to_json(report.terms(), indent=2))
     else:
         report.table_of_terms()
 

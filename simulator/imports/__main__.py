@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hardware_profiles.jsonfile import read_json, to_json
 from policies.commandline import HELP, Refusal, wide_console
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _read(options: dict[str, Any]) -> None:
     if options["as_json"]:
         rows = [measured.as_dict() for measured in chosen]
         click.echo(
-            json.dumps({"file": str(found.path), "format": found.format.name, "measured": rows}, indent=2)
+            to_json({"file": str(found.path), "format": found.format.name, "measured": rows}, indent=2)
         )
         return
     _print(found, chosen)
@@ -168,9 +168,7 @@ def formats(*, as_json: bool) -> None:
     from simulator.imports.formats import FORMATS
 
     if as_json:
-        click.echo(
-            json.dumps([{"name": f.name, "what": f.what, "pools": f.pools} for f in FORMATS], indent=2)
-        )
+        click.echo(to_json([{"name": f.name, "what": f.what, "pools": f.pools} for f in FORMATS], indent=2))
         return
     for fmt in FORMATS:
         click.echo(f"{fmt.name:28}{fmt.what}")
@@ -207,7 +205,7 @@ def export(**options: Any) -> None:
     except (ValueError, OSError) as error:
         raise Refusal(str(error)) from error
     if options["as_json"]:
-        click.echo(json.dumps(lines, indent=2))
+        click.echo(to_json(lines, indent=2))
         return
     for engine, line in lines.items():
         click.echo(f"{engine}: {line}")
@@ -274,7 +272,7 @@ def _simulated(path: Path) -> int:
     from simulator.imports.measured import ImportRefused
 
     try:
-        answer = json.loads(path.read_text(encoding="utf-8"))
+        answer = read_json(path)
         policy, depth = answer["policy"], answer["lookahead"]
     except (ValueError, KeyError, TypeError) as error:
         raise ImportRefused(f"{path}: expected the JSON that `simulate --json` prints: {error!r}") from error

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hardware_profiles.atomic import atomic_write
+from hardware_profiles.jsonfile import parse_json, read_json, to_json, write_json
 from policies.registry import SettingError, find_policy
 from simulator.imports.derive import iid_acceptance, joint_of
 from simulator.imports.measured import Imported, ImportRefused
@@ -145,7 +144,7 @@ def acceptance_of(
         tokens_per_round=measured.tokens_per_round,
         rounds=measured.rounds,
         histogram=measured.histogram,
-        speeds=json.loads(json.dumps(measured.speeds.stated())),  # tuples as the lists that will be read
+        speeds=parse_json(to_json(measured.speeds.stated())),  # tuples as the lists that will be read
         assumed=tuple(assumed),
         missing=measured.missing,
         notes=measured.notes,
@@ -177,22 +176,16 @@ def _from_mean(measured: Imported, assume_iid: bool, lookahead: int | None) -> t
 
 def write_acceptance(path: Path, acceptance: AcceptanceFile) -> None:
     """Write the file, whole or not at all."""
-    with atomic_write(path) as file:
-        file.write(json.dumps(acceptance.model_dump(mode="json"), indent=2) + "\n")
+    write_json(path, acceptance.model_dump(mode="json"))
 
 
 def load_acceptance(path: Path) -> AcceptanceFile:
     """Read a file.
 
     Raises:
-        ImportRefused: It is none; the message has the path of the bad field.
-        OSError: It cannot be read.
+        FileRefused: It cannot be read, or is none; the message has the path of the bad field.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise ImportRefused(f"{path}{line}: expected an acceptance file (JSON): {error}") from error
+    content = read_json(path)
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise ImportRefused(
             f"{path}: expected an acceptance file; make one of an engine's output with "

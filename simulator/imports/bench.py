@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from hardware_profiles.jsonfile import parse_json
 from simulator.imports.derive import from_joint, from_survivors
-from simulator.imports.measured import Imported, ImportRefused, Speeds, count, milliseconds, number, optional
+from simulator.imports.measured import (
+    Imported,
+    ImportRefused,
+    Speeds,
+    at_line,
+    count,
+    milliseconds,
+    number,
+    optional,
+)
 from simulator.imports.prometheus import from_means
+from simulator.imports.text import json_lines, lines_of
 
 _ROW = re.compile(r"^\s*([A-Z][^:]*):\s+([-\w.]+)\s*$")
 
@@ -22,12 +32,14 @@ def parse_vllm(text: str) -> tuple[Imported, ...]:
     The "inter-token" latency is the gap between chunks, which is a round; time per output token is per
     token.  The rate over all positions is in percent, the rates per position are joint fractions.
     """
-    return (_vllm(json.loads(text)),)
+    return (_vllm(parse_json(text)),)
 
 
 def parse_console(text: str) -> tuple[Imported, ...]:
     """The table that `vllm bench serve` and SGLang's `bench_serving` print."""
-    rows = {m.group(1).strip(): m.group(2) for line in text.splitlines() if (m := _ROW.match(line))}
+    found_at = [(at, m) for at, line in enumerate(text.splitlines(), 1) if (m := _ROW.match(line))]
+    rows = {m.group(1).strip(): m.group(2) for _, m in found_at}
+    lines = {m.group(1).strip(): at for at, m in found_at}
     if "Accept length" in rows or rows.get("Backend", "").startswith("sglang"):
         return (_sglang_console(rows),)
     names = {
@@ -48,7 +60,8 @@ def parse_console(text: str) -> tuple[Imported, ...]:
     shares = [(name, value) for name, value in rows.items() if name.startswith("Position ")]
     if shares:  # in percent here
         found["spec_decode_per_position_acceptance_rates"] = [number(v, n) / 100.0 for n, v in shares]
-    return (_vllm(found),)
+    with at_line(lines.get("Accepted tokens")):
+        return (_vllm(found),)
 
 
 def _vllm(found: Mapping[str, Any]) -> Imported:
@@ -103,8 +116,12 @@ def _sglang_console(rows: Mapping[str, str]) -> Imported:
 
 def parse_sglang_bench(text: str) -> tuple[Imported, ...]:
     """The JSON lines of SGLang's `bench_serving --output-file`: one measurement per run."""
-    rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    return tuple(_sglang(row, f"run {i}" if len(rows) > 1 else "") for i, row in enumerate(rows, 1))
+    rows = list(json_lines(text))
+    found = []
+    for i, (at, row) in enumerate(rows, 1):
+        with at_line(at):
+            found.append(_sglang(row, f"run {i}" if len(rows) > 1 else ""))
+    return tuple(found)
 
 
 def _sglang(found: Mapping[str, Any], label: str) -> Imported:
@@ -153,7 +170,7 @@ def parse_sglang_log(text: str) -> tuple[Imported, ...]:
 def parse_sglang_nightly(text: str) -> tuple[Imported, ...]:
     """SGLang's performance dashboard: one measurement per model and batch."""
     found = []
-    for result in json.loads(text)["results"]:
+    for result in parse_json(text)["results"]:
         for row in result.get("benchmarks", []):
             length = optional(row, "acc_length")
             batch, speed = count(row.get("batch_size"), "batch_size"), optional(row, "output_throughput")
@@ -179,7 +196,7 @@ def parse_sglang_nightly(text: str) -> tuple[Imported, ...]:
 def parse_guidellm(text: str) -> tuple[Imported, ...]:
     """GuideLLM's sweep: times only; the `throughput` strategy, which queues without end, is left out."""
     found = []
-    for entry in json.loads(text)["benchmarks"]:
+    for entry in parse_json(text)["benchmarks"]:
         strategy = entry["config"]["strategy"]
         kind = str(strategy["type_"])
         if kind == "throughput":
@@ -199,7 +216,11 @@ def parse_guidellm(text: str) -> tuple[Imported, ...]:
 def parse_speculators(text: str) -> tuple[Imported, ...]:
     """The CSV tables of the speculators project: counts pooled over a subset, joint shares by position."""
     rows = list(csv.DictReader(io.StringIO(text)))
-    return tuple(_speculators(row, at) for at, row in enumerate(rows, 2))
+    found = []
+    for at, row in enumerate(rows, 2):
+        with at_line(at):
+            found.append(_speculators(row, at))
+    return tuple(found)
 
 
 def _speculators(row: Mapping[str, str], at: int) -> Imported:
@@ -228,40 +249,36 @@ def parse_specforge(text: str) -> tuple[Imported, ...]:
     `num_draft_tokens` counts the root.  With topk above 1 a tree is verified, so that K is its depth.
     """
     found: list[Imported] = []
-    for model, benchmarks in json.loads(text).items():
+    lines = iter(lines_of(text, "accept_length"))
+    for model, benchmarks in parse_json(text).items():
         for benchmark in benchmarks.values():
             for setting in benchmark["results"]:
-                found += _specforge(model, str(benchmark["benchmark_name"]), setting)
+                for row in setting["metrics"]:
+                    with at_line(next(lines, None)):
+                        found.append(_specforge(model, str(benchmark["benchmark_name"]), setting, row))
     return tuple(found)
 
 
-def _specforge(model: str, benchmark: str, setting: Mapping[str, Any]) -> Sequence[Imported]:
+def _specforge(model: str, benchmark: str, setting: Mapping[str, Any], row: Mapping[str, Any]) -> Imported:
     steps, topk, batch = (count(setting.get(name), name) for name in ("steps", "topk", "batch_size"))
-    rows = []
-    for row in setting["metrics"]:
-        length, speed = (
-            number(row["accept_length"], "accept_length"),
-            number(row["output_throughput"], "speed"),
-        )
-        plain = length == 1.0 and "out" in row["Name"].lower()
-        step = batch * length / speed
-        rows.append(
-            Imported(
-                "sglang",
-                "specforge",
-                label=f"{benchmark} steps={steps} topk={topk} {row['Name']}",
-                model=model,
-                draft=None if plain else row["Name"],
-                lookahead=None if plain else steps,
-                tokens_per_round=None if plain else length,
-                batch=batch,
-                speeds=Speeds(
-                    tokens_per_second=speed,
-                    round_s=None if plain else step,
-                    target_step_s=step if plain else None,
-                ),
-                notes=(f"a tree of the {topk} likeliest tokens per step, not a chain",)
-                * (topk > 1 and not plain),
-            )
-        )
-    return rows
+    length = number(row["accept_length"], "accept_length")
+    speed = number(row["output_throughput"], "output_throughput")
+    name = str(row["Name"])
+    plain = length == 1.0 and "out" in name.lower()
+    step = batch * length / speed if speed else None
+    return Imported(
+        "sglang",
+        "specforge",
+        label=f"{benchmark} steps={steps} topk={topk} {name}",
+        model=model,
+        draft=None if plain else name,
+        lookahead=None if plain else steps,
+        tokens_per_round=None if plain else length,
+        batch=batch,
+        speeds=Speeds(
+            tokens_per_second=speed,
+            round_s=None if plain else step,
+            target_step_s=step if plain else None,
+        ),
+        notes=(f"a tree of the {topk} likeliest tokens per step, not a chain",) * (topk > 1 and not plain),
+    )

@@ -6,12 +6,12 @@ The engines know plain speculation only.  Everything here that is said to engine
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, Protocol
 
+from hardware_profiles.jsonfile import to_json
 from policies.settings import Settings
 from simulator.imports.measured import ImportRefused
 
@@ -95,7 +95,7 @@ def vllm_config(
                 f"a lookahead by batch exceeds the {lookahead} that are drafted: {dict(by_batch)}"
             )
         config["num_speculative_tokens_per_batch_size"] = schedule(by_batch, largest_batch)
-    return json.dumps(config)
+    return to_json(config)
 
 
 def sglang_flags(lookahead: int, *, method: str = "draft_model", model: str | None = None) -> str:

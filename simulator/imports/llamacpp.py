@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from hardware_profiles.jsonfile import parse_json
 from simulator.imports.derive import from_joint
-from simulator.imports.measured import Imported, ImportRefused, Speeds, count, number, optional
+from simulator.imports.measured import (
+    Imported,
+    ImportRefused,
+    Speeds,
+    at_line,
+    check_length,
+    count,
+    number,
+    optional,
+)
+from simulator.imports.text import json_lines, lines_of
 
 _STATISTICS = re.compile(
     r"statistics\s+(\S+): .*?#gen drafts = +(\d+), #acc drafts = +(\d+), "
@@ -43,12 +53,16 @@ def parse_server_log(text: str) -> tuple[Imported, ...]:
         joint[0] = some / rounds  # exact, where the list has three digits
         notes = (f"a draft was cut short: {drafted} drafted in {rounds} rounds",) * (drafted % rounds > 0)
         speeds = _log_speeds(text, rounds, number(spent.group(2), "dur", at) / 1e3 if spent else None)
-        known = {"draft": draft, "drafted": drafted, "speeds": speeds, "notes": notes, "label": f"line {at}"}
-        found.append(
-            from_joint(
-                joint, rounds=rounds, accepted=accepted, engine="llama.cpp", source="llamacpp-log", **known
-            )
-        )
+        known: dict[str, Any] = {
+            "draft": draft,
+            "drafted": drafted,
+            "speeds": speeds,
+            "notes": notes,
+            "label": f"line {at}",
+        }
+        known |= {"engine": "llama.cpp", "source": "llamacpp-log"}
+        with at_line(at):
+            found.append(from_joint(joint, rounds=rounds, accepted=accepted, **known))
     if not found:
         raise ImportRefused("expected llama-server's line `statistics ...: ... #gen drafts = ...`")
     return tuple(found)
@@ -77,6 +91,9 @@ def parse_closing(text: str) -> tuple[Imported, ...]:
     values = {name: int(value) for name, value in _CLOSING.findall(text)}
     if missing := {"n_draft", "n_predict", "n_drafted", "n_accept"} - values.keys():
         raise ImportRefused(f"expected lines {', '.join(f'`{name} = N`' for name in sorted(missing))}")
+    if values["n_accept"] > values["n_drafted"]:
+        at = next(i for i, line in enumerate(text.splitlines(), 1) if line.startswith("n_accept"))
+        raise ImportRefused(f"n_accept: {values['n_accept']} accepted of {values['n_drafted']} drafted", at)
     made = _MADE.search(text)
     speed = int(made.group(1)) / number(made.group(2), "seconds") if made else None
     forwards = max(1, values["n_predict"] - values["n_accept"])
@@ -95,14 +112,18 @@ def parse_closing(text: str) -> tuple[Imported, ...]:
 
 def parse_timings(text: str) -> tuple[Imported, ...]:
     """`timings` of llama-server's answers: one object, or a results file with runs of records."""
-    holder = json.loads(text)
+    holder = parse_json(text)
+    lines = iter(lines_of(text, "predicted_n"))
     if "runs" not in holder:
-        return (_timing(holder, "", {}),)
+        with at_line(next(lines, None)):
+            return (_timing(holder, "", {}),)
     meta = holder.get("meta", {})
     found = []
     for run in holder["runs"]:
         name = " ".join(str(run[k]) for k in ("backend", "method") if k in run)
-        found += [_timing(row, f"{name} {row.get('id', i)}", meta) for i, row in enumerate(run["records"])]
+        for i, row in enumerate(run["records"]):
+            with at_line(next(lines, None)):
+                found.append(_timing(row, f"{name} {row.get('id', i)}", meta))
     return tuple(found)
 
 
@@ -148,28 +169,33 @@ def parse_spec_bench(text: str) -> tuple[Imported, ...]:
             raise ImportRefused(f"accepted: expected `N/M`, got {row['accepted']!r}", at)
         accepted, drafted = int(match.group(1)), int(match.group(2))
         rounds = count(row["rounds"], "rounds", at)
+        if not rounds:
+            raise ImportRefused("rounds: expected some", at)
         joint = [number(part.rstrip("%"), "pos accept", at) / 100.0 for part in row["pos accept"].split()]
-        found.append(
-            from_joint(
-                joint,
-                rounds=rounds,
-                accepted=accepted,
-                drafted=drafted,
-                engine="llama.cpp",
-                source="ik-llama-table",
-                label=f"{row['task']} {row['run']}",
-                draft=row.get("stage"),
-                batch=1.0,
-                speeds=Speeds(tokens_per_second=number(row["tok/s"], "tok/s", at)),
-                notes=("a draft was cut short at the end",) * (drafted % rounds > 0),
+        if "a.len" in row:
+            check_length(number(row["a.len"], "a.len", at), len(joint), at)
+        with at_line(at):
+            found.append(
+                from_joint(
+                    joint,
+                    rounds=rounds,
+                    accepted=accepted,
+                    drafted=drafted,
+                    engine="llama.cpp",
+                    source="ik-llama-table",
+                    label=f"{row['task']} {row['run']}",
+                    draft=row.get("stage"),
+                    batch=1.0,
+                    speeds=Speeds(tokens_per_second=number(row["tok/s"], "tok/s", at)),
+                    notes=("a draft was cut short at the end",) * (drafted % rounds > 0),
+                )
             )
-        )
     return tuple(found)
 
 
 def parse_bench_json(text: str) -> tuple[Imported, ...]:
     """`llama-bench -o json`: one measurement per model and setting."""
-    rows = json.loads(text)
+    rows = parse_json(text)
     groups: dict[tuple[str, int], list[tuple[int, int, float]]] = {}
     versions = {f"b{row['build_number']} ({row['build_commit']})" for row in rows if "build_number" in row}
     for row in rows:
@@ -231,9 +257,7 @@ def _bench(
 def parse_batched(text: str) -> tuple[Imported, ...]:
     """`llama-batched-bench`, table or JSON lines: a step of the whole batch is T_TG / TG."""
     if text.lstrip().startswith("{"):
-        rows: Iterator[tuple[int, Mapping[str, Any]]] = (
-            (at, json.loads(line)) for at, line in enumerate(text.splitlines(), 1) if line.strip()
-        )
+        rows: Iterator[tuple[int, Mapping[str, Any]]] = json_lines(text)
         names = ("pl", "tg", "t_tg")
     else:
         rows, names = _table(text, "T_TG s"), ("B", "TG", "T_TG s")

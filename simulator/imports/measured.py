@@ -8,24 +8,30 @@ anything.  Nearly every engine prints the joint one and calls it "per-position a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from hardware_profiles.jsonfile import FileRefused
+
 DEEPEST = 1024
 """Most drafted tokens of a round that are believed."""
+_ROUNDING = 1e-6
 
 
-class ImportRefused(ValueError):
-    """Input that is malformed, contradicts itself, or does not hold what was asked of it.
+class ImportRefused(FileRefused):
+    """Input that is malformed, contradicts itself, or does not hold what was asked of it."""
 
-    Attributes:
-        line: 1-based line of the fault; None where the whole text is meant.
-    """
 
-    def __init__(self, message: str, line: int | None = None) -> None:
-        super().__init__(message)
-        self.line = line
+@contextmanager
+def at_line(line: int | None) -> Iterator[None]:
+    """Refusals of what is read within name this line, unless they name their own."""
+    try:
+        yield
+    except FileRefused as error:
+        error.line = error.line or line
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +130,15 @@ class Imported:
     speeds: Speeds = field(default_factory=Speeds)
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """What no engine can have measured is refused, whichever format says it."""
+        if self.accepted is not None and self.drafted is not None and self.accepted > self.drafted:
+            raise ImportRefused(
+                f"the source contradicts itself: {self.accepted} accepted tokens of {self.drafted} drafted"
+            )
+        if self.tokens_per_round is not None and self.lookahead is not None:
+            check_length(self.tokens_per_round, self.lookahead)
+
     @property
     def accepted_share(self) -> float | None:
         """Accepted over drafted: the engines' "acceptance rate", which is no acceptance of any position."""
@@ -187,6 +202,20 @@ def count(value: object, name: str, line: int | None = None) -> int:
     if found != int(found):
         raise ImportRefused(f"{name}: expected a whole number, got {value!r}", line)
     return int(found)
+
+
+def check_length(tokens_per_round: float, lookahead: int, line: int | None = None) -> None:
+    """Refuse more tokens per round than are drafted, with the bonus token.
+
+    Raises:
+        ImportRefused: With both numbers.
+    """
+    if tokens_per_round > lookahead + 1 + _ROUNDING:
+        raise ImportRefused(
+            f"the source contradicts itself: an accept length of {tokens_per_round:g} tokens per round, "
+            f"where {lookahead} drafted ones and a bonus token make {lookahead + 1} at most",
+            line,
+        )
 
 
 def believable(value: int) -> int:

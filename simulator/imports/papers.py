@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
 from typing import Any
 
+from hardware_profiles.jsonfile import parse_json
 from simulator.imports.derive import conditional_of, from_histogram
-from simulator.imports.measured import Imported, ImportRefused, Speeds, believable, count, number
+from simulator.imports.measured import Imported, ImportRefused, Speeds, at_line, believable, count, number
+from simulator.imports.text import json_lines
 
 _CLOSED = re.compile(r"Model: (.+?), Mode: (.+), Total: (\d+)tok, Time: ([\d.]+)s")
 _METRIC = re.compile(r"\[metrics\] Avg ([^:]+): ([\d.]+)")
@@ -31,10 +32,7 @@ def parse_spec_bench(text: str) -> tuple[Imported, ...]:
     """
     lengths: list[int] = []
     tokens, seconds, models = 0, 0.0, set()
-    for at, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        answer = json.loads(line)
+    for at, answer in json_lines(text):
         models.add(str(answer.get("model_id")))
         for choice in answer["choices"]:
             lengths += _rounds(choice, at)
@@ -93,7 +91,8 @@ def parse_ssd(text: str) -> tuple[Imported, ...]:
         elif match := _FREQUENCY.match(line):
             frequencies.append(number(match.group(2), "frequency", at))
         elif match := _CLOSED.search(line):
-            found.append(_ssd_run(match, metrics, frequencies, at))
+            with at_line(at):
+                found.append(_ssd_run(match, metrics, frequencies, at))
             metrics, frequencies = {}, []
     if not found:
         raise ImportRefused(
@@ -176,10 +175,7 @@ def parse_pearl(text: str) -> tuple[Imported, ...]:
     """PEARL's answers: times only.  HumanEval's first prompt warms up and is left out."""
     tokens: list[int] = []
     seconds: list[float] = []
-    for at, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        row = json.loads(line)
+    for at, row in json_lines(text):
         if "choices" in row:
             for choice in row["choices"]:
                 tokens += [count(n, "num_token", at) for n in choice["num_token"]]
@@ -244,9 +240,12 @@ def parse_decoupled_proxy(text: str) -> tuple[Imported, ...]:
     accepted: list[int] = []
     hits: list[bool] = []
     for at, row in enumerate(csv.DictReader(io.StringIO(text)), 2):
-        taken = json.loads(row["accepted_tail_lens_by_req"])
+        with at_line(at):
+            taken, matched = (
+                parse_json(row[name]) for name in ("accepted_tail_lens_by_req", "bonus_match_by_req")
+            )
         accepted += [count(n, "accepted_tail_lens_by_req", at) for n in taken.values()]
-        hits += [bool(hit) for hit in json.loads(row["bonus_match_by_req"]).values()]
+        hits += [bool(hit) for hit in matched.values()]
     if not accepted or not hits:
         raise ImportRefused("expected commits in accepted_tail_lens_by_req and bonus_match_by_req")
     histogram = [accepted.count(j) for j in range(believable(max(accepted)) + 1)]

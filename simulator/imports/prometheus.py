@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hardware_profiles.jsonfile import parse_json
 from simulator.imports.derive import from_survivors
 from simulator.imports.measured import Imported, ImportRefused, Speeds, count, number
 
@@ -58,7 +58,7 @@ def parse_counters(text: str) -> tuple[Imported, ...]:
 
 def parse_delta(text: str) -> tuple[Imported, ...]:
     """A JSON object whose keys are metric lines and whose values are differences of counters."""
-    holder = json.loads(text)
+    holder = parse_json(text)
     delta = holder.get("spec_metrics_delta", holder)
     lines = [f"{name} {value}" for name, value in delta.items() if ":" in name]
     found = _of_samples(samples_of("\n".join(lines)), "counters-delta")
@@ -110,7 +110,8 @@ def from_means(
 
     K = (length - 1) / share.  A round's time is length / throughput with one request running, else unknown.
     """
-    depth = round((length - 1.0) / rate) if rate else None
+    # Rounded means: no fewer drafted tokens than the length itself needs.
+    depth = max(round((length - 1.0) / rate), math.ceil(length - 1.0)) if rate else None
     alone = running == 1.0 and throughput
     return Imported(
         "sglang",

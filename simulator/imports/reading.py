@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-import json
+import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hardware_profiles.jsonfile import FileRefused
+from hardware_profiles.jsonfile import read_text as load_text
 from simulator.imports import prometheus
 from simulator.imports.formats import find_format, sniff
 from simulator.imports.measured import Imported, ImportRefused
 from simulator.imports.text import Format
 
-LARGEST_BYTES = 256 * 1024 * 1024
-"""Files above this are refused: excerpts and result files are small, whole server logs may not be."""
+_MALFORMED = (
+    TypeError,
+    AttributeError,
+    IndexError,
+    ValueError,
+    RecursionError,
+    ArithmeticError,
+    csv.Error,
+    StopIteration,
+)
+"""What a parser raises on a text of another shape than it expects."""
 
 
 def read_text(text: str, fmt: Format) -> tuple[Imported, ...]:
@@ -25,14 +36,14 @@ def read_text(text: str, fmt: Format) -> tuple[Imported, ...]:
     """
     try:
         return fmt.parse(text)
-    except json.JSONDecodeError as error:
-        raise ImportRefused(f"expected JSON ({fmt.what}): {error.msg}", error.lineno) from error
+    except ImportRefused:
+        raise
+    except FileRefused as error:
+        raise ImportRefused(f"expected JSON ({fmt.what}): {error}", error.line) from error
     except KeyError as error:
         raise ImportRefused(f"expected an entry {error} ({fmt.what})") from error
-    except (TypeError, AttributeError, IndexError, ValueError, RecursionError, ArithmeticError) as error:
-        if isinstance(error, ImportRefused):
-            raise
-        raise ImportRefused(f"not what {fmt.name} looks like ({fmt.what}): {error}") from error
+    except _MALFORMED as error:
+        raise ImportRefused(f"not what {fmt.name} looks like ({fmt.what}): {_brief(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +70,7 @@ def read_file(path: Path, *, name: str | None = None, before: Path | None = None
         before: An earlier page of the same counters, to be subtracted.
 
     Raises:
-        ImportRefused: With the file's name, the line where known, and what was expected.
-        OSError: It cannot be read.
+        FileRefused: It cannot be read, or is not what was expected; with its name and, where known, the line.
     """
     text = _load(path)
     with _named(path):
@@ -87,14 +97,12 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _load(path: Path) -> str:
-    if path.stat().st_size > LARGEST_BYTES:
-        raise ImportRefused(f"{path}: larger than {LARGEST_BYTES >> 20} MiB; give the lines that matter")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ImportRefused(
-            f"{path}: expected text in UTF-8: {error.reason} at byte {error.start}"
-        ) from error
+    text = load_text(path)
     if not text.strip():
         raise ImportRefused(f"{path}: the file is empty")
     return text
+
+
+def _brief(error: Exception) -> str:
+    """What went wrong, on one line."""
+    return " ".join(str(error).split())[:200]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
+from hardware_profiles.jsonfile import parse_json, to_json
 from simulator.imports.derive import from_histogram, pool
-from simulator.imports.measured import Imported, ImportRefused, believable, count, optional
+from simulator.imports.measured import Imported, ImportRefused, at_line, believable, count, optional
+from simulator.imports.text import json_lines
 
 _SGLANG_NAMES = {
     "accepted": ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num"),
@@ -22,15 +23,18 @@ _SGLANG_NAMES = {
 
 def parse_vllm(text: str) -> tuple[Imported, ...]:
     """VLLM's `metrics.speculative_decoding` of one answer, summary or detailed."""
-    answer = json.loads(text)
+    return (_of_vllm(parse_json(text)),)
+
+
+def _of_vllm(answer: Mapping[str, Any]) -> Imported:
     found = answer["metrics"]["speculative_decoding"]
     delivered = optional(answer.get("usage", {}), "completion_tokens")
-    return (_vllm(found, "vllm-request", delivered),)
+    return _vllm(found, "vllm-request", delivered)
 
 
 def parse_aiperf(text: str) -> tuple[Imported, ...]:
     """AIPerf's record of one request, or its pooled histogram: sparse, keys are strings."""
-    holder = json.loads(text)
+    holder = parse_json(text)
     if "spec_decode_acceptance" in holder:
         found = dict(holder["spec_decode_acceptance"])
         found["acceptance_histogram"] = _dense(found.get("acceptance_histogram"))
@@ -46,7 +50,10 @@ def parse_sglang(text: str) -> tuple[Imported, ...]:
     `spec_accept_length` is left alone: it divides by rounds the tokens of the whole answer, the prefill's
     first one included.
     """
-    answer = json.loads(text)
+    return (_of_sglang(parse_json(text)),)
+
+
+def _of_sglang(answer: Mapping[str, Any]) -> Imported:
     found = answer.get("meta_info") or answer["sglext"]["spec_tokens_details"]
     rounds = _first(found, "rounds")
     if not rounds:
@@ -64,9 +71,9 @@ def parse_sglang(text: str) -> tuple[Imported, ...]:
     histogram = _first(found, "histogram")
     if histogram is not None:
         counts = _counts(histogram, "histogram")
-        return (from_histogram(counts, rounds=rounds, accepted=accepted, batch=None, **known),)
+        return from_histogram(counts, rounds=rounds, accepted=accepted, batch=None, **known)
     length = None if accepted is None else 1.0 + accepted / rounds
-    return (Imported(rounds=rounds, accepted=accepted, tokens_per_round=length, **known),)
+    return Imported(rounds=rounds, accepted=accepted, tokens_per_round=length, **known)
 
 
 def parse_sglang_stats(text: str) -> tuple[Imported, ...]:
@@ -75,7 +82,7 @@ def parse_sglang_stats(text: str) -> tuple[Imported, ...]:
     A verification's length counts the root, an accepted length the bonus token.
     """
     found = []
-    for entry in json.loads(text)["sglext"]["speculative_decoding_stats"]:
+    for entry in parse_json(text)["sglext"]["speculative_decoding_stats"]:
         verified = _counts(entry.get("verify_lengths"), "verify_lengths")
         accepted = _counts(entry.get("accept_lengths"), "accept_lengths")
         drafted, kept = [n - 1 for n in verified], [n - 1 for n in accepted]
@@ -86,12 +93,11 @@ def parse_sglang_stats(text: str) -> tuple[Imported, ...]:
 def parse_answers(text: str) -> tuple[Imported, ...]:
     """A run's answers with SGLang's or vLLM's counts, one JSON object per line."""
     found: list[Imported] = []
-    for at, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
+    for at, answer in json_lines(text):
         try:
-            found += parse_vllm(line) if "speculative_decoding" in line else parse_sglang(line)
-        except (KeyError, TypeError) as error:
+            with at_line(at):
+                found.append(_of_vllm(answer) if "metrics" in answer else _of_sglang(answer))
+        except (LookupError, TypeError, AttributeError) as error:
             raise ImportRefused(f"expected counts of speculative decoding, got {error!r}", at) from error
     return tuple(replace(part, label=f"answer {i}") for i, part in enumerate(found, 1))
 
@@ -178,7 +184,7 @@ def _counts(values: object, name: str) -> list[int]:
 def _first(found: Mapping[str, Any], what: str) -> Any:
     """The value under the newest of the names that are there; aliases must agree."""
     values = {name: found[name] for name in _SGLANG_NAMES[what] if found.get(name) is not None}
-    if len({json.dumps(value) for value in values.values()}) > 1:
+    if len({to_json(value) for value in values.values()}) > 1:
         raise ImportRefused(f"names of the same count disagree: {values}")
     value = next(iter(values.values()), None)
     return value if value is None or isinstance(value, list) else count(value, next(iter(values)))

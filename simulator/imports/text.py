@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.imports.measured import Imported
+from hardware_profiles.jsonfile import FileRefused, parse_json
+from simulator.imports.measured import Imported, ImportRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,32 @@ class Format:
     pools: bool = False
 
 
+def json_lines(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, object) of every line of a text that is not empty.
+
+    Raises:
+        ImportRefused: A line that holds no JSON object.
+    """
+    for at, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found = parse_json(line)
+        except FileRefused as error:
+            raise ImportRefused(f"expected a JSON object per line: {error}", at) from error
+        if not isinstance(found, dict):
+            raise ImportRefused("expected a JSON object per line", at)
+        yield at, found
+
+
+def lines_of(text: str, key: str) -> list[int]:
+    """Lines at which a JSON text has an entry of that name, in its order."""
+    wanted = f'"{key}"'
+    return [at for at, line in enumerate(text.splitlines(), 1) for _ in range(line.count(wanted))]
+
+
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except FileRefused:
         return None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+from hardware_profiles.jsonfile import parse_json
 from simulator.imports.derive import from_joint
 from simulator.imports.measured import Imported, ImportRefused, Speeds, believable, count, number
 
@@ -19,7 +19,7 @@ def parse_dynamic(text: str) -> tuple[Imported, ...]:
 
     This layout was proposed for vLLM and never merged; figures in it were measured nevertheless.
     """
-    found: Mapping[str, Any] = json.loads(text)
+    found: Mapping[str, Any] = parse_json(text)
     joint = [number(share, "acceptance_rate_per_pos") for share in found["acceptance_rate_per_pos"]]
     if not joint:
         raise ImportRefused("acceptance_rate_per_pos: expected the rate of a position")

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from simulator.imports.derive import from_joint
-from simulator.imports.measured import Imported, ImportRefused, Speeds, count, number
+from simulator.imports.measured import Imported, ImportRefused, Speeds, at_line, count, number
 
 _SPEC = re.compile(r"SpecDecoding metrics: (.*)$")
 _V0 = re.compile(r"Speculative metrics: (.*)$")
@@ -97,7 +97,9 @@ def _measure(windows: Sequence[_Window]) -> list[Imported]:
     for positions in {len(w.joint): None for w in windows}:
         alike = [w for w in windows if len(w.joint) == positions]
         fitting = set.intersection(*(_depths(w) for w in alike))
-        found += [_measured(w, _likely(fitting or _depths(w), positions)) for w in alike]
+        for w in alike:
+            with at_line(w.line):
+                found.append(_measured(w, _likely(fitting or _depths(w), positions)))
     return found
 
 
