@@ -60,8 +60,8 @@ class LatencySurface:
         at = [[coordinates[axis] for axis in self._free]]
         return float(self._evaluate(np.array(at, dtype=np.float64))[0])
 
-    def along(self, axis: str, upto: int, **fixed: float) -> FloatArray:
-        """[upto + 1] mean durations, s, at the integers 0 ... upto of one axis, the others fixed.
+    def along(self, axis: str, upto: int, *, start: int = 0, **fixed: float) -> FloatArray:
+        """[upto + 1 - start] mean durations, s, at the integers start ... upto of one axis, the others fixed.
 
         This is the simulator's fast path: one call here replaces a thousand interpolations.  Along an
         axis that the operation does not depend on the durations are all the same.
@@ -69,7 +69,7 @@ class LatencySurface:
         Raises:
             ValueError: Another axis of this surface is not given.
         """
-        values = np.arange(upto + 1, dtype=np.float64)
+        values = np.arange(start, upto + 1, dtype=np.float64)
         self._require({**fixed, axis: 0.0})
         at = np.empty((len(values), len(self._free)))
         for column, name in enumerate(self._free):

@@ -13,13 +13,14 @@ import numpy as np
 from hardware_profiles.latency import LatencySurface
 from policies.knobs import SettingError
 from policies.operations import Continue, Draft, Operation, Prefill, Prespeculate, Settle, Verify, View
-from policies.randomness import FloatArray
 from policies.rowwise import Work
 from simulator.costs import Effects, Extrapolation, branches_per_row, share_of
 from simulator.machine import role_of
 from simulator.noise import KeyedNoise
 
 TREE_SURFACE = "draft.tree"
+PAGE = 1024
+"""Contexts that are looked up in a surface at once."""
 
 
 class ProfileCosts:
@@ -46,7 +47,7 @@ class ProfileCosts:
         self.seed = seed
         self.drift = dict(drift or {})
         self._ranges: dict[tuple[str, str], tuple[int, int]] = {}
-        self._tables: dict[tuple[str, int, int], FloatArray] = {}
+        self._pages: dict[tuple[str | int, ...], list[float]] = {}
         self._prefills: dict[tuple[str, int, int], float] = {}
         self._noise = KeyedNoise(seed) if effects.jitter else None
 
@@ -91,17 +92,17 @@ class ProfileCosts:
                 steps.append((name, seconds.get(name, 0.0) if share is None else share * call_s))
                 continue
             surface = _surface_of(role, name)
-            table = self._row_table(surface, len(there), widest, context + fed)
+            call_s = self._row_call(surface, len(there), widest, context + fed)
             if surface not in factors:
                 factors[surface] = self._factor(surface, forwards)
-            call_s = float(table[context + fed]) * factors[surface]
+            call_s *= factors[surface]
             steps.append((name, call_s if share is None else share * call_s))
             self._note(surface, "context", context + fed)
             fed += widest if self.effects.context else 0
         return steps
 
-    def _row_table(self, surface: str, rows: int, widest: int, least: int) -> FloatArray:
-        """Seconds by context of a model call over at most `widest` tokens in each of `rows` rows."""
+    def _row_call(self, surface: str, rows: int, widest: int, context: int) -> float:
+        """Seconds of a model call over at most `widest` tokens in each of `rows` rows."""
         rows = rows if self.effects.batch_width else 1
         if surface not in self.surfaces:
             raise SettingError(
@@ -109,12 +110,12 @@ class ProfileCosts:
             )
         if surface != TREE_SURFACE:
             wide = self.effects.verify_width if surface.startswith("target") else self.effects.draft_width
-            return self._forward(surface, rows, widest if wide else 1, least=least + 1)
+            return self._forward(surface, rows, widest if wide else 1, context)
         if not self.effects.draft_width:
-            return self._forward("draft.forward", rows, 1, least=least + 1)
+            return self._forward("draft.forward", rows, 1, context)
         if "batch" in self.surfaces[surface].axes:
-            return self._table(surface, rows, widest, least + 1, batch=rows, branches=widest)
-        return self._table(surface, rows, widest * rows, least + 1, branches=widest * rows)
+            return self._seconds(surface, context, batch=rows, branches=widest)[0]
+        return self._seconds(surface, context, branches=widest * rows)[0]
 
     def _prefill(self, name: str, view: View) -> float:
         """Seconds of a prefill; nothing if it was not measured."""
@@ -134,9 +135,9 @@ class ProfileCosts:
         if not self.effects.verify_width:
             width = 1
         context = self._context(view)
-        seconds = self._forward("target.forward", self._rows(view), width)[context]
+        seconds = self._forward("target.forward", self._rows(view), width, context)
         self._note("target.forward", "context", context)
-        return [(name, float(seconds) * self._factor("target.forward"))]
+        return [(name, seconds * self._factor("target.forward"))]
 
     def _draft(
         self, view: View, first: int, lookahead: int, name: str, ahead: int = 0
@@ -144,37 +145,33 @@ class ProfileCosts:
         rows, context = self._rows(view), self._context(view) + (ahead if self.effects.context else 0)
         if not self.effects.draft_width:
             first = 1
-        opening = float(self._forward("draft.forward", rows, first)[context])
-        steps = self._forward("draft.forward", rows, 1, least=context + lookahead)
+        opening = self._forward("draft.forward", rows, first, context)
+        stride = 1 if self.effects.context else 0
+        steps = self._seconds("draft.forward", context, stride, lookahead, batch=rows, new_tokens=1)
         factor = self._factor("draft.forward", lookahead)
         self._note("draft.forward", "context", context, context + lookahead - 1)
-        if self.effects.context:
-            rest = steps[context + 1 : context + lookahead] * factor
-        else:
-            rest = np.full(lookahead - 1, steps[context] * factor)
-        return [(name, opening * factor), *((name, float(s)) for s in rest)]
+        return [(name, s * factor) for s in (opening, *steps[1:])]
 
     def _prespeculate(self, operation: Prespeculate) -> list[tuple[str, float]]:
         view, slots = operation.view, operation.view.slots
         rows, context = self._rows(view), self._context(view)
         if not self.effects.draft_width:
-            step = float(self._forward("draft.forward", rows, 1)[context])
+            step = self._forward("draft.forward", rows, 1, context)
             return [("tree", step * self._factor("draft.tree", operation.lookahead))] * operation.lookahead
         deepest = int(operation.speculation.lengths[slots].max())
-        glue = float(self._forward("draft.forward", rows, 1 + deepest)[context])
+        glue = self._forward("draft.forward", rows, 1 + deepest, context)
         branches = branches_per_row(operation)
         widest, total = int(branches.max()), int(branches.sum())
         if "batch" in self.surfaces["draft.tree"].axes:
             shape, stride = {"batch": rows, "branches": widest}, widest
         else:
             shape, stride = {"branches": total}, -(-total // len(slots))
-        reach = context + 1 + deepest + (operation.lookahead - 1) * stride
-        table = self._table("draft.tree", rows, shape["branches"], reach, **shape)
         first = context + 1 + deepest if self.effects.context else context
         stride = stride if self.effects.context else 0
+        steps = self._seconds("draft.tree", first, stride, operation.lookahead, **shape)
         self._note("draft.tree", "context", first, first + (operation.lookahead - 1) * stride)
         factor = self._factor("draft.tree", operation.lookahead)
-        trees = [("tree", float(table[first + j * stride]) * factor) for j in range(operation.lookahead)]
+        trees = [("tree", s * factor) for s in steps]
         return [("glue", glue * self._factor("draft.forward")), *trees]
 
     def _rows(self, view: View) -> int:
@@ -186,21 +183,33 @@ class ProfileCosts:
             return int(view.contexts[0] - view.positions[0])
         return int(view.contexts.sum()) // len(view.contexts)
 
-    def _forward(self, name: str, rows: int, width: int, least: int = 0) -> FloatArray:
-        """Seconds by context of a forward over `width` new tokens in each of `rows` rows."""
-        return self._table(name, rows, width, least, batch=rows, new_tokens=width)
+    def _forward(self, name: str, rows: int, width: int, context: int) -> float:
+        """Seconds of a forward over `width` new tokens in each of `rows` rows."""
+        return self._seconds(name, context, batch=rows, new_tokens=width)[0]
 
-    def _table(self, name: str, a: int, b: int, least: int, **fixed: int) -> FloatArray:
-        key = (name, a, b)
-        table = self._tables.get(key)
-        if table is None or len(table) <= least:
-            upto = max(1024, 2 * least)
-            surface = self.surfaces[name]
-            table = surface.along("context", upto, **fixed) * self.drift.get(name, 1.0)
-            self._tables[key] = table
-            for axis, value in fixed.items():
+    def _seconds(self, name: str, first: int, stride: int = 0, count: int = 1, **shape: int) -> list[float]:
+        """[count] seconds of calls of one shape at the contexts `first`, `first + stride`, ..."""
+        page, start = divmod(first, PAGE)
+        stop = start + (count - 1) * stride + 1
+        if stride > 0 and stop <= PAGE:
+            return self._page(name, page, shape)[start:stop:stride]
+        contexts = (first + i * stride for i in range(count))
+        return [self._page(name, at // PAGE, shape)[at % PAGE] for at in contexts]
+
+    def _page(self, name: str, page: int, shape: dict[str, int]) -> list[float]:
+        """[PAGE] seconds of calls of one shape at the contexts from `page * PAGE` on.
+
+        A text grows by a few tokens per round, so that one call of the surface serves many rounds; contexts
+        have no end that a single table could reach.
+        """
+        key: tuple[str | int, ...] = (name, page, *shape.values())
+        if key not in self._pages:
+            low = page * PAGE
+            seconds = self.surfaces[name].along("context", low + PAGE - 1, start=low, **shape)
+            self._pages[key] = (seconds * self.drift.get(name, 1.0)).tolist()
+            for axis, value in shape.items():
                 self._note(name, axis, value)
-        return table
+        return self._pages[key]
 
     def _note(self, name: str, axis: str, low: int, high: int | None = None) -> None:
         """Remember the range of coordinates that was asked of an operation."""

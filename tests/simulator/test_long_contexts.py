@@ -1,0 +1,109 @@
+"""Contexts have no end: what a measured surface says of 200,000 tokens is what the simulation charges."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_profiles import trace
+
+from hardware_profiles.decisions import DecisionTrace, read_decisions
+from hardware_profiles.latency import LatencySurface
+from hardware_profiles.profile import Profile, load_profile
+from hardware_profiles.store import find_decisions, find_profile, shipped_profiles
+from policies.operations import Draft, Prespeculate, Source, Speculation, Verify, View
+from policies.registry import POLICIES, configure
+from simulator.costs import Effects
+from simulator.measured import PAGE, ProfileCosts
+from simulator.run import Scenario, simulate
+from simulator.tokens import coin, replay
+
+LONGEST = 200_000
+EDGES = (1, PAGE - 2, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE + 1, LONGEST)
+POLICY_NAMES = sorted(POLICIES)
+TOSSED = coin(0.8, exponent=1.0, scale=1.0, requests=2, length=6, prompt_length=1, seed=0)
+TEXT = trace([[0, 0, 5, 0, 0, 0], [5, 0, 0, 0, 5, 0]])
+
+contexts = st.one_of(st.sampled_from(EDGES), st.integers(1, LONGEST))
+
+
+@cache
+def recorded(policy: str) -> DecisionTrace | None:
+    """What the shipped pair decided, for the policies that look words up; None where coins do."""
+    return read_decisions(find_decisions(f"cpu2-x5-{policy}")) if policy in {"rest", "rasd"} else None
+
+
+@cache
+def shipped(name: str) -> Profile:
+    return load_profile(find_profile(name))
+
+
+@cache
+def surfaces(name: str) -> dict[str, LatencySurface]:
+    return {operation: LatencySurface(cost) for operation, cost in shipped(name).operations.items()}
+
+
+@pytest.mark.parametrize("name", shipped_profiles())
+@settings(max_examples=20, deadline=None)
+@given(context=contexts, rows=st.integers(1, 4), lookahead=st.integers(1, 6), width=st.integers(1, 9))
+def test_operations_cost_what_the_surface_says_at_their_context(
+    name: str, context: int, rows: int, lookahead: int, width: int
+) -> None:
+    costs = ProfileCosts(surfaces(name), effects=Effects(jitter=False), seed=0)
+    slots, full = np.arange(rows), np.full(rows, context)
+    view = View(slots, slots, 0 * slots, full, full)
+    ahead = Speculation(np.full(rows, lookahead), np.full(rows, int(Source.PRIMARY)))
+    at = {"batch": rows, "context": context}
+    forward, draft, tree = (surfaces(name)[n] for n in ("target.forward", "draft.forward", "draft.tree"))
+
+    def said(operation: object) -> list[float]:
+        return [seconds for _, seconds in costs.steps("target", operation)]  # type: ignore[arg-type]
+
+    assert said(Verify(view, ahead)) == pytest.approx([forward.seconds(new_tokens=1 + lookahead, **at)])
+    opening = draft.seconds(new_tokens=2, **at)
+    rest = [draft.seconds(batch=rows, new_tokens=1, context=context + j) for j in range(1, lookahead)]
+    assert said(Draft(view, lookahead, np.full(rows, 2))) == pytest.approx([opening, *rest])
+    fanout = (*[0] * lookahead, width)
+    glue = draft.seconds(new_tokens=1 + lookahead, **at)
+    trees = [
+        tree.seconds(batch=rows, branches=width, context=context + 1 + lookahead + j * width)
+        for j in range(lookahead)
+    ]
+    assert said(Prespeculate(view, ahead, lookahead, fanout)) == pytest.approx([glue, *trees])
+
+
+@pytest.mark.parametrize("name", shipped_profiles())
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_every_policy_runs_at_any_context_on_every_profile(policy: str, name: str) -> None:
+    """Which tokens are accepted does not depend on how long the prompts are; seconds grow with them."""
+    luck = np.random.default_rng([POLICY_NAMES.index(policy), shipped_profiles().index(name)])
+    lengths = (100, *luck.choice(EDGES, 1), *luck.integers(1, LONGEST, 1))
+    tokens = replay(TEXT) if policy == "pld" else TOSSED
+    knobs = {"matched_length": 2.0} if "matched_length" in POLICIES[policy].knobs else {}
+    emitted = []
+    for length in map(int, lengths):
+        # Long texts need memory; whether a device has it is another question.
+        scenario = Scenario(
+            tokens,
+            roomy(shipped(name)),
+            batch=2,
+            requests=2,
+            prompt_length=length,
+            decisions=recorded(policy),
+        )
+        summary = simulate(scenario, configure(policy, **knobs)).summary
+        assert 0.0 < summary.tokens_per_second < float("inf")
+        emitted.append((summary.tokens, summary.rounds))
+    assert len(set(emitted)) == 1
+
+
+def roomy(profile: Profile) -> Profile:
+    """The profile with devices whose memory nobody knows, so that it bounds nothing."""
+    roles = {
+        name: role.model_copy(update={"device": role.device.model_copy(update={"memory_bytes": None})})
+        for name, role in (("target", profile.roles.target), ("draft", profile.roles.draft))
+    }
+    return profile.model_copy(update={"roles": profile.roles.model_copy(update=roles)})
