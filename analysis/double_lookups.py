@@ -9,7 +9,7 @@ import numpy as np
 
 from hardware_profiles.datastore import Datastore, datastore_path
 from hardware_profiles.trace import Trace
-from policies.hierarchy import Hierarchy
+from policies.retrieval import Hierarchy
 
 LOOKUPS = 400
 """Most lookups that a retrieval time is the median of."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hardware_profiles.costs import GridCost
 from hardware_profiles.profile import Profile
 from policies.operations import IntArray
-from policies.randomness import keyed_generator
+from policies.sampling import keyed_generator
 
 FloatArray: TypeAlias = NDArray[np.float64]
 

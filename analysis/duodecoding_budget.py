@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 
 from policies.laws.duo import best_budget, duo_speedup
 from policies.operations import Operation, Prefill, View
-from policies.randomness import keyed_generator
 from policies.registry import configure, start
 from policies.rows import Rows
 from policies.rowwise import Work
+from policies.sampling import keyed_generator
 from simulator.contents import Imagined
 from simulator.costs import Effects
 from simulator.law import assume

@@ -20,8 +20,8 @@ from analysis.candidates import FEW, grid
 from analysis.search import Choice, Progress, Search, best_of
 from analysis.sources import Sources
 from hardware_profiles.trace import Trace
-from policies.randomness import keyed_uniforms
 from policies.registry import Settings
+from policies.sampling import keyed_uniforms
 from simulator.law import assume
 from simulator.run import Scenario
 from simulator.tokens import TokenModel, coin, replay

@@ -37,8 +37,8 @@ from analysis.serving import (
     without_prefill,
 )
 from policies.operations import IntArray
-from policies.randomness import keyed_generator
 from policies.registry import Settings
+from policies.sampling import keyed_generator
 from simulator.run import Scenario, Simulated, baseline_settings, simulate
 from simulator.tokens import TokenModel
 

@@ -13,8 +13,8 @@ from calibrate.job import Job, worker_specs
 from calibrate.live.world import LiveWorld
 from calibrate.runs import Cell, LiveRun, Measured, measure, run_matrix
 from hardware_profiles.trace import Trace
-from policies.records import Span
 from policies.registry import Settings, configure
+from policies.timeline import Span
 
 AR_PER_SETTINGS = 6
 """Plain decoding runs once per this many settings, among them, so that the baseline is as well known."""

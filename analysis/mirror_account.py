@@ -19,8 +19,9 @@ from policies.laws.mirror import mirror_step_time_printed
 from policies.laws.reuse import fallback, fallback_bound_printed, fallback_first
 from policies.laws.ssd import PowerLaw, power_law_hit
 from policies.operations import IntArray
-from policies.records import NO_CACHE, Span
 from policies.registry import Settings
+from policies.rows import NO_CACHE
+from policies.timeline import Span
 
 _ROLLOUTS = {"rollout", "streamrollout"}
 _DRAFTS = {"draft", "streamdraft"}

@@ -13,9 +13,10 @@ from analysis.intervals import plain
 from analysis.serving import outside_grid
 from hardware_profiles.profile import MeasuredRun, Profile
 from hardware_profiles.trace import Trace
-from policies.records import Round, Span
 from policies.registry import POLICIES, SettingError, Settings, configure, find_policy
+from policies.rows import Round
 from policies.summary import Summary, mean_summary
+from policies.timeline import Span
 from simulator.law import assume, opinion
 from simulator.run import Scenario, simulate
 from simulator.tokens import replay

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hardware_profiles.trace import Trace
-from policies.records import Round
 from policies.registry import Settings
+from policies.rows import Round
 
 GAP_BOUND = 1e-4
 """Log-probability gap below which two tokens may swap places between runs: fp32 forwards of different

@@ -19,8 +19,8 @@ from calibrate.live.world import LiveWorld
 from calibrate.prompts import Prompt
 from calibrate.runs import LiveRun
 from hardware_profiles.trace import Trace
-from policies.records import Span
 from policies.registry import SettingError, configure
+from policies.timeline import Span
 from simulator.law import assume, opinion
 from simulator.run import Scenario
 from simulator.tokens import replay

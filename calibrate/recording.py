@@ -20,8 +20,7 @@ import numpy as np
 from calibrate.live.placement import TORCH, Precision, is_local_model
 from calibrate.reading import Reader, RunnerReader, open_draft
 from hardware_profiles.trace_schema import COLUMNS
-from policies.randomness import keyed_generator
-from policies.sampling import Sampling
+from policies.sampling import Sampling, keyed_generator
 
 RANKS = 16
 """M of a greedy trace: the draft's choices kept per position."""

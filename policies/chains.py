@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from policies.ar import autoregressive
+from policies.guesses import LONGEST
 from policies.info import PolicyInfo
 from policies.knobs import SettingError
-from policies.ngram import LONGEST
 from policies.pearl import pearl
 from policies.pld import prompt_lookup
 from policies.protocols import Steps, World

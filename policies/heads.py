@@ -27,9 +27,8 @@ from policies.rows import Rows, admit_target
 from policies.rowwise import Like, Rowwise
 from policies.sampling import GREEDY, Sampling
 from policies.settings import Settings
-from policies.treedraft import TreeDrafted, TreePlan, drafted_tree
-from policies.trees import VerifyTree
-from policies.treespec import commit_trees
+from policies.tokentree import TreeDrafted, TreePlan, VerifyTree, drafted_tree
+from policies.tree import commit_trees
 
 
 @dataclass(frozen=True, slots=True)

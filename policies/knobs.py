@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from policies.exits import BY_BATCH, DEFAULT_EXIT, DEFAULT_KAPPA, EXITS, OVERLAPS, READINGS, RULES
-from policies.ngram import LONGEST
+from policies.guesses import LONGEST
 from policies.sampling import DRAFT_MODES
 from policies.ssd import BACKUPS, CACHE_SETS, FIRSTS, STALLS, TREES
 from policies.streaming import STREAMS
-from policies.treedraft import PLANS, TreePlan
+from policies.tokentree import PLANS, TreePlan
 
 Kind: TypeAlias = Literal["integer", "number", "name", "integers", "text"]
 

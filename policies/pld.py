@@ -5,8 +5,7 @@ There is no draft model; a round whose last words are new to the text is a plain
 
 from __future__ import annotations
 
-from policies.guesses import from_text, guess
-from policies.ngram import LONGEST
+from policies.guesses import LONGEST, from_text, guess
 from policies.operations import Verify
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit_target

@@ -27,7 +27,7 @@ from policies.rest import INFO as REST
 from policies.rows import Rows
 from policies.sampling import Sampling
 from policies.settings import FIELDS, AnyBackup, Settings
-from policies.treespec import INFO as TREE
+from policies.tree import INFO as TREE
 
 __all__ = [
     "ALIASES",

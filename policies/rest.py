@@ -17,8 +17,8 @@ from policies.retrieval import PROMPT, Path, RetrieveTree, Search, ask
 from policies.rows import Rows, admit_target
 from policies.sampling import GREEDY, Sampling
 from policies.settings import Settings
-from policies.trees import TokenTree, VerifyTree
-from policies.treespec import commit_trees
+from policies.tokentree import TokenTree, VerifyTree
+from policies.tree import commit_trees
 
 SEARCH_KNOBS = (
     "datastore",

@@ -1,9 +1,17 @@
-"""How tokens are chosen: the target's law, the law that drafted tokens come from, and their randomness."""
+"""How tokens are chosen: the distributions that they come from, and their randomness.
+
+Randomness is keyed: a draw belongs to what it decides, not to the moment at which it is taken.  Every policy
+then meets the same luck, a position is decided once, and both worlds draw alike.
+"""
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 DraftMode: TypeAlias = Literal["sampled", "greedy"]
 DRAFT_MODES: tuple[DraftMode, ...] = get_args(DraftMode)
@@ -55,3 +63,60 @@ class Sampling:
 
 GREEDY = Sampling()
 """Greedy decoding by both models."""
+
+
+FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
+
+
+def keyed_generator(seed: int, stream: str, *key: int) -> np.random.Generator:
+    """A generator that depends on nothing but its key.
+
+    Args:
+        seed: The run's seed.
+        stream: Name of what is drawn, e.g. `"acceptance"`; different names are independent.
+        key: Further integers, e.g. the request.
+    """
+    words = [seed, zlib.crc32(stream.encode()), *key]
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+def keyed_uniforms(seed: int, stream: str, *key: int | IntArray) -> FloatArray:
+    """Uniforms in [0, 1), one per key, each a function of its key alone.
+
+    A counter-based hash (splitmix64's finaliser over the words of the key): a thousand times cheaper than
+    a generator per draw, which the live engine could not afford within a round.
+
+    Args:
+        seed: The run's seed.
+        stream: Name of what is drawn; different names are independent.
+        key: Integers or arrays of them, broadcast against each other, e.g. request and position.
+    """
+    words = np.broadcast_arrays(*[np.asarray(k, dtype=np.int64) for k in key])
+    with np.errstate(over="ignore"):
+        state = _mix(np.full(words[0].shape, zlib.crc32(stream.encode()), dtype=np.uint64))
+        for word in (np.int64(seed), *words):
+            state = _mix(state ^ _mix(np.asarray(word).astype(np.uint64) + _GOLDEN))
+    uniforms: FloatArray = (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return uniforms
+
+
+def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    words = words + _GOLDEN
+    words = (words ^ (words >> np.uint64(30))) * _MIX[0]
+    words = (words ^ (words >> np.uint64(27))) * _MIX[1]
+    return words ^ (words >> np.uint64(31))
+
+
+def random_tokens(seed: int, request: int, position: int, count: int, vocabulary: int) -> tuple[int, ...]:
+    """`count` uniform token ids for the positions `position`, `position + 1`, ... of a request.
+
+    The token of a position depends on that position alone, so that it is the same in both worlds and
+    at every lookahead.
+    """
+    uniforms = keyed_uniforms(seed, "random-backup", request, position + np.arange(count))
+    return tuple(int(token) for token in uniforms * vocabulary)

@@ -20,7 +20,6 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from policies.caches import JoinedCache
 from policies.guesses import at_random, from_text, guess, unknown_guess
 from policies.operations import (
     BoolArray,
@@ -28,6 +27,7 @@ from policies.operations import (
     IntArray,
     Prespeculate,
     Speculation,
+    Verdict,
     Verify,
     View,
 )
@@ -181,3 +181,31 @@ def redraft(world: World, rows: Rows, chosen: BoolArray, knobs: SaguaroKnobs) ->
     """Submit a primary draft of the rows marked in `chosen` [B]."""
     unseen: IntArray = np.ones(rows.width, dtype=np.int64)
     return world.draft.submit(Draft(rows.view(chosen), knobs.lookahead, unseen, knobs.sampling, knobs.shape))
+
+
+class JoinedCache:
+    """The union of caches that share no outcome (see `policies.protocols.Cache`).
+
+    Args:
+        parts: One cache per draft device, at least one.
+    """
+
+    def __init__(self, parts: Sequence[Cache]) -> None:
+        self.parts = tuple(parts)
+
+    def lookup(self, verdict: Verdict) -> BoolArray:
+        """[B] whether any part holds each row's outcome."""
+        found: BoolArray = np.any([part.lookup(verdict) for part in self.parts], axis=0)
+        return found
+
+    def take(self, verdict: Verdict, hits: BoolArray) -> Speculation:
+        """The prepared speculation of the rows marked in `hits`, each from the part that holds it."""
+        taken = Speculation.empty(len(hits))
+        for part in self.parts:
+            held = hits & part.lookup(verdict)
+            taken = taken.merge(part.take(verdict, held), held)
+        return taken
+
+    def opening(self) -> Speculation:
+        """The opening of the first part."""
+        return self.parts[0].opening()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from policies.operations import Source
-from policies.records import NO_CACHE, RoundLog
+from policies.rows import NO_CACHE, RoundLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hardware_profiles.jsonfile import to_json
-from policies.records import Span
 
 MICROSECONDS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of work of one device.
+
+    Attributes:
+        device: Name of the device.
+        name: What it did, e.g. `verify`, `draft`, `glue`, `tree`.
+        start_s: Seconds since the world began.
+        end_s: Likewise.
+        details: Anything worth showing in a viewer.
+    """
+
+    device: str
+    name: str
+    start_s: float
+    end_s: float
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 def chrome_trace(spans: Iterable[Span], *, title: str) -> str:

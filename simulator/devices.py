@@ -15,8 +15,8 @@ import simpy
 from simpy.events import Event
 
 from policies.operations import Draft, Operation, Prespeculate, operation_name
-from policies.records import Span
 from policies.rowwise import Rowwise
+from policies.timeline import Span
 from simulator.machine import Machine
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.duo import sequences_of
-from policies.duo_sequences import mean_sequences, most_sequences
+from policies.duo import mean_sequences, most_sequences, sequences_of
 from policies.laws.double import pearl_speedup, psd_ceiling
 from policies.laws.ssd import (
     expected_tokens,

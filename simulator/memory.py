@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hardware_profiles.parts import Role
 from hardware_profiles.profile import Profile
 from policies.registry import SettingError, Settings, find_policy
-from policies.treespec import nodes_ahead
+from policies.tree import nodes_ahead
 
 LAW_BYTES = 4
 """Bytes of one probability of a kept law."""

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from policies.randomness import FloatArray, keyed_generator
+from policies.sampling import FloatArray, keyed_generator
 
 BLOCK = 1024
 STRATA = 16

@@ -198,7 +198,7 @@ def _decisions(options: dict[str, Any], profile_name: str, sources: dict[str, st
 
 
 def _is_static_and_greedy(options: dict[str, Any]) -> bool:
-    """Whether a recorded path decides a tree (`policies.treespec.follows_the_path`)."""
+    """Whether a recorded path decides a tree (`policies.tree.follows_the_path`)."""
     return options["temperature"] == 0.0 and options["tree_plan"] in {None, "static"}
 
 

@@ -14,8 +14,7 @@ import numpy as np
 from policies.curves import PRIOR_ROUNDS
 from policies.laws.ssd import PowerLaw, fit_power_law
 from policies.operations import BoolArray, IntArray, Prespeculate, Source, Speculation, Verdict, Verify, View
-from policies.randomness import FloatArray
-from policies.sampling import GREEDY, Sampling
+from policies.sampling import GREEDY, FloatArray, Sampling
 
 if TYPE_CHECKING:
     from simulator.tokens import TokenModel

@@ -12,11 +12,11 @@ from hardware_profiles.pace import NO_PACE, KindPace, Pace
 from hardware_profiles.parts import OPERATIONS
 from hardware_profiles.profile import Host, Overlap, Profile
 from policies.operations import Request
-from policies.records import Span
 from policies.registry import SettingError, Settings, configure, find_policy, start
 from policies.rows import Rows
 from policies.summary import Summary, summarise
-from policies.treespec import follows_the_path
+from policies.timeline import Span
+from policies.tree import follows_the_path
 from simulator.checks import check_profile, check_tokens
 from simulator.contents import Contents, Decided, Imagined
 from simulator.costs import Costs, Effects, Extrapolation, TextbookCosts

@@ -16,8 +16,8 @@ from policies.laws.fanout import (
 )
 from policies.laws.ssd import outcome_weights
 from policies.operations import Source
-from policies.randomness import FloatArray
 from policies.registry import SettingError, Settings
+from policies.sampling import FloatArray
 from simulator.costs import TextbookCosts
 from simulator.law import Assumptions
 from simulator.probe import DEEPEST, RoundStatistics

@@ -11,7 +11,7 @@ from simpy.events import Event as SimpyEvent
 from hardware_profiles.pace import KindPace
 from hardware_profiles.profile import Host
 from policies.protocols import Steps
-from policies.records import Span
+from policies.timeline import Span
 from simulator.answers import Answers
 from simulator.contents import Contents
 from simulator.costs import Costs

@@ -21,11 +21,9 @@ from analysis.breaks.worlds import scenario
 from policies.operations import IntArray
 from policies.protocols import Steps
 from policies.protocols import World as AnyWorld
-from policies.randomness import FloatArray
-from policies.records import RoundLog
 from policies.registry import Settings, configure, start
-from policies.rows import Rows
-from policies.sampling import Sampling
+from policies.rows import RoundLog, Rows
+from policies.sampling import FloatArray, Sampling
 from simulator.contents import Imagined
 from simulator.world import SimulatedWorld
 

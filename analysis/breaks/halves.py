@@ -9,13 +9,11 @@ import numpy as np
 
 from analysis.breaks.decided import decisions_of
 from analysis.breaks.points import Case
-from policies.fusion import pruned
-from policies.randomness import FloatArray, keyed_generator
-from policies.rasd import candidates, rasd_knobs
+from policies.rasd import candidates, pruned, rasd_knobs
 from policies.registry import configure
 from policies.retrieval import Retrieved
-from policies.treedraft import TreeDrafted, drafted_tree
-from policies.trees import ROOT, TokenTree, TreeVerdict
+from policies.sampling import FloatArray, keyed_generator
+from policies.tokentree import ROOT, TokenTree, TreeDrafted, TreeVerdict, drafted_tree
 from simulator.contents import revive
 
 DEEPEST = 256

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from calibrate.live.errors import AuditError, LiveError
 from policies.operations import IntArray
-from policies.randomness import FloatArray
+from policies.sampling import FloatArray
 
 DEFAULT_BYTES = 16 << 30
 """Address space of a ring; memory is taken as the ring grows."""

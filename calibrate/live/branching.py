@@ -15,7 +15,7 @@ from torch import Tensor
 from calibrate.live.errors import AuditError
 from calibrate.live.runner import ModelRunner
 from policies.operations import BoolArray, IntArray
-from policies.trees import ROOT
+from policies.tokentree import ROOT
 
 
 class Branching:

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from policies.operations import BoolArray, IntArray
-from policies.randomness import FloatArray
-from policies.sampling import Sampling
+from policies.sampling import FloatArray, Sampling
 
-# Streams of `policies.randomness.keyed_uniforms`, keyed by request and position.  Whatever decides a position
+# Streams of `policies.sampling.keyed_uniforms`, keyed by request and position.  Whatever decides a position
 # draws from each stream once, and nothing of a draw is seen before its position is reached.
 DRAFTED = "draft-token"
 ACCEPTED = "acceptance"

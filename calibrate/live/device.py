@@ -15,8 +15,8 @@ from calibrate.live.environment import LiveEnvironment
 from calibrate.live.errors import AuditError, WorkerError
 from calibrate.live.link import WorkerLink
 from policies.operations import View, operation_name
-from policies.records import Span
 from policies.rowwise import Rowwise
+from policies.timeline import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from calibrate.live.arena import Block, LawWriter
 from calibrate.live.choice import DRAFTED, drafted_weights, draw
 from calibrate.live.errors import AuditError
 from policies.operations import NO_LAW
-from policies.randomness import keyed_uniforms
-from policies.sampling import GREEDY, Sampling
+from policies.sampling import GREEDY, Sampling, keyed_uniforms
 
 
 class Pen:

@@ -22,8 +22,7 @@ from calibrate.live.errors import AuditError, ModelError
 from calibrate.live.runner import ModelRunner
 from calibrate.live.streams import ModelStreams, stream_positions, stream_sight
 from policies.operations import NO_LAW, BoolArray, IntArray
-from policies.randomness import keyed_uniforms
-from policies.sampling import Sampling
+from policies.sampling import Sampling, keyed_uniforms
 
 
 class Nodes(Protocol):

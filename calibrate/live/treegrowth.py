@@ -16,10 +16,8 @@ from calibrate.live.choice import DRAFTED, drafted_weights, draw, top_tokens
 from calibrate.live.errors import AuditError
 from calibrate.live.messages import Row
 from policies.operations import NO_LAW, Source
-from policies.randomness import keyed_uniforms
-from policies.sampling import Sampling
-from policies.treedraft import TreePlan
-from policies.trees import ROOT, TokenTree
+from policies.sampling import Sampling, keyed_uniforms
+from policies.tokentree import ROOT, TokenTree, TreePlan
 
 
 class Static:

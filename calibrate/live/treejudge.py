@@ -18,9 +18,8 @@ from calibrate.live.arena import LawReader
 from calibrate.live.choice import ACCEPTED, BONUS, draw, law, one_hot, residual
 from calibrate.live.messages import Row
 from policies.operations import NO_LAW, BoolArray, IntArray
-from policies.randomness import keyed_uniforms
-from policies.sampling import Sampling
-from policies.trees import ROOT, TokenTree
+from policies.sampling import Sampling, keyed_uniforms
+from policies.tokentree import ROOT, TokenTree
 
 
 @dataclass(frozen=True, slots=True)

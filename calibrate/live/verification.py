@@ -19,8 +19,7 @@ from calibrate.live.arena import LawReader
 from calibrate.live.choice import ACCEPTED, BONUS, accepted_run, draw, residual
 from calibrate.live.messages import Row
 from policies.operations import BoolArray, IntArray, Source
-from policies.randomness import FloatArray, keyed_uniforms
-from policies.sampling import Sampling
+from policies.sampling import FloatArray, Sampling, keyed_uniforms
 
 
 class Proposals:

@@ -21,7 +21,7 @@ from calibrate.live.link import WorkerLink
 from calibrate.live.messages import Tokens
 from calibrate.live.placement import WorkerSpec, local_vocabulary
 from policies.protocols import Steps, World
-from policies.records import Span
+from policies.timeline import Span
 
 if TYPE_CHECKING:
     from simpy.events import ProcessGenerator

@@ -11,10 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from policies.knobs import SettingError
-from policies.operations import NO_LAW, UNKNOWN
-from policies.randomness import keyed_uniforms
-from policies.retrieving import (
+from policies.double import (
     Ask,
     Drafted,
     Guide,
@@ -25,7 +22,10 @@ from policies.retrieving import (
     Tokens,
     Verified,
 )
+from policies.knobs import SettingError
+from policies.operations import NO_LAW, UNKNOWN
 from policies.rowwise import RowVerdict, Rowwise
+from policies.sampling import keyed_uniforms
 from simulator.tokens.model import TokenModel
 
 RIGHT, WRONG = 1, 0

@@ -22,8 +22,11 @@ from policies.duo import (
     Settled,
     SettleSequences,
     VerifyPending,
+    mean_sequences,
+    most_sequences,
+    sequence_lengths,
+    sequences_work,
 )
-from policies.duo_sequences import mean_sequences, most_sequences, sequence_lengths, sequences_work
 from policies.operations import NO_LAW, UNKNOWN, Source, Speculation, Verify
 from policies.rowwise import RowVerdict, Rowwise
 from simulator.tokens.model import TokenModel

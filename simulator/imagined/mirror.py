@@ -29,15 +29,15 @@ from policies.operations import (
     Verdict,
     Verify,
 )
-from policies.randomness import keyed_uniforms
 from policies.rowwise import RowVerdict, Rowwise
+from policies.sampling import keyed_uniforms
 from policies.streaming import StreamDraft, StreamRolled, StreamRollout, StreamWindow, passes
 from simulator.tokens.model import TokenModel
 
 TOKEN = 0
 """The only token there is."""
 COIN = "stream-proposal"
-"""Stream of randomness (`policies.randomness`) that decides whether a proposal is right."""
+"""Stream of randomness (`policies.sampling`) that decides whether a proposal is right."""
 
 
 def verify_early(operation: Rowwise, tokens: TokenModel) -> list[EarlyVerdict]:

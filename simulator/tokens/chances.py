@@ -24,8 +24,8 @@ import numpy as np
 
 from hardware_profiles.trace import Trace
 from policies.operations import IntArray
-from policies.randomness import FloatArray
 from policies.registry import SettingError
+from policies.sampling import FloatArray
 
 ROUNDING = 1e-6
 """A mass below this is taken for what rounding to float32 left over."""

@@ -6,8 +6,8 @@ import numpy as np
 
 from policies.laws.ssd import PowerLaw
 from policies.operations import IntArray, Request
-from policies.randomness import FloatArray, keyed_generator
 from policies.registry import SettingError
+from policies.sampling import FloatArray, keyed_generator
 from simulator.tokens.model import TokenModel
 from simulator.tokens.outcomes import NEVER, accepted_runs, index_requests
 

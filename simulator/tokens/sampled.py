@@ -11,8 +11,7 @@ import numpy as np
 
 from hardware_profiles.trace import Trace
 from policies.operations import IntArray, Source
-from policies.randomness import FloatArray, keyed_uniforms
-from policies.sampling import Sampling
+from policies.sampling import FloatArray, Sampling, keyed_uniforms
 from simulator.tokens.chances import DRAFT, FIRST, UNIFORM, Chances, Law, Recorded, chances
 from simulator.tokens.outcomes import NEVER, Outcomes, accepted_runs, shaped_runs
 

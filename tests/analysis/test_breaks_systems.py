@@ -28,7 +28,7 @@ from analysis.mirror_account import overlap_counted
 from analysis.papers.rasd import fused_tau
 from policies.laws.double import pearl_speedup
 from policies.registry import configure
-from policies.trees import TreeVerdict
+from policies.tokentree import TreeVerdict
 from simulator.contents import revive
 
 DECIDED = RELAXATIONS["decided"]

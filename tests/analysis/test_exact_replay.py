@@ -21,8 +21,8 @@ from calibrate.recording import RecordingJob
 from calibrate.runs import LiveRun, run_live, run_once
 from calibrate.traces import record_trace
 from hardware_profiles.trace import Trace
-from policies.records import Round
 from policies.registry import Settings, configure
+from policies.rows import Round
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel, replay

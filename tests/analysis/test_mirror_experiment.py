@@ -13,8 +13,9 @@ from analysis.mirror import main
 from analysis.mirror_account import Piece, Times, account, overlap_counted, pieces_of_spans
 from analysis.mirror_cells import Shards, settings_grid
 from hardware_profiles.decisions import Decisions
-from policies.records import NO_CACHE, Span
 from policies.registry import configure
+from policies.rows import NO_CACHE
+from policies.timeline import Span
 from simulator.costs import TextbookCosts
 
 KEY = ("earlyverify", 4, 0)

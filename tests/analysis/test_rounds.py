@@ -8,8 +8,8 @@ import numpy as np
 
 from analysis.rounds import compare_rounds
 from hardware_profiles.trace import Trace, TraceMeta, TraceRequest
-from policies.records import Round
 from policies.registry import configure
+from policies.rows import Round
 
 SETTINGS = configure("saguaro", lookahead=2, fanout=(1,))
 ROUNDS = [

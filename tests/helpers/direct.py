@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from chains import NGRAM, NONE, PRIMARY, PROMPT, RANDOM, Chain, Law, Outcome, pick
 
-from policies.ngram import lookup
+from policies.guesses import lookup
 from policies.operations import Source
 from policies.registry import Settings
 

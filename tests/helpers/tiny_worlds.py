@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from policies.operations import Request
-from policies.records import Round
 from policies.registry import Settings, configure
-from policies.rows import Rows
+from policies.rows import Round, Rows
 from simulator.costs import TextbookCosts
 from simulator.tokens import NEVER, TokenModel, accepted_runs
 from simulator.world import SimulatedWorld

@@ -19,7 +19,7 @@ from calibrate.live.streams import ModelStreams, StreamHeads
 from policies.exits import EarlyVerify, Rollout
 from policies.rows import Rows
 from policies.streaming import StreamDraft, StreamRollout
-from policies.trees import ROOT
+from policies.tokentree import ROOT
 
 Text: TypeAlias = tuple[int, ...]
 

@@ -18,8 +18,8 @@ from calibrate.live.arena import ALIVE, Block, LawReader, LawWriter, Segment
 from calibrate.live.errors import AuditError, LiveError, WorkerDied
 from calibrate.live.world import LiveWorld
 from policies.operations import IntArray
-from policies.randomness import FloatArray
 from policies.registry import configure, start
+from policies.sampling import FloatArray
 
 V = 7
 

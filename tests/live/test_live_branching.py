@@ -21,7 +21,7 @@ from calibrate.live.messages import Row
 from calibrate.live.treejudge import Judged, TreeJudge, judge_greedy
 from policies.operations import NO_LAW, IntArray
 from policies.sampling import Sampling
-from policies.trees import ROOT, TokenTree
+from policies.tokentree import ROOT, TokenTree
 
 SAMPLED = Sampling(temperature=1.0, seed=5)
 

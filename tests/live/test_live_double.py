@@ -17,9 +17,9 @@ from calibrate.live.plain import plain_decode
 from calibrate.live.world import LiveWorld
 from hardware_profiles.datastore import Datastore
 from hardware_profiles.decisions import Decisions
-from policies.hierarchy import Hierarchy, Index
+from policies.double import Drafted, RetrievingDraft, RetrievingVerify
 from policies.registry import Settings, configure, start
-from policies.retrieving import Drafted, RetrievingDraft, RetrievingVerify
+from policies.retrieval import Hierarchy, Index
 from policies.rows import Rows
 from simulator.contents import Decided
 from simulator.costs import TextbookCosts

@@ -16,9 +16,9 @@ from calibrate.live.choice import ACCEPTED, BONUS, draw, law
 from calibrate.live.handlers import duo as handler
 from policies.duo import NO_SEQUENCE, SettleSequences
 from policies.operations import Request
-from policies.randomness import keyed_uniforms
 from policies.registry import Settings, configure, start
 from policies.rows import Rows
+from policies.sampling import keyed_uniforms
 
 ALPHA, HOPELESS = 1e-3, 1e-12
 REQUESTS = 4_000

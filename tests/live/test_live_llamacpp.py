@@ -44,7 +44,7 @@ from calibrate.live.runner import ModelRunner
 from calibrate.live.world import LiveWorld
 from calibrate.pair import gguf as writing
 from calibrate.pair.gguf import export_gguf
-from policies.trees import ROOT
+from policies.tokentree import ROOT
 
 pytestmark = pytest.mark.llamacpp
 QUANTISED = ("fp16", "q8_0", "q4_0")

@@ -17,7 +17,7 @@ from calibrate.live.llamacpp_files import gguf_file, has_llamacpp, import_llamac
 from calibrate.live.llamacpp_nodes import Nodes, grow_nodes
 from calibrate.live.loading import open_runner
 from calibrate.live.placement import WorkerSpec
-from policies.trees import ROOT
+from policies.tokentree import ROOT
 
 SLOT = 0
 

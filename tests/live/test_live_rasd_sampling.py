@@ -26,8 +26,7 @@ from policies.rest import rest
 from policies.retrieval import Search
 from policies.rows import Rows
 from policies.sampling import Sampling
-from policies.treedraft import TreePlan
-from policies.trees import ROOT, TokenTree, VerifyTree
+from policies.tokentree import ROOT, TokenTree, TreePlan, VerifyTree
 
 Run = Callable[[Any, Rows], Any]
 Plant = Callable[[pytest.MonkeyPatch], None]

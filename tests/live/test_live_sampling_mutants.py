@@ -19,9 +19,8 @@ from calibrate.live.drafting import Pen
 from calibrate.live.errors import AuditError
 from calibrate.live.handlers import draft as draft_handler
 from calibrate.live.handlers import verify as verify_handler
-from policies.randomness import keyed_uniforms
 from policies.registry import Settings, configure
-from policies.sampling import Sampling
+from policies.sampling import Sampling, keyed_uniforms
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -37,7 +37,7 @@ from policies.operations import BoolArray, IntArray, Request
 from policies.registry import SettingError, Settings, configure, start
 from policies.rows import Rows
 from policies.sampling import GREEDY
-from policies.trees import ROOT
+from policies.tokentree import ROOT
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin

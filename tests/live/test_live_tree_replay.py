@@ -12,9 +12,8 @@ from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions
 from hardware_profiles.trace_schema import TraceMeta, TraceRequest
 from policies.knobs import SettingError
 from policies.operations import Request
-from policies.records import Round
 from policies.registry import Settings, configure
-from policies.rows import Rows
+from policies.rows import Round, Rows
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, Simulated, simulate
 from simulator.tokens import coin

@@ -25,7 +25,7 @@ from calibrate.live.choice import ACCEPTED, DRAFTED
 from calibrate.live.errors import AuditError
 from calibrate.live.treejudge import TreeJudge
 from policies.registry import Settings, configure
-from policies.trees import ROOT
+from policies.tokentree import ROOT
 
 ALPHA = 1e-3
 HOPELESS = 1e-12

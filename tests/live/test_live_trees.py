@@ -20,8 +20,7 @@ from calibrate.live.plain import plain_decode
 from calibrate.live.runner import ModelRunner
 from policies.registry import Settings, configure
 from policies.rows import Rows
-from policies.treedraft import DraftTree, TreeDrafted
-from policies.trees import TokenTree, TreeVerdict
+from policies.tokentree import DraftTree, TokenTree, TreeDrafted, TreeVerdict
 
 Prompts = list[tuple[int, ...]]
 

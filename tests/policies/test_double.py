@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny_worlds import events, outcomes, tokens_by_hand
 
 from hardware_profiles.decisions import Decisions
-from policies.double import Outcome, outcome_of
+from policies.double import Ask, Outcome, outcome_of
 from policies.knobs import SettingError
 from policies.laws.double import pearl_speedup
 from policies.laws.guidance import step
@@ -19,7 +19,6 @@ from policies.laws.retrieval import common_prefix
 from policies.laws.runs import draft_length
 from policies.operations import Request
 from policies.registry import configure, start
-from policies.retrieving import Ask
 from policies.rows import Rows
 from policies.rowwise import Rowwise
 from simulator.contents import Decided, Imagined

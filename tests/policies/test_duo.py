@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_worlds import events, outcomes, tokens_by_hand
 
-from policies.duo_sequences import mean_sequences, most_sequences, openings, sequence_lengths, sequences_work
+from policies.duo import mean_sequences, most_sequences, openings, sequence_lengths, sequences_work
 from policies.knobs import SettingError
 from policies.laws.duo import draft_sequences, duo_speedup
 from policies.registry import configure, start

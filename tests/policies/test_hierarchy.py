@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.hierarchy import Hierarchy, Index
 from policies.laws.retrieval import occurrences, retrieve
+from policies.retrieval import Hierarchy, Index
 
 
 class Texts:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.caches import JoinedCache
-from policies.ngram import lookup
+from policies.guesses import lookup
 from policies.operations import Prespeculate, Request, Source, Speculation, Verdict
 from policies.rows import Rows
+from policies.ssd import JoinedCache
 
 PRIMARY, NGRAM = int(Source.PRIMARY), int(Source.NGRAM)
 

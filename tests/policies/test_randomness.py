@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.randomness import keyed_generator, keyed_uniforms, random_tokens
+from policies.sampling import keyed_generator, keyed_uniforms, random_tokens
 
 small = st.integers(min_value=0, max_value=10_000)
 

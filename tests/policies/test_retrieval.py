@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware_profiles.datastore import Datastore
-from policies.fusion import fused, pruned, unfused
 from policies.knobs import SettingError
 from policies.laws import rasd as laws
 from policies.laws import tree as tree_laws
 from policies.operations import NO_LAW, Source
-from policies.rasd import RasdKnobs, candidates, rasd_knobs
+from policies.rasd import RasdKnobs, candidates, fused, pruned, rasd_knobs, unfused
 from policies.registry import configure
 from policies.retrieval import (
     RetrievalAsk,
@@ -27,8 +26,7 @@ from policies.retrieval import (
     text_candidates,
 )
 from policies.sampling import Sampling
-from policies.treedraft import TreeDrafted, TreePlan
-from policies.trees import ROOT, TokenTree
+from policies.tokentree import ROOT, TokenTree, TreeDrafted, TreePlan
 
 VOCABULARY = 4
 TOKENS = st.integers(0, VOCABULARY - 1)

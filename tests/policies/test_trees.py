@@ -12,9 +12,8 @@ from policies.knobs import SettingError
 from policies.operations import NO_LAW, Source
 from policies.registry import configure
 from policies.rowwise import RowVerdict
-from policies.treedraft import TreePlan
-from policies.trees import ROOT, TokenTree, TreeVerdict
-from policies.treespec import levels_tried, nodes_ahead, tree_plan
+from policies.tokentree import ROOT, TokenTree, TreePlan, TreeVerdict
+from policies.tree import levels_tried, nodes_ahead, tree_plan
 
 PATHS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=6)
 

@@ -12,9 +12,8 @@ from hardware_profiles.latency import LatencySurface
 from hardware_profiles.profile import ConstantCost, GridCost, Host, OperationHost, Point, Profile
 from policies.operations import Draft, Prespeculate, Speculation, Verify
 from policies.protocols import Steps
-from policies.records import NO_CACHE
 from policies.registry import SettingError, configure, start
-from policies.rows import Rows
+from policies.rows import NO_CACHE, Rows
 from policies.sampling import Sampling
 from simulator.costs import Effects, TextbookCosts
 from simulator.measured import ProfileCosts

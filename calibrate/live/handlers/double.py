@@ -21,11 +21,11 @@ from calibrate.live.choice import DRAFTED, drafted_weights, draw
 from calibrate.live.errors import AuditError
 from calibrate.live.handlers.retrieval import opened
 from calibrate.live.messages import Row
-from policies.hierarchy import Hierarchy
+from policies.double import Ask, Drafted, Retrieval, Tokens
 from policies.laws.retrieval import common_prefix
 from policies.operations import NO_LAW, UNKNOWN
-from policies.randomness import keyed_uniforms
-from policies.retrieving import Ask, Drafted, Retrieval, Tokens
+from policies.retrieval import Hierarchy
+from policies.sampling import keyed_uniforms
 
 if TYPE_CHECKING:
     from calibrate.live.executor import Executor

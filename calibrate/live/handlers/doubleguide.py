@@ -22,9 +22,9 @@ from calibrate.live.handlers.double import stamp_retrieval, store_of
 from calibrate.live.messages import Row
 from calibrate.live.outcomes import cut, judge
 from calibrate.live.verification import Proposals, judge_chains
+from policies.double import Guided, Retrieval, Tokens, Verified
 from policies.laws.retrieval import common_prefix
 from policies.operations import NO_LAW, Source
-from policies.retrieving import Guided, Retrieval, Tokens, Verified
 from policies.rowwise import RowVerdict
 
 if TYPE_CHECKING:

@@ -19,13 +19,13 @@ from policies.duo import (
     Settled,
 )
 from policies.operations import NO_LAW, Source
-from policies.randomness import keyed_uniforms
 from policies.rowwise import RowVerdict
+from policies.sampling import keyed_uniforms
 
 if TYPE_CHECKING:
     from calibrate.live.executor import Executor
     from policies.operations import IntArray
-    from policies.randomness import FloatArray
+    from policies.sampling import FloatArray
 
 
 def verify_pending(executor: Executor, message: RowwiseRows) -> tuple[PendingVerdict, ...]:

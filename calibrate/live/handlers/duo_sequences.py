@@ -15,8 +15,7 @@ from calibrate.live.choice import law, top_tokens
 from calibrate.live.drafting import Pen
 from calibrate.live.messages import Row, RowwiseRows, Tokens
 from calibrate.live.outcomes import agreement
-from policies.duo import Sequences
-from policies.duo_sequences import most_sequences, openings, sequence_lengths, sequences_work
+from policies.duo import Sequences, most_sequences, openings, sequence_lengths, sequences_work
 from policies.operations import NO_LAW
 from policies.sampling import Sampling
 

@@ -17,8 +17,8 @@ from calibrate.live.outcomes import cut, judge
 from calibrate.live.verification import Proposals, judge_chains
 from policies.exits import Branch, Candidates, EarlyVerdict, Plan, Rolled, Window, forks
 from policies.operations import Source
-from policies.randomness import keyed_uniforms
 from policies.rowwise import RowVerdict
+from policies.sampling import keyed_uniforms
 
 if TYPE_CHECKING:
     from calibrate.live.executor import Executor

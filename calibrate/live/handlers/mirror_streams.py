@@ -13,7 +13,7 @@ from calibrate.live.streams import ModelStreams, load_streams
 from policies.exits import Branch, Plan, Window, forks
 from policies.rowwise import Work
 from policies.streaming import StreamRolled, StreamWindow, passes
-from policies.trees import ROOT
+from policies.tokentree import ROOT
 
 if TYPE_CHECKING:
     from calibrate.live.executor import Executor

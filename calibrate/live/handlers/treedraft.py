@@ -9,8 +9,7 @@ from calibrate.live.branching import Branching
 from calibrate.live.choice import top_tokens
 from calibrate.live.errors import AuditError
 from calibrate.live.treegrowth import Dynamic, Static
-from policies.treedraft import TreeDrafted, TreePlan
-from policies.trees import TokenTree
+from policies.tokentree import TokenTree, TreeDrafted, TreePlan
 
 if TYPE_CHECKING:
     from calibrate.live.executor import Executor
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def draft_trees(executor: Executor, message: RowwiseRows) -> tuple[TreeDrafted, ...]:
-    """Handler of `policies.treedraft.DraftTree`."""
+    """Handler of `policies.tokentree.DraftTree`."""
     plan = TreePlan(*(message.option(name) for name in ("plan", "widths", "depth", "topk", "budget")))
     rows, runner = message.rows, executor.runner
     for row, unseen in zip(rows, message.asks, strict=True):

@@ -9,7 +9,7 @@ from calibrate.live.branching import Branching
 from calibrate.live.outcomes import cut
 from calibrate.live.treejudge import TreeJudge, judge_greedy
 from policies.rowwise import RowVerdict
-from policies.trees import ROOT, TokenTree, TreeVerdict
+from policies.tokentree import ROOT, TokenTree, TreeVerdict
 
 if TYPE_CHECKING:
     from calibrate.live.executor import Executor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def verify_trees(executor: Executor, message: RowwiseRows) -> tuple[TreeVerdict, ...]:
-    """Handler of `policies.trees.VerifyTree`."""
+    """Handler of `policies.tokentree.VerifyTree`."""
     rows, trees = message.rows, [TokenTree._make(ask) for ask in message.asks]
     for row in rows:
         executor.rewind(row)

@@ -19,8 +19,7 @@ from policies.rows import Rows, admit
 from policies.rowwise import RowAnswers, verdict_of
 from policies.sampling import GREEDY, Sampling
 from policies.settings import Settings
-from policies.treedraft import DraftTree, TreePlan, drafted_tree
-from policies.trees import ROOT, TokenTree, TreeVerdict, VerifyTree
+from policies.tokentree import ROOT, DraftTree, TokenTree, TreePlan, TreeVerdict, VerifyTree, drafted_tree
 
 
 def tree_speculation(world: World, rows: Rows, *, plan: TreePlan, sampling: Sampling = GREEDY) -> Steps:
