@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from calibrate.options import trust_option
 from calibrate.turns import taking_turns, turns_option
 from policies.commandline import HELP, refusals, split_integers, split_list, split_numbers
 
@@ -64,6 +65,7 @@ Examples:
 @click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(min=1))
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Live repetitions.")
 @turns_option
+@trust_option
 @click.option("--seed", default=0, show_default=True)
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for CSV, picture, timelines."
@@ -158,6 +160,7 @@ def live_job(options: dict[str, Any]) -> Any:
             "quick": True,
             "name": None,
             "seed": options["seed"],
+            "trust_remote_code": options.get("trust_remote_code", False),
         }
     )
 

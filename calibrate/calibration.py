@@ -153,6 +153,7 @@ def _record(
             precision=job.precision,
             devices=job.placement.devices,
             draft_backend=job.draft_backend,
+            trust_remote_code=job.trust_remote_code,
         ),
         prompt_set=prompt_set,
         names=job.names,

@@ -9,7 +9,7 @@ import click
 
 from calibrate.datastore_cli import datastore
 from calibrate.decide_cli import decide
-from calibrate.options import make_job
+from calibrate.options import make_job, trust_option
 from calibrate.pair.cli import pair
 from calibrate.turns import taking_turns, turns_option
 from hardware_profiles.jsonfile import to_json
@@ -134,6 +134,7 @@ A run that was interrupted goes on where it was: give the same command again.
     help="Folder for profile and traces.  [default: the user's profile directory]",
 )
 @click.option("--seed", default=0, show_default=True)
+@trust_option
 @turns_option
 @click.option("--fresh", is_flag=True, help="Begin anew: discard what an interrupted run of this name left.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from calibrate.options import trust_option
 from hardware_profiles.jsonfile import to_json
-from policies.commandline import BAD_INPUT, HELP, Refusal, refusals
+from policies.commandline import HELP, Refusal, refusals
 
 EXAMPLES = """
 \b
@@ -41,13 +42,14 @@ def datastore() -> None:
 )
 @click.option("--name", default="stdlib", show_default=True, help="Name, in the user's folder.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to write, in place of a name.")
+@trust_option
 def build(**options: Any) -> None:
     """Build a datastore of the text that this machine has.
 
     The interpreter's standard library and the packages installed beside it, without the documents that the
     shipped prompts were cut from.
     """
-    with refusals("building needs a tokenizer: pip install 'spectwin[live]'", BAD_INPUT):
+    with refusals("building needs a tokenizer: pip install 'spectwin[live]'"):
         path, found = _build(options)
     if len(found) < options["tokens"]:
         click.echo(
@@ -81,15 +83,16 @@ def show(name: str, as_json: bool) -> None:
 
 
 def _build(options: dict[str, Any]) -> tuple[Path, Any]:
-    from transformers import AutoTokenizer
-
     from calibrate.datastore import build as build_of
     from calibrate.datastore import documents_of
     from calibrate.display import show_progress
+    from calibrate.live.loading import load_tokenizer
     from calibrate.pair.resolve import resolve_model
     from hardware_profiles.datastore import datastore_path
 
-    tokenizer = AutoTokenizer.from_pretrained(str(resolve_model(options["tokenizer"])))
+    tokenizer = load_tokenizer(
+        resolve_model(options["tokenizer"]), trust_remote_code=options["trust_remote_code"]
+    )
     with show_progress() as progress:
         found = build_of(
             tokenizer,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calibrate.options import trust_option
 from calibrate.turns import taking_turns, turns_option
 from policies.commandline import HELP, knob_options, parse_setting, refusals, split_integers, split_list
 from policies.knobs import KNOBS
@@ -70,6 +71,7 @@ ALL = "all"
     "--draft-backend",
     help="What runs the draft, as of calibrate.  [default: what ran it when the profile was measured]",
 )
+@trust_option
 @click.option("--untimed", is_flag=True, help="Decisions alone: for a machine that is busy, or another one.")
 @turns_option
 @click.option("--fresh", is_flag=True, help="Record anew what the file holds.")
@@ -142,6 +144,7 @@ def asked_of(options: dict[str, Any]) -> Asked:
         batches=options["batches"],
         timed=not options["untimed"],
         draft_backend=options["draft_backend"],
+        trust_remote_code=options["trust_remote_code"],
     )
 
 

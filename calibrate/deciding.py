@@ -132,6 +132,7 @@ class Asked:
         timed: Whether to time operations, in the mode that the profile was measured in; else models are
             called eagerly.
         draft_backend: What runs the draft; None: what ran it when the profile was measured.
+        trust_remote_code: Run code that comes with the models.
     """
 
     profile: Profile
@@ -142,6 +143,7 @@ class Asked:
     batches: tuple[int, ...] = (1,)
     timed: bool = True
     draft_backend: str | None = None
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         check_backend(self.backend)
@@ -191,12 +193,11 @@ def record_decisions(
     Raises:
         LiveError: A model is not there or does not run.
     """
-    from transformers import AutoTokenizer
-
+    from calibrate.live.loading import load_tokenizer
     from calibrate.pair.resolve import profiled_model
 
     models = [str(profiled_model(role.model)) for role in asked.roles]
-    tokenizer = AutoTokenizer.from_pretrained(models[0])
+    tokenizer = load_tokenizer(models[0], trust_remote_code=asked.trust_remote_code)
     texts = [tuple(tokenizer(prompt.text)["input_ids"]) for prompt in asked.prompts]
     requests = [Request(i, len(ids), asked.limit, ids) for i, ids in enumerate(texts)]
     specs = _workers(asked, models, max(map(len, texts)))
@@ -219,7 +220,12 @@ def _workers(asked: Asked, models: Sequence[str], longest: int) -> tuple[WorkerS
     """The pair's workers, with models called as they were when the profile was measured if that matters."""
     placement = parse_placement("split")
     target, draft = pair_specs(
-        models[0], models[1], placement, precision=asked.precision, draft_backend=asked.backend
+        models[0],
+        models[1],
+        placement,
+        precision=asked.precision,
+        draft_backend=asked.backend,
+        trust_remote_code=asked.trust_remote_code,
     )
     slots, capacity = max(asked.batches), max(CAPACITY, longest + asked.limit + SPARE)
     mode = mode_of(asked)

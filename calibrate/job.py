@@ -63,6 +63,7 @@ class Job:
         scouting: How the points of the grids are chosen by measuring; None: as planned.
         precision: Of both models.
         draft_backend: What runs the draft: `torch`, or `openvino:CPU`, `llamacpp:q8_0` and the like.
+        trust_remote_code: Run code that comes with the models.
     """
 
     machine: Machine
@@ -88,6 +89,7 @@ class Job:
     scouting: Wish | None = None
     precision: Precision = PRECISION
     draft_backend: str = TORCH
+    trust_remote_code: bool = False
 
     @property
     def random(self) -> bool:
@@ -164,7 +166,12 @@ def check_memories(job: Job, *, batch: int, length: int) -> None:
 def worker_specs(job: Job, *, batch: int = 1, length: int = 512) -> tuple[WorkerSpec, WorkerSpec]:
     """The workers of a job, with room for a batch of texts of a length."""
     target, draft = pair_specs(
-        job.target, job.draft, job.placement, precision=job.precision, draft_backend=job.draft_backend
+        job.target,
+        job.draft,
+        job.placement,
+        precision=job.precision,
+        draft_backend=job.draft_backend,
+        trust_remote_code=job.trust_remote_code,
     )
     capacity = max(512, length)
     return (

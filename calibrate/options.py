@@ -7,6 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
+
+trust_option = click.option(
+    "--trust-remote-code",
+    is_flag=True,
+    help="Run code that a model or tokenizer brings with it; without this, it never is.",
+)
+
 
 def make_job(options: dict[str, Any]) -> Any:
     """The calibration job that the options describe; options left out have the command's defaults.
@@ -73,6 +81,7 @@ def make_job(options: dict[str, Any]) -> Any:
         scouting=scouting_wish(options["until_error"], options["time_budget"]),
         precision=options["precision"],
         draft_backend=backend,
+        trust_remote_code=options["trust_remote_code"],
     )
 
 
@@ -90,5 +99,6 @@ DEFAULTS: dict[str, Any] = {
     "time_budget": None,
     "precision": "fp32",
     "draft_backend": "torch",
+    "trust_remote_code": False,
 }
 """Options that other commands, which make a job too, need not give."""

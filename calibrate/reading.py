@@ -104,5 +104,13 @@ def open_draft(job: RecordingJob) -> Any:
 
     cores = available_cores()[: job.threads]
     return open_runner(
-        WorkerSpec("draft", job.draft, cores, job.precision, "draft", backend=job.draft_backend)
+        WorkerSpec(
+            "draft",
+            job.draft,
+            cores,
+            job.precision,
+            "draft",
+            backend=job.draft_backend,
+            trust_remote_code=job.trust_remote_code,
+        )
     )

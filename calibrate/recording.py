@@ -45,6 +45,7 @@ class RecordingJob:
         precision: Of the weights.
         devices: Where torch has target and draft.
         draft_backend: What runs the draft: `torch`, or `openvino:CPU`, `llamacpp:q8_0` and the like.
+        trust_remote_code: Run code that comes with the models.
     """
 
     target: str
@@ -59,6 +60,7 @@ class RecordingJob:
     precision: Precision = "fp32"
     devices: tuple[str, str] = ("cpu", "cpu")
     draft_backend: str = TORCH
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         Sampling(self.temperature, self.top_p)  # refuses what is out of its domain
@@ -112,18 +114,21 @@ def record(job: RecordingJob, report: Callable[[PairFacts | Recording], None]) -
         ValueError: The models' vocabularies differ, or a prompt is empty or too long for them.
     """
     import torch
-    import transformers
-    from transformers import AutoTokenizer
 
-    from calibrate.live.loading import load_model, model_end_tokens
+    from calibrate.live.loading import load_model, load_tokenizer, model_end_tokens
 
-    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(job.threads)
     target, draft = (
-        load_model(name, job.precision, local=is_local_model(name), device=device)
+        load_model(
+            name,
+            job.precision,
+            local=is_local_model(name),
+            device=device,
+            trust_remote_code=job.trust_remote_code,
+        )
         for name, device in zip((job.target, job.draft), job.devices, strict=True)
     )
-    tokenizer = AutoTokenizer.from_pretrained(job.target)
+    tokenizer = load_tokenizer(job.target, trust_remote_code=job.trust_remote_code)
     if target.config.vocab_size != draft.config.vocab_size:
         raise ValueError(
             f"target and draft have {target.config.vocab_size} and {draft.config.vocab_size} token ids; "

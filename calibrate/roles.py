@@ -20,7 +20,7 @@ def role_of(job: Job, role: RoleName) -> Role:
     model, backend = (job.target, TORCH) if target else (job.draft, job.draft_backend)
     size = checks.model_size(model)
     if size.parameters is None:
-        size = run_apart(_hub_size, model, lambda _: None)
+        size = run_apart(_hub_size, (model, job.trust_remote_code), lambda _: None)
     path = Path(model)
     mode: Mode = job.mode if backend == TORCH else "compiled"
     precision = own_precision(backend) or job.precision
@@ -64,30 +64,32 @@ def _device(job: Job, role: RoleName) -> DeviceInfo:
     )
 
 
-def _hub_size(name: str, _: Callable[[Any], None]) -> ModelSize:
-    return hub_size(name)
+def _hub_size(model: tuple[str, bool], _: Callable[[Any], None]) -> ModelSize:
+    return hub_size(model[0], trust_remote_code=model[1])
 
 
-def hub_size(name: str) -> ModelSize:
+def hub_size(name: str, *, trust_remote_code: bool = False) -> ModelSize:
     """Sizes of a model that is known by its hub name only, from its configuration."""
-    from transformers import AutoConfig
+    from calibrate.live.loading import load_config
 
-    config = AutoConfig.from_pretrained(name)
+    config = load_config(name, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return ModelSize(
-        parameters=count_parameters(config),
+        parameters=count_parameters(config, trust_remote_code=trust_remote_code),
         layers=int(text.num_hidden_layers),
         kv_per_token=2 * int(text.num_hidden_layers) * int(heads) * int(width),
         positions=getattr(text, "max_position_embeddings", None),
     )
 
 
-def count_parameters(config: Any) -> int:
+def count_parameters(config: Any, *, trust_remote_code: bool = False) -> int:
     """Number of weights of a causal model of this configuration; builds it without memory."""
     import torch
-    from transformers import AutoModelForCausalLM
+
+    from calibrate.live.loading import untrained_model
 
     with torch.device("meta"):
-        return sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+        model = untrained_model(config, trust_remote_code=trust_remote_code)
+    return sum(p.numel() for p in model.parameters())

@@ -30,12 +30,14 @@ class Place:
         draft: Likewise.
         core: The one core of both models, which take turns; None: as the process is.
         precision: Of both.
+        trust_remote_code: Run code that comes with them.
     """
 
     target: str
     draft: str
     core: int | None = None
     precision: Precision = "fp32"
+    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +101,9 @@ def generate_once(
 
 def tokenize(place: Place, texts: Sequence[str]) -> list[tuple[int, ...]]:
     """Token ids of each text."""
-    from transformers import AutoTokenizer
+    from calibrate.live.loading import load_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(place.target)
+    tokenizer = load_tokenizer(place.target, trust_remote_code=place.trust_remote_code)
     return [tuple(tokenizer(text)["input_ids"]) for text in texts]
 
 
@@ -117,8 +119,12 @@ def _models(place: Place) -> tuple[Any, Any]:
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {place.core})
         torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # assistance calls itself in a deprecated way
     names = (place.target, place.draft)
-    target, draft = (load_model(name, place.precision, local=is_local_model(name)) for name in names)
+    target, draft = (
+        load_model(
+            name, place.precision, local=is_local_model(name), trust_remote_code=place.trust_remote_code
+        )
+        for name in names
+    )
     return target, draft

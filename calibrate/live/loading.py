@@ -1,14 +1,27 @@
-"""Loading a model from a folder or the hub; only worker processes, recorders and tests import this."""
+"""The one way in for models, tokenizers and configurations, from a folder or the hub.
+
+A repository may bring code of its own (`auto_map` in its configuration).  transformers, left to itself, asks
+on standard input whether to run it; nothing here ever does, unless the user said `--trust-remote-code`.
+Weights are read from safetensors only: other formats are pickles, which run code when they are opened.
+
+This imports torch: only processes that run a model, or need its tokenizer, import it.
+"""
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
 
 from calibrate.live.accelerators import torch_device
+from calibrate.live.errors import ModelError
 from calibrate.live.messages import Tokens
 from calibrate.live.placement import (
     TORCH,
@@ -32,34 +45,75 @@ WEIGHTS_SEED = 0
 """Of random weights."""
 
 
-def load_model(
-    name: str, precision: Precision = "fp32", *, local: bool = True, device: str = "cpu"
+def load_tokenizer(name: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model.
+
+    Args:
+        name: Folder or hub name.
+        trust_remote_code: Run code that comes with it.
+
+    Raises:
+        ModelError: It needs such code and may not run it.
+    """
+    with _loading(os.fspath(name)):
+        return AutoTokenizer.from_pretrained(os.fspath(name), trust_remote_code=trust_remote_code)
+
+
+def load_config(name: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
+    """The configuration of a model, or of a `config.json`; arguments and errors as `load_tokenizer`."""
+    with _loading(os.fspath(name)):
+        return AutoConfig.from_pretrained(os.fspath(name), trust_remote_code=trust_remote_code)
+
+
+def untrained_model(
+    config: Any, *, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False
 ) -> PreTrainedModel:
-    """A causal language model in evaluation mode, from safetensors, without code of its own.
+    """A causal language model of a configuration, with weights as they come; errors as `load_tokenizer`."""
+    with _loading(config.name_or_path):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=trust_remote_code
+        )
+    return model
+
+
+def load_model(
+    name: str | os.PathLike[str],
+    precision: Precision = "fp32",
+    *,
+    local: bool = True,
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """A causal language model in evaluation mode, from safetensors.
 
     Args:
         name: Folder, or hub name if not `local`; of a `config.json` alone, a model with random weights.
         precision: Of the weights.
         local: Never look beyond this machine.
         device: Where to put it.
+        trust_remote_code: Run code that comes with it.
 
     Raises:
+        ModelError: It needs such code and may not run it.
         PlacementError: The device is not here.
     """
-    place = torch_device(device)
-    if has_random_weights(name):
-        return random_model(name, precision, place)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        name,
-        dtype=DTYPES[precision],
-        local_files_only=local,
-        use_safetensors=True,
-        trust_remote_code=False,
-    )
+    place, path = torch_device(device), os.fspath(name)
+    if has_random_weights(path):
+        return random_model(path, precision, place, trust_remote_code=trust_remote_code)
+    with _loading(path):
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=DTYPES[precision],
+            local_files_only=local,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+        )
     return model.to(place).eval()
 
 
-def random_model(config: str, precision: Precision, device: torch.device) -> PreTrainedModel:
+def random_model(
+    config: str, precision: Precision, device: torch.device, *, trust_remote_code: bool = False
+) -> PreTrainedModel:
     """A model of an architecture with random weights, made on its device; equal at every call on that device.
 
     Its forwards cost what those of a trained one cost; what it says means nothing.
@@ -68,15 +122,34 @@ def random_model(config: str, precision: Precision, device: torch.device) -> Pre
         config: Path of a `config.json`.
         precision: Of the weights.
         device: Where.
+        trust_remote_code: Run code that comes with it.
     """
+    read = load_config(config, trust_remote_code=trust_remote_code)
     numbered = [] if device.type in {"cpu", "mps"} else [device]
     kept = torch.random.fork_rng(numbered, device_type=device.type if numbered else "cuda")
     with device, kept:
         torch.manual_seed(WEIGHTS_SEED)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(config), dtype=DTYPES[precision]
-        )
+        model = untrained_model(read, dtype=DTYPES[precision], trust_remote_code=trust_remote_code)
     return model.eval()
+
+
+@contextmanager
+def _loading(name: str) -> Iterator[None]:
+    """Without transformers' bars and remarks; its refusal to run code, in our words."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ModelError(
+            f"{name} brings code of its own (`auto_map` in its configuration), which is not run; "
+            "--trust-remote-code runs it"
+        ) from None
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def open_runner(spec: WorkerSpec) -> ModelRunner:
@@ -88,7 +161,13 @@ def open_runner(spec: WorkerSpec) -> ModelRunner:
     """
     local = is_local_model(spec.model)
     if spec.backend == TORCH:
-        model = load_model(spec.model, spec.precision, local=local, device=spec.device)
+        model = load_model(
+            spec.model,
+            spec.precision,
+            local=local,
+            device=spec.device,
+            trust_remote_code=spec.trust_remote_code,
+        )
         return ModelRunner(model, slots=spec.slots, capacity=spec.capacity, mode=spec.mode)
     precision = own_precision(spec.backend)
     runner = _openvino_runner(spec, local) if precision is None else _llamacpp_runner(spec, precision, local)
@@ -101,7 +180,7 @@ def _openvino_runner(spec: WorkerSpec, local: bool) -> ModelRunner:
     from calibrate.live.openvino_runner import OpenvinoRunner
 
     return OpenvinoRunner(
-        load_model(spec.model, local=local),
+        load_model(spec.model, local=local, trust_remote_code=spec.trust_remote_code),
         spec.backend.partition(":")[2],
         slots=spec.slots,
         capacity=spec.capacity,
@@ -118,7 +197,7 @@ def _llamacpp_runner(spec: WorkerSpec, precision: str, local: bool) -> ModelRunn
     from calibrate.pair.gguf import export_gguf
 
     import_llamacpp()  # refused before anything is written
-    model = load_model(spec.model, local=local)
+    model = load_model(spec.model, local=local, trust_remote_code=spec.trust_remote_code)
     with tempfile.TemporaryDirectory() as temporary:
         file = gguf_file(spec.model, precision) if local else Path(temporary) / "model.gguf"
         if not file.is_file():

@@ -44,6 +44,7 @@ class WorkerSpec:
         device: Where torch has the model: `cpu`, `cuda`, `cuda:1`, `mps`, `xpu`, `npu`.
         backend: What runs it: `torch`, or for a draft `openvino:CPU`, `openvino:NPU` and the like, or
             `llamacpp:q8_0` and the like.
+        trust_remote_code: Run code that comes with the model.
     """
 
     name: str
@@ -56,6 +57,7 @@ class WorkerSpec:
     capacity: int = 512
     device: str = "cpu"
     backend: str = TORCH
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -235,11 +237,18 @@ def pair_specs(
     *,
     precision: Precision = "fp32",
     draft_backend: str = TORCH,
+    trust_remote_code: bool = False,
 ) -> tuple[WorkerSpec, WorkerSpec]:
     """The two workers of a pair of models, called `target` and `draft`."""
     return (
         WorkerSpec(
-            "target", target, placement.target_cores, precision, "target", device=placement.target_device
+            "target",
+            target,
+            placement.target_cores,
+            precision,
+            "target",
+            device=placement.target_device,
+            trust_remote_code=trust_remote_code,
         ),
         WorkerSpec(
             "draft",
@@ -249,6 +258,7 @@ def pair_specs(
             "draft",
             device=placement.draft_device,
             backend=draft_backend,
+            trust_remote_code=trust_remote_code,
         ),
     )
 

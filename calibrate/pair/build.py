@@ -74,7 +74,8 @@ def _bar(progress: Progress, name: str) -> Iterator[Report]:
 
 
 def _tokenizer(job: Job, documents: list[Document]) -> PreTrainedTokenizerFast:
-    from calibrate.pair.tokenizer import load_tokenizer, train_tokenizer
+    from calibrate.live.loading import load_tokenizer
+    from calibrate.pair.tokenizer import train_tokenizer
 
     folder = job.work / "tokenizer"
     if not (folder / "tokenizer.json").exists():
@@ -137,9 +138,10 @@ def build(job: Job, progress: Progress) -> None:
     """Build the pair and write ``target/``, ``draft/``, ``prompts/``, ``report.json`` to the job's
     output folder.
     """
+    from calibrate.live.loading import load_model
     from calibrate.pair.prompts import cut_prompts, write_prompts
     from calibrate.pair.report import measure_pair
-    from calibrate.pair.shapes import load_model, save_model
+    from calibrate.pair.shapes import save_model
 
     job.work.mkdir(parents=True, exist_ok=True)
     documents = collect()

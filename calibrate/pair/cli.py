@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrate.live.placement import GGUF_PRECISIONS
+from calibrate.options import trust_option
 from calibrate.pair.resolve import DATA, cache_folder, resolve_model
 from policies.commandline import Command, with_options
 
@@ -201,7 +202,8 @@ def streams(
     show_default=True,
     help="Of the matrices; q8_0 is 8.5 bits per weight, q4_0 4.5.",
 )
-def gguf(model: str, out: Path, precision: str) -> None:
+@trust_option
+def gguf(model: str, out: Path, precision: str, trust_remote_code: bool) -> None:
     """Write a Llama as a GGUF file, for llama.cpp.
 
     MODEL is pair:draft and the like, or a folder. `calibrate --draft-backend llamacpp:q8_0` needs no such
@@ -219,7 +221,8 @@ def gguf(model: str, out: Path, precision: str) -> None:
 
     try:
         folder = str(resolve_model(model))
-        export_gguf(load_model(folder, local=is_local_model(folder)), out, precision)
+        loaded = load_model(folder, local=is_local_model(folder), trust_remote_code=trust_remote_code)
+        export_gguf(loaded, out, precision)
     except (ModelError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     click.echo(f"{out}: {out.stat().st_size} bytes")
@@ -269,8 +272,8 @@ def steps(shapes: tuple[str, ...], repeats: int) -> None:
     """
     from rich.console import Console
 
+    from calibrate.live.loading import load_model
     from calibrate.pair.embed import EMBEDDINGS, Shape, embed
-    from calibrate.pair.shapes import load_model
     from calibrate.pair.steps import measure_steps, steps_table
 
     models = {name: load_model(DATA / name) for name in ("draft", "target")}

@@ -196,7 +196,7 @@ def embed(model: Any, shape: Shape, *, seed: int = 0) -> Any:
 
 def save_embedding(source: Path, shape: Shape, folder: Path) -> None:
     """Embed the model in ``source`` and write it to ``folder`` (fp32), with its tokenizer."""
-    from calibrate.pair.shapes import load_model
+    from calibrate.live.loading import load_model
 
     folder.mkdir(parents=True, exist_ok=True)
     embed(load_model(source), shape).save_pretrained(str(folder))

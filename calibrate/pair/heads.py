@@ -120,12 +120,12 @@ def build_heads(
         training: How long.
         progress: Called with the share done and a note.
     """
+    from calibrate.live.loading import load_model, load_tokenizer
     from calibrate.pair.build import SEED
     from calibrate.pair.corpus import collect, of_split
     from calibrate.pair.prompts import read_prompts
     from calibrate.pair.resolve import PROMPTS
-    from calibrate.pair.shapes import load_model
-    from calibrate.pair.tokenizer import encode, load_tokenizer
+    from calibrate.pair.tokenizer import encode
     from calibrate.pair.train import encode_streams
 
     work.mkdir(parents=True, exist_ok=True)

@@ -234,8 +234,7 @@ def measure_pair(data: Path, *, documents: Iterable[Document] | None = None) -> 
         data: a folder as `calibrate.pair.build.build` writes it.
         documents: the corpus; default: the running interpreter's standard library.
     """
-    from calibrate.pair.shapes import load_model
-    from calibrate.pair.tokenizer import load_tokenizer
+    from calibrate.live.loading import load_model, load_tokenizer
 
     tokenizer = load_tokenizer(data / "target")
     models = load_model(data / "target"), load_model(data / "draft")

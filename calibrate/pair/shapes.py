@@ -1,4 +1,4 @@
-"""The architectures of the pair, and loading and saving them."""
+"""The architectures of the pair, and saving its models."""
 
 from __future__ import annotations
 
@@ -51,15 +51,6 @@ def new_model(shape: Mapping[str, int], *, seed: int) -> LlamaForCausalLM:
 
     torch.manual_seed(seed)
     return LlamaForCausalLM(llama_config(shape))
-
-
-def load_model(folder: Path) -> Any:
-    """The model saved in ``folder``, in fp32 and ready for inference."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
-    return model.eval()
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

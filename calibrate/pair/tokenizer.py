@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.pair.corpus import Document
@@ -40,14 +39,6 @@ def train_tokenizer(documents: Iterable[Document]) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
     )
     return fast
-
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer saved in ``folder``."""
-    from transformers import PreTrainedTokenizerFast
-
-    loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(str(folder))
-    return loaded
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from calibrate.live.loading import load_model, load_tokenizer
 from calibrate.pair import embed as embedding
 from calibrate.pair.embed import EMBEDDINGS, Shape, embed, ensure_embedded, real_layers
 from calibrate.pair.prompts import read_prompts
 from calibrate.pair.resolve import DATA, PROMPTS
-from calibrate.pair.shapes import load_model
-from calibrate.pair.tokenizer import encode, load_tokenizer
+from calibrate.pair.tokenizer import encode
 
 MAX_DIFFERENCE = 5e-5
 

@@ -11,10 +11,10 @@ from tiny_heads import check_training, counting_model
 from transformers import LlamaForCausalLM
 
 from calibrate.live.exits import FILE, ExitHeads, exit_layers, load_exits
+from calibrate.live.loading import load_model
 from calibrate.pair.exits import WIDTHS, exit_kind, exit_losses, measure_exits
 from calibrate.pair.heads import Training
 from calibrate.pair.resolve import DATA
-from calibrate.pair.shapes import load_model
 from policies.laws.mirror import adapter_share, exit_loss
 
 LAYERS = 4

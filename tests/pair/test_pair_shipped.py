@@ -8,12 +8,12 @@ import re
 import pytest
 import torch
 
+from calibrate.live.loading import load_model, load_tokenizer
 from calibrate.pair.corpus import CATEGORIES, split_of
 from calibrate.pair.loops import find_loops
 from calibrate.pair.prompts import PER_CATEGORY, Prompt, read_prompts
 from calibrate.pair.resolve import DATA, PROMPTS, resolve_model
-from calibrate.pair.shapes import load_model
-from calibrate.pair.tokenizer import END, VOCABULARY, encode, load_tokenizer
+from calibrate.pair.tokenizer import END, VOCABULARY, encode
 
 BOTH = ("target", "draft")
 

@@ -14,10 +14,10 @@ from tiny_heads import check_training, counting_model
 from transformers import LlamaForCausalLM
 
 from calibrate.live.errors import ModelError
+from calibrate.live.loading import load_model
 from calibrate.live.streams import FILE, StreamHeads, load_streams, save_streams
 from calibrate.pair.heads import Training
 from calibrate.pair.resolve import DATA
-from calibrate.pair.shapes import load_model
 from calibrate.pair.streams import measure_streams, stream_kind, stream_logits, stream_loss
 
 LAYERS = 2
