@@ -12,7 +12,7 @@ import click
 
 from calibrate.options import trust_option
 from calibrate.turns import taking_turns, turns_option
-from policies.commandline import HELP, refusals, split_integers, split_list, split_numbers
+from policies.commandline import HELP, refusals, split_counts, split_integers, split_list, split_numbers
 
 LEVEL = 0.8
 """Of the predicted intervals."""
@@ -44,7 +44,7 @@ Examples:
     "--fanout", default="3", show_default=True, callback=split_integers, help="List of uniform fan-outs."
 )
 @click.option("--backup", default="primary", show_default=True, callback=split_list, help="List of backups.")
-@click.option("--batch", default="1", show_default=True, callback=split_integers, help="List of batches.")
+@click.option("--batch", default="1", show_default=True, callback=split_counts, help="List of batches.")
 @click.option(
     "--temperature", default="0", show_default=True, callback=split_numbers, help="List of temperatures."
 )

@@ -9,16 +9,44 @@ from analysis.sources import Sources
 from policies.registry import Settings, find_policy
 
 
-def simulate_line(settings: Settings, sources: Sources, *, batch: int = 1) -> str:
-    """The `simulate` command of a setting."""
+def simulate_line(
+    settings: Settings,
+    sources: Sources,
+    *,
+    batch: int = 1,
+    requests: int | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> str:
+    """The `simulate` command of a setting, with every option that changes its answer.
+
+    Args:
+        settings: The setting.
+        sources: Profile, traces and category of prompts.
+        batch: Rows served at once.
+        requests: How many requests are served; None: as many as `simulate` serves by default.
+        limit: Most tokens per request; None: as recorded.
+        seed: Keys latency noise and luck.
+    """
     words = ["simulate", "--hw", sources.hw or sources.profile.name]
     if settings.temperature in sources.files:
         words += ["--trace", sources.files[settings.temperature]]
-    return shlex.join([*words, "--policy", settings.policy, *knobs(settings), "--batch", str(batch)])
+    words += ["--policy", settings.policy, *knobs(settings), "--batch", str(batch)]
+    traffic = {"--prompt-category": sources.category, "--requests": requests, "--max-tokens": limit}
+    traffic["--seed"] = seed or None
+    for option, value in traffic.items():
+        words += [] if value is None else [option, str(value)]
+    return shlex.join(words)
 
 
 def validate_line(
-    settings: Settings, sources: Sources, *, target: str, draft: str, batch: int = 1
+    settings: Settings,
+    sources: Sources,
+    *,
+    target: str,
+    draft: str,
+    batch: int = 1,
+    limit: int | None = None,
 ) -> str | None:
     """The command that would check a setting live; None where none would.
 
@@ -28,6 +56,7 @@ def validate_line(
     if not _beyond_validate(settings):
         words = ["validate", "--target", target, "--draft", draft, "--policies", settings.policy]
         words += [*knobs(settings), "--batch", str(batch), "--count", str(max(6, 2 * batch))]
+        words += [] if limit is None else ["--max-tokens", str(limit)]
         return shlex.join(words)
     if batch > 1 or "live" not in find_policy(settings.policy).worlds:
         return None

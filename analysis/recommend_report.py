@@ -9,6 +9,7 @@ from analysis.flips import Point, changes
 from analysis.intervals import Interval
 from analysis.paste import simulate_line, validate_line
 from analysis.recommend import Ranked, Recommendation, as_row, time_per_token
+from analysis.search import requests_served
 from hardware_profiles.jsonfile import to_json
 from policies.commandline import wide_console
 from policies.registry import find_policy
@@ -74,8 +75,18 @@ def pasted(found: Recommendation) -> dict[str, str]:
     """Commands by what they are for."""
     winner, sd = found.winner.choice, found.best["sd"].choice
     width = max(winner.deployment.widths)
-    lines = {"simulate": simulate_line(winner.settings, found.sources, batch=width)}
-    meta = found.sources.trace(found.wanted.temperature).meta
+    trace = found.sources.trace(found.wanted.temperature)
+    lines = {
+        "simulate": simulate_line(
+            winner.settings,
+            found.sources,
+            batch=width,
+            requests=requests_served(len(trace.requests), width),
+            limit=found.wanted.limit,
+            seed=found.wanted.seed,
+        )
+    }
+    meta = trace.meta
     if meta.target_model.startswith("pair:"):
         line = validate_line(
             winner.settings,
@@ -83,6 +94,7 @@ def pasted(found: Recommendation) -> dict[str, str]:
             target=meta.target_model,
             draft=meta.draft_model,
             batch=width,
+            limit=found.wanted.limit,
         )
         if line is not None:
             lines["validate"] = line

@@ -122,7 +122,7 @@ class Search:
         outside: set[str] = set()
         for width, groups in sorted(deployment.widths.items()):
             tokens = self.scenario.tokens
-            wanted = max(count, 3 * width if width > 1 else 1)
+            wanted = requests_served(count, width)
             if count < len(tokens.requests):
                 few = np.linspace(0, len(tokens.requests) - 1, min(wanted, len(tokens.requests)))
                 tokens = chosen_requests(tokens, np.unique(few.astype(np.int64)))
@@ -134,6 +134,11 @@ class Search:
             outside.update(outside_grid(run))
         assert summary is not None, "a batch has at least one row"
         return Choice(deployment, total, summary, tuple(sorted(outside)))
+
+
+def requests_served(count: int, width: int) -> int:
+    """Requests that a group of so many rows serves of `count`: at least three per row of a batch."""
+    return max(count, 3 * width if width > 1 else 1)
 
 
 def refine(search: Search, temperature: float, progress: Progress) -> list[Choice]:

@@ -121,10 +121,10 @@ def load_sources(
     Raises:
         ProfileError: No such profile, or a bad one.
         TraceError: No such trace, or a bad one.
-        SettingError: No prompt of that category.
+        TraceError: No prompt of that category.
     """
     profile = load_profile(find_profile(hw))
-    first = trace or _beside(hw, profile.name)
+    first = _beside(hw, profile.name) if trace is None else trace
     found = {first: read_trace(find_trace(first))}
     stem = first.removesuffix(".parquet")
     for temperature in dict.fromkeys([1.0, *temperatures]):
@@ -186,15 +186,12 @@ def only(sources: Sources, category: str) -> Sources:
     """The sources with the prompts of one category.
 
     Raises:
-        SettingError: There is none; the message lists the categories.
+        TraceError: There is none; the message lists the categories.
     """
     kept, decided = {}, {}
     for temperature, trace in sources.traces.items():
-        ids = [r.id for r in trace.requests if r.category == category]
-        if not ids:
-            known = ", ".join(dict.fromkeys(r.category for r in trace.requests))
-            raise SettingError(f"no prompt of category {category!r} in the trace; categories: {known}")
-        kept[temperature] = trace.slice(ids)
+        kept[temperature] = trace.of_category(category)
         if temperature in sources.decisions:
+            ids = [request.id for request in kept[temperature].requests]
             decided[temperature] = sources.decisions[temperature].slice(ids)
     return replace(sources, traces=kept, category=category, decisions=decided)

@@ -99,6 +99,19 @@ class DecisionTrace:
         }
         return replace(self, requests=tuple(r for r in self.requests if r.id in kept), settings=settings)
 
+    def of_category(self, category: str | None) -> DecisionTrace:
+        """The decisions on the prompts of one category; on all of them for None.
+
+        Raises:
+            TraceError: There is no such prompt.
+        """
+        if category is None:
+            return self
+        kept = [request.id for request in self.requests if request.category == category]
+        if not kept:
+            raise TraceError(f"no prompt of category {category!r} in the decision trace")
+        return self.slice(kept)
+
     def merged(self, other: DecisionTrace) -> DecisionTrace:
         """These settings and those of `other`, which wins where both have one, and so does its pace.
 

@@ -132,6 +132,18 @@ class Trace:
         # A run stops at the nearest stop at or after it: a minimum, taken from the back.
         return np.minimum.accumulate(stops[::-1])[::-1] - rows
 
+    def of_category(self, category: str) -> Trace:
+        """The trace of the prompts of one category.
+
+        Raises:
+            TraceError: There is none; the message lists the categories.
+        """
+        ids = [request.id for request in self.requests if request.category == category]
+        if not ids:
+            known = ", ".join(dict.fromkeys(request.category for request in self.requests))
+            raise TraceError(f"no prompt of category {category!r} in the trace; categories: {known}")
+        return self.slice(ids)
+
     def slice(self, ids: Iterable[int]) -> Trace:
         """The trace of some requests only, in the order given.
 

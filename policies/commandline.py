@@ -51,9 +51,12 @@ def refusals(
         raise Refusal(f"{error}; {hint}") from error
 
 
-def split_list(_: click.Context, __: click.Parameter, value: str) -> list[str]:
-    """`a, b` as `["a", "b"]` (a click callback)."""
-    return [part.strip() for part in value.split(",") if part.strip()]
+def split_list(_: click.Context, parameter: click.Parameter, value: str) -> list[str]:
+    """`a, b` as `["a", "b"]` (a click callback); a list of nothing only where that is the default."""
+    parts = [part.strip() for part in value.split(",") if part.strip()]
+    if not parts and value != parameter.default:
+        raise click.BadParameter(f"{value!r} names nothing")
+    return parts
 
 
 def split_integers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -64,6 +67,17 @@ def split_integers(_: click.Context, __: click.Parameter, value: str | None) -> 
         return tuple(int(part) for part in value.split(","))
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is not a number or a comma-separated list of them") from error
+
+
+def split_counts(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    """As `split_integers`, each at least 1."""
+    counts = split_integers(context, parameter, value)
+    for count in counts or ():
+        if count < 1:
+            raise click.BadParameter(f"must be at least 1, got {count}")
+    return counts
 
 
 def split_numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:

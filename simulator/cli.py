@@ -125,6 +125,7 @@ def exponent_and_scale(
     type=click.IntRange(min=1),
     help="Prompt tokens in place of the recorded ones: prefill and context.",
 )
+@click.option("--prompt-category", help="Only recorded prompts of this category.  [default: all]")
 @click.option("--requests", type=int, help="Requests to serve.  [default: 8 per row, at least 48]")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens per request.")
 @click.option("--target-time", type=float, help="Constant seconds of a target step (no profile).")

@@ -38,17 +38,20 @@ def build_scenario(options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
             f"textbook constants, target {textbook.target_s:g} s, draft {textbook.draft_s:g} s (synthetic)"
         )
     else:
-        profile = load_profile(find_profile(options["hw"] or DEFAULT_PROFILE))
+        profile = load_profile(find_profile(DEFAULT_PROFILE if options["hw"] is None else options["hw"]))
         sources["latency"] = f"profile {profile.name} ({profile.provenance.kind}): {profile.description}"
         profile = carried(profile, options, sources)
         sources |= unmeasured(profile)
     tokens, sources["tokens"] = _tokens(options, profile)
+    requests = options["requests"] or max(48, 8 * options["batch"])
+    if requests < options["batch"]:
+        sources["batch"] = f"{requests} of {options['batch']} rows run: there are {requests} requests"
     scenario = Scenario(
         tokens=tokens,
         profile=profile,
         textbook=textbook,
-        batch=options["batch"],
-        requests=options["requests"] or max(48, 8 * options["batch"]),
+        batch=min(options["batch"], requests),
+        requests=requests,
         prompt_length=options["prompt_length"],
         effects=Effects(jitter=options["jitter"]),
         seed=options["seed"],
@@ -65,7 +68,7 @@ def _measured_pace(options: dict[str, Any], profile: Any) -> Any:
     """What is known by the profile's name; a decision trace that was asked for has its own."""
     from simulator.pacing import find_pace
 
-    if profile is None or options["decisions"]:
+    if profile is None or options["decisions"] is not None:
         return None
     return find_pace(profile, options["temperature"], options["top_p"])
 
@@ -95,8 +98,10 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
 
 
 def _check_coins(options: dict[str, Any]) -> None:
-    if options["trace"]:
+    if options["trace"] is not None:
         raise SettingError("give either --trace or --acceptance, not both")
+    if options["prompt_category"] is not None:
+        raise SettingError("--prompt-category chooses among recorded prompts: coins (--acceptance) have none")
     if options["temperature"] != 0.0:
         raise SettingError("coins have no temperature: give --acceptance or --temperature, not both")
     if options["cache_set"] == "top":
@@ -108,7 +113,7 @@ def _check_coins(options: dict[str, Any]) -> None:
 def _check_textbook(options: dict[str, Any]) -> None:
     if options["target_time"] is None or options["draft_time"] is None:
         raise SettingError("--target-time and --draft-time go together")
-    if options["hw"]:
+    if options["hw"] is not None:
         raise SettingError("give either --hw or --target-time and --draft-time, not both")
     if any(options.get(name) for name in ("target_shape", "draft_shape", "placement")):
         raise SettingError(
@@ -148,6 +153,8 @@ def _tokens(options: dict[str, Any], profile: Profile | None) -> tuple[Any, str]
     columns = GREEDY_COLUMNS if options["temperature"] == 0.0 else REPLAY_COLUMNS
     trace = read_trace(path, columns=columns)
     sampled = f" at temperature {options['temperature']:g}" if options["temperature"] else ""
+    if options["prompt_category"] is not None:
+        trace = trace.of_category(options["prompt_category"])
     described = (
         f"trace {name}: {len(trace)} tokens of {len(trace.requests)} {trace.meta.prompt_set} prompts, "
         f"recorded by plain decoding of {trace.meta.target_model}{sampled}"
@@ -179,17 +186,17 @@ def _decisions(options: dict[str, Any], profile_name: str, sources: dict[str, st
 
     info = find_policy(options["policy"])
     if not info.needs_decisions:
-        if options["decisions"]:
+        if options["decisions"] is not None:
             raise SettingError(f"--decisions changes nothing: policy {info.name!r} is replayed on a trace")
         return None
     if options["acceptance"] is not None or "live" not in info.worlds:
         return None
-    if not options["decisions"] and info.name == "tree" and _is_static_and_greedy(options):
+    if options["decisions"] is None and info.name == "tree" and _is_static_and_greedy(options):
         return None
-    name = options["decisions"] or decisions_name(
-        profile_name, info.name, options["temperature"], options["top_p"]
-    )
-    trace = read_decisions(find_decisions(name))
+    name = options["decisions"]
+    if name is None:
+        name = decisions_name(profile_name, info.name, options["temperature"], options["top_p"])
+    trace = read_decisions(find_decisions(name)).of_category(options["prompt_category"])
     sources["decisions"] = (
         f"decision trace {name}: {len(trace.settings)} settings on {len(trace.requests)} "
         f"{trace.meta.prompt_set} prompts"
@@ -208,7 +215,7 @@ def _find_trace(options: dict[str, Any], profile_name: str) -> tuple[str, Path]:
     from hardware_profiles.trace_schema import TraceError
 
     temperature, top_p = options["temperature"], options["top_p"]
-    if options["trace"]:
+    if options["trace"] is not None:
         return options["trace"], find_trace(options["trace"])
     name = trace_name(profile_name, temperature, top_p)
     try:

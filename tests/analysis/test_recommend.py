@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from simulate_command import answer as simulated
 from tiny_profiles import profile, trace
 
 from analysis.family_cli import setting_of
@@ -147,13 +149,22 @@ def test_policies_that_take_turns_are_not_said_to_overlap() -> None:
     assert "drafts 0.4 ms per token while the target verifies" in reasons(answer("mirror", both=0.4))[-1]
 
 
-def test_pasted_simulate_line_runs(folder: Path) -> None:
-    from simulator.cli import main as simulate
-
-    found = json.loads(call(folder, "--json", "--no-flips").stdout)
-    words = found["paste"]["simulate"].split()
-    result = CliRunner().invoke(simulate, [*words[1:], "--json"])
-    assert result.exit_code == 0, result.stderr
+@pytest.mark.parametrize(
+    "question",
+    [
+        [],
+        ["--max-tokens", "7", "--batch", "4", "--seed", "5"],
+        ["--prompt-category", "code", "--max-devices", "1", "--batch", "5"],
+    ],
+)
+def test_the_pasted_simulate_line_gives_the_answer_again(folder: Path, question: list[str]) -> None:
+    found = json.loads(call(folder, "--json", "--no-flips", *question).stdout)
+    words = shlex.split(found["paste"]["simulate"])
+    again = simulated(*words[1:])
+    winner, batch = found["winner"], int(words[words.index("--batch") + 1])
+    groups = found["batch"] / batch
+    assert again["tokens_per_second"] * groups == pytest.approx(winner["tokens_per_second"], rel=1e-9)
+    assert again["tokens_per_round"] == pytest.approx(winner["tokens_per_round"], rel=1e-9)
 
 
 @pytest.mark.parametrize(

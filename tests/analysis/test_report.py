@@ -241,3 +241,20 @@ def test_bad_input_is_refused(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert message in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policies", ","], "',' names nothing"),
+        (["--backup", ""], "'' names nothing"),
+        (["--batch", "0"], "must be at least 1, got 0"),
+        (["--batch", "4,-1"], "must be at least 1, got -1"),
+    ],
+)
+def test_empty_lists_and_batches_are_refused_before_any_work(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("analysis.cli._validate", lambda _: pytest.fail("work began"))
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2 and message in result.stderr

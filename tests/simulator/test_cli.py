@@ -73,6 +73,7 @@ def test_same_seed_same_bytes() -> None:
         ["--requests", "9"],
         ["--max-tokens", "32"],
         ["--prompt-length", "400"],
+        ["--prompt-category", "code"],
         ["--no-jitter"],
         ["--seed", "5"],
         ["--hw", "textbook"],
@@ -115,6 +116,13 @@ def test_a_longer_prompt_takes_longer_to_prefill_and_to_read() -> None:
     short, long = (answer(*FEW, "--no-jitter", "--prompt-length", str(n)) for n in (32, 256))
     for key in ("prefill_s", "time_to_first_token_s", "seconds"):
         assert float(str(long[key])) > float(str(short[key]))
+
+
+@pytest.mark.parametrize("world", [["--hw", "cpu2-x5"], list(COIN)], ids=["replayed", "tossed"])
+def test_the_batch_is_of_the_rows_that_ran(world: list[str]) -> None:
+    wide = answer(*world, "--policy", "sd", "--requests", "3", "--batch", "8")
+    assert wide["batch"] == 3 and wide["sources"].pop("batch") == "3 of 8 rows run: there are 3 requests"
+    assert wide == answer(*world, "--policy", "sd", "--requests", "3", "--batch", "3")
 
 
 def test_what_auto_chose_is_reported() -> None:
@@ -161,6 +169,11 @@ def test_pearl_has_a_ceiling() -> None:
         (["--requests", "0"], "requests must be at least 1"),
         (["--hw", "a100x9"], "cpu2-x20"),
         (["--trace", "nothing.parquet"], "nothing.parquet"),
+        (["--hw", ""], "no profile ''"),
+        (["--trace", ""], "no trace ''"),
+        (["--policy", "rasd", "--decisions", ""], "no decision trace ''"),
+        (["--prompt-category", "poems"], "categories: code"),
+        ([*COIN, "--prompt-category", "code"], "chooses among recorded prompts"),
         (["--target-time", "1"], "go together"),
         (["--target-time", "-1", "--draft-time", "1"], "above 0"),
         (["--hit-exponent", "1"], "--acceptance"),
