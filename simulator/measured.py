@@ -14,7 +14,6 @@ from hardware_profiles.latency import LatencySurface
 from policies.knobs import SettingError
 from policies.operations import Continue, Draft, Operation, Prefill, Prespeculate, Settle, Verify, View
 from policies.rowwise import Work
-from policies.sampling import FloatArray
 from simulator.costs import Effects, Extrapolation, branches_per_row, share_of
 from simulator.machine import role_of
 from simulator.noise import KeyedNoise
