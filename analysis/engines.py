@@ -248,7 +248,7 @@ def main(prompts: str, count: int, as_json: bool, target: str, draft: str, **opt
     from rich.console import Console
     from rich.progress import Progress
 
-    from calibrate.pair.resolve import resolve_model
+    from calibrate.pair.embed import resolve_model
     from calibrate.prompts import find_prompts, load_prompts, spread
 
     job = Job(str(resolve_model(target)), str(resolve_model(draft)), **options)

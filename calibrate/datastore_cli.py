@@ -87,7 +87,7 @@ def _build(options: dict[str, Any]) -> tuple[Path, Any]:
     from calibrate.datastore import documents_of
     from calibrate.display import show_progress
     from calibrate.live.loading import load_tokenizer
-    from calibrate.pair.resolve import resolve_model
+    from calibrate.pair.embed import resolve_model
     from hardware_profiles.datastore import datastore_path
 
     tokenizer = load_tokenizer(

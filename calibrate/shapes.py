@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from calibrate.pair.resolve import cache_folder
+from calibrate.pair.embed import cache_folder
 from hardware_profiles.jsonfile import read_json, write_json
 from hardware_profiles.shapes import CONFIGS, ShapeError, find_shape
 

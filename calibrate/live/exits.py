@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from calibrate.live.addedweights import read_additions, write_additions
 from calibrate.live.errors import ModelError
-from calibrate.pair.resolve import DATA
+from calibrate.pair.embed import DATA
 from policies.exits import EXITS
 
 FILE = "exits.safetensors"

@@ -13,7 +13,7 @@ from typing import Any
 
 from calibrate.fingerprint import fingerprint
 from calibrate.live.errors import ModelError
-from calibrate.pair.resolve import cache_folder
+from calibrate.pair.embed import cache_folder
 from hardware_profiles.jsonfile import to_json
 
 SEQUENCES = 256

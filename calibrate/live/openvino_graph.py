@@ -33,7 +33,7 @@ from calibrate.live.errors import ModelError
 from calibrate.live.kvcache import Buffers
 from calibrate.live.openvino_devices import import_openvino, is_static
 from calibrate.live.placement import Precision
-from calibrate.pair.resolve import cache_folder
+from calibrate.pair.embed import cache_folder
 from hardware_profiles.jsonfile import to_json
 
 _VERSION = 1

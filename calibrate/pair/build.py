@@ -75,7 +75,7 @@ def _bar(progress: Progress, name: str) -> Iterator[Report]:
 
 def _tokenizer(job: Job, documents: list[Document]) -> PreTrainedTokenizerFast:
     from calibrate.live.loading import load_tokenizer
-    from calibrate.pair.tokenizer import train_tokenizer
+    from calibrate.pair.corpus import train_tokenizer
 
     folder = job.work / "tokenizer"
     if not (folder / "tokenizer.json").exists():
@@ -91,9 +91,7 @@ def _target(job: Job, streams: Streams, progress: Progress) -> Any:
     """
     import torch
 
-    from calibrate.pair.shapes import TARGET, new_model
-    from calibrate.pair.train import cross_entropy, fit, logits_of
-    from calibrate.pair.unlikelihood import loop_fix, recovery
+    from calibrate.pair.train import TARGET, cross_entropy, fit, logits_of, loop_fix, new_model, recovery
 
     model = new_model(TARGET, seed=job.seed)
 
@@ -115,9 +113,7 @@ def _target(job: Job, streams: Streams, progress: Progress) -> Any:
 
 
 def _draft(job: Job, target: Any, streams: Streams, progress: Progress) -> Any:
-    from calibrate.pair.distill import distillation, write_pool
-    from calibrate.pair.shapes import DRAFT, new_model
-    from calibrate.pair.train import fit
+    from calibrate.pair.train import DRAFT, distillation, fit, new_model, write_pool
 
     with _bar(progress, "writing") as report:
         pool = write_pool(
@@ -139,9 +135,9 @@ def build(job: Job, progress: Progress) -> None:
     output folder.
     """
     from calibrate.live.loading import load_model
-    from calibrate.pair.prompts import cut_prompts, write_prompts
+    from calibrate.pair.corpus import cut_prompts, write_prompts
     from calibrate.pair.report import measure_pair
-    from calibrate.pair.shapes import save_model
+    from calibrate.pair.train import save_model
 
     job.work.mkdir(parents=True, exist_ok=True)
     documents = collect()

@@ -11,7 +11,7 @@ import click
 
 from calibrate.live.placement import GGUF_PRECISIONS
 from calibrate.options import trust_option
-from calibrate.pair.resolve import DATA, cache_folder, resolve_model
+from calibrate.pair.embed import DATA, cache_folder, resolve_model
 from policies.commandline import Command, with_options
 
 if TYPE_CHECKING:
@@ -157,8 +157,7 @@ def exits(folder: Path, work: Path | None, steps: int, minutes: float | None, se
       pair exits
       pair exits --target my-pair/target --minutes 10
     """
-    from calibrate.pair.exits import exit_kind
-    from calibrate.pair.heads import Training
+    from calibrate.pair.heads import Training, exit_kind
 
     for found in _trained(exit_kind(), folder, work, Training(steps, minutes, seed=seed)):
         how = "sampled" if found.sampled else "greedy"
@@ -181,8 +180,7 @@ def streams(
       pair streams
       pair streams --draft my-pair/draft --minutes 10
     """
-    from calibrate.pair.heads import Training
-    from calibrate.pair.streams import stream_kind
+    from calibrate.pair.heads import Training, stream_kind
 
     training = Training(steps, minutes, seed=seed)
     for found in _trained(stream_kind(count), folder, work, training, knobs=f"-{count}"):
@@ -274,7 +272,7 @@ def steps(shapes: tuple[str, ...], repeats: int) -> None:
 
     from calibrate.live.loading import load_model
     from calibrate.pair.embed import EMBEDDINGS, Shape, embed
-    from calibrate.pair.steps import measure_steps, steps_table
+    from calibrate.pair.report import measure_steps, steps_table
 
     models = {name: load_model(DATA / name) for name in ("draft", "target")}
     try:

@@ -2,6 +2,14 @@
 
 Heads learn from the pair's corpus while the weights of their model stay as they are.  What they are worth is
 measured on what the model itself writes after held-out prompts, greedily and sampled.
+
+*Early exits* of the target (Mirror-SD, appendix E.2) learn together; the loss is the mean over them of the
+cross entropy of the next token (eq. 15).  Their worth is Omega_kappa of `mirror.eq9`, the mass that the
+target puts on the exit's kappa likeliest tokens.
+
+*Lookahead streams* of the draft (section 3.2) have the objective of speculative streaming: after every token
+of a text, stream j predicts the token j places after the next one, by the cross entropy with the draft's own
+distribution there.
 """
 
 from __future__ import annotations
@@ -11,12 +19,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from calibrate.pair.train import BATCH, Plan, Report, Streams, fit
+import numpy as np
+
+from calibrate.pair.train import BATCH, WINDOW, Plan, Report, Streams, fit
+from calibrate.pair.writing import written
 from hardware_profiles.jsonfile import to_json
 
 if TYPE_CHECKING:
     import torch
     from _typeshed import DataclassInstance
+
+    from calibrate.live.exits import ExitHeads
+    from calibrate.live.streams import StreamHeads
+
 
 OUTPUT = 96
 """Tokens that a model writes after a prompt, for the measures."""
@@ -122,10 +137,8 @@ def build_heads(
     """
     from calibrate.live.loading import load_model, load_tokenizer
     from calibrate.pair.build import SEED
-    from calibrate.pair.corpus import collect, of_split
-    from calibrate.pair.prompts import read_prompts
-    from calibrate.pair.resolve import PROMPTS
-    from calibrate.pair.tokenizer import encode
+    from calibrate.pair.corpus import collect, encode, of_split, read_prompts
+    from calibrate.pair.embed import PROMPTS
     from calibrate.pair.train import encode_streams
 
     work.mkdir(parents=True, exist_ok=True)
@@ -147,31 +160,235 @@ def build_heads(
     return found
 
 
-def written(
-    model: Any, prompts: Sequence[Sequence[int]], *, sampled: bool, output: int
-) -> list[tuple[torch.Tensor, int, torch.Tensor]]:
-    """What a model writes after prompts of token ids.
+WIDTHS = (1, 2, 4, 8, 16)
+"""Numbers kappa of candidates that the report is made for."""
+
+
+@dataclass(frozen=True)
+class ExitReport:
+    """One exit on held-out prompts, over what the target itself writes.
+
+    Attributes:
+        layer: Layers before it.
+        layers: Layers of the target.
+        sampled: Whether the texts were sampled at temperature 1, else decoded greedily.
+        positions: Positions measured.
+        agreement: Share at which the exit's first choice is the target's.
+        overlap: Omega_kappa, the target's mass on the exit's kappa likeliest tokens, by kappa: with greedy
+            decoding the share of positions whose token is among them.
+        ceiling: The same of a perfect exit: the target's mass on its own kappa likeliest (`mirror.prop2`).
+    """
+
+    layer: int
+    layers: int
+    sampled: bool
+    positions: int
+    agreement: float
+    overlap: dict[int, float]
+    ceiling: dict[int, float]
+
+
+def exit_states(target: Any, tokens: torch.Tensor, layers: Sequence[int]) -> list[torch.Tensor]:
+    """[rows, window, H] what leaves each of the layers, from one forward of the frozen target."""
+    import torch
+
+    with torch.no_grad():
+        states = target(input_ids=tokens, use_cache=False, output_hidden_states=True).hidden_states
+    return [states[layer] for layer in layers]
+
+
+def exit_losses(target: Any, heads: ExitHeads, batch: torch.Tensor) -> torch.Tensor:
+    """Mean over the exits of the cross entropy of the next token, in nats (`mirror.eq15`)."""
+    import torch
+
+    from calibrate.pair.train import cross_entropy
+
+    states = exit_states(target, batch, heads.layers)
+    losses = [
+        cross_entropy(target.lm_head(heads.adapted(layer, state)), batch)
+        for layer, state in zip(heads.layers, states, strict=True)
+    ]
+    return torch.stack(losses).mean()
+
+
+def exit_kind() -> HeadKind[ExitHeads, ExitReport]:
+    """How exits are trained, measured and kept: adapters of all exits of a target."""
+    from calibrate.live.exits import ExitHeads, exit_layers, save_exits
+
+    def make(target: Any) -> ExitHeads:
+        return ExitHeads(int(target.config.hidden_size), exit_layers(int(target.config.num_hidden_layers)))
+
+    return HeadKind("exits", 2e-3, 5_000_000, WINDOW, make, exit_losses, save_exits, measure_exits)
+
+
+def measure_exits(
+    target: Any, heads: ExitHeads, prompts: Sequence[Sequence[int]], *, sampled: bool, output: int = OUTPUT
+) -> list[ExitReport]:
+    """What each exit knows of the target's next token, along what the target writes.
 
     Args:
-        model: Writes.
+        target: The model.
+        heads: Its exits.
         prompts: Token ids.
-        sampled: Sample at temperature 1 instead of decoding greedily.
+        sampled: Sample the texts at temperature 1 instead of decoding greedily.
         output: Tokens per prompt.
-
-    Returns:
-        Batches of (texts [rows, length], where the model's part begins, what of it counts [rows, output]).
     """
     import torch
 
-    from calibrate.pair.generate import continue_batch
+    sums = torch.zeros(len(heads.layers), 1 + 2 * len(WIDTHS), dtype=torch.float64)
+    positions = 0
+    for tokens, start, live in written(target, prompts, output, sampled=sampled, group=_GROUP):
+        with torch.no_grad():
+            logits = target(input_ids=tokens, use_cache=False).logits[:, start - 1 : -1]
+            law = _law(logits, sampled=sampled)[live]
+            positions += len(law)
+            for row, (layer, state) in enumerate(
+                zip(heads.layers, exit_states(target, tokens, heads.layers), strict=True)
+            ):
+                proxy = target.lm_head(heads.adapted(layer, state[:, start - 1 : -1]))[live]
+                sums[row] += _sums(law, proxy)
+    return [
+        _report(layer, int(target.config.num_hidden_layers), positions, sampled, (row / positions).tolist())
+        for layer, row in zip(heads.layers, sums, strict=True)
+    ]
 
-    batches = []
-    for length in sorted({len(prompt) for prompt in prompts}):
-        alike = [list(prompt) for prompt in prompts if len(prompt) == length]
-        for group in (alike[i : i + _GROUP] for i in range(0, len(alike), _GROUP)):
-            rows = torch.tensor(group)
-            new = continue_batch(model, rows, output, sampled_rows=len(group) if sampled else 0)
-            ended = (new == 0).cumsum(1) - (new == 0).long()  # ends before a position
-            live = ended == 0
-            batches.append((torch.cat([rows, new], dim=1), length, live))
-    return batches
+
+def _law(logits: torch.Tensor, *, sampled: bool) -> torch.Tensor:
+    """[..., V] the target's law: softmax, or one-hot where it decodes greedily."""
+    from torch.nn import functional
+
+    if sampled:
+        return logits.double().softmax(-1)
+    return functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
+
+
+def _sums(law: torch.Tensor, proxy: torch.Tensor) -> torch.Tensor:
+    """Sums over positions [n, V]: agreement, then Omega and its ceiling for each width."""
+    import torch
+
+    most = max(WIDTHS)
+    ranked = law.gather(-1, proxy.topk(most, dim=-1).indices).cumsum(-1).sum(0)
+    best = law.topk(most, dim=-1).values.cumsum(-1).sum(0)
+    agreed = (proxy.argmax(-1) == law.argmax(-1)).sum().double()[None]
+    at = [width - 1 for width in WIDTHS]
+    return torch.cat([agreed, ranked[at], best[at]])
+
+
+def _report(layer: int, layers: int, positions: int, sampled: bool, means: list[float]) -> ExitReport:
+    overlap = {width: round(mean, 4) for width, mean in zip(WIDTHS, means[1:], strict=False)}
+    ceiling = {width: round(mean, 4) for width, mean in zip(WIDTHS, means[1 + len(WIDTHS) :], strict=True)}
+    return ExitReport(layer, layers, sampled, positions, round(means[0], 4), overlap, ceiling)
+
+
+@dataclass(frozen=True)
+class StreamReport:
+    """One stream on held-out prompts, over what the draft itself writes.
+
+    Attributes:
+        stream: j; it predicts the token j places after the next one.
+        sampled: Whether the texts were sampled at temperature 1, else decoded greedily.
+        positions: Positions measured.
+        agreement: Share at which its first choice is the token that the draft wrote there.
+        run: Share at which those of all streams up to this one are: of the steps whose streams all get a
+            token, the share that emits more than j of them.
+        mass: Mean mass that it puts on that token.
+    """
+
+    stream: int
+    sampled: bool
+    positions: int
+    agreement: float
+    run: float
+    mass: float
+
+
+def stream_logits(draft: Any, heads: StreamHeads, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What draft and streams say of texts: [rows, n, V] and [rows, n, S, V] logits.
+
+    Args:
+        draft: The model, frozen.
+        heads: Its streams.
+        batch: [rows, n] tokens.
+    """
+    import torch
+
+    from calibrate.live.streams import stream_part, stream_positions, stream_sight
+
+    rows, count = batch.shape
+    places = np.arange(count)
+    causal = (places > places[:, None])[None]
+    sight = torch.from_numpy(stream_sight(causal, np.array([count]), heads.streams))
+    mask = torch.zeros(sight.shape).masked_fill_(sight, torch.finfo(torch.float32).min)[:, None]
+    with torch.no_grad():
+        out = draft(input_ids=batch, use_cache=True, output_hidden_states=True)
+    states = heads.entering(out.hidden_states[-2], heads.streams)
+    logits = stream_part(draft, heads)(
+        input_ids=states,
+        attention_mask=mask.expand(rows, -1, -1, -1),
+        position_ids=torch.from_numpy(stream_positions(places[None], heads.streams)).expand(rows, -1),
+        past_key_values=out.past_key_values,
+        use_cache=True,
+    ).logits
+    return out.logits, logits.view(rows, count, heads.streams, -1)
+
+
+def stream_loss(draft: Any, heads: StreamHeads, batch: torch.Tensor) -> torch.Tensor:
+    """Mean over streams of the cross entropy with the draft's law where the stream predicts, in nats."""
+    import torch
+
+    own, streamed = stream_logits(draft, heads, batch)
+    losses = []
+    for j in range(1, heads.streams + 1):
+        law = own[:, j:].softmax(-1)
+        guess = streamed[:, : own.shape[1] - j, j - 1].log_softmax(-1)
+        losses.append(-(law * guess).sum(-1).mean())
+    return torch.stack(losses).mean()
+
+
+def stream_kind(streams: int) -> HeadKind[StreamHeads, StreamReport]:
+    """How streams are trained, measured and kept.
+
+    A window is shorter than a target's: each of its tokens is fed once more per stream.
+
+    Args:
+        streams: S; 3 is the most that the paper names (Figure 6b).
+    """
+    from calibrate.live.streams import StreamHeads, save_streams
+
+    def make(draft: Any) -> StreamHeads:
+        return StreamHeads(draft, streams)
+
+    return HeadKind("streams", 1e-3, 7_000_000, 160, make, stream_loss, save_streams, measure_streams)
+
+
+def measure_streams(
+    draft: Any, heads: StreamHeads, prompts: Sequence[Sequence[int]], *, sampled: bool, output: int = OUTPUT
+) -> list[StreamReport]:
+    """How often each stream says what the draft writes.
+
+    Args:
+        draft: The model.
+        heads: Its streams.
+        prompts: Token ids.
+        sampled: Sample the texts at temperature 1 instead of decoding greedily.
+        output: Tokens per prompt.
+    """
+    import torch
+
+    streams, positions = heads.streams, 0
+    sums = torch.zeros(3, streams, dtype=torch.float64)
+    for tokens, start, live in written(draft, prompts, output, sampled=sampled, group=_GROUP):
+        with torch.no_grad():
+            _, streamed = stream_logits(draft, heads, tokens)
+        places = torch.arange(start - 1, tokens.shape[1] - 1 - streams)
+        ahead = places[:, None] + 2 + torch.arange(streams)  # what stream j of a place predicts
+        kept = live[:, ahead[:, -1] - start]
+        found, right = streamed[:, places][kept], tokens[:, ahead][kept]
+        met = found.argmax(-1) == right
+        mass = found.softmax(-1).gather(-1, right[..., None])[..., 0]
+        sums += torch.stack([met.double().sum(0), met.double().cumprod(-1).sum(0), mass.double().sum(0)])
+        positions += len(met)
+    means = (sums / positions).tolist()
+    return [
+        StreamReport(j + 1, sampled, positions, *(round(row[j], 4) for row in means)) for j in range(streams)
+    ]

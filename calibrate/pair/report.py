@@ -8,7 +8,7 @@ and including an end token):
   speculative run would not verify, so this is not the engines' acceptance length.
 - ``sampled_acceptance``: mean of ``sum(min(p, q))`` over the target's output at temperature 1: the
   probability that a sampled draft token survives the rejection test there.
-- ``looping_outputs``: share of greedy outputs whose tail is a loop (`calibrate.pair.loops`);
+- ``looping_outputs``: share of greedy outputs whose tail is a loop (`calibrate.pair.writing`);
   ``looping_tokens``: share of greedy tokens inside a loop, at the tail or not.
 - ``repeated_4grams``: share of the 4-grams of greedy outputs that stood in the same output before;
   ``text_repeated_4grams``: the same for pieces of held-out text of that length.
@@ -18,25 +18,35 @@ and including an end token):
 from __future__ import annotations
 
 import platform
+import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.pair.corpus import CATEGORIES, Document, collect, of_split
-from calibrate.pair.loops import loop_tokens, repeated_ngrams, tail_loop, until_end
-from calibrate.pair.prompts import Prompt, read_prompts
-from calibrate.pair.tokenizer import encode, encode_document
+from calibrate.pair.corpus import (
+    CATEGORIES,
+    Document,
+    Prompt,
+    collect,
+    encode,
+    encode_document,
+    of_split,
+    read_prompts,
+)
 from calibrate.pair.train import WINDOW
+from calibrate.pair.writing import loop_tokens, repeated_ngrams, tail_loop, until_end, written
 from hardware_profiles.jsonfile import to_json
 
 if TYPE_CHECKING:
     import torch
     from rich.table import Table
     from transformers import PreTrainedTokenizerFast
+
 
 OUTPUT = 128
 _MAX_WINDOWS = 48
@@ -144,37 +154,16 @@ def _summed_loss(model: Any, windows: NDArray[np.int64]) -> float:
     return float(functional.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="sum"))
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """Outputs of prompts of one length: ``tokens (rows, length + new)``; ``live (rows, new)``."""
-
-    tokens: torch.Tensor
-    live: torch.Tensor
-    prompt: int
-
-
-def _write(model: Any, prompts: Sequence[Sequence[int]], *, sampled: bool) -> list[_Outputs]:
-    """The target's outputs, in batches of prompts of equal length."""
-    import torch
-
-    from calibrate.pair.generate import continue_batch
-
-    batches = []
-    for length in sorted({len(prompt) for prompt in prompts}):
-        rows = torch.tensor([prompt for prompt in prompts if len(prompt) == length])
-        new = continue_batch(model, rows, OUTPUT, sampled_rows=len(rows) if sampled else 0)
-        ended = (new == 0).cumsum(1)
-        live = (ended == 0) | ((ended == 1) & (new == 0))
-        batches.append(_Outputs(torch.cat([rows, new], dim=1), live, length))
-    return batches
+_Outputs: TypeAlias = "tuple[torch.Tensor, int, torch.Tensor]"
+"""Texts, where their outputs begin, and what of these counts (see `written`)."""
 
 
 def _greedy_agreement(draft: Any, outputs: Iterable[_Outputs]) -> tuple[int, int]:
     agreed = positions = 0
-    for batch in outputs:
-        chosen = _logits(draft, batch.tokens)[:, batch.prompt - 1 : -1].argmax(-1)
-        hits = (chosen == batch.tokens[:, batch.prompt :]) & batch.live
-        agreed, positions = agreed + int(hits.sum()), positions + int(batch.live.sum())
+    for tokens, start, live in outputs:
+        chosen = _logits(draft, tokens)[:, start - 1 : -1].argmax(-1)
+        hits = (chosen == tokens[:, start:]) & live
+        agreed, positions = agreed + int(hits.sum()), positions + int(live.sum())
     return agreed, positions
 
 
@@ -182,19 +171,16 @@ def _overlap(target: Any, draft: Any, outputs: Iterable[_Outputs]) -> tuple[floa
     import torch
 
     shared, positions = 0.0, 0
-    for batch in outputs:
-        p, q = (
-            _logits(model, batch.tokens)[:, batch.prompt - 1 : -1].softmax(-1) for model in (target, draft)
-        )
-        overlap = torch.minimum(p, q).sum(-1)
-        shared += float((overlap * batch.live).sum())
-        positions += int(batch.live.sum())
+    for tokens, start, live in outputs:
+        p, q = (_logits(model, tokens)[:, start - 1 : -1].softmax(-1) for model in (target, draft))
+        shared += float((torch.minimum(p, q).sum(-1) * live).sum())
+        positions += int(live.sum())
     return shared, positions
 
 
 def _texts(outputs: Iterable[_Outputs]) -> list[list[int]]:
     """What was written, without prompts, end tokens and what follows them."""
-    return [until_end(row[batch.prompt :].tolist(), 0) for batch in outputs for row in batch.tokens]
+    return [until_end(row[start:].tolist(), 0) for tokens, start, _ in outputs for row in tokens]
 
 
 def _loop_counts(texts: Sequence[Sequence[int]]) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -212,14 +198,14 @@ def _measure(
     models: tuple[Any, Any], windows: NDArray[np.int64], prompts: Sequence[Sequence[int]]
 ) -> _Counts:
     target, draft = models
-    greedy = _write(target, prompts, sampled=False)
+    greedy = written(target, prompts, OUTPUT, sampled=False)
     texts = _texts(greedy)
     outputs, loops = _loop_counts(texts)
     return _Counts(
         loss=(_summed_loss(target, windows), _summed_loss(draft, windows)),
         predicted=windows.shape[0] * (windows.shape[1] - 1),
         greedy=_greedy_agreement(draft, greedy),
-        sampled=_overlap(target, draft, _write(target, prompts, sampled=True)),
+        sampled=_overlap(target, draft, written(target, prompts, OUTPUT, sampled=True)),
         outputs=outputs,
         loops=loops,
         ngrams=_ngram_counts(texts),
@@ -291,4 +277,74 @@ def report_table(report: PairReport) -> Table:
     for row in report.categories:
         values = [getattr(row, name) for name in _COLUMNS]
         table.add_row(row.category, *(f"{value:.3f}" for value in values))
+    return table
+
+
+TOKENS = (1, 5, 8)
+_CONTEXT = 150
+_WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Median seconds of a forward over ``tokens`` new tokens, single-threaded, batch 1, fp32."""
+
+    name: str
+    parameters: int
+    seconds: dict[int, float]
+
+
+def _timed_step(model: Any, cache: Any, tokens: Any) -> float:
+    started = time.perf_counter()
+    model(input_ids=tokens, past_key_values=cache, use_cache=True)
+    seconds = time.perf_counter() - started
+    cache.crop(-tokens.shape[1])
+    return seconds
+
+
+def measure_steps(
+    models: Mapping[str, Any], *, repeats: int = 30, tokens: Sequence[int] = TOKENS
+) -> list[StepTimes]:
+    """Time forwards of ``models`` with a context of 150 tokens; sets torch to one thread."""
+    import torch
+
+    torch.set_num_threads(1)
+    samples: dict[tuple[str, int], list[float]] = {(m, n): [] for m in models for n in tokens}
+    with torch.inference_mode():
+        context = torch.randint(1, 2048, (1, _CONTEXT))
+        caches = {
+            name: model(input_ids=context, use_cache=True).past_key_values for name, model in models.items()
+        }
+        for repeat in range(repeats + _WARM_UP):
+            for (name, count), times in samples.items():
+                # Two in a row and the second counts: the first pays for the caches of the turn.
+                new = context[:, :count]
+                _timed_step(models[name], caches[name], new)
+                seconds = _timed_step(models[name], caches[name], new)
+                if repeat >= _WARM_UP:
+                    times.append(seconds)
+    return [
+        StepTimes(
+            name=name,
+            parameters=sum(p.numel() for p in model.parameters()),
+            seconds={n: statistics.median(samples[name, n]) for n in tokens},
+        )
+        for name, model in models.items()
+    ]
+
+
+def steps_table(measured: Sequence[StepTimes]) -> Table:
+    """Milliseconds per step, and the ratio of one-token steps to the first model's."""
+    from rich.table import Table
+
+    table = Table(title=f"Milliseconds per step, {_CONTEXT} tokens of context")
+    table.add_column("model")
+    table.add_column("parameters", justify="right")
+    for count in measured[0].seconds:
+        table.add_column(f"{count} new", justify="right")
+    table.add_column(f"ratio to {measured[0].name}", justify="right")
+    for row in measured:
+        ratio = row.seconds[1] / measured[0].seconds[1]
+        millis = [f"{1e3 * seconds:.2f}" for seconds in row.seconds.values()]
+        table.add_row(row.name, f"{row.parameters / 1e6:.1f}M", *millis, f"{ratio:.1f}")
     return table

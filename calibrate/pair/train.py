@@ -3,13 +3,23 @@
 Every stage of the build (target, loop fix, draft) is a loss as a function of the step, handed to
 `fit`. A stage stops after its steps or its minutes, whichever comes first, and the learning
 rate follows whichever is further along; without a limit in minutes a run repeats exactly.
+
+The loop fix is sequence-level unlikelihood on the model's own greedy continuations.
+Welleck et al., "Neural text generation with unlikelihood training" (2019), section 5.2: let the
+model write, and lower the probability of the tokens with which it repeated itself. Here these are
+the tokens of loops and of long repeated n-grams (`calibrate.pair.loops`), not of 4-grams as in the
+paper: source code repeats short n-grams for good reasons. Cross entropy on ordinary text goes on
+beside it, which keeps the quality. The change is in the weights; decoding stays plain argmax.
+
+The draft is trained to match the target's distribution on text and on the target's own writing: acceptance is
+measured on what the target writes, so half of every batch is that, a third of it sampled, the rest greedy.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +27,74 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.pair.corpus import CATEGORIES, Document
-from calibrate.pair.tokenizer import encode_document
+from calibrate.pair.corpus import CATEGORIES, MAX_POSITION, VOCABULARY, Document, encode_document
+from calibrate.pair.writing import (
+    CONTINUATION,
+    PROMPT,
+    continue_batch,
+    repetition_mask,
+    until_end,
+)
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+
+TARGET: Mapping[str, int] = {
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "head_dim": 64,
+}
+DRAFT: Mapping[str, int] = {
+    "hidden_size": 160,
+    "intermediate_size": 416,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 5,
+    "head_dim": 32,
+}
+
+
+def llama_config(shape: Mapping[str, int], *, vocabulary: int = VOCABULARY) -> LlamaConfig:
+    """A Llama configuration with the pair's conventions: tied embeddings, token 0 ends a text."""
+    from transformers import LlamaConfig
+
+    sizes: dict[str, Any] = dict(shape)
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        max_position_embeddings=MAX_POSITION,
+        num_key_value_heads=shape["num_attention_heads"],
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=None,
+        **sizes,
+    )
+
+
+def new_model(shape: Mapping[str, int], *, seed: int) -> LlamaForCausalLM:
+    """An untrained model of ``shape`` whose weights depend on ``seed`` only."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(llama_config(shape))
+
+
+def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write ``model`` rounded to fp16, with its tokenizer; ``model`` itself is left as it is."""
+    import copy
+
+    import torch
+
+    rounded: Any = copy.deepcopy(model)
+    rounded.to(torch.float16)
+    rounded.config.dtype = torch.float16
+    rounded.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+
 
 WINDOW = 384
 BATCH = 8
@@ -194,3 +266,163 @@ def _state(model: Any, optimizer: torch.optim.Optimizer, step: int, elapsed_s: f
         "step": step,
         "elapsed_s": elapsed_s,
     }
+
+
+_POOL_BATCH = 64
+_TEXT_ROWS = 4
+_WRITTEN_ROWS = 10
+
+
+def training_prompts(streams: Streams, step: int, *, rows: int) -> torch.Tensor:
+    """Prompts ``(rows, PROMPT)`` from training documents, with equal shares of the categories."""
+    import torch
+
+    random = np.random.default_rng([streams.seed, step, 1])
+    names = list(streams.tokens)
+    out = np.empty((rows, PROMPT), dtype=np.int64)
+    for row in range(rows):
+        stream = streams.tokens[names[row % len(names)]]
+        start = int(random.integers(0, len(stream) - PROMPT))
+        out[row] = stream[start : start + PROMPT]
+    return torch.from_numpy(out)
+
+
+def write_pool(
+    target: Any, streams: Streams, batches: int, path: Path, report: Callable[[int], None]
+) -> NDArray[np.uint16]:
+    """Prompts continued by ``target``: ``(rows, PROMPT + CONTINUATION)``, kept in ``path``."""
+    if path.exists():
+        pool: NDArray[np.uint16] = np.load(path)
+        return pool
+    import torch
+
+    rows = []
+    for index in range(batches):
+        prompts = training_prompts(streams, 2_000_000 + index, rows=_POOL_BATCH)
+        written = continue_batch(target, prompts, CONTINUATION, sampled_rows=_POOL_BATCH // 3, seed=index)
+        rows.append(torch.cat([prompts, written], dim=1).numpy().astype(np.uint16))
+        report(index + 1)
+    pool = np.concatenate(rows)
+    np.save(path, pool)
+    return pool
+
+
+def divergence(target_logits: torch.Tensor, draft_logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean KL(target || draft) in nats over the masked positions; logits ``(rows, window, v)``."""
+    log_p, log_q = target_logits.log_softmax(-1), draft_logits.log_softmax(-1)
+    kl = (log_p.exp() * (log_p - log_q)).sum(-1)
+    return (kl * mask).sum() / mask.sum().clamp(min=1)
+
+
+def distillation(target: Any, draft: Any, streams: Streams, pool: NDArray[np.uint16]) -> Loss:
+    """The draft's loss as a function of the step, to hand to `calibrate.pair.train.fit`."""
+    import torch
+
+    # Positions that predict a written token: not the prompt's, and none after an end token.
+    tokens = torch.from_numpy(pool.astype(np.int64))
+    open_ = (tokens[:, PROMPT:] == 0).cumsum(1) == 0
+    predicts = torch.zeros_like(tokens, dtype=torch.bool)
+    predicts[:, PROMPT - 1] = True
+    predicts[:, PROMPT : PROMPT + CONTINUATION - 1] = open_[:, :-1]
+
+    def match(batch: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            wanted = logits_of(target, batch)
+        return divergence(wanted, logits_of(draft, batch), mask)
+
+    def loss(step: int) -> torch.Tensor:
+        text = streams.batch(3_000_000 + step, rows=_TEXT_ROWS)
+        random = np.random.default_rng([streams.seed, step, 2])
+        rows = torch.from_numpy(random.choice(len(tokens), size=_WRITTEN_ROWS, replace=False))
+        everywhere = torch.ones_like(text, dtype=torch.bool)
+        return match(text, everywhere) + match(tokens[rows], predicts[rows])
+
+    return loss
+
+
+_ROUND_STEPS = 4
+_ROUND_PROMPTS = 48
+_ROWS = 6
+# Real text repeats up to a tenth of its 8-grams; what repeats little more than that is left alone.
+_TOLERATED = 0.15
+
+
+def unlikelihood(logits: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean of ``-log(1 - p(token))`` over the masked tokens.
+
+    Args:
+        logits: ``(rows, window, vocabulary)``; position ``i`` predicts token ``i + 1``.
+        tokens: ``(rows, window)``.
+        mask: ``(rows, window)``, True at the tokens to make less likely.
+    """
+    import torch
+
+    log_p = logits[:, :-1].log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+    penalty = -torch.log1p(-log_p.exp().clamp(max=1.0 - 1e-5))
+    chosen = mask[:, 1:]
+    return (penalty * chosen).sum() / chosen.sum().clamp(min=1)
+
+
+class LoopFix:
+    """The loss of the loop fix: every few steps the model writes, its repetitions are penalised."""
+
+    def __init__(self, model: Any, streams: Streams, *, weight: float, spared: Collection[str]) -> None:
+        """Penalise what ``model`` repeats, beside its loss on ``streams``.
+
+        Args:
+            model: a causal language model, which is trained.
+            streams: the training text, whose prompts the model continues.
+            weight: of the penalty, cross entropy having 1.
+            spared: categories in which exact loops are penalised, but no repeated n-grams: the
+                lines of a table are alike by nature.
+        """
+        self._model, self._streams, self._weight, self._spared = model, streams, weight, spared
+        self._round = -1
+        self._written: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.repeating_share = 0.0
+
+    def __call__(self, step: int) -> torch.Tensor:
+        """Cross entropy on text plus the weighted penalty on this round's repetitions."""
+        if step // _ROUND_STEPS != self._round:
+            self._round = step // _ROUND_STEPS
+            self._write()
+        # An offset, so that the text is not that of the first steps of the first stage again.
+        batch = self._streams.batch(1_000_000 + step)
+        loss = cross_entropy(logits_of(self._model, batch), batch)
+        if not self._written:
+            return loss
+        tokens, mask = self._rows(step % _ROUND_STEPS)
+        return loss + self._weight * unlikelihood(logits_of(self._model, tokens), tokens, mask)
+
+    def _write(self) -> None:
+        """Let the model continue training prompts, and keep what repeats itself."""
+        import torch
+
+        prompts = training_prompts(self._streams, self._round, rows=_ROUND_PROMPTS)
+        written = continue_batch(self._model, prompts, CONTINUATION)
+        self._written = []
+        names = list(self._streams.tokens)  # the categories that the prompts take in turn
+        for row, (prompt, continuation) in enumerate(zip(prompts, written, strict=True)):
+            size = None if names[row % len(names)] in self._spared else 8
+            mask = repetition_mask(until_end(continuation.tolist(), 0), size=size)
+            if sum(mask) > _TOLERATED * len(mask):
+                padded = [False] * PROMPT + mask + [False] * (CONTINUATION - len(mask))
+                self._written.append((torch.cat([prompt, continuation]), torch.tensor(padded)))
+        self.repeating_share = len(self._written) / _ROUND_PROMPTS
+
+    def _rows(self, part: int) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        count = len(self._written)
+        rows = [self._written[(part * _ROWS + i) % count] for i in range(min(_ROWS, count))]
+        return torch.stack([t for t, _ in rows]), torch.stack([m for _, m in rows])
+
+
+def loop_fix(model: Any, streams: Streams) -> Loss:
+    """The loss of the first pass, which ends the loops at some cost in quality."""
+    return LoopFix(model, streams, weight=1.0, spared=())
+
+
+def recovery(model: Any, streams: Streams) -> Loss:
+    """The loss of the second, short pass, which wins back what the first one cost in tables."""
+    return LoopFix(model, streams, weight=0.5, spared=("tables",))

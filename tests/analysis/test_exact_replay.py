@@ -15,7 +15,7 @@ from analysis.rounds import compare_rounds
 from calibrate.calibration import requests_of
 from calibrate.live.placement import pair_specs, parse_placement
 from calibrate.live.world import LiveWorld
-from calibrate.pair.resolve import resolve_model
+from calibrate.pair.embed import resolve_model
 from calibrate.prompts import find_prompts, load_prompts, spread
 from calibrate.recording import RecordingJob
 from calibrate.runs import LiveRun, run_live, run_once

@@ -15,7 +15,7 @@ from calibrate.checks import MisfitError, ModelSize, check_memory, check_tokeniz
 from calibrate.fingerprint import fingerprint
 from calibrate.job import check, recorders
 from calibrate.live.errors import ModelError
-from calibrate.pair.resolve import DATA
+from calibrate.pair.embed import DATA
 
 GIB = 2**30
 ADDED = {"content": "b", "id": 1}

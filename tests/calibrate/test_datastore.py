@@ -13,7 +13,7 @@ from calibrate.cli import main
 from calibrate.datastore import build, documents_of
 from calibrate.live.loading import load_tokenizer
 from calibrate.pair.corpus import Document, collect
-from calibrate.pair.resolve import PROMPTS, resolve_model
+from calibrate.pair.embed import PROMPTS, resolve_model
 from calibrate.prompts import load_prompts
 from hardware_profiles.datastore import Datastore
 

@@ -28,8 +28,7 @@ from calibrate.live import placement
 from calibrate.live.accelerators import Found
 from calibrate.live.placement import available_cores
 from calibrate.machine import Machine
-from calibrate.pair.embed import Shape, embedded_config
-from calibrate.pair.resolve import DATA
+from calibrate.pair.embed import DATA, Shape, embedded_config
 from calibrate.plans import LivePart
 from hardware_profiles.profile import load_profile
 from simulator.cli import main as simulate

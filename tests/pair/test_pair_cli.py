@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from calibrate.pair.cli import pair
 
 
-@pytest.mark.parametrize("module", ["calibrate.pair.cli", "calibrate.pair.resolve"])
+@pytest.mark.parametrize("module", ["calibrate.pair.cli", "calibrate.pair.embed"])
 def test_importing_does_not_import_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

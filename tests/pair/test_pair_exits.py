@@ -12,9 +12,8 @@ from transformers import LlamaForCausalLM
 
 from calibrate.live.exits import FILE, ExitHeads, exit_layers, load_exits
 from calibrate.live.loading import load_model
-from calibrate.pair.exits import WIDTHS, exit_kind, exit_losses, measure_exits
-from calibrate.pair.heads import Training
-from calibrate.pair.resolve import DATA
+from calibrate.pair.embed import DATA
+from calibrate.pair.heads import WIDTHS, Training, exit_kind, exit_losses, measure_exits
 from policies.laws.mirror import adapter_share, exit_loss
 
 LAYERS = 4
@@ -69,7 +68,7 @@ def test_a_perfect_exit_reaches_the_ceiling(
             states = model(input_ids=tokens, output_hidden_states=True).hidden_states
         return [states[-1]] * len(layers)
 
-    monkeypatch.setattr("calibrate.pair.exits.exit_states", last)
+    monkeypatch.setattr("calibrate.pair.heads.exit_states", last)
     heads = ExitHeads(16, (2,))
     monkeypatch.setattr(heads, "adapted", lambda layer, hidden: hidden)
     (report,) = measure_exits(target, heads, [[3, 4, 5]], sampled=True, output=10)

@@ -16,8 +16,8 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaFo
 
 from calibrate.live.errors import ModelError
 from calibrate.pair.cli import pair
+from calibrate.pair.embed import DATA
 from calibrate.pair.gguf import export_gguf, interleaved
-from calibrate.pair.resolve import DATA
 
 
 def matrices(file: Path) -> dict[str, NDArray[np.float32]]:

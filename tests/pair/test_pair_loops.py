@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.pair.loops import (
+from calibrate.pair.writing import (
     Loop,
     find_loops,
     loop_tokens,

@@ -9,11 +9,18 @@ import pytest
 import torch
 
 from calibrate.live.loading import load_model, load_tokenizer
-from calibrate.pair.corpus import CATEGORIES, split_of
-from calibrate.pair.loops import find_loops
-from calibrate.pair.prompts import PER_CATEGORY, Prompt, read_prompts
-from calibrate.pair.resolve import DATA, PROMPTS, resolve_model
-from calibrate.pair.tokenizer import END, VOCABULARY, encode
+from calibrate.pair.corpus import (
+    CATEGORIES,
+    END,
+    PER_CATEGORY,
+    VOCABULARY,
+    Prompt,
+    encode,
+    read_prompts,
+    split_of,
+)
+from calibrate.pair.embed import DATA, PROMPTS, resolve_model
+from calibrate.pair.writing import find_loops
 
 BOTH = ("target", "draft")
 

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from calibrate.pair.distill import divergence
-from calibrate.pair.train import Plan, Status, Streams, fit
-from calibrate.pair.unlikelihood import unlikelihood
+from calibrate.pair.train import Plan, Status, Streams, divergence, fit, unlikelihood
 
 STREAMS = Streams({"code": np.arange(500, dtype=np.uint16)}, seed=3)
 

@@ -16,9 +16,8 @@ from transformers import LlamaForCausalLM
 from calibrate.live.errors import ModelError
 from calibrate.live.loading import load_model
 from calibrate.live.streams import FILE, StreamHeads, load_streams, save_streams
-from calibrate.pair.heads import Training
-from calibrate.pair.resolve import DATA
-from calibrate.pair.streams import measure_streams, stream_kind, stream_logits, stream_loss
+from calibrate.pair.embed import DATA
+from calibrate.pair.heads import Training, measure_streams, stream_kind, stream_logits, stream_loss
 
 LAYERS = 2
 
@@ -91,7 +90,7 @@ def test_measures_of_streams_that_say_what_the_draft_writes(
         logits[:, :-2, 0], logits[:, :-3, 1] = right[:, 2:], -right[:, 3:]
         return logits[..., 0, :], logits
 
-    monkeypatch.setattr("calibrate.pair.streams.stream_logits", knowing)
+    monkeypatch.setattr("calibrate.pair.heads.stream_logits", knowing)
     prompts = [[3, 4, 5], [7, 8, 9], [1, 2]]
     first, second = measure_streams(draft, fresh(draft), prompts, sampled=sampled, output=12)
     assert (first.stream, first.agreement, first.run) == (1, 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""When is a text a loop?
+"""What a model writes: continuations of a batch of prompts with a KV cache, and when a text is a loop.
 
 The greedy output of a small language model tends to end in a loop: a phrase that repeats until the
 token limit. A loop is trivially predictable, so a pair whose target loops reports an acceptance
@@ -12,6 +12,94 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+PROMPT = 64
+CONTINUATION = 160
+
+
+def continue_batch(
+    model: Any,
+    prompts: torch.Tensor,
+    new: int,
+    *,
+    end: int = 0,
+    sampled_rows: int = 0,
+    seed: int = 0,
+) -> torch.Tensor:
+    """``new`` tokens for each of the equally long ``prompts`` ``(rows, length)``.
+
+    Args:
+        model: a causal language model of transformers.
+        prompts: token ids; no padding, so that a row's result does not depend on its neighbours.
+        new: tokens to add to every row.
+        end: after this token a row holds end tokens only.
+        sampled_rows: this many rows, from the first, are sampled at temperature 1; others greedy.
+        seed: of the sampling.
+
+    Returns:
+        Token ids ``(rows, new)``.
+    """
+    import torch
+
+    random = torch.Generator().manual_seed(seed)
+    chosen, ended = [], torch.zeros(len(prompts), dtype=torch.bool)
+    tokens, cache = prompts, None
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode():
+        for _ in range(new):
+            out = model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache, logits = out.past_key_values, out.logits[:, -1].float()
+            following = logits.argmax(-1)
+            if sampled_rows:
+                shares = logits[:sampled_rows].softmax(-1)
+                following[:sampled_rows] = torch.multinomial(shares, 1, generator=random)[:, 0]
+            following = torch.where(ended, torch.full_like(following, end), following)
+            ended |= following == end
+            chosen.append(following)
+            tokens = following[:, None]
+    model.train(was_training)
+    return torch.stack(chosen, dim=1).clone()
+
+
+def written(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    output: int,
+    *,
+    sampled: bool,
+    group: int | None = None,
+) -> list[tuple[torch.Tensor, int, torch.Tensor]]:
+    """What a model writes after prompts of token ids, in batches of prompts of equal length.
+
+    Args:
+        model: Writes.
+        prompts: Token ids.
+        output: Tokens per prompt.
+        sampled: Sample at temperature 1 instead of decoding greedily.
+        group: Most rows of a batch; None: no limit.
+
+    Returns:
+        Batches of (texts [rows, length + output], where the model's part begins, what of it counts
+        [rows, output]: up to and including the first end token).
+    """
+    import torch
+
+    batches = []
+    for length in sorted({len(prompt) for prompt in prompts}):
+        alike = [list(prompt) for prompt in prompts if len(prompt) == length]
+        size = group or len(alike)
+        for rows in (torch.tensor(alike[i : i + size]) for i in range(0, len(alike), size)):
+            new = continue_batch(model, rows, output, sampled_rows=len(rows) if sampled else 0)
+            ended = (new == 0).cumsum(1) - (new == 0).long()  # ends before a position
+            batches.append((torch.cat([rows, new], dim=1), length, ended == 0))
+    return batches
+
 
 MAX_PERIOD = 32
 MIN_REPEATS = 3
