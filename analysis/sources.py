@@ -10,6 +10,7 @@ from pathlib import Path
 from analysis.intervals import Bootstrap
 from analysis.modelerror import known_model_error
 from hardware_profiles.decisions import DecisionTrace, read_decisions
+from hardware_profiles.pairs import other_pair
 from hardware_profiles.profile import Profile, load_profile
 from hardware_profiles.store import (
     decisions_name,
@@ -135,7 +136,9 @@ def load_sources(
     traces = {temperature_of(t): t for t in reversed(found.values())}
     plain = first == profile.name  # then `simulate` finds them alone
     files = {} if plain else {temperature_of(t): name for name, t in reversed(found.items())}
-    error = known_model_error(profile, traces)
+    # Another pair's recording says nothing of how wrong this profile's predictions of its own runs are.
+    own = {t: trace for t, trace in traces.items() if other_pair(profile, trace.meta) is None}
+    error = known_model_error(profile, own)
     decisions, undecided = {}, {}
     for temperature, recorded in traces.items():
         decided, undecided[temperature] = _decisions(profile.name, hw, temperature, recorded)

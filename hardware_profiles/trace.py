@@ -192,12 +192,15 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
         writer.add_key_value_metadata({_KEY.format(key): text for key, text in texts.items()})
 
 
-def read_trace(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Trace:
+def read_trace(
+    path: str | os.PathLike[str], columns: Sequence[str] | None = None, *, optional: Sequence[str] = ()
+) -> Trace:
     """Read and check a trace.
 
     Args:
         path: The file.
         columns: Columns to read besides `request`, `position` and `token`; None for all there are.
+        optional: Columns to read, too, where the file has them.
 
     Raises:
         TraceError: The file cannot be read, is no trace, lacks a column that was asked for, or
@@ -209,7 +212,7 @@ def read_trace(path: str | os.PathLike[str], columns: Sequence[str] | None = Non
     try:
         with pq.ParquetFile(path) as file:
             metadata = file.metadata.metadata or {}
-            names = _choose(file.schema_arrow.names, columns, str(path))
+            names = _choose(file.schema_arrow.names, columns, optional, str(path))
             table = file.read(columns=names)
     except (OSError, pa.ArrowException) as error:
         raise TraceError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
@@ -221,14 +224,16 @@ def read_trace(path: str | os.PathLike[str], columns: Sequence[str] | None = Non
     return trace
 
 
-def _choose(present: Sequence[str], wanted: Sequence[str] | None, source: str) -> list[str]:
+def _choose(
+    present: Sequence[str], wanted: Sequence[str] | None, optional: Sequence[str], source: str
+) -> list[str]:
     """Columns to read, in the order of the file format."""
     required = [column.name for column in REQUIRED]
     known = [n for n in present if n in COLUMNS or exit_layer(n) is not None]
     names = known if wanted is None else [*required, *wanted]
     if missing := [name for name in dict.fromkeys([*required, *names]) if name not in known]:
         raise TraceError(f"{source}: {explain_missing(missing[0])}")
-    return [name for name in known if name in names]
+    return [name for name in known if name in names or name in optional]
 
 
 def _read_texts(metadata: Mapping[bytes, bytes], source: str) -> tuple[tuple[TraceRequest, ...], TraceMeta]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from policies.registry import Settings, configure
 from simulator.budget import Fit, fitting_budget
+from simulator.checks import GUESSES
 from simulator.law import Assumptions, assume, manner_of
 from simulator.probe import RoundStatistics, round_statistics
 from simulator.run import Scenario, simulate
@@ -123,7 +124,8 @@ class Candidates:
         """Settings with the backups that cost the draft nothing, as far as they can be replayed here."""
         tokens = self.scenario.tokens
         readable = tokens.vocabulary > 0 and tokens.requests[0].prompt is not None
-        return [self.settings(lookahead, name) for name in FAST if name != "ngram" or readable]
+        known = {"plain", *(GUESSES if tokens.decides_guesses else ())} - (set() if readable else {"ngram"})
+        return [self.settings(lookahead, name) for name in FAST if name in known]
 
     def speed(self, settings: Settings, batch: int | None = None) -> float:
         """Tokens per second of a setting, simulated with mean latencies: one luck for all."""

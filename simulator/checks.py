@@ -6,6 +6,9 @@ from hardware_profiles.profile import Profile
 from policies.registry import SettingError, Settings, find_policy
 from simulator.tokens import TokenModel
 
+GUESSES = ("random", "ngram")
+"""Backups whose tokens are guessed rather than drafted."""
+
 
 def check_profile(profile: Profile | None, settings: Settings) -> None:
     """Refuse a policy that needs a forward which the profile does not have.
@@ -41,6 +44,11 @@ def check_tokens(tokens: TokenModel, settings: Settings) -> None:
             if tokens.vocabulary
             else f"fan-out {widest} is more than the given acceptance can decide: its hit curve reaches to "
             f"{tokens.max_fanout}"
+        )
+    if settings.backup in GUESSES and not tokens.decides_guesses:
+        raise SettingError(
+            f"backup {settings.backup!r} needs the draft's choices (column draft_top_ids of the trace): they "
+            "decide what a rejected guess frees in the cache; take backup 'primary' or 'plain'"
         )
     if settings.reads_text and (tokens.vocabulary == 0 or tokens.requests[0].prompt is None):
         who, other = ("policy 'pld'", "policy") if settings.policy == "pld" else ("backup 'ngram'", "backup")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PROFILE = "cpu2-x5"
 GREEDY_COLUMNS = ("draft_rank", "draft_top_ids")
-"""Columns of a trace that a greedy replay reads."""
+"""Columns of a trace that a greedy replay reads; it does without the second (`simulator.tokens.replay`)."""
 LLAMACPP = "llamacpp"
 """The backend, as profiles and traces call it, whose drafts may be quantised."""
 
@@ -146,12 +146,19 @@ def _tokens(options: dict[str, Any], profile: Profile | None) -> tuple[Any, str]
         )
         described = f"acceptance {options['acceptance']:g}, hit 1 - {scale:g} F^-{exponent:g}"
         return model, f"coin tosses, {described} (synthetic)"
-    from hardware_profiles.trace import read_trace
-    from simulator.tokens import REPLAY_COLUMNS
+    from hardware_profiles.trace import TraceError, read_trace
+    from simulator.tokens import REPLAY_COLUMNS, check_sampling
 
     name, path = _find_trace(options, profile.name if profile else DEFAULT_PROFILE)
-    columns = GREEDY_COLUMNS if options["temperature"] == 0.0 else REPLAY_COLUMNS
-    trace = read_trace(path, columns=columns)
+    # None is asked for here: how the trace was recorded says which it needs, and comes first.
+    trace = read_trace(
+        path, columns=(), optional=GREEDY_COLUMNS if options["temperature"] == 0.0 else REPLAY_COLUMNS
+    )
+    try:
+        check_sampling(trace, options["temperature"], options["top_p"])
+        model = replay(trace, limit=options["max_tokens"], seed=options["seed"])
+    except (TraceError, SettingError) as error:
+        raise type(error)(f"{path}: {error}") from error
     sampled = f" at temperature {options['temperature']:g}" if options["temperature"] else ""
     if options["prompt_category"] is not None:
         trace = trace.of_category(options["prompt_category"])
@@ -160,7 +167,7 @@ def _tokens(options: dict[str, Any], profile: Profile | None) -> tuple[Any, str]
         f"recorded by plain decoding of {trace.meta.target_model}{sampled}"
     )
     described += _other_draft(trace.meta, profile)
-    return replay(trace, limit=options["max_tokens"], seed=options["seed"]), described
+    return model, described
 
 
 def _other_draft(meta: TraceMeta, profile: Profile | None) -> str:

@@ -164,7 +164,7 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
     tokens, requests = scenario.serving()
     contents = None
     if find_policy(settings.policy).needs_decisions:
-        contents, requests = decided(scenario, settings, requests)
+        contents, requests = decided(replace(scenario, tokens=tokens), settings, requests)
     batch = min(scenario.batch, len(requests))
     check_profile(scenario.profile, settings)
     check_tokens(tokens, settings)

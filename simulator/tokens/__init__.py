@@ -8,7 +8,7 @@ from simulator.tokens.coin import coin
 from simulator.tokens.histogram import conditional_acceptance, histogram
 from simulator.tokens.model import TokenModel
 from simulator.tokens.outcomes import NEVER, Outcomes, accepted_runs
-from simulator.tokens.replay import REPLAY_COLUMNS, replay
+from simulator.tokens.replay import REPLAY_COLUMNS, check_sampling, replay
 
 __all__ = [
     "NEVER",
@@ -16,6 +16,7 @@ __all__ = [
     "Outcomes",
     "TokenModel",
     "accepted_runs",
+    "check_sampling",
     "coin",
     "conditional_acceptance",
     "histogram",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from policies.operations import BoolArray, IntArray, Prespeculate, Source, Speculation, Verify
-from policies.registry import SettingError
 
 if TYPE_CHECKING:
     from simulator.tokens.model import TokenModel
@@ -109,11 +108,7 @@ def _need_without(
     need = model.need_free[at]
     if model.tokens is None or speculation.tokens is None:
         return need
-    if model.ranked is None:
-        raise SettingError(
-            "this trace was read without the draft's choices (column draft_top_ids), which decide "
-            "what a rejected guess frees in the cache"
-        )
+    assert model.ranked is not None, "simulator.checks refuses such a setting"
     guessed = speculation.tokens[slots, accepted]
     is_guessed = model.ranked[at % len(model.ranked)] == guessed[:, None]
     outranks = is_guessed.any(axis=1) & (is_guessed.argmax(axis=1) < need - 1)

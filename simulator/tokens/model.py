@@ -87,6 +87,11 @@ class TokenModel:
     laws: SampledLaws | None = None
     by_depth: Outcomes | None = None
 
+    @property
+    def decides_guesses(self) -> bool:
+        """Whether a rejected guess's rank under the draft is known, or nothing is known of any token."""
+        return self.tokens is None or self.ranked is not None
+
     def verify(self, view: View, operation: Verify) -> Verdict:
         """Outcome of a verification for the rows of `view`.
 
@@ -214,12 +219,7 @@ class TokenModel:
         if self.setting is not None and (sampling.temperature, sampling.top_p) != self.setting:
             if sampling.temperature == self.setting[0] == 0.0:
                 return
-            raise SettingError(
-                f"this trace was recorded at {_describe(*self.setting)} and decides no run at "
-                f"{_describe(sampling.temperature, sampling.top_p)}; record one with "
-                f"`calibrate --temperature {sampling.temperature:g}"
-                + (f" --top-p {sampling.top_p:g}`" if sampling.top_p < 1.0 else "`")
-            )
+            raise other_sampling(self.setting, (sampling.temperature, sampling.top_p))
         if speculation.shape is not None and self.laws is None:
             raise SettingError(
                 "Saguaro's C rescales the draft's laws, which coin tosses do not have; give a sampled trace"
@@ -286,6 +286,18 @@ def _fanout_table(fanout: tuple[int, ...]) -> tuple[IntArray, IntArray]:
     """[K + 1] outcomes prepared with k tokens accepted, and with fewer; not to be changed."""
     counts = np.asarray(fanout, dtype=np.int64)
     return counts, np.cumsum(counts) - counts
+
+
+def other_sampling(recorded: tuple[float, float], wanted: tuple[float, float]) -> SettingError:
+    """The error of a run whose target samples otherwise than the trace's did; each (temperature, top_p)."""
+    temperature, top_p = wanted
+    more = f" --top-p {top_p:g}" if temperature > 0.0 and top_p < 1.0 else ""
+    how = " (greedily)" if recorded[0] == 0.0 else ""
+    record = f"calibrate --temperature {temperature:g}{more}"
+    return SettingError(
+        f"this trace was recorded at {_describe(*recorded)}{how} and decides no run at {_describe(*wanted)}; "
+        f"record one with `{record}` and give it with --trace"
+    )
 
 
 def _describe(temperature: float, top_p: float) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from policies.operations import Request, Source
 from policies.registry import SettingError
 from policies.sampling import Sampling
-from simulator.tokens.model import TokenModel
+from simulator.tokens.model import TokenModel, other_sampling
 from simulator.tokens.outcomes import NEVER, index_requests
 
 if TYPE_CHECKING:
@@ -43,6 +43,18 @@ def replay(trace: Trace, *, limit: int | None = None, seed: int = 0) -> TokenMod
     """
     sampling = recorded_sampling(trace)
     return _greedy(trace, limit) if sampling.greedy else _sampled(trace, sampling, limit, seed)
+
+
+def check_sampling(trace: Trace, temperature: float, top_p: float = 1.0) -> None:
+    """Refuse a run whose target samples otherwise than the trace's did.
+
+    Raises:
+        SettingError: It does; the message says what to record.
+    """
+    found = recorded_sampling(trace)
+    both_greedy = found.greedy and temperature == 0.0
+    if not both_greedy and (found.temperature, found.top_p) != (temperature, top_p):
+        raise other_sampling((found.temperature, found.top_p), (temperature, top_p))
 
 
 def recorded_sampling(trace: Trace) -> Sampling:
