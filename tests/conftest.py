@@ -1,0 +1,48 @@
+"""Every test has a home of its own: what the user keeps there must not change what a test finds.
+
+Set when pytest starts, before any of our modules or a library reads it, so that subprocesses, fixtures of a
+session and processes forked from a server see it, too.  Each test then gets empty data and configuration
+folders.  The cache is one for the session: what is in it is made from shipped files, named by their digest,
+and takes long to make.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+FOLDERS = {"XDG_DATA_HOME": "data", "XDG_CONFIG_HOME": "config", "XDG_STATE_HOME": "state"}
+CACHES = {"XDG_CACHE_HOME": "cache"}
+ELSEWHERE = ("HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE", "MPLCONFIGDIR")
+"""Variables of libraries that would lead out of the home."""
+
+_home = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the home of the session; workers of pytest-xdist share that of the process that started them."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    config.stash[_home] = tempfile.TemporaryDirectory(prefix="spectwin-tests-", ignore_cleanup_errors=True)
+    home = Path(config.stash[_home].name)
+    os.environ["HOME"] = os.environ["USERPROFILE"] = str(home)
+    os.environ.update({name: str(home / folder) for name, folder in (FOLDERS | CACHES).items()})
+    for name in ELSEWHERE:
+        os.environ.pop(name, None)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the home of the session."""
+    if _home in config.stash:
+        config.stash[_home].cleanup()
+
+
+@pytest.fixture(autouse=True)
+def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Empty folders for the user's data and configuration."""
+    home = tmp_path_factory.mktemp("home")
+    for name, folder in FOLDERS.items():
+        monkeypatch.setenv(name, str(home / folder))
