@@ -24,7 +24,10 @@ Examples:
 
 @click.command(epilog=EXAMPLES, context_settings=HELP)
 @click.option(
-    "--hw", default=DEFAULT_PROFILE, show_default=True, help="Hardware profile: a shipped name or a file."
+    "--hw",
+    default=DEFAULT_PROFILE,
+    show_default=True,
+    help="Hardware profile: a name, shipped:NAME or a file.",
 )
 @click.option("--trace", help="Recorded trace: a name or a file.  [default: the profile's]")
 @click.option("--batch", default=1, show_default=True, help="Requests served at any time, on all devices.")

@@ -32,6 +32,10 @@ def as_dict(found: Recommendation) -> dict[str, Any]:
     trace = sources.trace(wanted.temperature)
     return {
         "profile": sources.profile.name,
+        "files": {
+            "profile": sources.origins.get("profile"),
+            "trace": sources.origins.get(wanted.temperature),
+        },
         "trace": {
             "prompts": trace.meta.prompt_set,
             "category": sources.category,
@@ -202,6 +206,10 @@ def print_recommendation(found: Recommendation) -> None:
         f"({winner.choice.deployment.words}), {prompts} prompts, temperature {wanted.temperature:g}",
         highlight=False,
     )
+    files = found.sources.origins
+    if files:
+        answered = f"{files['profile']}, trace {files[wanted.temperature]}"
+        console.print(f"[dim]profile {answered}[/dim]", highlight=False)
     console.print(_margin("over plain decoding", winner.over_ar, level), highlight=False)
     if winner.choice.settings.policy != "sd":
         sd = found.best["sd"].choice.settings

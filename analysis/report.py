@@ -131,6 +131,7 @@ def as_json(validation: Validation) -> str:
     return to_json(
         {
             "profile": validation.sources.profile.name,
+            "files": {str(kind): file for kind, file in validation.sources.origins.items()},
             "profile_machine": validation.sources.profile.provenance.machine,
             "machine": validation.machine,
             "target": meta.target_model,

@@ -17,6 +17,8 @@ from hardware_profiles.store import (
     find_decisions,
     find_profile,
     find_trace,
+    name_beside,
+    origin,
     trace_name,
 )
 from hardware_profiles.trace import Trace, TraceError, read_trace
@@ -38,6 +40,7 @@ class Sources:
         files: Trace files by temperature, where `simulate` would not find them by the profile's name.
         decisions: By temperature, of policies that the traces cannot replay, on the same prompts.
         undecided: By temperature, why a policy that the traces cannot replay has no decisions here.
+        origins: Which files the profile and the traces by temperature are, for people.
     """
 
     profile: Profile
@@ -48,6 +51,7 @@ class Sources:
     files: Mapping[float, str] = field(default_factory=dict)
     decisions: Mapping[float, DecisionTrace] = field(default_factory=dict)
     undecided: Mapping[float, Mapping[str, str]] = field(default_factory=dict)
+    origins: Mapping[str | float, str] = field(default_factory=dict)
 
     def trace(self, temperature: float) -> Trace:
         """The trace recorded at a temperature.
@@ -125,7 +129,8 @@ def load_sources(
         TraceError: No prompt of that category.
     """
     profile = load_profile(find_profile(hw))
-    first = _beside(hw, profile.name) if trace is None else trace
+    named = name_beside(hw, profile.name)
+    first = _beside(hw, named) if trace is None else trace
     found = {first: read_trace(find_trace(first))}
     stem = first.removesuffix(".parquet")
     for temperature in dict.fromkeys([1.0, *temperatures]):
@@ -134,17 +139,28 @@ def load_sources(
         with contextlib.suppress(TraceError):  # whoever asks for that temperature is told what to do
             found.setdefault(name, read_trace(find_trace(name)))
     traces = {temperature_of(t): t for t in reversed(found.values())}
-    plain = first == profile.name  # then `simulate` finds them alone
+    plain = first == named  # then `simulate` finds them alone
     files = {} if plain else {temperature_of(t): name for name, t in reversed(found.items())}
     # Another pair's recording says nothing of how wrong this profile's predictions of its own runs are.
     own = {t: trace for t, trace in traces.items() if other_pair(profile, trace.meta) is None}
     error = known_model_error(profile, own)
     decisions, undecided = {}, {}
     for temperature, recorded in traces.items():
-        decided, undecided[temperature] = _decisions(profile.name, hw, temperature, recorded)
+        decided, undecided[temperature] = _decisions(named, hw, temperature, recorded)
         if decided is not None:
             decisions[temperature] = decided
-    sources = Sources(profile, traces, error, hw=hw, files=files, decisions=decisions, undecided=undecided)
+    origins: dict[str | float, str] = {"profile": origin(find_profile(hw))}
+    origins |= {temperature_of(t): origin(find_trace(name)) for name, t in reversed(found.items())}
+    sources = Sources(
+        profile,
+        traces,
+        error,
+        hw=hw,
+        files=files,
+        decisions=decisions,
+        undecided=undecided,
+        origins=origins,
+    )
     return sources if category is None else only(sources, category)
 
 

@@ -1,16 +1,24 @@
-"""Finding profiles and traces by name: the user's own first, then those that come with the package."""
+"""Finding profiles and traces by name: the user's own first, then those that come with the package.
+
+A file of the user's own that hides a shipped one is warned about, once; `shipped:NAME` reaches what it hides.
+"""
 
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from hardware_profiles.profile import ProfileError
 from hardware_profiles.trace_schema import TraceError
 
 _DATA = Path(__file__).parent / "data"
+_LOG = logging.getLogger(__name__)
+SHIPPED = "shipped:"
+"""Before a name: only what comes with the package."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,8 @@ def find_profile(name_or_path: str | os.PathLike[str]) -> Path:
 
     Args:
         name_or_path: A name (`textbook`), looked for among the user's own profiles and then among the
-            shipped ones; or the path of a file, which has a separator or ends in `.json`.
+            shipped ones; `shipped:textbook` among those alone; or the path of a file, which has a separator
+            or ends in `.json`.
 
     Raises:
         ProfileError: There is none; the message lists the names there are.
@@ -111,6 +120,21 @@ def find_trace(name_or_path: str | os.PathLike[str]) -> Path:
     return _find(_TRACE, os.fspath(name_or_path))
 
 
+def name_beside(hw: str | None, name: str) -> str:
+    """Name under which what belongs to a profile is looked for: among the shipped ones if the profile was.
+
+    Args:
+        hw: How the profile was asked for.
+        name: That the profile bears.
+    """
+    return SHIPPED + name if hw is not None and hw.startswith(SHIPPED) else name
+
+
+def origin(path: Path) -> str:
+    """Which file answered, for people: `shipped:NAME`, or its path."""
+    return SHIPPED + path.stem if path.is_relative_to(_DATA) else str(path)
+
+
 def _user_path(kind: _Kind, name: str) -> Path:
     return user_directory() / kind.folder / f"{name}{kind.suffix}"
 
@@ -124,10 +148,24 @@ def _find(kind: _Kind, wanted: str) -> Path:
         if not Path(wanted).is_file():
             raise kind.error(f"{wanted}: no such {kind.noun} file")
         return Path(wanted)
-    for path in (_user_path(kind, wanted), _DATA / kind.folder / f"{wanted}{kind.suffix}"):
-        if path.is_file():
-            return path
+    own, shipped = _user_path(kind, wanted), _shipped_path(kind, wanted)
+    if not wanted.startswith(SHIPPED) and own.is_file():
+        if shipped.is_file():
+            _warn_of_shadow(kind.noun, own, shipped)
+        return own
+    if shipped.is_file():
+        return shipped
     raise kind.error(_explain_unknown(kind, wanted))
+
+
+def _shipped_path(kind: _Kind, name: str) -> Path:
+    return _DATA / kind.folder / f"{name.removeprefix(SHIPPED)}{kind.suffix}"
+
+
+@cache
+def _warn_of_shadow(noun: str, own: Path, shipped: Path) -> None:
+    """Say once that a shipped file is hidden: by the logger, which without handlers prints on stderr."""
+    _LOG.warning("warning: %s %s hides the shipped one of that name: %s", noun, own, origin(shipped))
 
 
 def _explain_unknown(kind: _Kind, wanted: str) -> str:

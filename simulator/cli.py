@@ -68,7 +68,7 @@ def exponent_and_scale(
 @click.command(epilog=EXAMPLES, context_settings=HELP)
 @click.option("--policy", default="saguaro", show_default=True, help="Policy (see --list-policies).")
 @click.option("--batch", default=1, show_default=True, help="Rows served at once.")
-@click.option("--hw", help=f"Hardware profile: a shipped name or a file.  [default: {DEFAULT_PROFILE}]")
+@click.option("--hw", help=f"Hardware profile: a name, shipped:NAME or a file.  [default: {DEFAULT_PROFILE}]")
 @click.option(
     "--target-shape", help="Another target on the profile's device, scaled by roofline: a name or config."
 )
@@ -80,7 +80,7 @@ def exponent_and_scale(
 )
 @click.option(
     "--trace",
-    help="Recorded trace: a shipped name or a file.  [default: the profile's, at this temperature]",
+    help="Recorded trace: a name, shipped:NAME or a file.  [default: the profile's, at this temperature]",
 )
 @click.option(
     "--decisions",

@@ -25,7 +25,7 @@ def build_scenario(options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
         SettingError: Options that contradict each other or lack their partner.
     """
     from hardware_profiles.profile import load_profile, unmeasured
-    from hardware_profiles.store import find_profile
+    from hardware_profiles.store import find_profile, origin
     from simulator.carried import carried
     from simulator.costs import Effects, TextbookCosts
     from simulator.run import Scenario
@@ -38,8 +38,10 @@ def build_scenario(options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
             f"textbook constants, target {textbook.target_s:g} s, draft {textbook.draft_s:g} s (synthetic)"
         )
     else:
-        profile = load_profile(find_profile(DEFAULT_PROFILE if options["hw"] is None else options["hw"]))
-        sources["latency"] = f"profile {profile.name} ({profile.provenance.kind}): {profile.description}"
+        path = find_profile(DEFAULT_PROFILE if options["hw"] is None else options["hw"])
+        profile = load_profile(path)
+        kind = profile.provenance.kind
+        sources["latency"] = f"profile {profile.name} ({kind}, {origin(path)}): {profile.description}"
         profile = carried(profile, options, sources)
         sources |= unmeasured(profile)
     tokens, sources["tokens"] = _tokens(options, profile)
@@ -55,7 +57,7 @@ def build_scenario(options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
         prompt_length=options["prompt_length"],
         effects=Effects(jitter=options["jitter"]),
         seed=options["seed"],
-        decisions=_decisions(options, profile.name if profile else DEFAULT_PROFILE, sources),
+        decisions=_decisions(options, _recorded_as(options, profile), sources),
         measured_pace=_measured_pace(options, profile),
     )
     policy = find_policy(options["policy"])
@@ -70,7 +72,15 @@ def _measured_pace(options: dict[str, Any], profile: Any) -> Any:
 
     if profile is None or options["decisions"] is not None:
         return None
-    return find_pace(profile, options["temperature"], options["top_p"])
+    name = _recorded_as(options, profile)
+    return find_pace(profile, options["temperature"], options["top_p"], name=name)
+
+
+def _recorded_as(options: dict[str, Any], profile: Profile | None) -> str:
+    """Name under which the recordings that belong to the profile are looked for."""
+    from hardware_profiles.store import name_beside
+
+    return name_beside(options["hw"], profile.name if profile else DEFAULT_PROFILE)
 
 
 def _refuse_contradictions(options: dict[str, Any]) -> None:
@@ -146,24 +156,26 @@ def _tokens(options: dict[str, Any], profile: Profile | None) -> tuple[Any, str]
         )
         described = f"acceptance {options['acceptance']:g}, hit 1 - {scale:g} F^-{exponent:g}"
         return model, f"coin tosses, {described} (synthetic)"
+    from hardware_profiles.store import SHIPPED, origin
     from hardware_profiles.trace import TraceError, read_trace
     from simulator.tokens import REPLAY_COLUMNS, check_sampling
 
-    name, path = _find_trace(options, profile.name if profile else DEFAULT_PROFILE)
+    name, path = _find_trace(options, _recorded_as(options, profile))
     # None is asked for here: how the trace was recorded says which it needs, and comes first.
     trace = read_trace(
         path, columns=(), optional=GREEDY_COLUMNS if options["temperature"] == 0.0 else REPLAY_COLUMNS
     )
     try:
+        if options["prompt_category"] is not None:
+            trace = trace.of_category(options["prompt_category"])
         check_sampling(trace, options["temperature"], options["top_p"])
         model = replay(trace, limit=options["max_tokens"], seed=options["seed"])
     except (TraceError, SettingError) as error:
         raise type(error)(f"{path}: {error}") from error
     sampled = f" at temperature {options['temperature']:g}" if options["temperature"] else ""
-    if options["prompt_category"] is not None:
-        trace = trace.of_category(options["prompt_category"])
     described = (
-        f"trace {name}: {len(trace)} tokens of {len(trace.requests)} {trace.meta.prompt_set} prompts, "
+        f"trace {name.removeprefix(SHIPPED)} ({origin(path)}): {len(trace)} tokens of "
+        f"{len(trace.requests)} {trace.meta.prompt_set} prompts, "
         f"recorded by plain decoding of {trace.meta.target_model}{sampled}"
     )
     described += _other_draft(trace.meta, profile)
@@ -189,7 +201,7 @@ def _other_draft(meta: TraceMeta, profile: Profile | None) -> str:
 def _decisions(options: dict[str, Any], profile_name: str, sources: dict[str, str]) -> Any:
     """The decision trace; None where the policy needs none, or where coins stand in for it."""
     from hardware_profiles.decisions import read_decisions
-    from hardware_profiles.store import decisions_name, find_decisions
+    from hardware_profiles.store import SHIPPED, decisions_name, find_decisions, origin
 
     info = find_policy(options["policy"])
     if not info.needs_decisions:
@@ -203,10 +215,11 @@ def _decisions(options: dict[str, Any], profile_name: str, sources: dict[str, st
     name = options["decisions"]
     if name is None:
         name = decisions_name(profile_name, info.name, options["temperature"], options["top_p"])
-    trace = read_decisions(find_decisions(name)).of_category(options["prompt_category"])
+    path = find_decisions(name)
+    trace = read_decisions(path).of_category(options["prompt_category"])
     sources["decisions"] = (
-        f"decision trace {name}: {len(trace.settings)} settings on {len(trace.requests)} "
-        f"{trace.meta.prompt_set} prompts"
+        f"decision trace {name.removeprefix(SHIPPED)} ({origin(path)}): {len(trace.settings)} settings on "
+        f"{len(trace.requests)} {trace.meta.prompt_set} prompts"
     )
     return trace
 

@@ -8,11 +8,14 @@ import pytest
 
 from hardware_profiles.profile import ProfileError, load_profile, save_profile
 from hardware_profiles.store import (
+    find_decisions,
     find_profile,
     find_trace,
+    origin,
     shipped_profiles,
     shipped_traces,
     trace_name,
+    user_decisions,
     user_directory,
     user_profile,
     user_trace,
@@ -43,6 +46,31 @@ def test_the_users_own_profile_comes_first() -> None:
     shipped = find_profile("textbook")
     save_profile(load_profile(shipped), user_profile("textbook"))
     assert find_profile("textbook") == user_profile("textbook") != shipped
+
+
+def test_a_hidden_shipped_file_is_warned_about_once_and_reached_by_its_prefix(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for find, own, suffix in (
+        (find_profile, user_profile, "json"),
+        (find_trace, user_trace, "parquet"),
+        (find_decisions, user_decisions, "parquet"),
+    ):
+        name = "cpu2-x5" if find is not find_decisions else "cpu2-x5-rasd"
+        shipped = find(name)
+        mine = own(name)
+        mine.parent.mkdir(parents=True, exist_ok=True)
+        mine.write_bytes(b"")
+        assert caplog.messages == []
+        assert find(name) == find(name) == mine and origin(mine) == str(mine)
+        assert len(caplog.messages) == 1 and f"{mine} hides the shipped" in caplog.text
+        assert caplog.messages[0].endswith(f"shipped:{name}") and shipped.suffix == f".{suffix}"
+        caplog.clear()
+        assert find(f"shipped:{name}") == shipped and origin(shipped) == f"shipped:{name}"
+        assert caplog.messages == []
+    save_profile(load_profile(find_profile("textbook")), user_profile("mine"))
+    with pytest.raises(ProfileError, match="no profile 'shipped:mine'"):
+        find_profile("shipped:mine")
 
 
 def test_the_users_folder_follows_the_standard(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from simulate_command import answer, simulated
 
+from hardware_profiles.profile import load_profile, save_profile
+from hardware_profiles.store import find_profile, find_trace, user_profile, user_trace
+
 COIN = ["--target-time", "1", "--draft-time", "0.1", "--acceptance", "0.8", "--hit-exponent", "1"]
 FEW = ["--requests", "6", "--max-tokens", "48"]
 KEYS = {
@@ -116,6 +119,29 @@ def test_a_longer_prompt_takes_longer_to_prefill_and_to_read() -> None:
     short, long = (answer(*FEW, "--no-jitter", "--prompt-length", str(n)) for n in (32, 256))
     for key in ("prefill_s", "time_to_first_token_s", "seconds"):
         assert float(str(long[key])) > float(str(short[key]))
+
+
+def test_the_file_that_answered_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = [*FEW, "--policy", "rasd"]
+    plain = answer(*asked)
+    assert "measured, shipped:cpu2-x5)" in plain["sources"]["latency"]
+    assert "(shipped:cpu2-x5)" in plain["sources"]["tokens"]
+    assert "(shipped:cpu2-x5-rasd)" in plain["sources"]["decisions"]
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    decoy = user_profile("cpu2-x5")
+    quick = load_profile(find_profile("textbook")).model_copy(update={"name": "cpu2-x5"})
+    save_profile(quick, decoy)
+    other = user_trace("cpu2-x5")
+    other.parent.mkdir(parents=True)
+    other.write_bytes(find_trace("cpu2-x20").read_bytes())
+    assert caplog.messages == []
+    hidden = answer(*FEW)["sources"]
+    assert str(decoy) in hidden["latency"] and str(other) in hidden["tokens"]
+    assert [message.rpartition(" ")[2] for message in caplog.messages] == ["shipped:cpu2-x5"] * 2
+    assert str(decoy) in simulated(*FEW).output.replace("\n", "")
+    assert answer(*asked, "--hw", "shipped:cpu2-x5") == plain
 
 
 @pytest.mark.parametrize("world", [["--hw", "cpu2-x5"], list(COIN)], ids=["replayed", "tossed"])
