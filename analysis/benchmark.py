@@ -19,6 +19,7 @@ from hardware_profiles.jsonfile import to_json
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile, find_trace
 from hardware_profiles.trace import read_trace
+from policies.commandline import checked_command
 from policies.registry import configure
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate
@@ -102,7 +103,7 @@ def _part(file: str) -> str:
     return "other"
 
 
-@click.command()
+@checked_command()
 @click.option("--repeats", default=7, show_default=True, type=click.IntRange(min=1))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(repeats: int, as_json: bool) -> None:

@@ -12,7 +12,15 @@ import click
 
 from calibrate.options import trust_option
 from calibrate.turns import taking_turns, turns_option
-from policies.commandline import HELP, refusals, split_counts, split_integers, split_list, split_numbers
+from policies.commandline import (
+    HELP,
+    checked_command,
+    refusals,
+    split_counts,
+    split_integers,
+    split_list,
+    split_numbers,
+)
 
 LEVEL = 0.8
 """Of the predicted intervals."""
@@ -28,7 +36,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES, context_settings=HELP)
+@checked_command(epilog=EXAMPLES, context_settings=HELP)
 @click.option("--policies", default="ar,sd,pearl,saguaro", show_default=True, callback=split_list)
 @click.option("--prompts", default="heldout", show_default=True, help="Shipped set or Spec-Bench JSONL.")
 @click.option("--count", default=12, show_default=True, type=click.IntRange(min=1), help="Prompts to use.")

@@ -16,7 +16,7 @@ import click
 
 from analysis.commands import deliver
 from hardware_profiles.jsonfile import to_json
-from policies.commandline import HELP, refusals, split_integers, split_list
+from policies.commandline import HELP, checked_command, refusals, split_integers, split_list
 
 if TYPE_CHECKING:
     from analysis.double_report import Found
@@ -34,7 +34,7 @@ Without --live the pair runs DOUBLE once per setting, untimed, for the decisions
 PARTS = ("methods", "ablation", "depth", "prior")
 
 
-@click.command(epilog=EXAMPLES, context_settings=HELP)
+@checked_command(epilog=EXAMPLES, context_settings=HELP)
 @click.option("--hw", default="cpu2-x5", show_default=True, help="Profile that predicts; its pair runs.")
 @click.option(
     "--datastore",

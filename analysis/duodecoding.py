@@ -27,7 +27,7 @@ from analysis.duodecoding_budget import (
 )
 from analysis.sources import Sources, load_sources
 from hardware_profiles.jsonfile import to_json
-from policies.commandline import HELP, refusals, wide_console
+from policies.commandline import HELP, checked_command, refusals, wide_console
 from policies.laws.duo import ttft_ratio
 from policies.registry import MAX_LOOKAHEAD, Settings, configure
 from simulator.law import assume
@@ -157,7 +157,7 @@ def print_report(report: Report) -> None:
         console.print(table)
 
 
-@click.command(context_settings=HELP)
+@checked_command(context_settings=HELP)
 @click.option("--hw", default="cpu2-x5", show_default=True, help="Profile.")
 @click.option("--live", is_flag=True, help="Run the settings on the profile's pair, too.")
 @click.option("--prompts", default="heldout", show_default=True, help="Shipped set or Spec-Bench JSONL.")

@@ -21,7 +21,7 @@ from analysis.effort_errors import Effort, Errors, covered_by_all
 from analysis.predictions import Setting, predict
 from hardware_profiles.jsonfile import read_json, to_json
 from hardware_profiles.profile import Profile
-from policies.commandline import HELP, refusals, split_list, wide_console
+from policies.commandline import HELP, checked_command, refusals, split_list, wide_console
 from policies.registry import SettingError, configure
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def recorded_parts(
     return [{t: trace.slice(ids) for t, trace in traces.items()} for ids in split(traces, subsets)]
 
 
-@click.command(context_settings=HELP)
+@checked_command(context_settings=HELP)
 @click.option(
     "--validation",
     "validations",

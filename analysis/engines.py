@@ -22,6 +22,7 @@ import numpy as np
 from calibrate.live.generation import Generated, Method, Place, generate_once, generation_process, tokenize
 from calibrate.live.placement import MODES, Mode, pair_specs, parse_placement
 from hardware_profiles.jsonfile import to_json
+from policies.commandline import checked_command, wide_console
 from policies.operations import Request
 from policies.registry import configure
 
@@ -232,7 +233,7 @@ def table(found: Sequence[Comparison], job: Job) -> Any:
     return shown
 
 
-@click.command()
+@checked_command()
 @click.option("--target", default="pair:x5", show_default=True)
 @click.option("--draft", default="pair:draft", show_default=True)
 @click.option("--prompts", default="heldout", show_default=True, help="A shipped set or a file.")
@@ -245,7 +246,6 @@ def table(found: Sequence[Comparison], job: Job) -> Any:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(prompts: str, count: int, as_json: bool, target: str, draft: str, **options: Any) -> None:
     """Our plain decoding and SD against transformers' own, on the same cores."""
-    from rich.console import Console
     from rich.progress import Progress
 
     from calibrate.pair.embed import resolve_model
@@ -253,14 +253,14 @@ def main(prompts: str, count: int, as_json: bool, target: str, draft: str, **opt
 
     job = Job(str(resolve_model(target)), str(resolve_model(draft)), **options)
     texts = [prompt.text for prompt in spread(load_prompts(find_prompts(prompts)), count)]
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=wide_console(stderr=True), transient=True) as bar:
         task = bar.add_task("runs", total=None)
         found = run_job(job, texts, lambda done, total: bar.update(task, completed=done, total=total))
     named = replace(job, target=target, draft=draft)
     if as_json:
         click.echo(to_json({**asdict(named), "engines": [asdict(row) for row in found]}, indent=2))
         return
-    Console().print(table(found, named))
+    wide_console().print(table(found, named))
 
 
 if __name__ == "__main__":

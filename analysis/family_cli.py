@@ -10,7 +10,7 @@ import click
 
 from calibrate.turns import taking_turns, turns_option
 from hardware_profiles.atomic import atomic_write
-from policies.commandline import HELP, parse_setting, refusals, split_list
+from policies.commandline import HELP, checked_command, parse_setting, refusals, split_list
 from policies.registry import POLICIES, SettingError, Settings, configure
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ CHOSEN: dict[str, Any] = {"draft_sampling": "greedy"}
 """What a dynamic tree needs at a temperature above 0: its nodes are chosen, not drawn."""
 
 
-@click.command(epilog=EXAMPLES, context_settings=HELP)
+@checked_command(epilog=EXAMPLES, context_settings=HELP)
 @click.option(
     "--hw",
     default="cpu2-x5",

@@ -15,7 +15,7 @@ import click
 import numpy as np
 
 from hardware_profiles.jsonfile import to_json
-from policies.commandline import HELP, Refusal, wide_console
+from policies.commandline import HELP, Refusal, checked_command, wide_console
 
 CONTEXT = 200
 SHAPES: tuple[tuple[str, str, str, dict[str, int]], ...] = (
@@ -87,7 +87,7 @@ def measure(target: str, draft: str, *, repeats: int, progress: Callable[[int, i
     return [summarise(name, found) for name, found in samples.items()]
 
 
-@click.command(context_settings=HELP)
+@checked_command(context_settings=HELP)
 @click.option("--target", default="pair:x5", show_default=True, help="Model name or folder.")
 @click.option("--draft", default="pair:draft", show_default=True, help="Model name or folder.")
 @click.option("--repeats", default=9, show_default=True, type=click.IntRange(min=2))

@@ -18,7 +18,7 @@ import click
 from analysis.commands import deliver
 from calibrate.live.placement import Mode
 from hardware_profiles.jsonfile import to_json
-from policies.commandline import HELP, refusals, split_integers, split_list, wide_console
+from policies.commandline import HELP, checked_command, refusals, split_integers, split_list, wide_console
 
 if TYPE_CHECKING:
     from calibrate.job import Job
@@ -90,7 +90,7 @@ class Checked:
     first: Departure | None
 
 
-@click.command(epilog=EXAMPLES, context_settings=HELP)
+@checked_command(epilog=EXAMPLES, context_settings=HELP)
 @click.option("--hw", default="cpu2-x5", show_default=True, help="Profile whose pair runs.")
 @click.option("--target", help="Another target, e.g. the small one inside it.  [default: the profile's]")
 @click.option(

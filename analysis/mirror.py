@@ -18,6 +18,7 @@ from hardware_profiles.jsonfile import to_json
 from policies.commandline import (
     HELP,
     RUNS_MODELS,
+    checked_command,
     refusals,
     split_integers,
     split_list,
@@ -40,7 +41,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES, context_settings=HELP)
+@checked_command(epilog=EXAMPLES, context_settings=HELP)
 @with_options((*WORLD_OPTIONS, *COINS_OPTIONS))
 @click.option(
     "--devices", default=1, show_default=True, type=click.IntRange(min=1), help="G that share a model; coins."

@@ -22,7 +22,7 @@ import click
 
 from analysis.commands import deliver
 from hardware_profiles.jsonfile import to_json
-from policies.commandline import HELP, refusals, split_integers, split_list, wide_console
+from policies.commandline import HELP, checked_command, refusals, split_integers, split_list, wide_console
 from policies.exits import EXITS
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES, context_settings=HELP)
+@checked_command(epilog=EXAMPLES, context_settings=HELP)
 @click.option(
     "--figure", "figures", default="3a,4,5,6b,7,8", show_default=True, callback=split_list, help="List."
 )

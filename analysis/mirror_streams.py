@@ -14,7 +14,15 @@ import click
 from analysis.commands import deliver
 from analysis.mirror_worlds import COINS_OPTIONS, RUN_OPTIONS, WORLD_OPTIONS, outcomes_of
 from hardware_profiles.jsonfile import to_json
-from policies.commandline import HELP, RUNS_MODELS, refusals, split_integers, wide_console, with_options
+from policies.commandline import (
+    HELP,
+    RUNS_MODELS,
+    checked_command,
+    refusals,
+    split_integers,
+    wide_console,
+    with_options,
+)
 from policies.streaming import ACCEPTANCE, STREAMS
 
 if TYPE_CHECKING:
@@ -30,7 +38,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES, context_settings=HELP)
+@checked_command(epilog=EXAMPLES, context_settings=HELP)
 @with_options(WORLD_OPTIONS)
 @click.option("--stream-acceptance", default=ACCEPTANCE, show_default=True, help="Of proposals; coins.")
 @with_options(COINS_OPTIONS)

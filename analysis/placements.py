@@ -24,7 +24,7 @@ from calibrate.prompts import find_prompts, load_prompts, spread
 from calibrate.runs import Cell, Measured, measure, run_matrix
 from hardware_profiles.atomic import atomic_write
 from hardware_profiles.jsonfile import to_json
-from policies.commandline import split_integers
+from policies.commandline import checked_command, split_integers
 from policies.registry import configure
 
 ONE, BOTH, SPLIT = "shared:0", "shared:0,1", "split"
@@ -69,7 +69,7 @@ def _ratio(baseline: Measured, speed: Measured) -> list[float]:
     return [baseline.seconds / speed.seconds, min(by_repeat), max(by_repeat)]
 
 
-@click.command()
+@checked_command()
 @click.option("--target", default="pair:x20", show_default=True)
 @click.option("--draft", default="pair:draft", show_default=True)
 @click.option("--lookahead", default="4", show_default=True, callback=split_integers, help="List of K.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, refusals
+from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, checked_command, refusals
 
 DEFAULT_PROFILE = "cpu2-x5"
 EXAMPLES = """
@@ -22,7 +22,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES, context_settings=HELP)
+@checked_command(epilog=EXAMPLES, context_settings=HELP)
 @click.option(
     "--hw",
     default=DEFAULT_PROFILE,

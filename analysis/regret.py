@@ -18,7 +18,7 @@ import click
 from analysis.sources import Sources, load_sources, only
 from hardware_profiles.atomic import atomic_write
 from hardware_profiles.jsonfile import to_json
-from policies.commandline import HELP, Refusal, split_list
+from policies.commandline import HELP, Refusal, checked_command, split_list
 from policies.registry import Settings, configure
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def as_json(cases: Sequence[Case]) -> str:
     return to_json({"summary": summary(cases), "cases": [c.as_dict() for c in cases]}, indent=2)
 
 
-@click.command(context_settings=HELP)
+@checked_command(context_settings=HELP)
 @click.option("--hw", default="cpu2-x5", show_default=True, callback=split_list, help="Profiles, a list.")
 @click.option("--count", default=2, show_default=True, help="Held-out prompts per category.")
 @click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(min=1))

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from analysis.commands import deliver
-from policies.commandline import HELP, refusals, split_integers, split_list
+from policies.commandline import HELP, checked_command, refusals, split_integers, split_list
 
 EXAMPLES = """
 \b
@@ -26,7 +26,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES, context_settings=HELP)
+@checked_command(epilog=EXAMPLES, context_settings=HELP)
 @click.option("--hw", default="cpu2-x5", show_default=True, help="Profile that predicts; its pair runs.")
 @click.option(
     "--datastore",

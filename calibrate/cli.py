@@ -13,7 +13,15 @@ from calibrate.options import make_job, trust_option
 from calibrate.pair.cli import pair
 from calibrate.turns import taking_turns, turns_option
 from hardware_profiles.jsonfile import to_json
-from policies.commandline import HELP, refusals, split_integers, split_numbers
+from policies.commandline import (
+    HELP,
+    LONGEST_WAIT,
+    NAME,
+    checked_group,
+    refusals,
+    split_integers,
+    split_numbers,
+)
 
 if TYPE_CHECKING:
     from calibrate.journal import Journal
@@ -41,7 +49,7 @@ A run that was interrupted goes on where it was: give the same command again.
 """
 
 
-@click.group(
+@checked_group(
     invoke_without_command=True,
     epilog=EXAMPLES,
     context_settings=HELP,
@@ -104,7 +112,7 @@ A run that was interrupted goes on where it was: give the same command again.
     "--apart",
     default=0.0,
     show_default=True,
-    type=click.FloatRange(min=0.0),
+    type=click.FloatRange(min=0.0, max=LONGEST_WAIT),
     metavar="MINUTES",
     help="Begin the passes at least this far apart; the machine is free in between.",
 )
@@ -127,7 +135,7 @@ A run that was interrupted goes on where it was: give the same command again.
     metavar="S",
     help="Seconds that the grids may take with --until-error, by estimate.  [default: 300]",
 )
-@click.option("--name", help="Name of the profile.  [default: from machine, target and placement]")
+@click.option("--name", type=NAME, help="Name of the profile.  [default: from machine, target and placement]")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),

@@ -9,7 +9,7 @@ import click
 
 from calibrate.options import trust_option
 from hardware_profiles.jsonfile import to_json
-from policies.commandline import HELP, Refusal, refusals
+from policies.commandline import HELP, NAME, Refusal, checked_group, refusals
 
 EXAMPLES = """
 \b
@@ -23,7 +23,7 @@ Then: simulate or calibrate decide with --policy rest --datastore stdlib.
 """
 
 
-@click.group(epilog=EXAMPLES, context_settings=HELP)
+@checked_group(epilog=EXAMPLES, context_settings=HELP)
 def datastore() -> None:
     """Texts in which `rest` and `rasd` look up what followed the same words."""
 
@@ -40,7 +40,7 @@ def datastore() -> None:
 @click.option(
     "--tokens", default=10_000_000, show_default=True, type=click.IntRange(min=1), help="Stop after so many."
 )
-@click.option("--name", default="stdlib", show_default=True, help="Name, in the user's folder.")
+@click.option("--name", default="stdlib", show_default=True, type=NAME, help="Name, in the user's folder.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to write, in place of a name.")
 @trust_option
 def build(**options: Any) -> None:

@@ -9,7 +9,15 @@ import click
 
 from calibrate.options import trust_option
 from calibrate.turns import taking_turns, turns_option
-from policies.commandline import HELP, knob_options, parse_setting, refusals, split_integers, split_list
+from policies.commandline import (
+    HELP,
+    checked_command,
+    knob_options,
+    parse_setting,
+    refusals,
+    split_integers,
+    split_list,
+)
 from policies.knobs import KNOBS
 
 if TYPE_CHECKING:
@@ -31,7 +39,7 @@ same profile is not recorded again (--fresh does): after an interruption give th
 ALL = "all"
 
 
-@click.command(epilog=EXAMPLES, context_settings=HELP)
+@checked_command(epilog=EXAMPLES, context_settings=HELP)
 @click.option(
     "--policy",
     "policies",

@@ -14,6 +14,7 @@ from hardware_profiles.costs import GridCost
 from hardware_profiles.latency import LatencySurface
 from hardware_profiles.profile import Host, OperationHost, Profile
 from hardware_profiles.trace import Trace
+from policies.commandline import wide_console
 from policies.curves import hit_curves
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ MUCH_DRIFT = 0.05
 @contextmanager
 def show_progress() -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar per stage on stderr; yields the function that moves them, (stage, done, total)."""
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -45,7 +45,7 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
         TimeRemainingColumn(),
     )
     # Two refreshes a second: the bar must not take a core from what is being timed.
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as bars:
+    with Progress(*columns, console=wide_console(stderr=True), refresh_per_second=2) as bars:
         tasks: dict[str, int] = {}
 
         def move(stage: str, done: int, total: int) -> None:

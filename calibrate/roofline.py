@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hardware_profiles.jsonfile import to_json
-from policies.commandline import HELP, Refusal, wide_console
+from policies.commandline import HELP, Refusal, checked_group, wide_console
 
 if TYPE_CHECKING:
     from hardware_profiles.predicted import Basis
@@ -33,7 +33,7 @@ Examples:
 """
 
 
-@click.group(epilog=EXAMPLES, context_settings=HELP)
+@checked_group(epilog=EXAMPLES, context_settings=HELP)
 def main() -> None:
     """Roofline: what an operation computes and moves, over a device's peaks, with fitted efficiencies."""
 

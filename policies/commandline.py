@@ -1,13 +1,26 @@
-"""What the project's commands share: how they refuse, read lists, and print tables."""
+"""What the project's commands share: how they refuse, which numbers and names they take, how they print.
+
+Every command is made by `checked_command` or `checked_group`, which check every number on the command line
+at one place: floats are finite, whole numbers have a largest value with a reason (`LIMITS`).
+"""
 
 from __future__ import annotations
 
+import codecs
+import errno
+import io
+import math
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from hardware_profiles.names import check_name
 from policies.knobs import KNOBS, Knob, SettingError
 from policies.registry import POLICIES
 
@@ -51,6 +64,185 @@ def refusals(
         raise Refusal(f"{error}; {hint}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The largest value of a whole number on a command line.
+
+    Attributes:
+        most: Inclusive.
+        why: What is beyond it, for the refusal.
+    """
+
+    most: int
+    why: str
+
+
+_BATCH = Limit(4_096, "no engine serves more rows at once")
+_TOKENS = Limit(1_048_576, "no published model reads a longer text")
+_REPEATS = Limit(1_000, "a spread is known after far fewer")
+_DRAFTED = Limit(4_096, "no round drafts, caches or looks up so much")
+_WHOLE = Limit(1_000_000, "nothing here comes in such numbers")
+LIMITS: dict[str, Limit] = {
+    **dict.fromkeys(("batch", "batches", "largest_batch"), _BATCH),
+    **dict.fromkeys(("max_tokens", "prompt_length"), _TOKENS),
+    **dict.fromkeys(("passes", "repeats", "subsets"), _REPEATS),
+    **dict.fromkeys(KNOBS, _DRAFTED),
+    **dict.fromkeys(("lookaheads", "fanout", "fanouts", "kappas", "depths", "lengths", "ranks"), _DRAFTED),
+    "requests": Limit(100_000, "all are kept in memory, and their mean is known after far fewer"),
+    "max_devices": Limit(1_024, "every division of them into groups is tried"),
+    "tokens": Limit(1_000_000_000, "all are kept in memory"),
+    "seed": Limit(2**63 - 1, "a seed has 64 bits"),
+}
+"""By the name of the option's parameter; what is not named is at most a million."""
+LONGEST_WAIT = 10_080.0
+"""Minutes between two passes, a week: a machine is not the same after it."""
+
+
+def limit_of(param: click.Parameter) -> Limit:
+    """The largest value of an option's whole numbers."""
+    return LIMITS.get(param.name or "", _WHOLE)
+
+
+class Finite(click.FloatRange):
+    """A finite number on the command line; `click.FLOAT` takes `nan` and `inf`."""
+
+    name = "float"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As every click type."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return found
+
+    def _describe_range(self) -> str:
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
+
+class Whole(click.IntRange):
+    """A whole number on the command line, with a largest value and its reason."""
+
+    name = "integer"
+
+    def __init__(self, least: int | None, limit: Limit) -> None:
+        super().__init__(min=least)
+        self.limit = limit
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As every click type."""
+        found = super().convert(value, param, ctx)
+        if found > self.limit.most:
+            self.fail(f"at most {self.limit.most:,}: {self.limit.why}", param, ctx)
+        if found < -(2**63):
+            self.fail("a whole number of at most 64 bits", param, ctx)
+        return found
+
+    def _describe_range(self) -> str:
+        return "" if self.min is None else super()._describe_range()
+
+
+class Name(click.ParamType):  # type: ignore[type-arg]  # older clicks have no argument there
+    """A name of which files are made (`hardware_profiles.names`)."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As every click type."""
+        try:
+            return check_name(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+NAME = Name()
+
+
+def _checked(param: click.Parameter) -> click.ParamType[Any]:
+    """The type of a parameter, with its numbers bounded."""
+    kind = param.type
+    if isinstance(kind, click.FloatRange) and not isinstance(kind, Finite):
+        return Finite(kind.min, kind.max, kind.min_open, kind.max_open, kind.clamp)
+    if isinstance(kind, click.IntRange) and not isinstance(kind, Whole):
+        least = None if kind.min is None else int(kind.min)
+        return Whole(least, limit_of(param)) if kind.max is None else kind
+    if kind is click.FLOAT:
+        return Finite()
+    return Whole(None, limit_of(param)) if kind is click.INT else kind
+
+
+class _Guarded(click.Command):
+    """A command whose numbers are checked, whose output fits its terminal, and whose output's end is told."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for param in self.params:
+            param.type = _checked(param)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run as a program; a full disk or a name too long for a file is one line and exit status 2."""
+        fit_terminal()
+        try:
+            try:
+                return super().main(*args, **kwargs)
+            finally:
+                sys.stdout.flush()
+        except OSError as error:
+            _let_go(sys.stdout)
+            if error.errno != errno.EPIPE:
+                what = f"{_short(str(error.filename))}: " if error.filename else "cannot write the output: "
+                click.echo(f"Error: {what}{error.strerror or error}", err=True)
+            sys.exit(1 if error.errno == errno.EPIPE else Refusal.exit_code)
+
+
+class CheckedCommand(_Guarded):
+    """A click command with the checks that all commands share."""
+
+
+class CheckedGroup(_Guarded, click.Group):
+    """A click group with the checks that all commands share."""
+
+    command_class = CheckedCommand
+    group_class = type
+
+
+def checked_command(
+    name: str | None = None, **attributes: Any
+) -> Callable[[Callable[..., Any]], CheckedCommand]:
+    """`click.command` with the checks of all commands."""
+    return click.command(name, cls=CheckedCommand, **attributes)
+
+
+def checked_group(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., Any]], CheckedGroup]:
+    """`click.group` with the checks of all commands."""
+    return click.group(name, cls=CheckedGroup, **attributes)
+
+
+def fit_terminal() -> None:
+    """Let what a terminal or a log cannot show be written in ASCII, in place of an error."""
+    codecs.register_error(_PLAIN, _plainly)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not (stream.encoding or "").lower().startswith("utf"):
+            stream.reconfigure(errors=_PLAIN)
+
+
+_PLAIN = "spectwin-plain"
+_ASCII = {"±": "+-", "×": "x", "·": "-", "…": ".", "†": "*", "–": "-", "—": "-", "•": "*", "→": "->"}
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+
+
+def _let_go(stream: Any) -> None:
+    """Forget what could not be written, or the interpreter complains of it once more at its end."""
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+    except (OSError, ValueError):  # no file, as under a test's runner
+        return
+
+
 def split_list(_: click.Context, parameter: click.Parameter, value: str) -> list[str]:
     """`a, b` as `["a", "b"]` (a click callback); a list of nothing only where that is the default."""
     parts = [part.strip() for part in value.split(",") if part.strip()]
@@ -59,14 +251,20 @@ def split_list(_: click.Context, parameter: click.Parameter, value: str) -> list
     return parts
 
 
-def split_integers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+def split_integers(
+    context: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
     """`3` or `4,3,2` as a tuple of integers (a click callback); None stays None."""
     if value is None:
         return None
     try:
-        return tuple(int(part) for part in value.split(","))
+        found = tuple(int(part) for part in value.split(","))
     except ValueError as error:
-        raise click.BadParameter(f"{value!r} is not a number or a comma-separated list of them") from error
+        raise click.BadParameter(
+            f"{_short(value)!r} is not a number or a comma-separated list of them"
+        ) from error
+    whole = Whole(None, limit_of(param))
+    return tuple(whole.convert(each, param, context) for each in found)
 
 
 def split_counts(
@@ -80,22 +278,32 @@ def split_counts(
     return counts
 
 
-def split_numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
-    """`0,0.7` as a tuple of numbers (a click callback)."""
+def split_numbers(context: click.Context, param: click.Parameter, value: str) -> tuple[float, ...]:
+    """`0,0.7` as a tuple of finite numbers (a click callback)."""
     try:
-        return tuple(float(part) for part in value.split(","))
+        found = tuple(float(part) for part in value.split(","))
     except ValueError as error:
-        raise click.BadParameter(f"{value!r} is not a number or a comma-separated list of them") from error
+        raise click.BadParameter(
+            f"{_short(value)!r} is not a number or a comma-separated list of them"
+        ) from error
+    return tuple(Finite().convert(each, param, context) for each in found)
 
 
-def integer_or_auto(_: click.Context, __: click.Parameter, value: str | None) -> int | Literal["auto"] | None:
+def integer_or_auto(
+    context: click.Context, param: click.Parameter, value: str | None
+) -> int | Literal["auto"] | None:
     """`4` as a number, `auto` as it is (a click callback); None stays None."""
     if value is None or value == "auto":
         return value  # type: ignore[return-value]
     try:
-        return int(value)
+        found = int(value)
     except ValueError as error:
-        raise click.BadParameter(f"{value!r} is neither a number nor 'auto'") from error
+        raise click.BadParameter(f"{_short(value)!r} is neither a number nor 'auto'") from error
+    return int(Whole(None, limit_of(param)).convert(found, param, context))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:80] + "..."
 
 
 def parse_setting(text: str) -> tuple[str, dict[str, Any]]:
@@ -113,8 +321,17 @@ def parse_setting(text: str) -> tuple[str, dict[str, Any]]:
         try:
             knobs[knob] = _READ.get(KNOBS[knob].kind, str)(value)
         except ValueError as error:
-            raise SettingError(f"{knob} takes numbers, got {value!r}") from error
+            raise SettingError(f"{knob} takes numbers, got {_short(value)!r}") from error
+        _check_size(knob, knobs[knob])
     return name, knobs
+
+
+def _check_size(knob: str, value: Any) -> None:
+    """Refuse numbers beyond the limit of a knob, as its option does."""
+    limit = LIMITS[knob]
+    numbers = value if isinstance(value, tuple) else (value,)
+    if any(isinstance(number, int) and number > limit.most for number in numbers):
+        raise SettingError(f"{knob} is at most {limit.most:,}: {limit.why}")
 
 
 _READ: dict[str, Callable[[str], Any]] = {
@@ -161,11 +378,15 @@ def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def wide_console() -> Console:
-    """A console for tables: as wide as the terminal, or `WIDE` columns in a log or a pipe."""
+def wide_console(*, stderr: bool = False) -> Console:
+    """The one console: as wide as the terminal, or `WIDE` columns in a log or a pipe.
+
+    Args:
+        stderr: Print on standard error, as progress does.
+    """
     from rich.console import Console
 
-    console = Console()
+    console = Console(stderr=stderr)
     if not console.is_terminal:
         console.width = WIDE
     return console

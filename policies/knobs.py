@@ -63,7 +63,7 @@ class Knob:
 
     def _check_number(self, value: Any) -> None:
         exact = isinstance(value, int) and not isinstance(value, bool)
-        if not exact and (self.kind == "integer" or not isinstance(value, float) or math.isnan(value)):
+        if not exact and (self.kind == "integer" or not isinstance(value, float) or not math.isfinite(value)):
             raise SettingError(f"{self.name} must be {_ARTICLE[self.kind]}, got {value!r}")
         low = self.least is not None and value < self.least
         high = self.most is not None and value > self.most

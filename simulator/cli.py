@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from policies.commandline import (
     BAD_INPUT,
     HELP,
     INCOMPLETE,
+    Finite,
+    checked_command,
     integer_or_auto,
     knob_options,
     refusals,
@@ -40,20 +43,22 @@ Examples:
 """
 
 
-def number_or_file(_: click.Context, __: click.Parameter, value: str | None) -> float | Path | None:
+def number_or_file(context: click.Context, param: click.Parameter, value: str | None) -> float | Path | None:
     """`0.8` as a number, the name of a file that is there as a path (a click callback); None stays None."""
     if value is None:
         return None
     try:
-        return float(value)
+        found = float(value)
     except ValueError:
-        if Path(value).is_file():
-            return Path(value)
-        raise click.BadParameter(f"{value!r} is neither a number nor a file") from None
+        with suppress(OSError):  # too long for the name of one
+            if Path(value).is_file():
+                return Path(value)
+        raise click.BadParameter(f"{value[:80]!r} is neither a number nor a file") from None
+    return float(Finite().convert(found, param, context))
 
 
 def exponent_and_scale(
-    _: click.Context, __: click.Parameter, value: str | None
+    context: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[float, float] | None:
     """`1,0.9` as two numbers (a click callback); None stays None."""
     if value is None:
@@ -61,11 +66,12 @@ def exponent_and_scale(
     try:
         exponent, scale = map(float, value.split(","))
     except ValueError as error:
-        raise click.BadParameter(f"{value!r} is not an exponent and a scale, like 1,0.9") from error
-    return exponent, scale
+        raise click.BadParameter(f"{value[:80]!r} is not an exponent and a scale, like 1,0.9") from error
+    finite = Finite()
+    return finite.convert(exponent, param, context), finite.convert(scale, param, context)
 
 
-@click.command(epilog=EXAMPLES, context_settings=HELP)
+@checked_command(epilog=EXAMPLES, context_settings=HELP)
 @click.option("--policy", default="saguaro", show_default=True, help="Policy (see --list-policies).")
 @click.option("--batch", default=1, show_default=True, help="Rows served at once.")
 @click.option("--hw", help=f"Hardware profile: a name, shipped:NAME or a file.  [default: {DEFAULT_PROFILE}]")

@@ -12,7 +12,7 @@ from analysis.breaks.relaxations import RELAXATIONS
 from analysis.breaks.store import Map, as_json, load_map, save_map
 from analysis.breaks.sweep import TOKENS, sweep
 from analysis.breaks.tables import CAPTION, by_relaxation, markdown, of_law, overview, rich_table
-from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, refusals, wide_console
+from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, checked_command, refusals, wide_console
 
 EPILOG = """
 \b
@@ -25,7 +25,7 @@ Examples:
 """
 
 
-@click.command(epilog=EPILOG, context_settings=HELP)
+@checked_command(epilog=EPILOG, context_settings=HELP)
 @click.argument("laws", nargs=-1, metavar="[LAW]...")
 @click.option("--relax", multiple=True, metavar="NAME", help="Only this assumption; may be given repeatedly.")
 @click.option(

@@ -9,7 +9,7 @@ import click
 
 from analysis.experiments.runner import EXPERIMENTS, Plan, module_of, run_experiment
 from analysis.experiments.store import RESULTS, save
-from policies.commandline import HELP, refusals, split_list
+from policies.commandline import HELP, checked_command, refusals, split_list
 
 DEFAULT = {"ratio": ("cpu2-x5", "cpu2-x20"), "backup": ("cpu2-x20",)}
 EXAMPLES = """
@@ -22,7 +22,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES, context_settings=HELP)
+@checked_command(epilog=EXAMPLES, context_settings=HELP)
 @click.argument("name", type=click.Choice(EXPERIMENTS))
 @click.option("--live", is_flag=True, help="Measure, too: on the pair that the profile was made of.")
 @click.option(

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from analysis.papers.cells import PAPERS
-from policies.commandline import HELP, INCOMPLETE, Refusal, wide_console
+from policies.commandline import HELP, INCOMPLETE, Refusal, checked_command, wide_console
 
 EXAMPLES = """
 \b
@@ -20,7 +20,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES, context_settings=HELP)
+@checked_command(epilog=EXAMPLES, context_settings=HELP)
 @click.argument("name", type=click.Choice((*PAPERS, "all", "figures")), default="all")
 @click.option(
     "--json",

@@ -32,7 +32,7 @@ from hardware_profiles.predicted import OPERATIONS, Basis, predicted_operations,
 from hardware_profiles.profile import Profile, save_profile
 from hardware_profiles.roofline import PRECISIONS, Efficiency, Setting
 from hardware_profiles.shapes import Shape, find_shape, with_layers
-from policies.commandline import HELP, Refusal
+from policies.commandline import HELP, Refusal, checked_command
 
 CONTEXT = 512
 """Tokens in the cache where a printed time is taken to hold: prompts and outputs of a few hundred each."""
@@ -368,7 +368,7 @@ def books() -> dict[str, Book]:
     return {paper: Book(load_cells(paper)) for paper in PAPERS}
 
 
-@click.command(context_settings=HELP)
+@checked_command(context_settings=HELP)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),

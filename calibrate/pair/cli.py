@@ -12,13 +12,13 @@ import click
 from calibrate.live.placement import GGUF_PRECISIONS
 from calibrate.options import trust_option
 from calibrate.pair.embed import DATA, cache_folder, resolve_model
-from policies.commandline import Command, with_options
+from policies.commandline import Command, checked_group, wide_console, with_options
 
 if TYPE_CHECKING:
     from calibrate.pair.heads import Found, HeadKind, Training
 
 
-@click.group()
+@checked_group()
 def pair() -> None:
     """A real target/draft pair, trained from the Python standard library.
 
@@ -252,9 +252,7 @@ def report(data: Path, as_json: bool) -> None:
     if as_json:
         click.echo(measured.to_json(), nl=False)
         return
-    from rich.console import Console
-
-    Console().print(report_table(measured))
+    wide_console().print(report_table(measured))
 
 
 @pair.command()
@@ -268,8 +266,6 @@ def steps(shapes: tuple[str, ...], repeats: int) -> None:
       pair steps
       pair steps 3/2x1 2x2 --repeats 10
     """
-    from rich.console import Console
-
     from calibrate.live.loading import load_model
     from calibrate.pair.embed import EMBEDDINGS, Shape, embed
     from calibrate.pair.report import measure_steps, steps_table
@@ -280,7 +276,7 @@ def steps(shapes: tuple[str, ...], repeats: int) -> None:
         models |= {name: embed(models["target"], shape) for name, shape in chosen.items()}
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
-    Console().print(steps_table(measure_steps(models, repeats=repeats)))
+    wide_console().print(steps_table(measure_steps(models, repeats=repeats)))
 
 
 if __name__ == "__main__":

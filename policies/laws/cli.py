@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hardware_profiles.jsonfile import to_json
+from policies.commandline import HELP, Refusal, checked_group
 from policies.laws import report
 from policies.laws.catalogue import STATEMENTS
 from policies.laws.evaluate import evaluate, find, finite
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
     from policies.laws.statement import Statement
 
-# `policies.commandline` has these too, but the laws import nothing of the project but each other.
-HELP = {"help_option_names": ["-h", "--help"]}
 PAPERS = ("ssd", "double", "duo", "rasd", "mirror")
 VERDICTS = ("holds", "caveat", "wrong")
 EXAMPLES = """
@@ -33,13 +32,7 @@ Examples:
 """
 
 
-class Refusal(click.ClickException):
-    """Bad input: one line on stderr, exit status 2."""
-
-    exit_code = 2
-
-
-@click.group(epilog=EXAMPLES, context_settings=HELP)
+@checked_group(epilog=EXAMPLES, context_settings=HELP)
 def main() -> None:
     """Look up and evaluate the formal statements of five papers on speculative decoding.
 
@@ -154,3 +147,7 @@ def _refusing(action: Callable[[], Any]) -> Any:
         raise Refusal(str(error)) from error
     except ImportError as error:
         raise Refusal(f"{error}; pip install spectwin") from error
+
+
+if __name__ == "__main__":
+    main()

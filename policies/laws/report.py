@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from policies.commandline import wide_console
 from policies.laws.evaluate import Answer, command, parameters_of
 from policies.laws.glossary import GLOSSARY
 from policies.laws.statement import Statement
@@ -16,7 +17,6 @@ from policies.laws.statement import Statement
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDE = 112
 _COLOURS = {"holds": "green", "caveat": "yellow", "wrong": "red"}
 
 
@@ -102,7 +102,7 @@ def table_of(statements: Iterable[Statement]) -> None:
             _literal(statement.source),
             f"[{colour}]{statement.verdict}[/]",
         )
-    _console().print(table)
+    wide_console().print(table)
 
 
 def table_of_terms() -> None:
@@ -112,12 +112,12 @@ def table_of_terms() -> None:
     table = Table("name", "meaning", "unit", "domain", "typed as")
     for term in GLOSSARY.values():
         table.add_row(term.name, _literal(term.meaning), term.unit, term.domain, term.kind)
-    _console().print(table)
+    wide_console().print(table)
 
 
 def page(statement: Statement) -> None:
     """Print all that is known of a statement."""
-    console = _console()
+    console = wide_console()
     colour = _COLOURS[statement.verdict]
     console.print(f"[bold]{_names(statement)}[/]  {_literal(statement.title)}")
     console.print(f"{_literal(statement.source)}; verdict: [{colour}]{statement.verdict}[/]")
@@ -141,7 +141,7 @@ def page(statement: Statement) -> None:
 
 def numbers(answer: Answer) -> None:
     """Print what a statement evaluates to, and the printed form's value where it is another one."""
-    console = _console()
+    console = wide_console()
     if answer.sweep:
         _sweep_table(answer, console)
     else:
@@ -263,13 +263,3 @@ def _literal(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)
-
-
-def _console() -> Console:
-    """As wide as the terminal, or `WIDE` columns in a log or a pipe."""
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console.width = WIDE
-    return console

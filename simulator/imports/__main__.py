@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hardware_profiles.jsonfile import read_json, to_json
-from policies.commandline import HELP, Refusal, wide_console
+from hardware_profiles.jsonfile import FileRefused, read_json, to_json
+from policies.commandline import HELP, Refusal, checked_group, wide_console
 
 if TYPE_CHECKING:
     from simulator.imports.measured import Imported
@@ -36,17 +36,17 @@ Examples:
 """
 
 
-@click.group(context_settings=HELP)
+@checked_group(context_settings=HELP)
 def main() -> None:
     """Read what other engines measured, and print settings in their terms."""
 
 
 @main.command(epilog=READ_EXAMPLES)
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
 @click.option("--format", "name", help="Format of the file (see `formats`).  [default: found out]")
 @click.option(
     "--before",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     help="An earlier page of the same counters: count what happened in between.",
 )
 @click.option("--select", help="Label of one measurement, where the file holds several.")
@@ -178,12 +178,12 @@ def formats(*, as_json: bool) -> None:
 @click.option("--lookahead", type=click.IntRange(min=1), help="K.")
 @click.option(
     "--simulated",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     help="Take the lookahead from what `simulate --policy sd --json` printed.",
 )
 @click.option(
     "--measured",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     help="Take K by batch from rounds that were timed by batch (format vllm-dynamic).",
 )
 @click.option(
@@ -274,10 +274,12 @@ def _simulated(path: Path) -> int:
     try:
         answer = read_json(path)
         policy, depth = answer["policy"], answer["lookahead"]
-    except (ValueError, KeyError, TypeError) as error:
+    except FileRefused:
+        raise
+    except (KeyError, TypeError) as error:
         raise ImportRefused(f"{path}: expected the JSON that `simulate --json` prints: {error!r}") from error
     if policy != "sd" or not isinstance(depth, int):
-        raise ImportRefused(f"{path}: policy {policy!r}: engines have plain speculation ('sd') only")
+        raise ImportRefused(f"{path}: policy {policy!r:.80}: engines have plain speculation ('sd') only")
     return depth
 
 
