@@ -5,10 +5,9 @@ A test that finds one of them reads the user's own folder, and fails here instea
     python .ci/decoy.py FOLDER      then: XDG_DATA_HOME=FOLDER pytest
 """
 
+import json
 import sys
 from pathlib import Path
-
-from hardware_profiles.jsonfile import read_json, to_json
 
 SHIPPED = Path(__file__).parents[1] / "hardware_profiles" / "data"
 ABSURD_S = 1e9
@@ -16,13 +15,13 @@ ABSURD_S = 1e9
 
 def main(folder: Path) -> None:
     """Write the decoys."""
-    profile = read_json(SHIPPED / "profiles" / "textbook.json")
+    profile = json.loads((SHIPPED / "profiles" / "textbook.json").read_text())
     profile["operations"] = {name: {"seconds": ABSURD_S} for name in profile["operations"]}
     for path in SHIPPED.glob("*/*.*"):
         if path.suffix in {".json", ".parquet"}:
             decoy = folder / "spectwin" / path.relative_to(SHIPPED)
             decoy.parent.mkdir(parents=True, exist_ok=True)
-            text = to_json(profile | {"name": path.stem}) if path.suffix == ".json" else "a decoy"
+            text = json.dumps(profile | {"name": path.stem}) if path.suffix == ".json" else "a decoy"
             decoy.write_text(text)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from typing import Any
 from calibrate.live.errors import ModelError
 from calibrate.live.llamacpp_files import SEQUENCES
 from calibrate.live.placement import Precision, config_file, has_random_weights
-from hardware_profiles.jsonfile import parse_json, read_json
+from hardware_profiles.jsonfile import LARGEST_BYTES, FileRefused, parse_json, read_json
 from hardware_profiles.roofline import find_precision
-from hardware_profiles.shapes import ShapeError, find_shape
+from hardware_profiles.shapes import ShapeError, find_shape, read_config, text_config
 
 SPARE_BYTES = 512 * 2**20
 """Of a worker process besides weights and KV cache: torch and its buffers."""
@@ -67,20 +67,30 @@ def model_size(folder: str) -> ModelSize:
     random = has_random_weights(folder)
     if not path.is_dir() and not random:
         return ModelSize(None, None, None, None)
-    config = _read_json(config_file(folder))
-    config = config.get("text_config", config)
-    heads = config.get("num_key_value_heads") or config.get("num_attention_heads")
-    width = config.get("head_dim")
-    if width is None and config.get("hidden_size") and config.get("num_attention_heads"):
-        width = config["hidden_size"] // config["num_attention_heads"]
-    layers = config.get("num_hidden_layers")
-    known = layers and heads and width
+    file = config_file(folder)
+    try:
+        config = text_config(read_config(file), str(file))
+    except ShapeError as error:
+        raise ModelError(str(error)) from None
+    query_heads, hidden = _size(config, "num_attention_heads", file), _size(config, "hidden_size", file)
+    heads = _size(config, "num_key_value_heads", file) or query_heads
+    width = _size(config, "head_dim", file)
+    if width is None and hidden and query_heads:
+        width = hidden // query_heads
+    layers = _size(config, "num_hidden_layers", file)
     return ModelSize(
         parameters=_count_random(path) if random else _count_files(path),
         layers=layers,
-        kv_per_token=2 * layers * heads * width if known else None,
-        positions=config.get("max_position_embeddings"),
+        kv_per_token=2 * layers * heads * width if layers and heads and width else None,
+        positions=_size(config, "max_position_embeddings", file),
     )
+
+
+def _size(config: Mapping[str, Any], key: str, file: Path) -> int | None:
+    value = config.get(key)
+    if value is not None and type(value) is not int:
+        raise ModelError(f"{file}: {key}: expected a whole number, got {value!r:.80}")
+    return value
 
 
 def _count_files(folder: Path) -> int | None:
@@ -100,17 +110,19 @@ def _count_weights(file: Path) -> int:
     try:
         with file.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
-            header = parse_json(opened.read(length))
+            header = parse_json(opened.read(min(length, LARGEST_BYTES)))
         return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
-    except (OSError, ValueError, KeyError, struct.error) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, MemoryError, struct.error) as error:
         raise ModelError(f"{file} is no safetensors file: {error}") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = read_json(path)
-    except (OSError, ValueError) as error:
+        found = read_json(path)
+    except FileRefused as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} cannot be read: it holds no object")
     return found
 
 
@@ -125,11 +137,14 @@ def token_ids(folder: str) -> dict[str, int] | None:
     path = Path(folder)
     if (path / "tokenizer.json").is_file():
         content = _read_json(path / "tokenizer.json")
-        vocabulary = content.get("model", {}).get("vocab", {})
-        if isinstance(vocabulary, list):  # unigram models: (token, score) in the order of their ids
-            vocabulary = {entry[0]: i for i, entry in enumerate(vocabulary)}
-        added = {entry["content"]: entry["id"] for entry in content.get("added_tokens", [])}
-        return {**vocabulary, **added}
+        try:
+            vocabulary = content.get("model", {}).get("vocab", {})
+            if isinstance(vocabulary, list):  # unigram models: (token, score) in the order of their ids
+                vocabulary = {entry[0]: i for i, entry in enumerate(vocabulary)}
+            added = {entry["content"]: entry["id"] for entry in content.get("added_tokens", [])}
+            return {**vocabulary, **added}
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ModelError(f"{path / 'tokenizer.json'} is no tokenizer: {error!r}") from None
     if (path / "vocab.json").is_file():
         return dict(_read_json(path / "vocab.json"))
     if (path / "vocab.txt").is_file():

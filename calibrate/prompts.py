@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.pair.embed import PROMPTS
-from hardware_profiles.jsonfile import parse_json
+from hardware_profiles.jsonfile import FileRefused, parse_json, read_text
 
 
 class PromptError(ValueError):
@@ -53,7 +53,7 @@ def load_prompts(path: Path) -> list[Prompt]:
     """
     prompts: list[Prompt] = []
     seen: set[int] = set()
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
         prompt = _parse(line, f"{path}:{number}")
@@ -66,12 +66,19 @@ def load_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
+def _lines(path: Path) -> list[str]:
+    try:
+        return read_text(path).splitlines()
+    except FileRefused as error:
+        raise PromptError(str(error)) from error
+
+
 def _parse(line: str, where: str) -> Prompt:
     try:
         row: dict[str, Any] = parse_json(line)
         text = row["turns"][0]
         prompt = Prompt(int(row["question_id"]), str(row["category"]), text, str(row.get("source", "")))
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise PromptError(
             f"{where}: not a Spec-Bench row with question_id, category and turns ({error!r})"
         ) from error

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.pair.embed import cache_folder
-from hardware_profiles.jsonfile import read_json, write_json
-from hardware_profiles.shapes import CONFIGS, ShapeError, find_shape
+from hardware_profiles.jsonfile import write_json
+from hardware_profiles.shapes import CONFIGS, ShapeError, find_shape, read_config
 
 PREFIX = "shape:"
 POSITIONS = 8192
@@ -32,16 +32,13 @@ def resolve_shape(text: str) -> Path:
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if path.is_file() and not entries:
         return path
-    return _keep(_read(path) if path.is_file() else _published(shape.name), _numbers(entries), shape.name)
+    return _keep(
+        read_config(path) if path.is_file() else _published(shape.name), _numbers(entries), shape.name
+    )
 
 
 def _published(name: str) -> dict[str, Any]:
     return {"max_position_embeddings": POSITIONS, **CONFIGS[name][0]}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = read_json(path)
-    return found
 
 
 def _numbers(entries: list[str]) -> dict[str, int]:

@@ -26,11 +26,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from hardware_profiles.continuations import Continuation, IntArray, beginnings, check_search, whole
 from hardware_profiles.jsonfile import read_json, to_json
+from hardware_profiles.names import check_name
 from hardware_profiles.store import user_directory
 from hardware_profiles.suffixes import suffix_array
+from hardware_profiles.trace_schema import describe_invalid
 
 SCHEMA = "spectwin/datastore/1"
 LOOKED_AT = 4096
@@ -59,6 +62,9 @@ class DatastoreMeta:
     documents: int
     tokenizer: str = ""
     sources: tuple[str, ...] = ()
+
+
+_META = TypeAdapter(DatastoreMeta)
 
 
 class Datastore:
@@ -129,8 +135,10 @@ class Datastore:
             stated = read_json(folder / "datastore.json")
             if not isinstance(stated, dict) or stated.pop("schema", None) != SCHEMA:
                 raise DatastoreError(f"{path}: is no datastore of schema {SCHEMA!r}")
-            meta = DatastoreMeta(**{**stated, "sources": tuple(stated["sources"])})
+            meta = _META.validate_python({**stated, "sources": tuple(stated["sources"])})
             arrays = [_mapped(folder / f"{name}.npy") for name in ("tokens", "suffixes")]
+        except ValidationError as error:
+            raise DatastoreError(f"{path}: damaged datastore: {describe_invalid(error)}") from error
         except (OSError, TypeError, KeyError, ValueError) as error:
             raise DatastoreError(f"{path}: damaged datastore: {error}") from error
         if len(arrays[0]) != meta.tokens or len(arrays[1]) > meta.tokens:
@@ -286,7 +294,12 @@ class Datastore:
 def datastore_path(name_or_path: str | os.PathLike[str]) -> Path:
     """Folder of a datastore: the user's own of a name (`stdlib`), or a path, which has a separator in it."""
     text = os.fspath(name_or_path)
-    return user_directory() / "datastores" / text if Path(text).name == text else Path(text)
+    if Path(text).name != text:
+        return Path(text)
+    try:
+        return user_directory() / "datastores" / check_name(text)
+    except ValueError as error:
+        raise DatastoreError(str(error)) from error
 
 
 def _mapped(path: Path) -> NDArray[Any]:

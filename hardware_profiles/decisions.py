@@ -18,16 +18,31 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from hardware_profiles.atomic import atomic_write
+from hardware_profiles.costs import Frozen
 from hardware_profiles.jsonfile import parse_json, to_json
 from hardware_profiles.pace import Pace, Timed, joined_pace, timed_from
-from hardware_profiles.trace_schema import TraceError, TraceMeta, TraceRequest
+from hardware_profiles.trace import checked_text, parquet_refusals
+from hardware_profiles.trace_schema import TraceError, TraceMeta, TraceRequest, describe_invalid
 
 DECISIONS_SCHEMA = "spectwin/decisions/2"
 _READABLE = (DECISIONS_SCHEMA.encode(), b"spectwin/decisions/1")
 _REQUESTS = TypeAdapter(tuple[TraceRequest, ...])
+
+
+class _About(Frozen):
+    """What the metadata says of a setting."""
+
+    seconds: dict[str, float] = Field(default_factory=dict)
+    policy: str = ""
+    knobs: dict[str, Any] = Field(default_factory=dict)
+    timed_beside: str = ""
+    drift: tuple[float, ...] = ()
+
+
+_ABOUT = TypeAdapter(dict[str, _About])
 _KEY = "spectwin.{}"
 _INTEGERS = frozenset({"part", "request", "position"})
 _FIRST_COLUMNS = ("setting", "kind", "part", "request", "position", "reply", "mark")
@@ -182,28 +197,32 @@ def read_decisions(path: str | os.PathLike[str]) -> DecisionTrace:
     Raises:
         TraceError: The file cannot be read or is none.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(path) as file:
-            metadata = file.metadata.metadata or {}
-            known = [name for name in _COLUMNS if name in file.schema_arrow.names]
-            table = file.read(columns=known)
-    except (OSError, pa.ArrowException) as error:
-        raise TraceError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    with parquet_refusals(path), pq.ParquetFile(path) as file:
+        metadata = file.metadata.metadata or {}
+        present = file.schema_arrow.names
+        known = [name for name in _COLUMNS if name in present]
+        if missing := [name for name in _FIRST_COLUMNS if present.count(name) != 1]:
+            raise TraceError(f"{path}: column {missing[0]!r} must be there once")
+        table = file.read(columns=known)
     texts = {key: metadata.get(_KEY.format(key).encode()) for key in _TEXTS}
     if texts["schema"] not in _READABLE or any(text is None for text in texts.values()):
         raise TraceError(f"{path}: is no decision trace of schema {DECISIONS_SCHEMA!r}")
     try:
-        requests = _REQUESTS.validate_json(texts["requests"] or b"")
-        meta = TraceMeta.model_validate_json(texts["meta"] or b"")
-        about: dict[str, dict[str, Plain]] = parse_json(texts["settings"] or b"{}")
+        requests = _REQUESTS.validate_json(checked_text(metadata, "requests", str(path)))
+        meta = TraceMeta.model_validate_json(checked_text(metadata, "meta", str(path)))
+        about = _ABOUT.validate_json(checked_text(metadata, "settings", str(path)), strict=True)
         found = _collect(table.to_pydict(), about)
         pace = _pace(metadata)
-    except (ValidationError, ValueError, KeyError, TypeError) as error:
+        limit = int(texts["limit"] or b"1")
+    except TraceError:
+        raise
+    except ValidationError as error:
+        raise TraceError(f"{path}: damaged decision trace: {describe_invalid(error)}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise TraceError(f"{path}: damaged decision trace: {error}") from error
-    return DecisionTrace(requests, meta, found, int(texts["limit"] or b"1"), pace)
+    return DecisionTrace(requests, meta, found, limit, pace)
 
 
 def read_pace(path: str | os.PathLike[str]) -> Pace | None:
@@ -212,18 +231,18 @@ def read_pace(path: str | os.PathLike[str]) -> Pace | None:
     Raises:
         TraceError: The file cannot be read, or its pace is damaged.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return _pace(pq.read_metadata(path).metadata or {})
-    except (OSError, pa.ArrowException, ValidationError) as error:
-        raise TraceError(f"{path}: {error}") from error
+        with parquet_refusals(path):
+            return _pace(pq.read_metadata(path).metadata or {})
+    except ValidationError as error:
+        raise TraceError(f"{path}: {describe_invalid(error)}") from error
 
 
 def _pace(metadata: Mapping[bytes, bytes]) -> Pace | None:
-    text = metadata.get(_KEY.format("pace").encode())
-    return None if text is None else Pace.model_validate_json(text)
+    text = checked_text(metadata, "pace", "pace")
+    return Pace.model_validate_json(text) if text else None
 
 
 def _about(decisions: Decisions) -> dict[str, Plain]:
@@ -236,9 +255,7 @@ def _about(decisions: Decisions) -> dict[str, Plain]:
     }
 
 
-def _collect(
-    columns: Mapping[str, list[Any]], about: Mapping[str, Mapping[str, Plain]]
-) -> dict[str, Decisions]:
+def _collect(columns: Mapping[str, list[Any]], about: Mapping[str, _About]) -> dict[str, Decisions]:
     """The settings of a file, from its columns and what else is said of them."""
     replies: dict[str, dict[Key, Plain]] = {}
     marks: dict[str, dict[Key, Plain]] = {}
@@ -260,7 +277,7 @@ def _collect(
             found,
             marks.get(label, {}),
             timings=tuple(timings.get(label, ())),
-            **{**about.get(label, {}), "drift": tuple(about.get(label, {}).get("drift", ()))},
+            **dict(about.get(label, _About())),
         )
         for label, found in replies.items()
     }

@@ -159,6 +159,8 @@ class Timed(NamedTuple):
 def timed_from(plain: Any) -> Timed:
     """An operation's times from the lists that a file keeps."""
     place = Timed._fields.index("steps")
+    if not isinstance(plain, list) or len(plain) < place + 1 or not isinstance(plain[place], list):
+        raise ValueError(f"timing: expected a list of {len(Timed._fields)} values, got {plain!r:.80}")
     steps = tuple(StepTotal._make(step) for step in plain[place])
     return Timed._make([*plain[:place], steps, *(plain[place + 1 :] or [-1.0])])
 

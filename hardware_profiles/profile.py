@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, ValidationError, field_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from hardware_profiles.atomic import atomic_write
@@ -24,7 +23,8 @@ from hardware_profiles.costs import (
     Quantiles,
     field_error,
 )
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.jsonfile import FileRefused, parse_json, read_bytes, to_json
+from hardware_profiles.names import check_name
 from hardware_profiles.parts import (
     AXES,
     DeviceInfo,
@@ -75,6 +75,7 @@ SCHEMA = "spectwin/profile/1"
 """The one schema that this version reads and writes."""
 
 _MOST_ERRORS_SHOWN = 5
+_LARGEST_BYTES = 64 * 1024 * 1024
 _LINE_WIDTH = 110
 
 
@@ -102,7 +103,7 @@ class Profile(Frozen):
     """
 
     schema_version: Annotated[Literal["spectwin/profile/1"], Field(alias="schema")] = "spectwin/profile/1"
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, AfterValidator(check_name)]
     description: str = ""
     roles: Roles
     placement: Literal["split", "shared"] = "split"
@@ -189,9 +190,14 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
             the dotted path of each bad field.
     """
     try:
-        text = Path(path).read_bytes()
-    except OSError as error:
-        raise ProfileError(f"{path}: {error.strerror or error}") from error
+        text = read_bytes(path, _LARGEST_BYTES)
+    except FileRefused as error:
+        raise ProfileError(str(error)) from error
+    try:
+        parse_json(text)
+    except FileRefused as error:
+        line = f":{error.line}" if error.line else ""
+        raise ProfileError(f"{path}{line}: {error}") from error
     try:
         # Strict, so that a number in quotes is reported instead of guessed at.
         profile = Profile.model_validate_json(text, strict=True)
@@ -239,9 +245,7 @@ def _describe(path: str | os.PathLike[str], error: ValidationError) -> str:
     lines = [_describe_one(detail) for detail in shown[:_MOST_ERRORS_SHOWN]]
     if len(shown) > _MOST_ERRORS_SHOWN:
         lines.append(f"and {len(shown) - _MOST_ERRORS_SHOWN} more")
-    if len(lines) == 1:
-        return f"{path}: {lines[0]}"
-    return f"{path}:\n  " + "\n  ".join(lines)
+    return f"{path}: {'; '.join(lines)}"
 
 
 def _describe_one(detail: ErrorDetails) -> str:
@@ -256,7 +260,7 @@ def _describe_one(detail: ErrorDetails) -> str:
 def _reason(detail: ErrorDetails) -> str:
     context = detail.get("ctx", {})
     given = detail["input"]
-    got = f", got {given!r}" if isinstance(given, str | int | float) else ""
+    got = f", got {given!r:.80}" if isinstance(given, str | int | float) else ""
     match detail["type"]:
         case "greater_than":
             return f"must be > {context['gt']:g}{got}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hardware_profiles.jsonfile import read_json
+from hardware_profiles.jsonfile import FileRefused, read_json
 
 UNKNOWN_KINDS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Config entries of models whose tokens do not all go through the same weights."""
@@ -107,7 +107,7 @@ def shape_of_config(config: Mapping[str, Any], *, name: str, source: str = "") -
     Raises:
         ShapeError: An entry is missing, or the model is of another kind.
     """
-    config = config.get("text_config", config)
+    config = text_config(config, name)
     if strange := [key for key in UNKNOWN_KINDS if config.get(key)]:
         raise ShapeError(f"{name}: {strange[0]} says that it has experts, whose weights are not counted here")
     needed = (
@@ -119,6 +119,8 @@ def shape_of_config(config: Mapping[str, Any], *, name: str, source: str = "") -
     )
     if missing := [key for key in needed if not config.get(key)]:
         raise ShapeError(f"{name}: the config has no {', '.join(missing)}")
+    for key in (*needed, "num_key_value_heads", "head_dim"):
+        _check_size(config.get(key), key, name)
     hidden, layers, heads, intermediate, vocabulary = (int(config[key]) for key in needed)
     kind = str(config.get("model_type", "llama"))
     return Shape(
@@ -137,6 +139,40 @@ def shape_of_config(config: Mapping[str, Any], *, name: str, source: str = "") -
     )
 
 
+def _check_size(value: Any, key: str, name: str) -> None:
+    if value is not None and (type(value) is not int or not 0 < value <= _LARGEST_SIZE):
+        raise ShapeError(f"{name}: {key}: expected a whole number above 0, got {value!r:.80}")
+
+
+def text_config(config: Any, name: str) -> Mapping[str, Any]:
+    """The part of a `config.json` that is about text: of a model that also sees, its `text_config`.
+
+    Raises:
+        ShapeError: The config or that part is no object.
+    """
+    if not isinstance(config, Mapping):
+        raise ShapeError(f"{name} is no config: it holds no object")
+    inner = config.get("text_config", config)
+    if not isinstance(inner, Mapping):
+        raise ShapeError(f"{name}: text_config: expected an object, got {inner!r:.80}")
+    return inner
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A model's `config.json`.
+
+    Raises:
+        ShapeError: It cannot be read, or holds no object.
+    """
+    try:
+        config = read_json(path)
+    except FileRefused as error:
+        raise ShapeError(f"{path} cannot be read as a config: {error}") from None
+    text_config(config, str(path))
+    return dict(config)
+
+
+_LARGEST_SIZE = 10**9
 _ENTRIES = (
     "hidden_size",
     "num_hidden_layers",
@@ -217,13 +253,7 @@ def find_shape(name_or_path: str) -> Shape:
 
 
 def _read(path: Path) -> Shape:
-    try:
-        config = read_json(path)
-    except (OSError, ValueError) as error:
-        raise ShapeError(f"{path} cannot be read as a config: {error}") from None
-    if not isinstance(config, dict):
-        raise ShapeError(f"{path} is no config: it holds no object")
-    return shape_of_config(config, name=path.parent.name or path.stem, source=str(path.name))
+    return shape_of_config(read_config(path), name=path.parent.name or path.stem, source=str(path.name))
 
 
 def with_layers(shape: Shape, layers: int, *, name: str, source: str) -> Shape:

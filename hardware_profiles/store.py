@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from hardware_profiles.names import check_name
 from hardware_profiles.profile import ProfileError
 from hardware_profiles.trace_schema import TraceError
 
@@ -19,6 +20,7 @@ _DATA = Path(__file__).parent / "data"
 _LOG = logging.getLogger(__name__)
 SHIPPED = "shipped:"
 """Before a name: only what comes with the package."""
+_LONGEST_PATH, _LONGEST_FILE = 4000, 240  # what file systems take
 
 
 @dataclass(frozen=True)
@@ -48,17 +50,17 @@ def user_directory() -> Path:
 
 def user_profile(name: str) -> Path:
     """Path at which the user's own profile of that name is looked for, and is to be written."""
-    return _user_path(_PROFILE, name)
+    return _own_path(_PROFILE, name)
 
 
 def user_trace(name: str) -> Path:
     """Path at which the user's own trace of that name is looked for, and is to be written."""
-    return _user_path(_TRACE, name)
+    return _own_path(_TRACE, name)
 
 
 def user_decisions(name: str) -> Path:
     """Path at which the user's own decision trace of that name is looked for, and is to be written."""
-    return _user_path(_DECISIONS, name)
+    return _own_path(_DECISIONS, name)
 
 
 def find_decisions(name_or_path: str | os.PathLike[str]) -> Path:
@@ -135,6 +137,14 @@ def origin(path: Path) -> str:
     return SHIPPED + path.stem if path.is_relative_to(_DATA) else str(path)
 
 
+def _own_path(kind: _Kind, name: str) -> Path:
+    """`_user_path` of a name that may come from a file or a command line: no way out of the folder."""
+    try:
+        return _user_path(kind, check_name(name))
+    except ValueError as error:
+        raise kind.error(str(error)) from error
+
+
 def _user_path(kind: _Kind, name: str) -> Path:
     return user_directory() / kind.folder / f"{name}{kind.suffix}"
 
@@ -144,6 +154,8 @@ def _names(kind: _Kind, root: Path) -> list[str]:
 
 
 def _find(kind: _Kind, wanted: str) -> Path:
+    if len(wanted) > _LONGEST_PATH or len(Path(wanted).name) > _LONGEST_FILE or "\0" in wanted:
+        raise kind.error(f"{wanted[:60]!r}...: no such {kind.noun}: too long for the name of a file")
     if Path(wanted).name != wanted or wanted.endswith(kind.suffix):
         if not Path(wanted).is_file():
             raise kind.error(f"{wanted}: no such {kind.noun} file")

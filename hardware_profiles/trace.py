@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from hardware_profiles.atomic import atomic_write
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.jsonfile import FileRefused, check_regular, parse_json, to_json
 from hardware_profiles.trace_checks import bad_row, check_trace
 from hardware_profiles.trace_schema import (
     COLUMNS,
@@ -24,6 +25,7 @@ from hardware_profiles.trace_schema import (
     TraceMeta,
     TraceRequest,
     describe_column,
+    describe_invalid,
     exit_layer,
     explain_missing,
 )
@@ -206,16 +208,12 @@ def read_trace(
         TraceError: The file cannot be read, is no trace, lacks a column that was asked for, or
             contradicts itself.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(path) as file:
-            metadata = file.metadata.metadata or {}
-            names = _choose(file.schema_arrow.names, columns, optional, str(path))
-            table = file.read(columns=names)
-    except (OSError, pa.ArrowException) as error:
-        raise TraceError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    with parquet_refusals(path), pq.ParquetFile(path) as file:
+        metadata = file.metadata.metadata or {}
+        names = _choose(file.schema_arrow.names, columns, optional, str(path))
+        table = file.read(columns=names)
     texts = _read_texts(metadata, str(path))
     fields: dict[str, Any] = {n: _from_arrow(table.column(n), describe_column(n), str(path)) for n in names}
     exits = {layer: fields.pop(n) for n in names if (layer := exit_layer(n)) is not None}
@@ -224,12 +222,48 @@ def read_trace(
     return trace
 
 
+@contextmanager
+def parquet_refusals(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Whatever a Parquet file may do to its reader, as one line that names it.
+
+    Raises:
+        TraceError: It is no regular file or no Parquet file, or damaged.
+    """
+    import pyarrow as pa
+
+    try:
+        check_regular(path)
+        yield
+    except FileRefused as error:
+        raise TraceError(str(error)) from error
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise TraceError(f"{path}: {' '.join(str(why).split())}") from error
+
+
+def checked_text(metadata: Mapping[bytes, bytes], key: str, source: str) -> str:
+    """A JSON text of a file's metadata, which `parse_json` takes; empty where there is none.
+
+    Raises:
+        TraceError: It is none.
+    """
+    raw = metadata.get(_KEY.format(key).encode(), b"")
+    try:
+        if raw:
+            parse_json(raw)
+        return raw.decode()
+    except FileRefused as error:
+        raise TraceError(f"{source}: metadata {_KEY.format(key)!r}: {error}") from error
+
+
 def _choose(
     present: Sequence[str], wanted: Sequence[str] | None, optional: Sequence[str], source: str
 ) -> list[str]:
     """Columns to read, in the order of the file format."""
     required = [column.name for column in REQUIRED]
     known = [n for n in present if n in COLUMNS or exit_layer(n) is not None]
+    if twice := [n for n in known if known.count(n) > 1]:
+        raise TraceError(f"{source}: column {twice[0]!r} is there twice")
     names = known if wanted is None else [*required, *wanted]
     if missing := [name for name in dict.fromkeys([*required, *names]) if name not in known]:
         raise TraceError(f"{source}: {explain_missing(missing[0])}")
@@ -242,15 +276,15 @@ def _read_texts(metadata: Mapping[bytes, bytes], source: str) -> tuple[tuple[Tra
         value = metadata.get(_KEY.format(key).encode())
         if value is None:
             raise TraceError(f"{source}: is no trace, its metadata has no {_KEY.format(key)!r}")
-        texts[key] = value.decode()
+        texts[key] = (
+            value.decode(errors="replace") if key == "schema" else checked_text(metadata, key, source)
+        )
     if texts["schema"] != TRACE_SCHEMA:
-        raise TraceError(f"{source}: has schema {texts['schema']!r}, this version reads {TRACE_SCHEMA!r}")
+        raise TraceError(f"{source}: has schema {texts['schema']!r:.60}, this version reads {TRACE_SCHEMA!r}")
     try:
         return _REQUESTS.validate_json(texts["requests"]), TraceMeta.model_validate_json(texts["meta"])
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise TraceError(f"{source}: metadata of {error.title}: {where}: {first['msg']}") from error
+        raise TraceError(f"{source}: metadata of {describe_invalid(error)}") from error
 
 
 def _to_arrow(values: NDArray[Any], column: Column) -> pyarrow.Array:
@@ -266,6 +300,12 @@ def _to_arrow(values: NDArray[Any], column: Column) -> pyarrow.Array:
 def _from_arrow(chunks: pyarrow.ChunkedArray, column: Column, source: str) -> NDArray[Any]:
     import pyarrow as pa
 
+    wanted = "lists of numbers" if column.width else "numbers"
+    kind = chunks.type
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    inner = kind.value_type if lists else kind
+    if lists is (column.width is None) or not _is_number(inner, column.dtype):
+        raise TraceError(f"{source}: column {column.name!r} holds {kind}, must hold {wanted}")
     array = pa.concat_arrays(chunks.chunks) if chunks.num_chunks else pa.array([], chunks.type)
     if array.null_count:
         raise bad_row(source, column.name, array.is_null().to_numpy(zero_copy_only=False), "is empty")
@@ -276,4 +316,14 @@ def _from_arrow(chunks: pyarrow.ChunkedArray, column: Column, source: str) -> ND
     width = int(lengths[0]) if len(lengths) else 0
     if (lengths != width).any():
         raise bad_row(source, column.name, lengths != width, f"has not {width} numbers like row 0")
-    return np.asarray(array.flatten(), dtype=column.dtype).reshape(len(lengths), width)
+    flat = array.flatten()
+    if flat.null_count:
+        empty = flat.is_null().to_numpy(zero_copy_only=False).reshape(len(lengths), width).any(axis=1)
+        raise bad_row(source, column.name, empty, "has an empty number")
+    return np.asarray(flat, dtype=column.dtype).reshape(len(lengths), width)
+
+
+def _is_number(kind: pyarrow.DataType, dtype: str) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or (dtype == "float32" and pa.types.is_floating(kind)))

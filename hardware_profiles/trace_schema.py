@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, PositiveInt, ValidationError
 
 TRACE_SCHEMA = "spectwin/trace/1"
 """The one schema that this version reads and writes."""
@@ -148,3 +148,10 @@ class TraceMeta(_Frozen):
     precision: str = ""
     when: str = ""
     versions: Mapping[str, str] = Field(default_factory=dict)
+
+
+def describe_invalid(error: ValidationError) -> str:
+    """The first thing in which a value is not what it should be, with its field."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{error.title}: {where}: {first['msg']}" if where else f"{error.title}: {first['msg']}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from calibrate.live.errors import ModelError, PlacementError
-from hardware_profiles.jsonfile import read_json
+from hardware_profiles.shapes import ShapeError, read_config, text_config
 
 Precision: TypeAlias = Literal["fp32", "fp64", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -311,8 +311,7 @@ def local_vocabulary(model: str) -> int | None:
         return None
     path = config_file(model)
     try:
-        config = read_json(path)
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from None
-    size = config.get("text_config", config).get("vocab_size")
+        size = text_config(read_config(path), str(path)).get("vocab_size")
+    except ShapeError as error:
+        raise ModelError(str(error)) from None
     return size if isinstance(size, int) else None

@@ -66,6 +66,10 @@ class Speeds:
     step_s_by_batch: tuple[tuple[int, float], ...] = ()
     round_s_by_batch: tuple[tuple[int, int, float], ...] = ()
 
+    def __post_init__(self) -> None:
+        """Times are finite."""
+        _check_finite(self)
+
     def stated(self) -> dict[str, Any]:
         """Only what is known, by name."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -132,6 +136,7 @@ class Imported:
 
     def __post_init__(self) -> None:
         """What no engine can have measured is refused, whichever format says it."""
+        _check_finite(self)
         if self.accepted is not None and self.drafted is not None and self.accepted > self.drafted:
             raise ImportRefused(
                 f"the source contradicts itself: {self.accepted} accepted tokens of {self.drafted} drafted"
@@ -181,6 +186,18 @@ class Imported:
         }
 
 
+def _check_finite(values: Speeds | Imported) -> None:
+    """Refuse NaN and infinity, whichever way they came about; lists hold numbers or lists of them."""
+    for entry in fields(values):
+        waiting = [getattr(values, entry.name)]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, tuple):
+                waiting += value
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise ImportRefused(f"{entry.name}: expected a finite number, got {value}")
+
+
 def number(value: object, name: str, line: int | None = None) -> float:
     """A finite number of at least 0, or a clear error.
 
@@ -189,18 +206,18 @@ def number(value: object, name: str, line: int | None = None) -> float:
     """
     try:
         found = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = math.nan
     if isinstance(value, bool) or not math.isfinite(found) or found < 0.0:
-        raise ImportRefused(f"{name}: expected a number of at least 0, got {value!r}", line)
+        raise ImportRefused(f"{name}: expected a number of at least 0, got {value!r:.80}", line)
     return found
 
 
 def count(value: object, name: str, line: int | None = None) -> int:
     """A whole number of at least 0, also as `6.5e+06`; as `number`."""
     found = number(value, name, line)
-    if found != int(found):
-        raise ImportRefused(f"{name}: expected a whole number, got {value!r}", line)
+    if found != int(found) or found >= 2**63:
+        raise ImportRefused(f"{name}: expected a whole number of at most 64 bits, got {value!r:.80}", line)
     return int(found)
 
 

@@ -15,6 +15,8 @@ from simulator.imports.formats import find_format, sniff
 from simulator.imports.measured import Imported, ImportRefused
 from simulator.imports.text import Format
 
+_LONGEST = 600
+"""Characters of a message: it may quote what it refuses."""
 _MALFORMED = (
     TypeError,
     AttributeError,
@@ -93,7 +95,7 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except ImportRefused as error:
         where = f"{path}:{error.line}" if error.line else str(path)
-        raise ImportRefused(f"{where}: {error}") from error
+        raise ImportRefused(f"{where}: {_brief(error)}", error.line) from error
 
 
 def _load(path: Path) -> str:
@@ -105,4 +107,5 @@ def _load(path: Path) -> str:
 
 def _brief(error: Exception) -> str:
     """What went wrong, on one line."""
-    return " ".join(str(error).split())[:200]
+    said = " ".join(str(error).split())
+    return said if len(said) <= _LONGEST else said[:_LONGEST] + "..."

@@ -26,7 +26,7 @@ def on_h100(target: str, draft: str, device: str = "h100") -> Profile:
     basis = Basis(ENGINE, Provenance(kind="roofline", note="an engine"))
     names = ("target.forward", "target.prefill", "draft.forward", "draft.prefill", "draft.tree")
     return Profile(
-        name="made up",
+        name="made-up",
         roles=Roles(target=predicted_role(sides[0]), draft=predicted_role(sides[1])),
         operations=predicted_operations(*sides, dict.fromkeys(names, basis)),
         provenance=Provenance(kind="roofline"),
