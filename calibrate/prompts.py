@@ -78,6 +78,8 @@ def _parse(line: str, where: str) -> Prompt:
         row: dict[str, Any] = parse_json(line)
         text = row["turns"][0]
         prompt = Prompt(int(row["question_id"]), str(row["category"]), text, str(row.get("source", "")))
+    except FileRefused as error:
+        raise PromptError(f"{where}: not a Spec-Bench row: {error}") from error
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise PromptError(
             f"{where}: not a Spec-Bench row with question_id, category and turns ({error!r})"
