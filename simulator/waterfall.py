@@ -7,7 +7,6 @@ the law's assumptions to the full world.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -39,23 +38,25 @@ class Stage:
 
 
 def waterfall(scenario: Scenario, settings: Settings, law: Opinion) -> list[Stage]:
-    """Speedup over AR from the law's assumptions to the full simulated world, one effect at a time."""
+    """Speedup over AR from the law's assumptions to the simulated world, one effect at a time.
+
+    The last stage is the speedup of the scenario itself.  Empty without a law, whose `reason` says why.
+    """
     if law.speedup_vs_ar is None:
         return []
     told = law.assumptions
     lengths = [r.limit for r in scenario.tokens.requests]
     ideal = _coin_speedup(scenario, settings, told, max(LONG // scenario.batch, *lengths))
     stages = [Stage("law", law.speedup_vs_ar), Stage("simulated, law's assumptions", ideal)]
-    if scenario.tokens.law is not None:
-        short = _coin_speedup(scenario, settings, told, round(float(np.mean(lengths))))
-        return [*stages, Stage("short outputs: start, end, drain", short)]
     speedup = _Speedup(scenario, settings)
     effects = NO_EFFECT
-    stages.append(Stage("recorded tokens; start, end, drain", speedup(effects)))
+    outputs = "recorded tokens" if scenario.tokens.law is None else "short outputs"
+    stages.append(Stage(f"{outputs}; start, end, drain", speedup(effects)))
     if scenario.textbook is None:
-        for name, on in _EFFECTS:
-            effects = replace(effects, **on)
-            stages.append(Stage(name, speedup(effects)))
+        for name, parts in _EFFECTS:
+            if on := {part: True for part in parts if getattr(scenario.effects, part)}:
+                effects = replace(effects, **on)
+                stages.append(Stage(name, speedup(effects)))
     return stages
 
 
@@ -95,13 +96,13 @@ def tossed(settings: Settings) -> Settings:
     return replace(settings, scale=scale, backup=backup)
 
 
-_EFFECTS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("batch and context length", {"batch_width": True, "context": True}),
-    ("verification grows with its width", {"verify_width": True}),
-    ("drafting grows with its branches", {"draft_width": True}),
-    ("host and messages", {"host": True}),
-    ("devices slow each other", {"overlap": True}),
-    ("jitter", {"jitter": True}),
+_EFFECTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("batch and context length", ("batch_width", "context")),
+    ("verification grows with its width", ("verify_width",)),
+    ("drafting grows with its branches", ("draft_width",)),
+    ("host and messages", ("host",)),
+    ("devices slow each other", ("overlap",)),
+    ("jitter", ("jitter",)),
 )
 
 
