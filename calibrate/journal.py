@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
+from hardware_profiles.atomic import naming
 from hardware_profiles.jsonfile import parse_json, to_json
 
 Json: TypeAlias = Any
@@ -86,9 +87,11 @@ class Journal:
         """Keep a finished piece; it is on the disk when this returns."""
         self._pieces[_name(key)] = value
         if self._file is not None:
-            self._file.write(_line(key, value))
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            assert self.path is not None
+            with naming(self.path):
+                self._file.write(_line(key, value))
+                self._file.flush()
+                os.fsync(self._file.fileno())
 
     def once(self, make: Callable[[], Json], *key: str | int | float) -> Json:
         """The piece `key`, made now if it is not there."""
@@ -104,7 +107,8 @@ class Journal:
         """Let go of the file; it stays."""
         for file in (self._file, self._lock):
             if file is not None:
-                file.close()
+                with contextlib.suppress(OSError):  # what could not be written was told when it was put
+                    file.close()
         self._file = self._lock = None
 
     def discard(self) -> None:

@@ -8,6 +8,8 @@ import threading
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 
+from calibrate.leftovers import claim_shared_folder
+
 PRELOADED = ["torch", "transformers.models.llama.modeling_llama", "calibrate.live.loading"]
 """What every process of ours needs and takes seconds to import."""
 
@@ -18,6 +20,7 @@ def process_context() -> ForkServerContext | SpawnContext:
     A calibration starts half a dozen; each would import torch anew.  The process that they are forked from
     never runs a model: it has no threads and no accelerator that a fork could break.
     """
+    claim_shared_folder()
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
 
+from calibrate.live.errors import last_error
 from calibrate.processes import end_with_parent, process_context
 
 Report: TypeAlias = Callable[[Any], None]
@@ -16,7 +17,7 @@ Function: TypeAlias = Callable[[Any, Report], Any]
 
 
 class SubprocessError(RuntimeError):
-    """The function failed or its process died; the message holds the remote error."""
+    """The function failed or its process died; the message is its error, a note its traceback."""
 
 
 def run_apart(function: Function, argument: Any, report: Report) -> Any:
@@ -52,7 +53,9 @@ def run_many(function: Function, arguments: Sequence[Any], report: Report) -> li
                 elif kind == "report":
                     report(value)
                 else:
-                    raise SubprocessError(value)
+                    failed = SubprocessError(last_error(value))
+                    failed.add_note(value)  # for whoever looks for the cause; users get the line
+                    raise failed
         return [results[i] for i in range(len(children))]
     finally:
         for child in children:
@@ -92,6 +95,5 @@ def _call(function: Function, argument: Any, pipe: Connection) -> None:
         pipe.send(("done", result))
     except KeyboardInterrupt:
         pass
-    except Exception as error:  # everything must reach the parent
-        detail = f"{type(error).__name__}: {error}"
-        pipe.send(("failed", f"{detail}\n{traceback.format_exc()}"))
+    except Exception:  # everything must reach the parent
+        pipe.send(("failed", traceback.format_exc()))

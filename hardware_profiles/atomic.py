@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, TextIO, overload
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The disk, the user's share of it, or the largest file is full."""
 
 
 @overload
@@ -38,6 +42,17 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Abstr
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in what the system says of a write that found no room: it does not do so itself."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in NO_ROOM:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+        raise
+
+
+@contextmanager
 def _replacing(path: Path, binary: bool) -> Iterator[IO[Any]]:
     final = path.resolve()
     if final.exists() and not final.is_file():
@@ -47,7 +62,7 @@ def _replacing(path: Path, binary: bool) -> Iterator[IO[Any]]:
     # files are private to the user (mode 0600) and the final file would inherit that.
     temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with _create(temporary, binary) as file:
+        with naming(path), _create(temporary, binary) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # else a power cut can leave the new name on an empty file

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from calibrate.pair.resolve import cache_folder
 
+from calibrate.pair.embed import cache_folder
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile, user_directory, user_profile
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
+from calibrate.leftovers import temporary_folder
 from calibrate.live.arena import DEFAULT_BYTES, Segment
 from calibrate.live.device import LiveDevice, Timing
 from calibrate.live.envelopes import Ready
@@ -69,7 +68,7 @@ class LiveWorld:
         # What the folders tell is checked before any process starts; the hub's models afterwards.
         _check_vocabularies(specs, {s.name: local_vocabulary(s.model) for s in specs})
         ends = None if end_token_ids is None else tuple(int(token) for token in end_token_ids)
-        self._folder = Path(tempfile.mkdtemp(prefix="spectwin-live-"))
+        self._folder, self._owner = temporary_folder()
         self._links: list[WorkerLink] = []
         self._laws: list[Segment] = []
         self._closed = False
@@ -184,6 +183,8 @@ class LiveWorld:
         for segment in self._laws:
             segment.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._owner is not None:
+            self._owner.close()
 
     def __enter__(self) -> LiveWorld:
         return self

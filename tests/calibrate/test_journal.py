@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,20 @@ def test_a_folder_that_is_removed_while_it_is_locked_is_made_anew(
         journal.put(1, "grids", 0)
         with pytest.raises(JournalError):
             open_journal(work, INPUTS)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    def measure() -> None:
+        with Journal(tmp_path / "j.jsonl") as journal:
+            assert journal._file is not None
+            full = os.open("/dev/full", os.O_WRONLY)
+            os.dup2(full, journal._file.fileno())
+            os.close(full)
+            journal.put(1, "grids", 0)
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*j\.jsonl'"):
+        measure()
 
 
 def test_arrays_come_back_bit_by_bit() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
+from hardware_profiles import atomic
 from hardware_profiles.atomic import atomic_write
 
 
@@ -68,3 +70,17 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not a regular file"), atomic_write("/dev/null") as file:
         file.write("text")
     assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binary: bool) -> None:
+    def full(_: Path, binary: bool) -> IO[Any]:
+        return Path("/dev/full").open("wb" if binary else "w")
+
+    monkeypatch.setattr(atomic, "_create", full)
+    path = tmp_path / "profile.json"
+    named = r"No space left on device: '.*profile\.json'"
+    with pytest.raises(OSError, match=named), atomic_write(path, binary=binary) as file:
+        file.write(b"text" if binary else "text")
+    assert not list(tmp_path.iterdir())

@@ -157,6 +157,12 @@ def test_a_model_that_cannot_be_loaded(pair: tuple[str, str], tmp_path: Path) ->
     with pytest.raises(WorkerError, match="loading") as caught:
         LiveWorld(target)
     assert "Traceback" in caught.value.remote_traceback
+    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    with pytest.raises(
+        WorkerError, match=r"^loading .* failed on worker 'target': .*model\.safetensors.*"
+    ) as caught:
+        LiveWorld(target)
+    assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
 
 
 def test_a_dead_worker_is_named_and_nothing_is_left(pair: tuple[str, str]) -> None:
