@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -101,30 +100,30 @@ def neighbours(settings: Settings, tokens: TokenModel) -> list[Settings]:
         return []
     depths = [d for d in (k - 1, k + 1) if 1 <= d <= MAX_LOOKAHEAD]
     if settings.fanout is None:
-        return [replace(settings, lookahead=d) for d in depths]
+        return [settings.but(lookahead=d) for d in depths]
     budget = sum(settings.fanout)
     found = [_reshape(settings, tokens, d, max(1, round(budget * (d + 1) / (k + 1)))) for d in depths]
     near = dict.fromkeys((max(1, round(budget * 0.7)), budget, round(budget * 1.4) + 1))
     found += [_reshape(settings, tokens, k, b) for b in near]
     if len(set(settings.fanout)) == 1:
         uniform = {f for f in (settings.fanout[0] - 1, settings.fanout[0] + 1) if 1 <= f <= tokens.max_fanout}
-        found += [replace(settings, fanout=(f,) * (k + 1)) for f in sorted(uniform)]
+        found += [settings.but(fanout=(f,) * (k + 1)) for f in sorted(uniform)]
     found += [_with_backup(settings, name) for name in (*BACKUPS, *OTHER_BACKUPS)]
     if settings.backup != "primary":
         first = min(budget, tokens.max_fanout)  # nothing is drafted, or accepted: all guesses on position 0
-        found.append(replace(settings, fanout_backup=(first, *(0,) * k)))
+        found.append(settings.but(fanout_backup=(first, *(0,) * k)))
     if settings.temperature > 0.0:
-        found += [replace(settings, scale=c) for c in (0.5, 0.8) if settings.draft_sampling != "greedy"]
+        found += [settings.but(scale=c) for c in (0.5, 0.8) if settings.draft_sampling != "greedy"]
     return [s for s in dict.fromkeys(found) if s != settings]
 
 
 def _reshape(settings: Settings, tokens: TokenModel, lookahead: int, budget: int) -> Settings:
     fanout = exact_shape(tokens, lookahead, budget, settings.temperature)
-    return replace(settings, lookahead=lookahead, fanout=fanout, fanout_backup=None)
+    return settings.but(lookahead=lookahead, fanout=fanout, fanout_backup=None)
 
 
 def _with_backup(settings: Settings, backup: Any) -> Settings:
-    return replace(settings, backup=backup, fanout_backup=None)
+    return settings.but(backup=backup, fanout_backup=None)
 
 
 def exact_shape(tokens: TokenModel, lookahead: int, budget: int, temperature: float = 0.0) -> tuple[int, ...]:

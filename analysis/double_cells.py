@@ -142,7 +142,7 @@ def law_of(settings: Settings, tokens_per_round: float, ratio: float) -> float:
         ratio: C.
     """
     forwards = float(settings.lookahead or 1)
-    turns = settings.option("overlap") == "off"
+    turns = settings.knobs["overlap"] == "off"
     return tokens_per_round * ratio / (forwards + ratio if turns else max(forwards, ratio))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from policies.duo import sequences_of
+from policies.duo import DuoConfig
 
 if TYPE_CHECKING:
     from analysis.duodecoding import Report
@@ -80,7 +80,7 @@ def _doubts(report: Report) -> Any:
         ),
     )
     for line in report.lines:
-        if line.settings.policy != "duo" or sequences_of(line.settings):
+        if not isinstance(line.settings.config, DuoConfig) or line.settings.config.count:
             continue
         for category, doubt in line.doubt.items():
             cells = [
@@ -147,10 +147,10 @@ def plot(report: Report, path: Path) -> None:
 
 
 def _plot_sequences(axes: Any, report: Report) -> None:
-    dynamic = next(s for s in report.lines if s.settings.policy == "duo" and not sequences_of(s.settings))
+    dynamic = next(s for s in report.lines if s.settings.knobs.get("sequences") == "dynamic")
     budget = dynamic.settings.lookahead
-    mine = [s for s in report.lines if s.settings.policy == "duo" and s.settings.lookahead == budget]
-    names = [str(sequences_of(line.settings) or "dynamic") for line in mine]
+    mine = [s for s in report.lines if "sequences" in s.settings.knobs and s.settings.lookahead == budget]
+    names = [str(line.settings.knobs["sequences"]) for line in mine]
     axes.plot(names, [line.simulated["all"] for line in mine], "C0D", label="simulated")
     axes.plot(names, [line.measured["all"] for line in mine], "C1o", fillstyle="none", label="measured")
     axes.set_title(f"sequences, budget {budget}", fontsize=9)

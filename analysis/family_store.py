@@ -10,8 +10,7 @@ from analysis.family import Group, Measured
 from calibrate.decisions import plain_knobs
 from hardware_profiles.decisions import DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.jsonfile import read_json, write_json
-from policies.knobs import KNOBS
-from policies.registry import Settings, configure
+from policies.registry import KNOBS, Settings, configure
 
 FORMAT = "spectwin/family/1"
 FILE = "measured.json"

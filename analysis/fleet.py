@@ -16,10 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from hardware_profiles.profile import Profile
-from policies.registry import Settings
-
-COLLOCATED = ("ar", "sd", "pld", "tree", "rest", "rasd")
-"""Policies whose devices would take turns, so that one is enough."""
+from policies.registry import Settings, find_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ class Deployment:
 
 def group_devices(settings: Settings, profile: Profile) -> int:
     """Devices that one group of a setting takes; one where the profile has both models on the same."""
-    if settings.policy in COLLOCATED or profile.placement == "shared":
+    if find_policy(settings.policy).collocated or profile.placement == "shared":
         return 1
     return 1 + (settings.draft_devices or 1)
 

@@ -25,7 +25,7 @@ from policies.commandline import (
     wide_console,
     with_options,
 )
-from policies.exits import EXITS
+from policies.mirror import EXITS
 
 if TYPE_CHECKING:
     from analysis.mirror_account import Account

@@ -18,6 +18,7 @@ from hardware_profiles.decisions import Decisions
 from policies.laws.mirror import mirror_step_time_printed
 from policies.laws.reuse import fallback, fallback_bound_printed, fallback_first
 from policies.laws.ssd import PowerLaw, power_law_hit
+from policies.mirror import MirrorConfig
 from policies.operations import IntArray
 from policies.registry import Settings
 from policies.rows import NO_CACHE
@@ -177,15 +178,17 @@ def account(
     redraft_s = sum(p.seconds for p in pieces if p.operation in _DRAFTS) / times.rounds
     suffix_s = _mean([p.late_s for p in verify])
     prefix_s = _mean([p.seconds for p in verify]) - suffix_s
-    overlaps = settings.option("overlap") == "on"
+    config = settings.config
+    assert isinstance(config, MirrorConfig)
+    overlaps = config.overlap == "on"
     printed = mirror_step_time_printed(prefix_s, suffix_s, rollout_s, 0.0)
     if not overlaps:
         printed = prefix_s + suffix_s + rollout_s
-    first = settings.option("candidates") == "first"
+    first = config.candidates == "first"
     rates = _rates(table)
     omega = overlap_counted(decisions)
     if curve is not None:
-        hit = float(power_law_hit((settings.option("kappa"),), curve.exponent, curve.scale)[0])
+        hit = float(power_law_hit((config.kappa,), curve.exponent, curve.scale)[0])
         omega = rates[3] + (1.0 - rates[3]) * hit
     tokens = float(table["emitted"].sum() / len(table["emitted"]))
     return Account(
@@ -206,7 +209,7 @@ def account(
         bound_printed=None if omega is None else fallback_bound_printed(omega),
         bound_counted=None if omega is None or first else (1.0 - omega) * tokens,
         law_fallback=_law_fallback(rates[3], omega, settings.lookahead or 1, first=first),
-        passes=passes_of(decisions, settings.option("streams")),
+        passes=passes_of(decisions, config.streams),
     )
 
 

@@ -16,8 +16,8 @@ from calibrate.prompts import Prompt
 from calibrate.runs import Cell, LiveRun, measure
 from hardware_profiles.decisions import Decisions
 from hardware_profiles.profile import Profile
-from policies.exits import DEFAULT_EXIT
 from policies.laws.mirror import draft_communication, target_communication
+from policies.mirror import DEFAULT_EXIT
 from policies.registry import Settings, configure
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate
@@ -53,7 +53,7 @@ class Outcome:
         return {
             "setting": self.settings.label,
             "policy": self.settings.policy,
-            "knobs": {"lookahead": self.settings.lookahead, **dict(self.settings.options)},
+            "knobs": self.settings.knobs,
             "batch": self.batch,
             "world": self.world,
             "tokens_per_second": self.tokens_per_second,

@@ -23,7 +23,7 @@ import click
 from analysis.commands import deliver
 from hardware_profiles.jsonfile import to_json
 from policies.commandline import HELP, checked_command, refusals, split_integers, split_list, wide_console
-from policies.exits import EXITS
+from policies.mirror import EXITS
 
 if TYPE_CHECKING:
     from analysis.mirror_points import Point

@@ -10,7 +10,7 @@ import numpy as np
 
 from hardware_profiles.decisions import Decisions
 from policies.laws.streams import mean_passes
-from policies.streaming import BY_BATCH, scheduled_streams
+from policies.mirror import STREAMS_BY_BATCH, scheduled_streams
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def passes_of(decisions: Sequence[Decisions], streams: str) -> Passes | None:
 
 def most_streams(streams: str) -> int:
     """S, the most that a value of the knob `streams` means."""
-    return scheduled_streams(1) if streams == BY_BATCH else int(streams)
+    return scheduled_streams(1) if streams == STREAMS_BY_BATCH else int(streams)
 
 
 def _counted(groups: Sequence[Sequence[Sequence[int]]], streams: int) -> Passes | None:

@@ -108,7 +108,7 @@ def _batches(outcomes: Sequence[Outcome]) -> list[int]:
 
 
 def _knob(outcome: Outcome, name: str) -> Any:
-    return outcome.settings.option(name)
+    return outcome.settings.knobs[name]
 
 
 def _plain_mirror(outcomes: Sequence[Outcome], batch: int) -> list[Outcome]:

@@ -23,7 +23,7 @@ from policies.commandline import (
     wide_console,
     with_options,
 )
-from policies.streaming import ACCEPTANCE, STREAMS
+from policies.mirror import ACCEPTANCE, STREAMS
 
 if TYPE_CHECKING:
     from analysis.mirror_cells import Outcome
@@ -136,9 +136,9 @@ def variant(settings: Settings) -> tuple[str, str]:
     """(draft, overlap) of a setting, as in the paper's ablation."""
     if settings.policy != "mirror":
         return "autoregressive", f"none ({settings.policy})"
-    streams = settings.option("streams")
+    streams = settings.knobs["streams"]
     draft = "autoregressive" if streams == "0" else f"{streams} streams"
-    return draft, str(settings.option("overlap"))
+    return draft, str(settings.knobs["overlap"])
 
 
 def passes_table(outcomes: Iterable[Outcome]) -> Any:

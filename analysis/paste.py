@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 
 from analysis.sources import Sources
 from policies.registry import Settings, find_policy
@@ -71,7 +70,7 @@ def _beyond_validate(settings: Settings) -> bool:
 
 def text_of(settings: Settings) -> str:
     """A setting as `--setting` takes it, e.g. `mirror lookahead=3 kappa=1`."""
-    words = knobs(replace(settings, temperature=0.0))
+    words = knobs(settings)[: -2 if settings.temperature > 0.0 else None]
     names = [word.removeprefix("--").replace("-", "_") for word in words[::2]]
     pairs = (f"{name}={value}" for name, value in zip(names, words[1::2], strict=True))
     return " ".join([settings.policy, *pairs])

@@ -18,11 +18,11 @@ from policies.commandline import (
     split_integers,
     split_list,
 )
-from policies.knobs import KNOBS
+from policies.registry import KNOBS
 
 if TYPE_CHECKING:
     from calibrate.deciding import Asked
-    from policies.settings import Settings
+    from policies.config import Settings
 
 EXAMPLES = """
 \b

@@ -13,7 +13,7 @@ from calibrate.traces import digest
 from hardware_profiles.decisions import DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.pace import StepPace, costs_fingerprint, joined_pace
 from hardware_profiles.store import decisions_name, user_decisions
-from policies.settings import Settings
+from policies.config import Settings
 
 SUFFIX = ".parquet"
 MOST_CHANGE = 0.1

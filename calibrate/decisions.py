@@ -9,8 +9,8 @@ from typing import Any
 
 from calibrate.live.world import LiveWorld
 from hardware_profiles.decisions import Decisions, Key, Plain
+from policies.config import Settings
 from policies.operations import Request
-from policies.settings import Settings
 
 
 def collect_decisions(world: LiveWorld, settings: Settings) -> Decisions:

@@ -28,7 +28,7 @@ from calibrate.scouting import Wish
 from calibrate.traces import versions
 from hardware_profiles.profile import Profile
 
-FORMAT = 2
+FORMAT = 3
 """Of the journal's pieces: those of another format are not resumed."""
 MOST_RECORDERS = 8
 PRECISION: Precision = "fp32"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from calibrate.journal import Json
 from calibrate.live.device import StepTime, Timing
 from calibrate.runs import LiveRun
 from hardware_profiles.profile import Forward, HostOperation, RoleName
-from policies.registry import Settings
+from policies.registry import Settings, configure, find_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class LiveRecord:
     @property
     def alone(self) -> bool:
         """Whether the devices take turns by the policy's design."""
-        return self.settings.policy in {"ar", "sd", "pld"}
+        return find_policy(self.settings.policy).collocated
 
 
 def reduce_run(run: LiveRun) -> LiveRecord:
@@ -169,7 +169,9 @@ def _beside(timing: Timing, others: Sequence[Timing]) -> dict[Forward, float]:
 def to_json(record: LiveRecord) -> Json:
     """A run as plain values."""
     kept = {f.name: getattr(record, f.name) for f in fields(record) if f.name != "observations"}
-    kept["settings"] = {k: v for k, v in asdict(record.settings).items() if v is not None}
+    settings = record.settings
+    kept["settings"] = {"policy": settings.policy, "knobs": settings.knobs}
+    kept["settings"] |= {name: getattr(settings, name) for name in _SAMPLING}
     kept["observations"] = [
         [*(getattr(o, name) for name in _SCALARS), dict(o.beside_s), [list(_astuple(s)) for s in o.steps]]
         for o in record.observations
@@ -179,9 +181,8 @@ def to_json(record: LiveRecord) -> Json:
 
 def from_json(kept: Json) -> LiveRecord:
     """The run that `to_json` was given."""
-    settings: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in kept["settings"].items()
-    }
+    own: dict[str, Any] = dict(kept["settings"])
+    own |= {k: tuple(v) if isinstance(v, list) else v for k, v in own.pop("knobs").items()}
     observations = [
         Observation(
             **dict(zip(_SCALARS, scalars, strict=True)),
@@ -192,9 +193,10 @@ def from_json(kept: Json) -> LiveRecord:
     ]
     plain: dict[str, Any] = {k: v for k, v in kept.items() if k not in {"settings", "observations"}}
     plain["requests"] = tuple(plain["requests"])
-    return LiveRecord(settings=Settings(**settings), observations=tuple(observations), **plain)
+    return LiveRecord(settings=configure(**own), observations=tuple(observations), **plain)
 
 
+_SAMPLING = ("temperature", "top_p", "seed")
 _SCALARS = ("operation", "device", "rows", "lead_s", "work_s", "report_s", "idle_s")
 
 

@@ -60,7 +60,7 @@ class Decisions:
     """The replies of one setting.
 
     Attributes:
-        label: Of the setting (`policies.settings.Settings.label`).
+        label: Of the setting (`policies.config.Settings.label`).
         replies: By key.
         marks: What was said on the way, by key; only of operations that announce something.
         seconds: Median seconds of steps that call no model (retrieval), by name, where it was recorded.

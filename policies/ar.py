@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.config import PolicyConfig, PolicyInfo
 from policies.operations import Speculation, Verify
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit_target
 from policies.sampling import GREEDY, Sampling
 
 
-def autoregressive(world: World, rows: Rows, *, sampling: Sampling = GREEDY) -> Steps:
+@dataclass(frozen=True, slots=True)
+class ArConfig(PolicyConfig):
+    """Plain decoding has no knobs."""
+
+    policy: ClassVar[str] = "ar"
+
+
+def autoregressive(world: World, rows: Rows, config: ArConfig, sampling: Sampling = GREEDY) -> Steps:
     """One target step per token; a verification of nothing."""
     nothing = Speculation.empty(rows.width)
     while rows.active:
@@ -16,3 +27,18 @@ def autoregressive(world: World, rows: Rows, *, sampling: Sampling = GREEDY) -> 
         view = rows.view()
         verdict = yield world.target.submit(Verify(view, nothing, sampling))
         rows.commit(view, nothing, verdict, now=world.now)
+
+
+INFO = PolicyInfo(
+    config=ArConfig,
+    run=autoregressive,
+    paper="baseline",
+    predicts="nobody",
+    drafts="-",
+    on_miss="-",
+    verifies="one token",
+    needs_draft=False,
+    collocated=True,
+    aliases=("autoregressive",),
+    colour="#777777",
+)

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from hardware_profiles.names import check_name
-from policies.knobs import KNOBS, Knob, SettingError
-from policies.registry import POLICIES
+from policies.config import Knob, SettingError, shown
+from policies.registry import KNOBS, POLICIES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -363,7 +363,7 @@ def with_options(options: Sequence[Callable[[Command], Command]]) -> Callable[[C
 
 def _option(knob: Knob) -> Callable[[Command], Command]:
     having = [info.name for info in POLICIES.values() if knob.name in info.knobs]
-    default = "" if knob.default is None else f"  [{', '.join(having)}; default: {_shown(knob.default)}]"
+    default = "" if knob.default is None else f"  [{', '.join(having)}; default: {shown(knob.default)}]"
     details: dict[str, Any] = {"help": knob.help + (default or f"  [{', '.join(having)}]")}
     if knob.kind == "integers":
         details |= {"metavar": "F,...", "callback": split_integers}
@@ -372,10 +372,6 @@ def _option(knob: Knob) -> Callable[[Command], Command]:
     else:
         details |= {"type": {"integer": int, "number": float, "text": str}[knob.kind]}
     return click.option("--" + knob.name.replace("_", "-"), **details)
-
-
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def wide_console(*, stderr: bool = False) -> Console:

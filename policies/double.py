@@ -21,18 +21,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from policies.info import DECISIONS, PolicyInfo
-from policies.knobs import SettingError
+from policies.config import (
+    DECISIONS,
+    About,
+    DraftSampling,
+    LookaheadConfig,
+    OnOff,
+    Overlap,
+    PolicyConfig,
+    PolicyInfo,
+    SettingError,
+)
+from policies.guesses import LONGEST, LongestSuffix
 from policies.operations import NO_LAW, BoolArray, IntArray, Source, Speculation, Verdict, View
+from policies.pearl import PearlConfig
 from policies.protocols import Steps, World
+from policies.retrieval import DatastoreName, RetrievalLength
 from policies.rows import Rows, admit
 from policies.rowwise import Like, RowAnswers, RowVerdict, Rowwise, Work, joined, verdict_of
 from policies.sampling import GREEDY, Sampling
-from policies.settings import Settings
 
 Tokens: TypeAlias = tuple[int, ...]
 
@@ -186,22 +197,58 @@ class Guide(Rowwise):
 
 
 @dataclass(frozen=True, slots=True)
-class DoubleKnobs:
-    """How DOUBLE runs.
+class DoubleConfig(LookaheadConfig):
+    """Knobs of `double`.
 
     Attributes:
         lookahead: gamma, retrieval forwards of the draft per round.
-        draft: How the draft retrieves.
-        target: How the target does.
+        longest_suffix: N, longest ending looked up.
+        draft_sampling: How the draft chooses.
         overlap: Whether the models work at the same time.
-        sampling: How tokens are chosen.
+        retrieval_length: d, most tokens retrieved per forward.
+        draft_retrieval: Whether the draft retrieves.
+        target_retrieval: Whether the target does.
+        rejected_cache: Whether rejected tokens are retrieved.
+        datastore: Prior texts; None for none.
+        matched_length: Mean tokens matched per retrieval, for worlds of coins, which retrieve nothing.
     """
 
-    lookahead: int
-    draft: Retrieval
-    target: Retrieval
-    overlap: bool = True
-    sampling: Sampling = GREEDY
+    policy: ClassVar[str] = "double"
+    longest_suffix: LongestSuffix = LONGEST
+    draft_sampling: DraftSampling = "sampled"
+    overlap: Overlap = "on"
+    retrieval_length: RetrievalLength = 10
+    draft_retrieval: Annotated[OnOff, About(help="Whether the draft retrieves.")] = "on"
+    target_retrieval: Annotated[OnOff, About(help="Whether the target retrieves.")] = "on"
+    rejected_cache: Annotated[OnOff, About(help="Whether rejected tokens are retrieved.")] = "on"
+    datastore: DatastoreName = None
+    matched_length: Annotated[
+        float | None, About(help="Mean tokens matched per retrieval, in worlds of coin tosses.", least=0.0)
+    ] = None
+
+    @property
+    def draft_side(self) -> Retrieval:
+        """How the draft retrieves."""
+        return self._retrieval(self.draft_retrieval)
+
+    @property
+    def target_side(self) -> Retrieval:
+        """How the target does."""
+        return self._retrieval(self.target_retrieval)
+
+    def _retrieval(self, on: OnOff) -> Retrieval:
+        return Retrieval(
+            self.retrieval_length if on == "on" else 0,
+            self.longest_suffix,
+            self.rejected_cache == "on",
+            self.datastore or "",
+            self.matched_length,
+        )
+
+    @property
+    def content_ignored(self) -> PolicyConfig:
+        """PEARL."""
+        return PearlConfig(self.lookahead, self.draft_sampling)
 
 
 class Outcome(NamedTuple):
@@ -266,32 +313,34 @@ class Book:
         return outcome
 
 
-def double(world: World, rows: Rows, knobs: DoubleKnobs) -> Steps:
+def double(world: World, rows: Rows, config: DoubleConfig, sampling: Sampling = GREEDY) -> Steps:
     """Draft and verify by retrieval, at the same time or in turns."""
-    if rows.keep_tokens and knobs.draft.matched is not None:
+    if rows.keep_tokens and config.matched_length is not None:
         raise SettingError("matched_length is for coin tosses; with real tokens retrieval is what it is")
     book = Book()
-    play = _together if knobs.overlap else _in_turns
+    play = _together if config.overlap == "on" else _in_turns
     while rows.active:
         fresh = yield from admit(world, rows)
         book.admit(rows, fresh)
         view = rows.view()
-        drafted, verdicts = yield from play(world, rows, view, book, knobs)
+        drafted, verdicts = yield from play(world, rows, view, book, config, sampling=sampling)
         outcomes = {slot: book.close(slot, verdicts[slot], drafted[slot]) for slot in view.slots.tolist()}
         commit(world, rows, view, verdicts, outcomes)
 
 
-def _together(world: World, rows: Rows, view: View, book: Book, knobs: DoubleKnobs) -> Steps:
+def _together(
+    world: World, rows: Rows, view: View, book: Book, config: DoubleConfig, *, sampling: Sampling
+) -> Steps:
     """The target verifies what is pending while the draft goes on past it."""
-    asks, leave_open = book.of(view), knobs.sampling.draft_sampled
+    asks, leave_open = book.of(view), sampling.draft_sampled
     verify = world.target.submit(
         RetrievingVerify(
-            view, rows.width, asks, knobs.sampling, retrieval=knobs.target, leave_open=leave_open
+            view, rows.width, asks, sampling, retrieval=config.target_side, leave_open=leave_open
         )
     )
     draft = world.draft.submit(
         RetrievingDraft(
-            view, rows.width, asks, knobs.sampling, lookahead=knobs.lookahead, retrieval=knobs.draft
+            view, rows.width, asks, sampling, lookahead=config.lookahead, retrieval=config.draft_side
         )
     )
     verified = yield verify
@@ -305,18 +354,20 @@ def _together(world: World, rows: Rows, view: View, book: Book, knobs: DoubleKno
             Question(drafted[slot].tokens, drafted[slot].law, verdicts[slot].accepted)
             for slot in part.slots.tolist()
         )
-        guide = Guide(part, rows.width, questions, knobs.sampling, retrieval=knobs.target)
+        guide = Guide(part, rows.width, questions, sampling, retrieval=config.target_side)
         guided = yield world.target.submit(guide)
         for slot, room in zip(part.slots.tolist(), part.rooms.tolist(), strict=True):
             verdicts[slot] = joined(verdicts[slot], guided[slot].verdict, room)
     return drafted, verdicts
 
 
-def _in_turns(world: World, rows: Rows, view: View, book: Book, knobs: DoubleKnobs) -> Steps:
+def _in_turns(
+    world: World, rows: Rows, view: View, book: Book, config: DoubleConfig, *, sampling: Sampling
+) -> Steps:
     """The draft first, and then the target verifies what it drafted."""
     drafted: RowAnswers = yield world.draft.submit(
         RetrievingDraft(
-            view, rows.width, book.of(view), knobs.sampling, lookahead=knobs.lookahead, retrieval=knobs.draft
+            view, rows.width, book.of(view), sampling, lookahead=config.lookahead, retrieval=config.draft_side
         )
     )
     asks = tuple(
@@ -324,7 +375,7 @@ def _in_turns(world: World, rows: Rows, view: View, book: Book, knobs: DoubleKno
         for slot, ask in zip(view.slots.tolist(), book.of(view), strict=True)
     )
     verified = yield world.target.submit(
-        RetrievingVerify(view, rows.width, asks, knobs.sampling, retrieval=knobs.target)
+        RetrievingVerify(view, rows.width, asks, sampling, retrieval=config.target_side)
     )
     return drafted, {slot: verified[slot].verdict for slot in view.slots.tolist()}
 
@@ -353,48 +404,22 @@ def commit(
     rows.commit(view, Speculation(lengths, sources), verdict, hits=hits, now=world.now)
 
 
-def knobs_of(settings: Settings) -> DoubleKnobs:
-    """The knobs of a configured DOUBLE."""
-    assert settings.lookahead is not None and settings.longest_suffix is not None, "checked by `configure`"
-    span = settings.option("retrieval_length")
-    common = {
-        "longest": settings.longest_suffix,
-        "rejected": settings.option("rejected_cache") == "on",
-        "datastore": settings.option("datastore") or "",
-        "matched": settings.option("matched_length"),
-    }
-    return DoubleKnobs(
-        lookahead=settings.lookahead,
-        draft=Retrieval(span if settings.option("draft_retrieval") == "on" else 0, **common),
-        target=Retrieval(span if settings.option("target_retrieval") == "on" else 0, **common),
-        overlap=settings.option("overlap") == "on",
-        sampling=settings.sampling,
-    )
-
-
-def _run(world: World, rows: Rows, settings: Settings) -> Steps:
-    return double(world, rows, knobs_of(settings))
-
-
 INFO = PolicyInfo(
-    name="double",
+    config=DoubleConfig,
+    run=double,
     paper="DOUBLE (Shen et al.)",
     predicts="all accepted, corrected by the target's own retrieved tokens",
     drafts="retrieval forwards, past the block",
     on_miss="retrieval forward of the target alone",
     verifies="chain, and what is retrieved after it",
-    knobs=(
-        "lookahead",
-        "retrieval_length",
-        "longest_suffix",
-        "overlap",
-        "draft_retrieval",
-        "target_retrieval",
-        "rejected_cache",
-        "datastore",
-        "matched_length",
-        "draft_sampling",
-    ),
-    run=_run,
     replay=DECISIONS,
+    colour="#dd8452",
+    variants=(
+        {},
+        {"overlap": "off"},
+        {"lookahead": 2, "retrieval_length": 4},
+        {"draft_retrieval": "off"},
+        {"target_retrieval": "off"},
+        {"rejected_cache": "off"},
+    ),
 )

@@ -25,22 +25,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from policies.info import DECISIONS, PolicyInfo
-from policies.knobs import SettingError
+from policies.config import DECISIONS, About, DraftSampling, LookaheadConfig, PolicyInfo, SettingError
 from policies.laws.ssd import power_law_hit
 from policies.operations import NO_LAW, UNKNOWN, BoolArray, Source, Speculation, View
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
 from policies.rowwise import Like, RowAnswers, RowVerdict, Rowwise, Work, joined, verdict_of
 from policies.sampling import GREEDY, Sampling
-from policies.settings import Settings
 
-DYNAMIC = "dynamic"
-"""Value of the knob `sequences`: as many as pass the threshold."""
+SequenceCount: TypeAlias = Literal["dynamic", "1", "2", "3", "4", "5", "6", "7", "8"]
 NO_SEQUENCE = -1
 
 
@@ -164,10 +161,39 @@ class SettleSequences(Rowwise):
     reply: ClassVar[type[Any]] = Settled
 
 
-def duo(
-    world: World, rows: Rows, *, lookahead: int, sequences: int = 0, sampling: Sampling = GREEDY
-) -> Steps:
-    """Verify the pending block while drafting `lookahead` tokens, in one or more sequences, past its end."""
+@dataclass(frozen=True, slots=True)
+class DuoConfig(LookaheadConfig):
+    """Knobs of `duo`.
+
+    Attributes:
+        lookahead: K, drafted tokens per round, all sequences together.
+        draft_sampling: How the draft chooses.
+        sequences: How many share them; `dynamic`: as many as pass the threshold.
+    """
+
+    policy: ClassVar[str] = "duo"
+    draft_sampling: DraftSampling = "sampled"
+    sequences: Annotated[
+        SequenceCount,
+        About(help="Drafted sequences that share the lookahead: by the draft's doubt, or so many."),
+    ] = "dynamic"
+
+    @property
+    def count(self) -> int:
+        """Sequences; 0: by the threshold."""
+        return 0 if self.sequences == "dynamic" else int(self.sequences)
+
+    def check(self, sampling: Sampling) -> None:
+        """Refuse more sequences than the budget has room for."""
+        if self.count > most_sequences(self.lookahead, self.count):
+            raise SettingError(
+                f"{self.count} sequences need a lookahead of at least {self.count + 1}, a token for each and "
+                f"two for the leading one; got {self.lookahead}"
+            )
+
+
+def duo(world: World, rows: Rows, config: DuoConfig, sampling: Sampling = GREEDY) -> Steps:
+    """Verify the pending block while drafting K tokens, in one or more sequences, past its end."""
     pending: dict[int, Pending] = {}
     rows.log.runs_on = True
     while rows.active:
@@ -183,8 +209,8 @@ def duo(
                 rows.width,
                 tuple(block.tokens for block in blocks),
                 sampling,
-                lookahead=lookahead,
-                sequences=sequences,
+                lookahead=config.lookahead,
+                sequences=config.count,
             )
         )
         judged: RowAnswers = yield verify
@@ -250,48 +276,6 @@ def _marked(width: int, slots: Sequence[int] | Mapping[int, int]) -> BoolArray:
     marked = np.zeros(width, dtype=np.bool_)
     marked[list(slots)] = True
     return marked
-
-
-def sequences_of(settings: Settings) -> int:
-    """Sequences of a configured DuoDecoding; 0: by the threshold."""
-    chosen: str = settings.option("sequences")
-    return 0 if chosen == DYNAMIC else int(chosen)
-
-
-def _check(settings: Settings, given: Mapping[str, Any]) -> None:
-    """Refuse more sequences than the budget has room for."""
-    wanted, budget = sequences_of(settings), settings.lookahead or 1
-    if wanted > most_sequences(budget, wanted):
-        raise SettingError(
-            f"{wanted} sequences need a lookahead of at least {wanted + 1}, a token for each and two for the "
-            f"leading one; got {budget}"
-        )
-
-
-def _run(world: World, rows: Rows, settings: Settings) -> Steps:
-    assert settings.lookahead is not None, "checked by `configure`"
-    return duo(
-        world,
-        rows,
-        lookahead=settings.lookahead,
-        sequences=sequences_of(settings),
-        sampling=settings.sampling,
-    )
-
-
-INFO = PolicyInfo(
-    name="duo",
-    paper="DuoDecoding (Lv et al. 2025)",
-    predicts="all accepted, then one of the draft's first tokens",
-    drafts="several sequences past the block, as many as the draft is in doubt",
-    on_miss="plain decode",
-    verifies="chain, then the first token of each sequence",
-    knobs=("lookahead", "sequences", "draft_sampling"),
-    run=_run,
-    replay=DECISIONS,
-    aliases=("duodecoding",),
-    check=_check,
-)
 
 
 def openings(
@@ -373,3 +357,18 @@ def sequences_work(fed: int, lookahead: int, count: int, *, alone: bool) -> Work
         grown = sequence_lengths(lookahead, count)[0] - 2
         steps += [("draft" if alone else "tree", count)] * grown
     return tuple(steps)
+
+
+INFO = PolicyInfo(
+    config=DuoConfig,
+    run=duo,
+    paper="DuoDecoding (Lv et al. 2025)",
+    predicts="all accepted, then one of the draft's first tokens",
+    drafts="several sequences past the block, as many as the draft is in doubt",
+    on_miss="plain decode",
+    verifies="chain, then the first token of each sequence",
+    replay=DECISIONS,
+    aliases=("duodecoding",),
+    colour="#da8bc3",
+    variants=({"lookahead": 6}, {"sequences": "1"}, {"lookahead": 6, "sequences": "4"}),
+)

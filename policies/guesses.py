@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 
+from policies.config import About
 from policies.operations import UNKNOWN, BoolArray, Source, Speculation
 from policies.rows import Rows
 from policies.sampling import random_tokens
@@ -15,6 +16,9 @@ _WORD = 4
 """Bytes of a token id."""
 LONGEST = 3
 """Longest suffix that is searched for, in tokens."""
+LongestSuffix: TypeAlias = Annotated[
+    int, About(help="Longest ending that prompt lookup searches for, in tokens.", least=1)
+]
 
 
 def lookup(text: Sequence[int], lookahead: int, *, longest: int = LONGEST) -> tuple[int, ...]:

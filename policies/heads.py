@@ -16,19 +16,25 @@ EAGLE's trees follow the confidence of the head; here they have a static shape, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from policies.info import DECISIONS, PolicyInfo
-from policies.knobs import SettingError
+from policies.config import DECISIONS, About, PolicyConfig, PolicyInfo
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit_target
 from policies.rowwise import Like, Rowwise
 from policies.sampling import GREEDY, Sampling
-from policies.settings import Settings
-from policies.tokentree import TreeDrafted, TreePlan, VerifyTree, drafted_tree
+from policies.tokentree import (
+    TreeDrafted,
+    TreePlan,
+    TreeWidths,
+    VerifyTree,
+    checked_plan,
+    drafted_tree,
+)
 from policies.tree import commit_trees
+
+Family: TypeAlias = Literal["medusa", "hydra", "eagle2", "eagle3"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +56,50 @@ class DraftHeads(Rowwise):
     cost: float = 0.05
 
 
-def passes_of(family: str, levels: int) -> int:
-    """Calls of the heads for a tree of so many levels."""
-    return 1 if family == "medusa" else levels
+@dataclass(frozen=True, slots=True)
+class HeadsConfig(PolicyConfig):
+    """Knobs of `heads`.
+
+    Attributes:
+        heads: Which family.
+        head_cost: A pass of them, in target forwards over one token.
+        tree_widths: Children per level.
+    """
+
+    policy: ClassVar[str] = "heads"
+    heads: Annotated[Family, About(help="Kind of heads that draft on the target.")] = "eagle2"
+    head_cost: Annotated[
+        float, About(help="A pass of the heads, in target forwards over one token.", least=0.0)
+    ] = 0.05
+    tree_widths: TreeWidths = TreePlan.widths
+
+    @property
+    def plan(self) -> TreePlan:
+        """What the trees look like.
+
+        Raises:
+            SettingError: Widths that make no tree.
+        """
+        return checked_plan("static", widths=self.tree_widths)
+
+    def check(self, sampling: Sampling) -> None:
+        """Refuse widths that make no tree."""
+        checked_plan("static", widths=self.tree_widths)
+
+    @property
+    def ahead(self) -> int:
+        """The nodes of a tree."""
+        return self.plan.nodes
+
+    @property
+    def passes(self) -> int:
+        """Calls of the heads for a tree."""
+        return 1 if self.heads == "medusa" else len(self.tree_widths)
 
 
-def heads_speculation(
-    world: World,
-    rows: Rows,
-    *,
-    family: str,
-    widths: tuple[int, ...],
-    cost: float,
-    sampling: Sampling = GREEDY,
-) -> Steps:
+def heads_speculation(world: World, rows: Rows, config: HeadsConfig, sampling: Sampling = GREEDY) -> Steps:
     """Draft a tree with the target's heads, verify it, repeat; all on the target's device."""
-    passes = passes_of(family, len(widths))
+    widths, passes, cost = config.tree_widths, config.passes, config.head_cost
     while rows.active:
         yield from admit_target(world, rows)
         view = rows.view()
@@ -77,36 +111,15 @@ def heads_speculation(
         commit_trees(world, rows, view, trees, verified)
 
 
-def _check(settings: Settings, _: Mapping[str, Any]) -> None:
-    """Refuse widths that make no tree."""
-    try:
-        TreePlan(widths=tuple(settings.option("tree_widths")))
-    except ValueError as error:
-        raise SettingError(str(error)) from error
-
-
-def _run(world: World, rows: Rows, settings: Settings) -> Steps:
-    return heads_speculation(
-        world,
-        rows,
-        family=settings.option("heads"),
-        widths=tuple(settings.option("tree_widths")),
-        cost=settings.option("head_cost"),
-        sampling=settings.sampling,
-    )
-
-
 INFO = PolicyInfo(
-    name="heads",
+    config=HeadsConfig,
+    run=heads_speculation,
     paper="Medusa, Hydra, EAGLE-2, EAGLE-3; baselines of DOUBLE, RASD and Mirror-SD",
     predicts="nobody",
     drafts="tree, by heads on the target",
     on_miss="-",
     verifies="tree",
-    knobs=("heads", "tree_widths", "head_cost"),
-    run=_run,
     replay=DECISIONS,
     needs_draft=False,
     worlds=("simulated",),
-    check=_check,
 )

@@ -14,14 +14,36 @@ only if the target samples it, which needs no second look.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.config import DraftSampling, LookaheadConfig, PolicyInfo
 from policies.operations import Continue, Settle, Speculation, Verify
 from policies.protocols import Cache, Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
 
 
-def pearl(world: World, rows: Rows, *, lookahead: int, sampling: Sampling = GREEDY) -> Steps:
-    """Verify the pending block while drafting `lookahead` tokens past its end."""
+@dataclass(frozen=True, slots=True)
+class PearlConfig(LookaheadConfig):
+    """Knobs of `pearl`.
+
+    Attributes:
+        lookahead: K, drafted tokens per block.
+        draft_sampling: How the draft chooses.
+    """
+
+    policy: ClassVar[str] = "pearl"
+    draft_sampling: DraftSampling = "sampled"
+
+    @property
+    def draft_ahead(self) -> int:
+        """The draft goes on past a pending block."""
+        return 2 * self.lookahead
+
+
+def pearl(world: World, rows: Rows, config: PearlConfig, sampling: Sampling = GREEDY) -> Steps:
+    """Verify the pending block while drafting K tokens past its end."""
     pending = Speculation.empty(rows.width)
     rows.log.runs_on = True
     open_end = sampling.draft_sampled
@@ -29,7 +51,7 @@ def pearl(world: World, rows: Rows, *, lookahead: int, sampling: Sampling = GREE
         yield from admit(world, rows)
         view = rows.view()
         verify = world.target.submit(Verify(view, pending, sampling, leave_open=open_end))
-        draft = world.draft.submit(Continue(view, pending, lookahead, sampling))
+        draft = world.draft.submit(Continue(view, pending, config.lookahead, sampling))
         verdict = yield verify
         cache: Cache = yield draft
         if open_end:
@@ -38,3 +60,16 @@ def pearl(world: World, rows: Rows, *, lookahead: int, sampling: Sampling = GREE
         hits = cache.lookup(verdict)
         rows.commit(view, pending, verdict, hits=hits, now=world.now)
         pending = cache.take(verdict, hits)
+
+
+INFO = PolicyInfo(
+    config=PearlConfig,
+    run=pearl,
+    paper="Liu et al. 2025 (PEARL)",
+    predicts="all accepted",
+    drafts="autoregressive, past the block",
+    on_miss="plain decode",
+    verifies="chain",
+    colour="#8172b3",
+    variants=({"lookahead": 2}, {"lookahead": 5}),
+)

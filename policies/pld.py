@@ -5,29 +5,66 @@ There is no draft model; a round whose last words are new to the text is a plain
 
 from __future__ import annotations
 
-from policies.guesses import LONGEST, from_text, guess
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.ar import ArConfig
+from policies.config import LookaheadConfig, PolicyConfig, PolicyInfo
+from policies.guesses import LONGEST, LongestSuffix, from_text, guess
 from policies.operations import Verify
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit_target
 from policies.sampling import GREEDY, Sampling
 
 
-def prompt_lookup(
-    world: World, rows: Rows, *, lookahead: int, longest: int = LONGEST, sampling: Sampling = GREEDY
-) -> Steps:
-    """Verify up to `lookahead` tokens that followed the text's ending where it last occurred.
+@dataclass(frozen=True, slots=True)
+class PldConfig(LookaheadConfig):
+    """Knobs of `pld`.
 
-    Args:
-        world: Where; its draft devices stay idle.
-        rows: What to serve, with their tokens kept.
+    Attributes:
         lookahead: K, most tokens of a guess.
-        longest: Longest ending that is searched for, in tokens.
-        sampling: How the target chooses.
+        longest_suffix: Longest ending that is searched for, in tokens.
     """
-    propose = from_text(longest)
+
+    policy: ClassVar[str] = "pld"
+    longest_suffix: LongestSuffix = LONGEST
+
+    @property
+    def reads_text(self) -> bool:
+        """It searches the text."""
+        return True
+
+    @property
+    def content_ignored(self) -> PolicyConfig:
+        """Plain decoding."""
+        return ArConfig()
+
+
+def prompt_lookup(world: World, rows: Rows, config: PldConfig, sampling: Sampling = GREEDY) -> Steps:
+    """Verify up to K tokens that followed the text's ending where it last occurred.
+
+    The draft devices stay idle; the rows keep their tokens.
+    """
+    propose = from_text(config.longest_suffix)
     while rows.active:
         yield from admit_target(world, rows)
         view = rows.view()
-        speculation = guess(rows, rows.alive, lookahead, propose)
+        speculation = guess(rows, rows.alive, config.lookahead, propose)
         verdict = yield world.target.submit(Verify(view, speculation, sampling))
         rows.commit(view, speculation, verdict, now=world.now)
+
+
+INFO = PolicyInfo(
+    config=PldConfig,
+    run=prompt_lookup,
+    paper="Saxena 2023 (prompt lookup); baseline of DOUBLE, DuoDecoding, RASD",
+    predicts="nobody",
+    drafts="retrieval from the text itself",
+    on_miss="-",
+    verifies="chain",
+    needs_draft=False,
+    collocated=True,
+    aliases=("prompt-lookup", "ngram"),
+    colour="#64b5cd",
+    variants=({"lookahead": 5},),
+)

@@ -18,20 +18,38 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, ClassVar
 
-from policies.info import DECISIONS, PolicyInfo
-from policies.knobs import SettingError
+from policies.config import DECISIONS, About, OnOff, PolicyConfig, PolicyInfo
 from policies.operations import NO_LAW, View
 from policies.protocols import Steps, World
-from policies.rest import SEARCH_KNOBS, asks, check_text, search_of
-from policies.retrieval import PROMPT, Path, Retrieved, RetrieveTree, Search
+from policies.rest import asks, check_text
+from policies.retrieval import (
+    PROMPT,
+    Path,
+    RetrievalNodes,
+    Retrieved,
+    RetrieveTree,
+    Search,
+    SearchConfig,
+)
 from policies.rows import Rows, admit
 from policies.rowwise import RowAnswers
 from policies.sampling import GREEDY, Sampling
-from policies.settings import Settings
-from policies.tokentree import ROOT, DraftTree, TokenTree, TreeDrafted, TreePlan, VerifyTree, drafted_tree
-from policies.tree import commit_trees, last_tokens
+from policies.tokentree import (
+    ROOT,
+    DraftTree,
+    TokenTree,
+    TreeBudget,
+    TreeDepth,
+    TreeDrafted,
+    TreePlan,
+    TreeTopk,
+    VerifyTree,
+    checked_plan,
+    drafted_tree,
+)
+from policies.tree import commit_trees, fixed_tree, last_tokens
 
 ATTEMPTS = 2
 """Levels of drafted tokens that prompt lookup appends where it finds nothing."""
@@ -39,7 +57,7 @@ ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class RasdKnobs:
-    """Knobs of `rasd`.
+    """What a round of `rasd` does.
 
     Attributes:
         plan: Of the drafted tree; the paper's is dynamic.
@@ -66,6 +84,82 @@ class RasdKnobs:
     def __post_init__(self) -> None:
         if self.attempts and self.plan.kind == "static" and self.sampling.draft_sampled:
             raise ValueError("drawn tokens must not decide what is looked up: no attempts, or a dynamic tree")
+
+
+@dataclass(frozen=True, slots=True)
+class RasdConfig(SearchConfig):
+    """Knobs of `rasd`.
+
+    Attributes:
+        retrieval_attempts: Levels of drafted tokens appended where nothing is found; None: `ATTEMPTS` in
+            the text, none in a datastore, which is asked once per draft phase (section 3.2.1).
+        prune_top: k, how many of the draft's likeliest first tokens keep a retrieved branch; 0: all are kept.
+        fusion: Whether the trees are fused or verified side by side.
+        retrieval_nodes: Most nodes of a retrieved tree.
+        tree_depth: Levels of the drafted tree.
+        tree_topk: Its nodes expanded per level.
+        tree_budget: Its nodes.
+    """
+
+    policy: ClassVar[str] = "rasd"
+    retrieval_attempts: Annotated[
+        int | None,
+        About(
+            help="Drafted levels appended where nothing is found: 2 in the text, 0 in a datastore by "
+            "default.",
+            least=0,
+        ),
+    ] = None
+    prune_top: Annotated[
+        int,
+        About(
+            help="Retrieved branches begin with one of so many of the draft's likeliest tokens; 0: with any.",
+            least=0,
+        ),
+    ] = 8
+    fusion: Annotated[OnOff, About(help="Fuse what drafted and retrieved trees share.")] = "on"
+    retrieval_nodes: RetrievalNodes = 32
+    tree_depth: TreeDepth = TreePlan.depth
+    tree_topk: TreeTopk = TreePlan.topk
+    tree_budget: TreeBudget = TreePlan.budget
+
+    def check(self, sampling: Sampling) -> None:
+        """Refuse numbers that make no tree, or no search."""
+        self.rounds(sampling)
+
+    def rounds(self, sampling: Sampling) -> RasdKnobs:
+        """What a round does.
+
+        Raises:
+            SettingError: Numbers that make no tree, or no search.
+        """
+        attempts = self.retrieval_attempts
+        if attempts is None:
+            attempts = 0 if self.datastore else ATTEMPTS
+        return RasdKnobs(
+            plan=checked_plan("dynamic", depth=self.tree_depth, topk=self.tree_topk, budget=self.tree_budget),
+            datastore=self.store,
+            search=self.search_for(self.retrieval_nodes),
+            prune_top=self.prune_top,
+            attempts=attempts,
+            fusion=self.fusion == "on",
+            sampling=sampling,
+        )
+
+    @property
+    def ahead(self) -> int:
+        """The nodes of a drafted tree."""
+        return self.tree_budget
+
+    @property
+    def content_ignored(self) -> PolicyConfig:
+        """Its drafted tree, of a fixed shape."""
+        return fixed_tree(self.tree_depth, self.tree_topk)
+
+
+def rasd_of(world: World, rows: Rows, config: RasdConfig, sampling: Sampling = GREEDY) -> Steps:
+    """RASD as it is configured."""
+    return rasd(world, rows, config.rounds(sampling))
 
 
 def rasd(world: World, rows: Rows, knobs: RasdKnobs) -> Steps:
@@ -138,66 +232,6 @@ def _levels(tree: TokenTree, count: int) -> tuple[tuple[Path, ...], ...]:
     return tuple(tuple(level) for level in levels if level)
 
 
-def rasd_knobs(settings: Settings) -> RasdKnobs:
-    """The knobs of a configured RASD.
-
-    Raises:
-        SettingError: Numbers that make no tree, or no search.
-    """
-    datastore = settings.option("datastore") or PROMPT
-    attempts = settings.option("retrieval_attempts")
-    if attempts is None:  # REST is asked once per draft phase (section 3.2.1)
-        attempts = ATTEMPTS if datastore == PROMPT else 0
-    try:
-        plan = TreePlan(
-            "dynamic",
-            depth=settings.option("tree_depth"),
-            topk=settings.option("tree_topk"),
-            budget=settings.option("tree_budget"),
-        )
-    except ValueError as error:
-        raise SettingError(str(error)) from error
-    return RasdKnobs(
-        plan=plan,
-        datastore=datastore,
-        search=search_of(settings),
-        prune_top=settings.option("prune_top"),
-        attempts=attempts,
-        fusion=settings.option("fusion") == "on",
-        sampling=settings.sampling,
-    )
-
-
-def _check(settings: Settings, _: Mapping[str, Any]) -> None:
-    rasd_knobs(settings)
-
-
-def _run(world: World, rows: Rows, settings: Settings) -> Steps:
-    return rasd(world, rows, rasd_knobs(settings))
-
-
-INFO = PolicyInfo(
-    name="rasd",
-    paper="RASD",
-    predicts="nobody",
-    drafts="tree by confidence (EAGLE-2), fused with a retrieved one",
-    on_miss="-",
-    verifies="tree",
-    knobs=(
-        *SEARCH_KNOBS,
-        "retrieval_attempts",
-        "tree_depth",
-        "tree_topk",
-        "tree_budget",
-        "prune_top",
-        "fusion",
-    ),
-    run=_run,
-    replay=DECISIONS,
-    check=_check,
-)
-
-
 def pruned(tree: TokenTree, first: Collection[int]) -> TokenTree:
     """The tree without the branches whose first token is not among `first` (`rasd.prune`)."""
     kept: dict[int, int] = {}
@@ -265,3 +299,22 @@ def _shared(draft: TokenTree, retrieved: TokenTree) -> list[int]:
         for node in range(len(retrieved.tokens))
         if tuple(retrieved.tokens[n] for n in retrieved.path(node)) in paths
     ]
+
+
+INFO = PolicyInfo(
+    config=RasdConfig,
+    run=rasd_of,
+    paper="RASD",
+    predicts="nobody",
+    drafts="tree by confidence (EAGLE-2), fused with a retrieved one",
+    on_miss="-",
+    verifies="tree",
+    replay=DECISIONS,
+    collocated=True,
+    colour="#2f8f83",
+    variants=(
+        {},
+        {"tree_depth": 3, "tree_topk": 2, "tree_budget": 6, "retrieval_nodes": 8},
+        {"prune_top": 0, "fusion": "off"},
+    ),
+)

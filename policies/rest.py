@@ -7,61 +7,65 @@ place of one chain, which is RASD's first retrieval setting on its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from policies.info import DECISIONS, PolicyInfo
-from policies.knobs import SettingError
+from policies.ar import ArConfig
+from policies.config import DECISIONS, PolicyConfig, PolicyInfo, SettingError
 from policies.operations import View
 from policies.protocols import Steps, World
-from policies.retrieval import PROMPT, Path, RetrieveTree, Search, ask
+from policies.retrieval import Path, RetrievalNodes, RetrieveTree, Search, SearchConfig, ask
 from policies.rows import Rows, admit_target
 from policies.sampling import GREEDY, Sampling
-from policies.settings import Settings
 from policies.tokentree import TokenTree, VerifyTree
 from policies.tree import commit_trees
 
-SEARCH_KNOBS = (
-    "datastore",
-    "longest_match",
-    "shortest_match",
-    "retrieval_candidates",
-    "retrieval_length",
-    "retrieval_nodes",
-)
+
+@dataclass(frozen=True, slots=True)
+class RestConfig(SearchConfig):
+    """Knobs of `rest`.
+
+    Attributes:
+        retrieval_nodes: Most nodes of a tree.
+    """
+
+    policy: ClassVar[str] = "rest"
+    retrieval_nodes: RetrievalNodes = 32
+
+    def check(self, sampling: Sampling) -> None:
+        """Refuse endings that match nothing."""
+        self.search_for(self.retrieval_nodes)
+
+    @property
+    def search(self) -> Search:
+        """How continuations are looked for."""
+        return self.search_for(self.retrieval_nodes)
+
+    @property
+    def content_ignored(self) -> PolicyConfig:
+        """Plain decoding."""
+        return ArConfig()
 
 
-def rest(
-    world: World,
-    rows: Rows,
-    *,
-    datastore: str = PROMPT,
-    search: Search = Search(),  # noqa: B008 - frozen
-    sampling: Sampling = GREEDY,
-) -> Steps:
+def rest(world: World, rows: Rows, config: RestConfig, sampling: Sampling = GREEDY) -> Steps:
     """Retrieve a tree, verify it in one forward, repeat; a round that finds nothing is a plain decode.
 
-    The search runs on the target's device, which has nothing else to do meanwhile.
-
-    Args:
-        world: Where; its draft devices stay idle.
-        rows: What to serve, with their tokens kept.
-        datastore: Name or path of a datastore; `prompt` for the text itself.
-        search: How continuations are looked for.
-        sampling: How the target chooses.
+    The search runs on the target's device, which has nothing else to do meanwhile.  The draft stays idle.
 
     Raises:
         SettingError: A world without token ids.
     """
     check_text(rows, "rest")
+    search = config.search
     while rows.active:
         yield from admit_target(world, rows)
         view = rows.view()
         lookup = RetrieveTree(
             view,
             rows.width,
-            asks(rows, view, datastore, search),
+            asks(rows, view, config.store, search),
             sampling,
-            datastore=datastore,
+            datastore=config.store,
             search=search,
         )
         found = yield world.target.submit(lookup)
@@ -106,48 +110,17 @@ def asks(
     )
 
 
-def search_of(settings: Settings) -> Search:
-    """The search of a configured policy.
-
-    Raises:
-        SettingError: The shortest ending is longer than the longest.
-    """
-    try:
-        return Search(
-            longest=settings.option("longest_match"),
-            shortest=settings.option("shortest_match"),
-            count=settings.option("retrieval_candidates"),
-            span=settings.option("retrieval_length"),
-            nodes=settings.option("retrieval_nodes"),
-        )
-    except ValueError as error:
-        raise SettingError(str(error)) from error
-
-
-def _check(settings: Settings, _: Mapping[str, Any]) -> None:
-    search_of(settings)
-
-
-def _run(world: World, rows: Rows, settings: Settings) -> Steps:
-    return rest(
-        world,
-        rows,
-        datastore=settings.option("datastore") or PROMPT,
-        search=search_of(settings),
-        sampling=settings.sampling,
-    )
-
-
 INFO = PolicyInfo(
-    name="rest",
+    config=RestConfig,
+    run=rest,
     paper="He et al. 2024 (REST); baseline of RASD, DOUBLE, DuoDecoding",
     predicts="nobody",
     drafts="retrieval from a datastore or the text itself",
     on_miss="-",
     verifies="tree",
-    knobs=SEARCH_KNOBS,
-    run=_run,
     replay=DECISIONS,
-    check=_check,
     needs_draft=False,
+    collocated=True,
+    colour="#8c8c2f",
+    variants=({}, {"retrieval_nodes": 12}),
 )

@@ -22,11 +22,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from hardware_profiles.datastore import Datastore
+from policies.config import About, PolicyConfig, SettingError
 from policies.guesses import lookup
 from policies.operations import Source
 from policies.rowwise import Like, Rowwise, Work
@@ -36,6 +37,58 @@ PROMPT = "prompt"
 """Name of the text itself in place of a datastore."""
 
 Path: TypeAlias = tuple[int, ...]
+
+
+DatastoreName: TypeAlias = Annotated[
+    str | None, About(help="Texts to retrieve from: a name or a folder (calibrate datastore).")
+]
+RetrievalLength: TypeAlias = Annotated[
+    int, About(help="d or l, most tokens of a retrieved continuation.", least=1)
+]
+RetrievalNodes: TypeAlias = Annotated[int, About(help="Most nodes of a retrieved tree.", least=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchConfig(PolicyConfig):
+    """Knobs of policies that retrieve trees.
+
+    Attributes:
+        retrieval_length: l, most tokens of a continuation.
+        datastore: Name or path of a datastore; None for the text itself.
+        longest_match: n_max, longest ending of the text, in tokens.
+        shortest_match: n_min, shortest ending.
+        retrieval_candidates: n, continuations after which shorter endings are left out.
+    """
+
+    retrieval_length: RetrievalLength = 10
+    datastore: DatastoreName = None
+    longest_match: Annotated[int, About(help="Longest ending that trees are looked up by.", least=1)] = 16
+    shortest_match: Annotated[int, About(help="Shortest ending that trees are looked up by.", least=1)] = 2
+    retrieval_candidates: Annotated[
+        int, About(help="Continuations after which none is looked for.", least=1)
+    ] = 8
+
+    @property
+    def store(self) -> str:
+        """The datastore, or `PROMPT`."""
+        return self.datastore or PROMPT
+
+    def search_for(self, nodes: int) -> Search:
+        """How continuations are looked for, with so many nodes of a tree at most.
+
+        Raises:
+            SettingError: The shortest ending is longer than the longest.
+        """
+        try:
+            return Search(
+                longest=self.longest_match,
+                shortest=self.shortest_match,
+                count=self.retrieval_candidates,
+                span=self.retrieval_length,
+                nodes=nodes,
+            )
+        except ValueError as error:
+            raise SettingError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

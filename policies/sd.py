@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 
+from policies.config import DraftSampling, LookaheadConfig, PolicyInfo
 from policies.operations import Draft, Verify
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
 
 
-def speculative(world: World, rows: Rows, *, lookahead: int, sampling: Sampling = GREEDY) -> Steps:
-    """Draft `lookahead` tokens, verify them in one forward, repeat.
+@dataclass(frozen=True, slots=True)
+class SdConfig(LookaheadConfig):
+    """Knobs of `sd`.
+
+    Attributes:
+        lookahead: K, drafted tokens per round.
+        draft_sampling: How the draft chooses.
+    """
+
+    policy: ClassVar[str] = "sd"
+    draft_sampling: DraftSampling = "sampled"
+
+
+def speculative(world: World, rows: Rows, config: SdConfig, sampling: Sampling = GREEDY) -> Steps:
+    """Draft K tokens, verify them in one forward, repeat.
 
     Nobody predicts the outcome of a verification, so the devices take turns.
     """
@@ -20,8 +37,23 @@ def speculative(world: World, rows: Rows, *, lookahead: int, sampling: Sampling 
         fresh = yield from admit(world, rows)
         unseen[fresh] = 1
         view = rows.view()
-        speculation = yield world.draft.submit(Draft(view, lookahead, unseen, sampling))
+        speculation = yield world.draft.submit(Draft(view, config.lookahead, unseen, sampling))
         verdict = yield world.target.submit(Verify(view, speculation, sampling))
         rows.commit(view, speculation, verdict, now=world.now)
         # The last drafted token was never fed to the draft; if it was accepted, two are unseen.
         unseen = np.where(verdict.accepted == speculation.lengths, 2, 1)
+
+
+INFO = PolicyInfo(
+    config=SdConfig,
+    run=speculative,
+    paper="Leviathan et al. 2023; SSD sec. 2.1",
+    predicts="nobody",
+    drafts="autoregressive",
+    on_miss="-",
+    verifies="chain",
+    collocated=True,
+    aliases=("vanilla", "speculative"),
+    colour="#4c72b0",
+    variants=({"lookahead": 1}, {"lookahead": 5}),
+)

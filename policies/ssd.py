@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 
+from policies.config import DEFAULT_LOOKAHEAD, About, DraftSampling, LookaheadConfig, PolicyInfo, SettingError
 from policies.guesses import at_random, from_text, guess, unknown_guess
 from policies.operations import (
     BoolArray,
@@ -36,19 +37,18 @@ from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
 
 Backup: TypeAlias = Literal["primary", "primary-all", "plain", "random", "ngram"]
-BACKUPS: tuple[Backup, ...] = get_args(Backup)
+AnyBackup: TypeAlias = Literal[Backup, "auto"]
+DEFAULT_FANOUT = 3
+FAST: tuple[Backup, ...] = ("plain", "random", "ngram")
+"""Backups that cost the draft nothing."""
 Stall: TypeAlias = Literal["batch", "rows"]
-STALLS: tuple[Stall, ...] = get_args(Stall)
 First: TypeAlias = Literal["primary", "backup"]
-FIRSTS: tuple[First, ...] = get_args(First)
 CacheSet: TypeAlias = Literal["others", "top"]
-CACHE_SETS: tuple[CacheSet, ...] = get_args(CacheSet)
 Tree: TypeAlias = Literal["whole", "abort"]
-TREES: tuple[Tree, ...] = get_args(Tree)
 
 
 @dataclass(frozen=True, slots=True)
-class SaguaroKnobs:
+class SaguaroConfig(LookaheadConfig):
     """Knobs of `saguaro`.
 
     Attributes:
@@ -59,48 +59,116 @@ class SaguaroKnobs:
         backup: What a missing row verifies next: `primary`, K tokens drafted by the draft model;
             `primary-all`, the same for all rows as soon as one missed; `plain`, nothing, so that its next
             round is a plain decode; `random`, K uniform tokens; `ngram`, what followed the same words
-            earlier in the text (nothing if there is no such place).
+            earlier in the text (nothing if there is no such place); `auto` is for a profile to decide.
         stall: Whether the batch or only the missing rows wait for a redraft.
         first: Whether a request's first speculation is a primary draft or the backup's.
         cache_set: Whether the rejected token is left out of the cached outcomes.
         tree: Whether a pre-speculation that no row hits is carried through or stopped.
         draft_devices: Devices that share the pre-speculation.
-        sampling: How tokens are chosen.
+        draft_sampling: How the draft chooses.
+        scale: C, by which sampled drafts favour cached tokens.
     """
 
-    lookahead: int
-    fanout: tuple[int, ...]
-    fanout_backup: tuple[int, ...] | None = None
-    backup: Backup = "primary"
-    stall: Stall = "batch"
-    first: First = "primary"
-    cache_set: CacheSet = "others"
-    tree: Tree = "whole"
-    draft_devices: int = 1
-    sampling: Sampling = GREEDY
+    policy: ClassVar[str] = "saguaro"
+    fanout: Annotated[tuple[int, ...], About(help="F, or F_0,...,F_K.", rare=False)] = (DEFAULT_FANOUT,)
+    fanout_backup: Annotated[
+        tuple[int, ...] | None,
+        About(help="The same in rounds that verify a backup's tokens or none.", rare=False),
+    ] = None
+    backup: Annotated[AnyBackup, About(help="What a miss does.", rare=False)] = "primary"
+    stall: Annotated[Stall, About(help="Who waits for a redraft.")] = "batch"
+    first: Annotated[First, About(help="Where a first speculation comes from.")] = "primary"
+    cache_set: Annotated[
+        CacheSet, About(help="Cache the draft's top outcomes, or those other than the rejected token.")
+    ] = "others"
+    tree: Annotated[Tree, About(help="Carry a pre-speculation that no row hits through, or abort it.")] = (
+        "whole"
+    )
+    draft_devices: Annotated[int, About(help="Devices that share the pre-speculation.", least=1)] = 1
+    draft_sampling: DraftSampling = "sampled"
+    scale: Annotated[
+        float,
+        About(
+            help="Saguaro's C: cached tokens are drafted C times as often.",
+            least=0.0,
+            most=1.0,
+            sampled=True,
+        ),
+    ] = 1.0
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """The configuration with these knobs; a single fan-out means the same at every position."""
+        positions = values.get("lookahead", DEFAULT_LOOKAHEAD) + 1
+        spread = {
+            n: _spread(values[n], positions) for n in ("fanout", "fanout_backup") if values.get(n) is not None
+        }
+        return cls(**{"fanout": (DEFAULT_FANOUT,) * positions, **values, **spread})
+
+    def check(self, sampling: Sampling) -> None:
+        """Refuse knobs that change nothing with the others."""
+        if sampling.draft == "greedy" and sampling.scale != 1.0:
+            raise SettingError("scale changes nothing with a greedy draft; use draft_sampling 'sampled'")
+        if self.stall == "rows" and self.backup not in {"primary", "auto"}:
+            raise SettingError(
+                f"stall 'rows' changes nothing with backup {self.backup!r}, which makes no row wait"
+                if self.backup != "primary-all"
+                else "stall 'rows' contradicts backup 'primary-all', which redrafts every row"
+            )
 
     @property
-    def shape(self) -> tuple[int, ...] | None:
-        """Fan-outs that rescale drafted laws; None where nothing is rescaled."""
-        rescaled = self.sampling.draft_sampled and self.sampling.scale < 1.0
+    def reads_text(self) -> bool:
+        """Whether a backup is looked up in the text."""
+        return self.backup == "ngram"
+
+    @property
+    def cached_tokens(self) -> int:
+        """K tokens of each outcome of a device's share."""
+        outcomes = max(sum(self.fanout), sum(self.fanout_backup or ()))
+        return -(-outcomes // self.draft_devices) * self.lookahead
+
+    def shape(self, sampling: Sampling) -> tuple[int, ...] | None:
+        """F_0 ... F_(K-1) that rescale drafted distributions; None where nothing is rescaled."""
+        rescaled = sampling.draft_sampled and sampling.scale < 1.0
         return self.fanout[: self.lookahead] if rescaled else None
 
 
-def saguaro(world: World, rows: Rows, knobs: SaguaroKnobs) -> Steps:
-    """Verify and pre-speculate at the same time; on a miss fall back."""
+def _spread(given: tuple[int, ...] | int, positions: int) -> tuple[int, ...]:
+    fanout = (given,) if isinstance(given, int) else given
+    if len(fanout) == 1:
+        fanout = fanout * positions
+    if len(fanout) != positions:
+        raise SettingError(
+            f"fanout needs 1 number or lookahead + 1 = {positions} of them (F_0 ... F_K), got {len(fanout)}"
+        )
+    if min(fanout) < 0 or sum(fanout) == 0:
+        raise SettingError(f"fanout must be non-negative and not all zero, got {','.join(map(str, fanout))}")
+    return fanout
+
+
+def saguaro(world: World, rows: Rows, config: SaguaroConfig, sampling: Sampling = GREEDY) -> Steps:
+    """Verify and pre-speculate at the same time; on a miss fall back.
+
+    Raises:
+        SettingError: The backup is still `auto`: which one is best depends on a profile.
+    """
+    if config.backup == "auto":
+        raise SettingError("backup 'auto' has to be resolved against a profile before a run")
     speculation = Speculation.empty(rows.width)
     redrafting: Task | None = None  # of the rows that sit this round out
     absent: BoolArray = np.zeros(rows.width, dtype=np.bool_)
     while rows.active:
         fresh = yield from admit(world, rows)
         if fresh.any():
-            backup = "primary" if knobs.first == "primary" else knobs.backup
-            speculation = yield from fall_back(world, rows, speculation, fresh, knobs, backup=backup)
+            backup: Backup = "primary" if config.first == "primary" else config.backup
+            speculation = yield from fall_back(
+                world, rows, speculation, fresh, config, sampling=sampling, backup=backup
+            )
         view = rows.view(rows.alive & ~absent)
-        verify = world.target.submit(Verify(view, speculation, knobs.sampling))
-        prepares = prespeculate(world, view, speculation, knobs)
+        verify = world.target.submit(Verify(view, speculation, sampling))
+        prepares = prespeculate(world, view, speculation, config, sampling)
         verdict = yield verify
-        if knobs.tree == "abort":
+        if config.tree == "abort":
             announced = yield from join([prepare.mark for prepare in prepares])
             if not announced.lookup(verdict).any():
                 for prepare in prepares:
@@ -114,11 +182,11 @@ def saguaro(world: World, rows: Rows, knobs: SaguaroKnobs) -> Steps:
             speculation = speculation.merge((yield redrafting), absent)
             redrafting, absent = None, np.zeros_like(absent)
         if misses.any():
-            if knobs.backup == "primary" and knobs.stall == "rows" and (rows.alive & ~misses).any():
-                redrafting, absent = redraft(world, rows, misses, knobs), misses
+            if config.backup == "primary" and config.stall == "rows" and (rows.alive & ~misses).any():
+                redrafting, absent = redraft(world, rows, misses, config, sampling), misses
             else:
                 speculation = yield from fall_back(
-                    world, rows, speculation, misses, knobs, backup=knobs.backup
+                    world, rows, speculation, misses, config, sampling=sampling, backup=config.backup
                 )
 
 
@@ -130,21 +198,23 @@ def join(parts: Sequence[Event]) -> Generator[Event, Any, Cache]:
     return caches[0] if len(caches) == 1 else JoinedCache(caches)
 
 
-def prespeculate(world: World, view: View, speculation: Speculation, knobs: SaguaroKnobs) -> list[Task]:
+def prespeculate(
+    world: World, view: View, speculation: Speculation, config: SaguaroConfig, sampling: Sampling
+) -> list[Task]:
     """Submit each draft device's share of the pre-speculation."""
-    count = knobs.draft_devices
+    count = config.draft_devices
     return [
         device.submit(
             Prespeculate(
                 view,
                 speculation,
-                knobs.lookahead,
-                knobs.fanout,
-                knobs.fanout_backup,
-                sampling=knobs.sampling,
-                shape=knobs.shape,
-                keep_rejected=knobs.cache_set == "top",
-                announce=knobs.tree == "abort",
+                config.lookahead,
+                config.fanout,
+                config.fanout_backup,
+                sampling=sampling,
+                shape=config.shape(sampling),
+                keep_rejected=config.cache_set == "top",
+                announce=config.tree == "abort",
                 part=(i, count),
             )
         )
@@ -157,8 +227,9 @@ def fall_back(
     rows: Rows,
     speculation: Speculation,
     chosen: BoolArray,
-    knobs: SaguaroKnobs,
+    config: SaguaroConfig,
     *,
+    sampling: Sampling,
     backup: Backup,
 ) -> Steps:
     """Returns `speculation` with the rows marked in `chosen` [B] filled in by `backup`."""
@@ -166,21 +237,23 @@ def fall_back(
         return speculation
     if backup in {"primary", "primary-all"}:
         redrafted = rows.alive if backup == "primary-all" else chosen
-        drafted = yield redraft(world, rows, redrafted, knobs)
+        drafted = yield redraft(world, rows, redrafted, config, sampling)
         return speculation.merge(drafted, redrafted)
     if backup == "ngram":
-        guessed = guess(rows, chosen, knobs.lookahead, from_text())
+        guessed = guess(rows, chosen, config.lookahead, from_text())
     elif world.vocabulary > 0:
-        guessed = guess(rows, chosen, knobs.lookahead, at_random(knobs.sampling.seed, world.vocabulary))
+        guessed = guess(rows, chosen, config.lookahead, at_random(sampling.seed, world.vocabulary))
     else:
-        guessed = unknown_guess(chosen, knobs.lookahead)
+        guessed = unknown_guess(chosen, config.lookahead)
     return speculation.merge(guessed, chosen)
 
 
-def redraft(world: World, rows: Rows, chosen: BoolArray, knobs: SaguaroKnobs) -> Task:
+def redraft(world: World, rows: Rows, chosen: BoolArray, config: SaguaroConfig, sampling: Sampling) -> Task:
     """Submit a primary draft of the rows marked in `chosen` [B]."""
     unseen: IntArray = np.ones(rows.width, dtype=np.int64)
-    return world.draft.submit(Draft(rows.view(chosen), knobs.lookahead, unseen, knobs.sampling, knobs.shape))
+    return world.draft.submit(
+        Draft(rows.view(chosen), config.lookahead, unseen, sampling, config.shape(sampling))
+    )
 
 
 class JoinedCache:
@@ -209,3 +282,23 @@ class JoinedCache:
     def opening(self) -> Speculation:
         """The opening of the first part."""
         return self.parts[0].opening()
+
+
+INFO = PolicyInfo(
+    config=SaguaroConfig,
+    run=saguaro,
+    paper="SSD / Saguaro",
+    predicts="draft's top F_k after k accepted",
+    drafts="autoregressive, all branches at once",
+    on_miss="redraft missing or all rows, n-gram, random tokens, plain decode",
+    verifies="chain",
+    aliases=("ssd",),
+    colour="#c44e52",
+    variants=(
+        *({"lookahead": 4, "fanout": (3,), "backup": b} for b in ("primary", "primary-all", "plain")),
+        *({"lookahead": 3, "fanout": (2,), "backup": b, "first": "backup"} for b in ("random", "ngram")),
+        {"lookahead": 4, "fanout": (2,), "stall": "rows"},
+        {"lookahead": 3, "fanout": (3,), "cache_set": "top", "tree": "abort"},
+        {"lookahead": 3, "fanout": (3,), "draft_devices": 2},
+    ),
+)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
+from policies.config import About, SettingError
 from policies.operations import NO_LAW, Source
 from policies.rowwise import Like, RowVerdict, Rowwise, Work
 
@@ -205,6 +206,24 @@ class TreePlan:
             level *= width
             sizes.append(level)
         return tuple(sizes)
+
+
+TreeWidths: TypeAlias = Annotated[tuple[int, ...], About(help="Children per level of a static tree.")]
+TreeDepth: TypeAlias = Annotated[int, About(help="Levels of a dynamic tree.", least=1)]
+TreeTopk: TypeAlias = Annotated[int, About(help="Nodes expanded per level of a dynamic tree.", least=1)]
+TreeBudget: TypeAlias = Annotated[int, About(help="Nodes kept of a dynamic tree.", least=1)]
+
+
+def checked_plan(kind: Plan, **numbers: Any) -> TreePlan:
+    """The plan of these numbers.
+
+    Raises:
+        SettingError: They make no tree.
+    """
+    try:
+        return TreePlan(kind, **numbers)
+    except ValueError as error:
+        raise SettingError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

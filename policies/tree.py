@@ -7,30 +7,113 @@ verification, and the devices take turns.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from policies.info import DECISIONS, PolicyInfo
-from policies.knobs import KNOBS, SettingError
+from policies.config import DECISIONS, About, DraftSampling, PolicyConfig, PolicyInfo, SettingError, knobs_of
 from policies.operations import UNKNOWN, Source, Speculation, View
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
 from policies.rowwise import RowAnswers, verdict_of
 from policies.sampling import GREEDY, Sampling
-from policies.settings import Settings
-from policies.tokentree import ROOT, DraftTree, TokenTree, TreePlan, TreeVerdict, VerifyTree, drafted_tree
+from policies.tokentree import (
+    ROOT,
+    DraftTree,
+    Plan,
+    TokenTree,
+    TreeBudget,
+    TreeDepth,
+    TreePlan,
+    TreeTopk,
+    TreeVerdict,
+    TreeWidths,
+    VerifyTree,
+    checked_plan,
+    drafted_tree,
+)
 
 
-def tree_speculation(world: World, rows: Rows, *, plan: TreePlan, sampling: Sampling = GREEDY) -> Steps:
-    """Draft a tree per row, verify the trees of all rows in one forward, repeat.
+@dataclass(frozen=True, slots=True)
+class TreeConfig(PolicyConfig):
+    """Knobs of `tree`.
 
-    Args:
-        world: Where.
-        rows: The batch.
-        plan: What the trees look like.
-        sampling: How tokens are chosen.
+    Attributes:
+        draft_sampling: How the draft chooses.
+        tree_plan: See `TreePlan`, as are the others.
+        tree_widths: Children per level of a static tree.
+        tree_depth: Levels of a dynamic one.
+        tree_topk: Its nodes expanded per level.
+        tree_budget: Its nodes.
     """
+
+    policy: ClassVar[str] = "tree"
+    draft_sampling: DraftSampling = "sampled"
+    tree_plan: Annotated[
+        Plan, About(help="Trees of a fixed shape by rank, or grown where the draft is confident (EAGLE-2).")
+    ] = "static"
+    tree_widths: TreeWidths = TreePlan.widths
+    tree_depth: TreeDepth = TreePlan.depth
+    tree_topk: TreeTopk = TreePlan.topk
+    tree_budget: TreeBudget = TreePlan.budget
+
+    @property
+    def plan(self) -> TreePlan:
+        """What the trees look like.
+
+        Raises:
+            SettingError: Numbers that make no tree.
+        """
+        return checked_plan(
+            self.tree_plan,
+            widths=self.tree_widths,
+            depth=self.tree_depth,
+            topk=self.tree_topk,
+            budget=self.tree_budget,
+        )
+
+    def check(self, sampling: Sampling) -> None:
+        """Refuse knobs that change nothing with the others."""
+        dynamic = self.plan.kind == "dynamic"
+        idle = ("tree_widths",) if dynamic else ("tree_depth", "tree_topk", "tree_budget")
+        usual = knobs_of(TreeConfig)
+        for name in idle:
+            if getattr(self, name) != usual[name].default:
+                raise SettingError(f"{name} changes nothing with tree_plan {self.tree_plan!r}")
+        if dynamic and sampling.draft_sampled:
+            raise SettingError(
+                "a dynamic tree holds the draft's likeliest tokens, not drawn ones; give draft_sampling "
+                "'greedy'"
+            )
+
+    @property
+    def ahead(self) -> int:
+        """The nodes of a tree."""
+        return self.plan.nodes
+
+    def follows_path(self, sampling: Sampling) -> bool:
+        """It does for static trees in greedy decoding.
+
+        A node's child is accepted if and only if the target's token is among the draft's first choices after
+        the text, as many as the node has children.
+        """
+        return sampling.greedy and self.tree_plan == "static"
+
+    @property
+    def content_ignored(self) -> PolicyConfig:
+        """A tree of a fixed shape in place of one grown by confidence: as deep, as wide, chains below."""
+        return self if self.tree_plan == "static" else fixed_tree(self.tree_depth, self.tree_topk)
+
+
+def fixed_tree(depth: int, topk: int) -> TreeConfig:
+    """As deep as a tree grown by confidence, as wide at its root, chains below it."""
+    return TreeConfig(tree_widths=(topk, *[1] * (depth - 1)))
+
+
+def tree_speculation(world: World, rows: Rows, config: TreeConfig, sampling: Sampling = GREEDY) -> Steps:
+    """Draft a tree per row, verify the trees of all rows in one forward, repeat."""
+    plan = config.plan
     unseen: dict[int, tuple[int, ...]] = {}
     while rows.active:
         fresh = yield from admit(world, rows)
@@ -88,72 +171,20 @@ def levels_tried(tree: TokenTree, found: TreeVerdict) -> int:
     return accepted + (end in tree.parents)
 
 
-def tree_plan(settings: Settings) -> TreePlan:
-    """The plan of configured trees.
-
-    Raises:
-        SettingError: Numbers that make no tree.
-    """
-    try:
-        return TreePlan(
-            settings.option("tree_plan"),
-            tuple(settings.option("tree_widths")),
-            settings.option("tree_depth"),
-            settings.option("tree_topk"),
-            settings.option("tree_budget"),
-        )
-    except ValueError as error:
-        raise SettingError(str(error)) from error
-
-
-def _check(settings: Settings, given: Mapping[str, Any]) -> None:
-    """Refuse knobs that change nothing with the others."""
-    plan = tree_plan(settings)
-    idle = ("tree_widths",) if plan.kind == "dynamic" else ("tree_depth", "tree_topk", "tree_budget")
-    for name in idle:
-        if given.get(name) not in {None, KNOBS[name].default}:
-            raise SettingError(f"{name} changes nothing with tree_plan {plan.kind!r}")
-    if plan.kind == "dynamic" and settings.draft_sampling == "sampled":
-        raise SettingError(
-            "a dynamic tree holds the draft's likeliest tokens, not drawn ones; give draft_sampling 'greedy'"
-        )
-
-
-def _run(world: World, rows: Rows, settings: Settings) -> Steps:
-    return tree_speculation(world, rows, plan=tree_plan(settings), sampling=settings.sampling)
-
-
-def nodes_ahead(settings: Settings) -> int:
-    """Nodes of a setting's trees, which a cache has to hold besides the text; 0 without a tree."""
-    options = dict(settings.options)
-    if "tree_plan" in options:
-        return tree_plan(settings).nodes
-    if "tree_widths" in options:
-        return TreePlan(widths=tuple(options["tree_widths"])).nodes
-    return int(options.get("tree_budget", 0))
-
-
-def follows_the_path(settings: Settings) -> bool:
-    """Whether a path recorded by plain decoding decides every round.
-
-    It does for static trees in greedy decoding: a node's child is accepted if and only if the target's token
-    is among the draft's first choices after the text, as many as the node has children.
-    """
-    return settings.policy == INFO.name and settings.sampling.greedy and tree_plan(settings).kind == "static"
-
-
-TREE_KNOBS = ("tree_plan", "tree_widths", "tree_depth", "tree_topk", "tree_budget")
-
 INFO = PolicyInfo(
-    name="tree",
+    config=TreeConfig,
+    run=tree_speculation,
     paper="Miao et al. 2024 (SpecInfer); Li et al. 2024 (EAGLE-2's trees)",
     predicts="nobody",
     drafts="tree",
     on_miss="-",
     verifies="tree",
-    knobs=(*TREE_KNOBS, "draft_sampling"),
-    run=_run,
     replay=DECISIONS,
-    check=_check,
+    collocated=True,
     aliases=("specinfer",),
+    colour="#937860",
+    variants=(
+        {"tree_widths": (2, 2, 1)},
+        {"tree_plan": "dynamic", "tree_depth": 4, "tree_topk": 3, "tree_budget": 12},
+    ),
 )

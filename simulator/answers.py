@@ -11,7 +11,7 @@ import numpy as np
 from hardware_profiles.latency import varied
 from hardware_profiles.pace import KindPace, base_name
 from hardware_profiles.profile import Host, HostOperation, OperationHost
-from policies.knobs import SettingError
+from policies.config import SettingError
 from policies.operations import (
     BoolArray,
     Continue,

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from policies.registry import Settings, configure
+from policies.ssd import FAST
 from simulator.budget import Fit, fitting_budget
 from simulator.checks import GUESSES
 from simulator.law import Assumptions, assume, manner_of
@@ -14,9 +15,6 @@ from simulator.probe import RoundStatistics, round_statistics
 from simulator.run import Scenario, simulate
 from simulator.shapes import ngram_weights, shape_after_backup, shape_after_primary
 from simulator.wishes import AUTO, Choice, Wish, depth_of, first_backup
-
-FAST = ("plain", "random", "ngram")
-"""Backups that cost the draft nothing."""
 
 
 class Candidates:

@@ -50,9 +50,11 @@ def check_tokens(tokens: TokenModel, settings: Settings) -> None:
             f"backup {settings.backup!r} needs the draft's choices (column draft_top_ids of the trace): they "
             "decide what a rejected guess frees in the cache; take backup 'primary' or 'plain'"
         )
-    if settings.reads_text and (tokens.vocabulary == 0 or tokens.requests[0].prompt is None):
-        who, other = ("policy 'pld'", "policy") if settings.policy == "pld" else ("backup 'ngram'", "backup")
+    if settings.config.reads_text and (tokens.vocabulary == 0 or tokens.requests[0].prompt is None):
+        kind, name = "policy", settings.policy
+        if settings.backup is not None:
+            kind, name = "backup", settings.backup
         raise SettingError(
-            f"{who} looks words up in the text, and an acceptance rate has none; use a recorded trace, or "
-            f"another {other}"
+            f"{kind} {name!r} looks words up in the text, and an acceptance rate has none; use a recorded "
+            f"trace, or another {kind}"
         )

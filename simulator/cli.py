@@ -20,8 +20,7 @@ from policies.commandline import (
     refusals,
     wide_console,
 )
-from policies.knobs import KNOBS
-from policies.registry import POLICIES
+from policies.registry import KNOBS, POLICIES
 from simulator.options import DEFAULT_PROFILE, build_scenario
 
 SHAPES = ("uniform", "geometric", "exact")

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, Protocol, TypeAlias
 
 from hardware_profiles.decisions import Decisions
-from policies.knobs import SettingError
+from policies.config import SettingError
 from policies.rowwise import RowVerdict, Rowwise, cut_to
 from simulator.tokens.model import TokenModel
 

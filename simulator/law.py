@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.duo import mean_sequences, most_sequences, sequences_of
+from policies.duo import DuoConfig, mean_sequences, most_sequences
 from policies.laws.double import pearl_speedup, psd_ceiling
 from policies.laws.ssd import (
     expected_tokens,
@@ -23,6 +23,7 @@ from policies.laws.ssd import (
     ssd_speedup_printed,
 )
 from policies.registry import Settings
+from policies.ssd import SaguaroConfig
 from simulator.probe import Manner, mean_acceptance, rejection_law
 from simulator.run import Scenario
 
@@ -84,9 +85,10 @@ class Opinion:
 def manner_of(settings: Settings) -> Manner:
     """How a setting drafts and caches tokens."""
     sampling = settings.sampling
-    rescaled = settings.fanout is not None and sampling.draft_sampled and sampling.scale < 1.0
-    shape = settings.fanout[:-1] if rescaled and settings.fanout is not None else None
-    return Manner(sampling, shape, keep_rejected=settings.cache_set == "top")
+    if not isinstance(settings.config, SaguaroConfig):
+        return Manner(sampling)
+    config = settings.config
+    return Manner(sampling, config.shape(sampling), keep_rejected=config.cache_set == "top")
 
 
 def assume(scenario: Scenario, settings: Settings | None = None) -> Assumptions:
@@ -168,8 +170,10 @@ def _pearl(a: float, k: int, t_draft: float, batch: int) -> tuple[float | None, 
 
 def _duo(settings: Settings, told: Assumptions, batch: int) -> tuple[float | None, float | None, str | None]:
     """As `_pearl`, which DuoDecoding is with one sequence: its law knows no other."""
-    most = most_sequences(settings.lookahead or 1, sequences_of(settings))
-    static = sequences_of(settings) > 0
+    config = settings.config
+    assert isinstance(config, DuoConfig)
+    most = most_sequences(config.lookahead, config.count)
+    static = config.count > 0
     count = most if static else mean_sequences(told.acceptance, told.exponent, told.scale, most)
     if count > 1:
         return None, None, f"the paper gives no law for several sequences ({count} here)"
@@ -180,9 +184,11 @@ def _saguaro(
     settings: Settings, told: Assumptions, batch: int
 ) -> tuple[str, float | None, float | None, float | None, str | None]:
     statement = "ssd.thm7 + ssd.eq1" if batch == 1 else "ssd.cor16 + ssd.eq1"
-    if told.exponent is None or settings.fanout is None or settings.lookahead is None:
+    config = settings.config
+    assert isinstance(config, SaguaroConfig)
+    if told.exponent is None:
         return statement, None, None, None, "no power law could be fitted to the hit curve"
-    if settings.stall == "rows" and batch > 1:
+    if config.stall == "rows" and batch > 1:
         return (
             statement,
             None,
@@ -190,7 +196,7 @@ def _saguaro(
             None,
             "the papers give no law for a batch that goes on without the misses",
         )
-    k, fanout = settings.lookahead, settings.fanout
+    k, fanout = config.lookahead, config.fanout
     t_draft = told.draft_s / told.target_s
     p_primary = hit_rate_primary(told.acceptance, fanout, told.exponent, told.scale)
     e_hit = expected_tokens(told.acceptance, k)
@@ -205,6 +211,6 @@ def _saguaro(
     except ValueError as error:
         return statement, None, None, None, str(error)
     # As printed a miss waits for no tree, which is what aborting it does.
-    law = ssd_speedup_printed if settings.tree == "abort" and batch == 1 else ssd_speedup
+    law = ssd_speedup_printed if config.tree == "abort" and batch == 1 else ssd_speedup
     speedup = law(p_hit, e_hit, e_miss, k * t_draft, t_backup, batch=batch)
     return statement, speedup, p_hit, p_hit * e_hit + (1.0 - p_hit) * e_miss, None

@@ -11,7 +11,7 @@ from operator import itemgetter
 import numpy as np
 
 from hardware_profiles.latency import LatencySurface
-from policies.knobs import SettingError
+from policies.config import SettingError
 from policies.operations import Continue, Draft, Operation, Prefill, Prespeculate, Settle, Verify, View
 from policies.rowwise import Work
 from simulator.costs import Effects, Extrapolation, branches_per_row, share_of

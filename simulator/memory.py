@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from hardware_profiles.parts import Role
 from hardware_profiles.profile import Profile
 from policies.registry import SettingError, Settings, find_policy
-from policies.tree import nodes_ahead
 
 LAW_BYTES = 4
 """Bytes of one probability of a kept law."""
@@ -80,14 +79,19 @@ def memory_needs(
         context: Longest text of a row: prompt and limit.
         vocabulary: Number of token ids, for the laws of sampled runs.
     """
-    ahead = settings.lookahead or nodes_ahead(settings)
-    target = _need("target", profile.roles.target, batch, context + ahead)
+    config = settings.config
+    target = _need("target", profile.roles.target, batch, context + config.ahead)
     if not find_policy(settings.policy).needs_draft:
         return () if target is None else (target,)
-    beyond = 2 * ahead if settings.policy == "pearl" else ahead  # PEARL drafts on past a pending block
     law = vocabulary * LAW_BYTES if settings.sampling.draft_sampled else 0
-    cached = _cached_tokens(settings)
-    draft = _need("draft", profile.roles.draft, batch, context + beyond, cached=cached, law_bytes=law)
+    draft = _need(
+        "draft",
+        profile.roles.draft,
+        batch,
+        context + config.draft_ahead,
+        cached=config.cached_tokens,
+        law_bytes=law,
+    )
     if profile.placement == "shared" and target is not None and draft is not None:
         return (_together(target, draft),)
     return tuple(need for need in (target, draft) if need is not None)
@@ -106,14 +110,6 @@ def check_memory(
         if not need.fits:
             raise SettingError(_refusal(need, settings))
     return needs
-
-
-def _cached_tokens(settings: Settings) -> int:
-    """Tokens per row in the speculation cache of one draft device."""
-    if settings.fanout is None or settings.lookahead is None:
-        return 0
-    outcomes = max(sum(settings.fanout), sum(settings.fanout_backup or ()))
-    return -(-outcomes // (settings.draft_devices or 1)) * settings.lookahead
 
 
 def _need(

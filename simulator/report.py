@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from policies.config import knobs_of
 from policies.registry import find_policy
 from policies.summary import Summary
 from policies.timeline import chrome_trace
@@ -20,6 +21,21 @@ from simulator.wishes import Choice
 if TYPE_CHECKING:
     from rich.console import Console
 
+ALWAYS_NAMED = (
+    "lookahead",
+    "fanout",
+    "fanout_backup",
+    "backup",
+    "stall",
+    "first",
+    "cache_set",
+    "tree",
+    "draft_devices",
+    "longest_suffix",
+    "draft_sampling",
+    "scale",
+)
+"""Knobs that every JSON object names, whether the policy has them or not."""
 METHOD = (
     "tokens/s = emitted tokens / decode seconds (prefill left out), ratio of sums; "
     "SD baseline: same lookahead, same devices"
@@ -70,9 +86,10 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The documented JSON object (docs/json.md)."""
         settings, summary = self.run.settings, self.run.summary
-        fields = asdict(settings)
-        knobs = {name: value for name, value in fields.items() if name not in {"policy", "options"}}
-        knobs |= dict(settings.options)
+        known = knobs_of(type(settings.config))
+        at_work = [name for name, knob in known.items() if settings.temperature > 0.0 or not knob.sampled]
+        knobs = dict.fromkeys(ALWAYS_NAMED) | {name: getattr(settings.config, name) for name in at_work}
+        knobs |= {"temperature": settings.temperature, "top_p": settings.top_p, "seed": settings.seed}
         return {
             "policy": settings.policy,
             "batch": self.scenario.batch,

@@ -16,7 +16,6 @@ from policies.registry import SettingError, Settings, configure, find_policy, st
 from policies.rows import Rows
 from policies.summary import Summary, summarise
 from policies.timeline import Span
-from policies.tree import follows_the_path
 from simulator.checks import check_profile, check_tokens
 from simulator.contents import Contents, Decided, Imagined
 from simulator.costs import Costs, Effects, Extrapolation, TextbookCosts
@@ -184,7 +183,7 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
         pace=scenario.pace(settings.policy),
         noise=KeyedNoise(scenario.seed, strata=STRATA) if scenario.effects.jitter else None,
     )
-    keep = settings.reads_text or isinstance(contents, Decided)
+    keep = settings.config.reads_text or isinstance(contents, Decided)
     rows = Rows(requests, batch, keep_tokens=keep)
     world.run(start(world, rows, settings))
     summary = summarise(
@@ -209,7 +208,8 @@ def decided(
         SettingError: It has not.
     """
     recorded = scenario.decisions is not None and settings.label in scenario.decisions.settings
-    if scenario.tokens.tokens is not None and follows_the_path(settings) and not recorded:
+    on_path = scenario.tokens.tokens is not None and settings.config.follows_path(settings.sampling)
+    if on_path and not recorded:
         return Imagined(scenario.tokens), requests
     if scenario.decisions is None:
         if scenario.tokens.tokens is None:

@@ -86,7 +86,7 @@ def ngram_weights(scenario: Scenario, settings: Settings) -> FloatArray:
     """
     timeless = replace(scenario, profile=None, textbook=TextbookCosts(1.0, 0.1), drift={})
     depth = settings.lookahead or 0
-    table = simulate(timeless, replace(settings, backup="ngram")).rows.log.table()
+    table = simulate(timeless, settings.but(backup="ngram")).rows.log.table()
     accepted = table["accepted"][table["source"] != Source.PRIMARY]
     counts = np.bincount(accepted, minlength=depth + 1).astype(float)
     counts[0] += 1.0  # some weight where no round missed

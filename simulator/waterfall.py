@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from policies.registry import Settings
+from policies.ssd import SaguaroConfig
 from simulator.costs import Effects, TextbookCosts
 from simulator.law import Assumptions, Opinion
 from simulator.run import Scenario, Simulated, baseline_settings, simulate
@@ -91,9 +92,9 @@ def _coin_speedup(scenario: Scenario, settings: Settings, told: Assumptions, len
 
 def tossed(settings: Settings) -> Settings:
     """A setting as coins can run it: they have neither laws to rescale nor words to look up."""
-    scale = None if settings.scale is None else 1.0
-    backup = "plain" if settings.backup == "ngram" else settings.backup
-    return replace(settings, scale=scale, backup=backup)
+    if not isinstance(settings.config, SaguaroConfig):
+        return settings
+    return settings.but(scale=1.0, backup="plain" if settings.backup == "ngram" else settings.backup)
 
 
 _EFFECTS: tuple[tuple[str, tuple[str, ...]], ...] = (

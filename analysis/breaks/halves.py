@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.breaks.decided import decisions_of
 from analysis.breaks.points import Case
-from policies.rasd import candidates, pruned, rasd_knobs
+from policies.rasd import RasdConfig, candidates, pruned
 from policies.registry import configure
 from policies.retrieval import Retrieved
 from policies.sampling import FloatArray, keyed_generator
@@ -62,7 +62,9 @@ def _reached(mean: float, drop: float) -> FloatArray:
 def recorded_matches() -> Mapping[str, FloatArray]:
     """The same of the shipped pair: both of RASD's trees held against what the target wrote there."""
     settings = configure("rasd")
-    knobs, found = rasd_knobs(settings), decisions_of("rasd").settings[settings.label]
+    config = settings.config
+    assert isinstance(config, RasdConfig)
+    knobs, found = config.rounds(settings.sampling), decisions_of("rasd").settings[settings.label]
     texts: dict[int, list[int]] = {}
     rounds = sorted(key for key in found.replies if key[0] == "verifytree")
     for key in rounds:

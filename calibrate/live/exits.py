@@ -24,7 +24,7 @@ from torch.nn import functional
 from calibrate.live.addedweights import read_additions, write_additions
 from calibrate.live.errors import ModelError
 from calibrate.pair.embed import DATA
-from policies.exits import EXITS
+from policies.mirror import EXITS
 
 FILE = "exits.safetensors"
 _SCHEMA = "spectwin/exits/1"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from policies.config import SettingError
 from policies.double import (
     Ask,
     Drafted,
@@ -22,7 +23,6 @@ from policies.double import (
     Tokens,
     Verified,
 )
-from policies.knobs import SettingError
 from policies.operations import NO_LAW, UNKNOWN
 from policies.rowwise import RowVerdict, Rowwise
 from policies.sampling import keyed_uniforms

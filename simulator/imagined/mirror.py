@@ -17,7 +17,20 @@ from typing import Any, cast
 
 import numpy as np
 
-from policies.exits import Branch, Candidates, EarlyVerdict, EarlyVerify, Rolled, Rollout, Window
+from policies.mirror import (
+    Branch,
+    Candidates,
+    EarlyVerdict,
+    EarlyVerify,
+    Rolled,
+    Rollout,
+    StreamDraft,
+    StreamRolled,
+    StreamRollout,
+    StreamWindow,
+    Window,
+    passes,
+)
 from policies.operations import (
     NO_LAW,
     UNKNOWN,
@@ -31,7 +44,6 @@ from policies.operations import (
 )
 from policies.rowwise import RowVerdict, Rowwise
 from policies.sampling import keyed_uniforms
-from policies.streaming import StreamDraft, StreamRolled, StreamRollout, StreamWindow, passes
 from simulator.tokens.model import TokenModel
 
 TOKEN = 0

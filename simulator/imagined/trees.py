@@ -9,16 +9,16 @@ nothing and a third one much.
 The luck is that of the position, as for any other policy: a tree of single children accepts what a chain
 does.  A path recorded by plain decoding works in the same way and is exact for static trees in greedy
 decoding, where the first choice is right or wrong and a further one holds the target's token by its rank
-(`policies.tree.follows_the_path`).  With a histogram in place of coins, depths are counted anew after a
-child that is not the first.
+(`TreeConfig.follows_path`).  With a histogram in place of coins, depths are counted anew after a child that
+is not the first.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
+from policies.config import SettingError
 from policies.heads import DraftHeads
-from policies.knobs import SettingError
 from policies.operations import NO_LAW, UNKNOWN, Source
 from policies.rowwise import RowVerdict, Rowwise
 from policies.tokentree import ROOT, DraftTree, TokenTree, TreeDrafted, TreeVerdict, VerifyTree

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from hardware_profiles.jsonfile import to_json
-from policies.settings import Settings
+from policies.config import Settings
 from simulator.imports.measured import ImportRefused
 
 NEEDS_MODEL = ("draft_model", "eagle", "eagle3")

@@ -9,7 +9,7 @@ from tiny_profiles import profile, trace
 
 from analysis.family import Group, Measured
 from analysis.family_cli import setting_of, settings_of
-from analysis.family_ignoring import content_ignored, without_retrieval
+from analysis.family_ignoring import content_ignored
 from analysis.family_orders import Member, error_summary, orders
 from analysis.family_report import print_family
 from analysis.family_store import load_groups, save_groups
@@ -115,13 +115,13 @@ def test_content_ignored_is_iid_and_retrieval_finds_nothing() -> None:
     ]
     assert found[0] == found[1]
     left = [
-        without_retrieval(configure(name, temperature=t)).policy
+        configure(name, temperature=t).config.content_ignored.policy
         for t in (0.0, 1.0)
         for name in ("double", "rasd", "rest", "pld", "duo")
     ]
     assert left == ["pearl", "tree", "ar", "ar", "duo"] * 2
     grown = configure("tree", tree_plan="dynamic", tree_depth=3, tree_topk=2, tree_budget=4)
-    assert without_retrieval(grown) == configure("tree", tree_widths=(2, 1, 1))
+    assert grown.config.content_ignored == configure("tree", tree_widths=(2, 1, 1)).config
 
 
 def test_settings_from_text() -> None:

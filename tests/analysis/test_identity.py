@@ -12,8 +12,8 @@ from tiny_profiles import trace
 
 from analysis.identity import Checked, Departure, as_json, departure, main, print_checked
 from analysis.identity_settings import VARIANTS, identity_settings
-from policies.knobs import KNOBS, SettingError
-from policies.registry import POLICIES
+from policies.config import SettingError
+from policies.registry import KNOBS, POLICIES
 
 TEXT = (11, 12, 13, 14)
 TRACE = replace(

@@ -15,9 +15,9 @@ from analysis.mirror_passes import most_streams, passes_of
 from analysis.mirror_streams import main
 from hardware_profiles.decisions import Decisions
 from policies.laws.streams import mean_passes, passes_law
+from policies.mirror import StreamDraft
 from policies.operations import View
 from policies.registry import configure
-from policies.streaming import StreamDraft
 from simulator.contents import Imagined
 from simulator.tokens import coin
 

@@ -150,7 +150,7 @@ def test_all_stands_for_every_policy_that_a_decision_trace_replays(temperature: 
 def test_dynamic_trees_are_recorded_by_their_knobs() -> None:
     knobs = ["--tree-plan", "dynamic", "--tree-depth", "4"]
     (greedy,) = settings_of(options("--policy", "tree", *knobs))
-    assert dict(greedy.options)["tree_plan"] == "dynamic"
+    assert greedy.knobs["tree_plan"] == "dynamic"
     (hot,) = settings_of(
         options("--policy", "tree", *knobs, "--temperature", "1", "--draft-sampling", "greedy")
     )
@@ -161,7 +161,7 @@ def test_dynamic_trees_are_recorded_by_their_knobs() -> None:
 def test_settings_join_the_policies_and_count_once() -> None:
     texts = ["--setting", "duo lookahead=6 sequences=2", "--setting", "duo lookahead=4"]
     found = settings_of(options("--policy", "duo", *texts))
-    assert [(s.lookahead, dict(s.options)["sequences"]) for s in found] == [(4, "dynamic"), (6, "2")]
+    assert [(s.lookahead, s.knobs["sequences"]) for s in found] == [(4, "dynamic"), (6, "2")]
     with pytest.raises(ValueError, match="give --policy or --setting"):
         settings_of(options())
 

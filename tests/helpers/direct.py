@@ -45,7 +45,7 @@ class Direct:
 
     def _pld(self) -> None:
         while self.left:
-            found = lookup(self.text, self._depth, longest=self.settings.longest_suffix or 0)
+            found = lookup(self.text, self._depth, longest=self.settings.knobs["longest_suffix"])
             drafted = [(token, one_hot(token, self.chain.vocabulary)) for token in found]
             self._round(NGRAM if drafted else NONE, drafted, *self._verify(drafted), hit=-1)
 
@@ -77,7 +77,7 @@ class Direct:
 
     def _backup(self, *, first: bool) -> tuple[list[tuple[int, Law]], Source]:
         backup = self.settings.backup
-        if backup == "primary" or (first and self.settings.first == "primary"):
+        if backup == "primary" or (first and self.settings.knobs["first"] == "primary"):
             return self._draft(self.text[-1], self._depth), PRIMARY
         size = self.chain.vocabulary
         tokens: Sequence[int] = ()
@@ -96,7 +96,7 @@ class Direct:
         path = [self.text[-1], *(token for token, _ in drafted)]
         prepared = set()
         for k, last in enumerate(path):
-            left_out = path[k + 1] if k < len(drafted) and self.settings.cache_set != "top" else None
+            left_out = path[k + 1] if k < len(drafted) and self.settings.knobs["cache_set"] != "top" else None
             others = [token for token in self.chain.ranking[last] if token != left_out]
             prepared |= {(k, token) for token in others[: fanout[k]]}
         return prepared

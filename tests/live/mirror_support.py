@@ -21,7 +21,7 @@ from calibrate.live.world import LiveWorld
 from hardware_profiles.decisions import Decisions, DecisionTrace
 from hardware_profiles.trace_schema import TraceMeta, TraceRequest
 from policies import mirror as policy
-from policies.exits import EarlyVerify, Window
+from policies.mirror import EarlyVerify, Window
 from policies.registry import Settings
 from policies.rows import Rows
 from simulator.costs import TextbookCosts

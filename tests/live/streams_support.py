@@ -16,9 +16,8 @@ from calibrate.live.branching import Branching
 from calibrate.live.handlers import mirror_streams as handlers
 from calibrate.live.streaming import StreamBranching
 from calibrate.live.streams import ModelStreams, StreamHeads
-from policies.exits import EarlyVerify, Rollout
+from policies.mirror import EarlyVerify, Rollout, StreamDraft, StreamRollout
 from policies.rows import Rows
-from policies.streaming import StreamDraft, StreamRollout
 from policies.tokentree import ROOT
 
 Text: TypeAlias = tuple[int, ...]

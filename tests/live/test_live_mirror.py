@@ -22,7 +22,7 @@ from tiny_models import VOCABULARY
 from calibrate.decisions import decide
 from calibrate.live.plain import plain_decode_many
 from calibrate.live.world import LiveWorld
-from policies.exits import EarlyVerify, Rollout
+from policies.mirror import EarlyVerify, Rollout
 from policies.operations import Draft, Request
 from policies.registry import Settings, configure, start
 

@@ -14,7 +14,7 @@ from calibrate.live.errors import ModelError
 from calibrate.live.world import LiveWorld
 from hardware_profiles.datastore import Datastore
 from hardware_profiles.decisions import Decisions
-from policies.knobs import SettingError
+from policies.config import SettingError
 from policies.registry import Settings, configure
 from simulator.contents import Decided
 from simulator.costs import TextbookCosts

@@ -22,7 +22,7 @@ from hardware_profiles.datastore import Datastore
 from policies import rasd as rasd_module
 from policies.operations import NO_LAW, Request, Source
 from policies.rasd import RasdKnobs, rasd
-from policies.rest import rest
+from policies.rest import RestConfig, rest
 from policies.retrieval import Search
 from policies.rows import Rows
 from policies.sampling import Sampling
@@ -33,6 +33,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 SAMPLING = Sampling(temperature=0.9, seed=2)
 SEARCH = Search(shortest=1, span=3, nodes=4)
+REST = RestConfig(shortest_match=1, retrieval_length=3, retrieval_nodes=4)
 GROWN = RasdKnobs(
     TreePlan("dynamic", depth=2, topk=2, budget=3), search=SEARCH, prune_top=2, sampling=SAMPLING
 )
@@ -61,9 +62,9 @@ def sampled(run: Run, requests: int = REQUESTS) -> Rows:
 
 
 CASES: dict[str, Callable[[str], Run]] = {
-    "rest in the text": lambda _: lambda w, r: rest(w, r, search=SEARCH, sampling=SAMPLING),
+    "rest in the text": lambda _: lambda w, r: rest(w, r, REST, SAMPLING),
     "rest in a datastore": lambda store: (
-        lambda w, r: rest(w, r, datastore=store, search=SEARCH, sampling=replace(SAMPLING, top_p=0.8))
+        lambda w, r: rest(w, r, replace(REST, datastore=store), replace(SAMPLING, top_p=0.8))
     ),
     "rasd, chosen nodes": lambda _: lambda w, r: rasd(w, r, GROWN),
     "rasd, drawn nodes, a datastore": lambda store: lambda w, r: rasd(w, r, replace(DRAWN, datastore=store)),

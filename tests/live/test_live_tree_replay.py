@@ -10,7 +10,7 @@ from calibrate.live.world import LiveWorld
 from calibrate.runs import run_live
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.trace_schema import TraceMeta, TraceRequest
-from policies.knobs import SettingError
+from policies.config import SettingError
 from policies.operations import Request
 from policies.registry import Settings, configure
 from policies.rows import Round, Rows

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tiny_worlds import events, outcomes, tokens_by_hand
 
 from hardware_profiles.decisions import Decisions
+from policies.config import SettingError
 from policies.double import Ask, Outcome, outcome_of
-from policies.knobs import SettingError
 from policies.laws.double import pearl_speedup
 from policies.laws.guidance import step
 from policies.laws.retrieval import common_prefix

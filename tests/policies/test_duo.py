@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_worlds import events, outcomes, tokens_by_hand
 
+from policies.config import SettingError
 from policies.duo import mean_sequences, most_sequences, openings, sequence_lengths, sequences_work
-from policies.knobs import SettingError
 from policies.laws.duo import draft_sequences, duo_speedup
 from policies.registry import configure, start
 from policies.rows import Rows

@@ -12,10 +12,21 @@ from tiny_profiles import profile
 from tiny_worlds import events, outcomes, tokens_by_hand
 
 from hardware_profiles.decisions import Decisions
-from policies.exits import BY_BATCH, Branch, Plan, Window, forks, reuse, speculation_of, window_of
 from policies.laws.mirror import batch_schedule, mirror_step_time_printed
 from policies.laws.reuse import can_reuse, each_paths, fallback, fallback_first, first_paths
-from policies.mirror import MirrorKnobs, mirror, scheduled_kappa
+from policies.mirror import (
+    BY_BATCH,
+    Branch,
+    MirrorConfig,
+    Plan,
+    Window,
+    forks,
+    mirror,
+    reuse,
+    scheduled_kappa,
+    speculation_of,
+    window_of,
+)
 from policies.operations import NO_LAW, UNKNOWN, Request, Source, Speculation, View
 from policies.registry import SettingError, configure
 from policies.rows import Rows
@@ -32,7 +43,7 @@ PATH = ("+--++++", [0, 1, 5, 0, 0, 0, 0])
 
 
 def play(
-    tokens: TokenModel, knobs: MirrorKnobs, *, draft_s: float, batch: int = 1
+    tokens: TokenModel, knobs: MirrorConfig, *, draft_s: float, batch: int = 1
 ) -> tuple[SimulatedWorld, Rows]:
     world = SimulatedWorld(tokens, TextbookCosts(1.0, draft_s), timeline=True, contents=Imagined(tokens))
     rows = Rows(tokens.requests, batch)
@@ -41,7 +52,7 @@ def play(
 
 
 def test_the_draft_starts_at_the_mark() -> None:
-    world, rows = play(tokens_by_hand(PATH), MirrorKnobs(lookahead=2, kappa=2), draft_s=0.125)
+    world, rows = play(tokens_by_hand(PATH), MirrorConfig(lookahead=2, kappa=2), draft_s=0.125)
     # A window takes 2 steps of 1/8 s, a rollout one more (glue).  The exit lies half-way through the target's
     # second: the mark comes 0.5 s after its start, the rollout ends 0.375 s later, before the target does.
     assert events(world) == [
@@ -61,7 +72,7 @@ def test_the_draft_starts_at_the_mark() -> None:
 
 @pytest.mark.parametrize(("exit_", "share"), [("1/4", 0.25), ("1/2", 0.5), ("3/4", 0.75)])
 def test_a_slow_draft_outlasts_the_later_layers(exit_: str, share: float) -> None:
-    knobs = MirrorKnobs(lookahead=2, kappa=2, exit=exit_)  # type: ignore[arg-type]
+    knobs = MirrorConfig(lookahead=2, kappa=2, exit=exit_)  # type: ignore[arg-type]
     world, _ = play(tokens_by_hand(("+++", [0, 0, 0])), knobs, draft_s=0.3)
     # One round: the rollout of 3 * 0.3 s goes on when the target is done, 1 - share after the mark.
     starts_and_ends = [event[2:] for event in events(world)]
@@ -71,7 +82,7 @@ def test_a_slow_draft_outlasts_the_later_layers(exit_: str, share: float) -> Non
 
 
 def test_without_overlap_the_rollout_waits_for_the_verdict() -> None:
-    world, _ = play(tokens_by_hand(PATH), MirrorKnobs(lookahead=2, kappa=2, overlap="off"), draft_s=0.125)
+    world, _ = play(tokens_by_hand(PATH), MirrorConfig(lookahead=2, kappa=2, overlap="off"), draft_s=0.125)
     assert events(world)[:4] == [
         ("draft", "draft", 0.0, 0.25),
         ("target", "earlyverify", 0.25, 1.25),
@@ -81,7 +92,7 @@ def test_without_overlap_the_rollout_waits_for_the_verdict() -> None:
 
 
 def test_candidates_at_the_first_position_serve_no_later_correction() -> None:
-    knobs = MirrorKnobs(lookahead=2, kappa=8, candidates="first")
+    knobs = MirrorConfig(lookahead=2, kappa=8, candidates="first")
     _, rows = play(tokens_by_hand(PATH), knobs, draft_s=0.125)
     # The correction after one accepted token is lost; the one in the first place is the fifth of 8.
     assert [hit for _, _, hit in outcomes(rows.log.rounds(0))] == [0, 1, 0, -1]
@@ -89,7 +100,7 @@ def test_candidates_at_the_first_position_serve_no_later_correction() -> None:
 
 def test_a_batch_waits_for_the_row_that_misses() -> None:
     tokens = tokens_by_hand(PATH, ("+++++++", [0] * 7))
-    world, rows = play(tokens, MirrorKnobs(lookahead=2, kappa=2), draft_s=0.125, batch=2)
+    world, rows = play(tokens, MirrorConfig(lookahead=2, kappa=2), draft_s=0.125, batch=2)
     anew = [e for e in events(world) if e[1] == "draft"]
     assert anew == [("draft", "draft", 0.0, 0.25), ("draft", "draft", 2.25, 2.5)]
     assert [hit for _, _, hit in outcomes(rows.log.rounds(1))] == [1, 1, -1]
@@ -138,9 +149,9 @@ def test_the_schedule_is_the_papers() -> None:
     for batch in (1, 8, 16, 32, 64, 100):
         assert scheduled_kappa(batch) == batch_schedule(batch)[0]
     assert [scheduled_kappa(batch) for batch in (2, 9, 17, 33, 63)] == [8, 4, 2, 1, 1]
-    knobs = MirrorKnobs(lookahead=1, kappa=0)
+    knobs = MirrorConfig(lookahead=1, kappa=0)
     assert [knobs.kappa_at(batch) for batch in (1, 16, 64)] == [8, 4, 1]
-    assert MirrorKnobs(lookahead=1, kappa=5).kappa_at(64) == 5
+    assert MirrorConfig(lookahead=1, kappa=5).kappa_at(64) == 5
     with pytest.raises(ValueError, match="at least 1"):
         scheduled_kappa(0)
 
@@ -156,12 +167,12 @@ def test_decisions_of_another_kappa_are_no_answer() -> None:
     for batch, kappa in ((8, BY_BATCH), (16, 8)):
         world = SimulatedWorld(tokens, TextbookCosts(1.0, 0.1), contents=contents)
         rows = Rows(requests, batch, keep_tokens=True)
-        world.run(mirror(world, rows, MirrorKnobs(lookahead=1, kappa=kappa)))
+        world.run(mirror(world, rows, MirrorConfig(lookahead=1, kappa=kappa)))
         assert rows.texts == {i: [5] for i in range(16)}
     world = SimulatedWorld(tokens, TextbookCosts(1.0, 0.1), contents=contents)
     with pytest.raises(SettingError, match="has no earlyverify"):
         world.run(
-            mirror(world, Rows(requests, 16, keep_tokens=True), MirrorKnobs(lookahead=1, kappa=BY_BATCH))
+            mirror(world, Rows(requests, 16, keep_tokens=True), MirrorConfig(lookahead=1, kappa=BY_BATCH))
         )
 
 

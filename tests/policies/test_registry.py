@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tiny_worlds import run, tokens_by_hand
 
-from policies.chains import saguaro_knobs
-from policies.registry import POLICIES, SettingError, configure, find_policy
+from policies.config import knobs_of
+from policies.registry import KNOBS, POLICIES, SettingError, configure, find_policy
+from policies.ssd import SaguaroConfig
 
 
 def test_defaults_are_filled_in() -> None:
@@ -38,7 +40,7 @@ def test_labels_tell_settings_apart() -> None:
     ]
 
 
-KNOBS = {
+VALUES = {
     "lookahead": 3,
     "fanout": (2,),
     "fanout_backup": (2,),
@@ -54,9 +56,9 @@ KNOBS = {
 }
 
 
-@pytest.mark.parametrize("knob", KNOBS)
+@pytest.mark.parametrize("knob", VALUES)
 def test_a_knob_that_would_be_ignored_is_refused(knob: str) -> None:
-    value = KNOBS[knob]
+    value = VALUES[knob]
     for info in POLICIES.values():
         if knob not in info.knobs:
             with pytest.raises(SettingError, match=f"has no {knob}"):
@@ -94,14 +96,15 @@ def test_settings_that_contradict_themselves(knobs: dict[str, object], message: 
 
 def test_an_unresolved_backup_cannot_run() -> None:
     with pytest.raises(SettingError, match="resolved against a profile"):
-        saguaro_knobs(configure("saguaro", backup="auto"))
+        run(tokens_by_hand(("+", [0])), "saguaro", backup="auto")
 
 
 def test_saguaro_rescales_only_where_its_scale_says_so() -> None:
     plain = configure("saguaro", lookahead=2, fanout=(3, 2, 5), temperature=1.0)
     rescaled = configure("saguaro", lookahead=2, fanout=(3, 2, 5), temperature=1.0, scale=0.5)
-    assert saguaro_knobs(plain).shape is None
-    assert saguaro_knobs(rescaled).shape == (3, 2)  # the bonus position drafts nothing
+    assert isinstance(plain.config, SaguaroConfig) and isinstance(rescaled.config, SaguaroConfig)
+    assert plain.config.shape(plain.sampling) is None
+    assert rescaled.config.shape(rescaled.sampling) == (3, 2)  # the bonus position drafts nothing
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -109,3 +112,15 @@ def test_saguaro_rescales_only_where_its_scale_says_so() -> None:
 def test_knobs_make_a_setting_anew(name: str, temperature: float) -> None:
     settings = configure(name, temperature=temperature, seed=3)
     assert configure(name, temperature=temperature, seed=3, **settings.knobs) == settings
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_knob_of_several_policies_is_the_same_in_all(name: str) -> None:
+    for knob, about in knobs_of(POLICIES[name].config).items():
+        assert about == KNOBS[knob]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_variants_of_a_policy_are_settings(name: str) -> None:
+    for knobs in POLICIES[name].variants:
+        assert configure(name, **knobs).policy == name

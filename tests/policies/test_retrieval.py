@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware_profiles.datastore import Datastore
-from policies.knobs import SettingError
+from policies.config import SettingError
 from policies.laws import rasd as laws
 from policies.laws import tree as tree_laws
 from policies.operations import NO_LAW, Source
-from policies.rasd import RasdKnobs, candidates, fused, pruned, rasd_knobs, unfused
+from policies.rasd import RasdConfig, RasdKnobs, candidates, fused, pruned, unfused
 from policies.registry import configure
 from policies.retrieval import (
     RetrievalAsk,
@@ -25,7 +25,7 @@ from policies.retrieval import (
     retrieve,
     text_candidates,
 )
-from policies.sampling import Sampling
+from policies.sampling import GREEDY, Sampling
 from policies.tokentree import ROOT, TokenTree, TreeDrafted, TreePlan
 
 VOCABULARY = 4
@@ -167,9 +167,9 @@ def test_candidates_are_the_draft_and_what_pruning_leaves() -> None:
 
 
 def test_a_datastore_is_asked_once_and_a_text_again() -> None:
-    assert rasd_knobs(configure("rasd")).attempts == 2
-    assert rasd_knobs(configure("rasd", datastore="stdlib")).attempts == 0
-    assert rasd_knobs(configure("rasd", datastore="stdlib", retrieval_attempts=1)).attempts == 1
+    assert RasdConfig().rounds(GREEDY).attempts == 2
+    assert RasdConfig(datastore="stdlib").rounds(GREEDY).attempts == 0
+    assert RasdConfig(datastore="stdlib", retrieval_attempts=1).rounds(GREEDY).attempts == 1
 
 
 def test_drawn_tokens_decide_no_search() -> None:

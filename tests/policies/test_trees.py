@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.knobs import SettingError
+from policies.config import SettingError
 from policies.operations import NO_LAW, Source
 from policies.registry import configure
 from policies.rowwise import RowVerdict
 from policies.tokentree import ROOT, TokenTree, TreePlan, TreeVerdict
-from policies.tree import levels_tried, nodes_ahead, tree_plan
+from policies.tree import TreeConfig, levels_tried
 
 PATHS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=6)
 
@@ -113,13 +113,16 @@ def test_trees_that_cannot_be(knobs: dict[str, Any], message: str) -> None:
 
 def test_a_plan_is_what_was_configured() -> None:
     settings = configure("tree", tree_plan="dynamic", tree_depth=3, tree_topk=2, tree_budget=6)
-    assert tree_plan(settings) == TreePlan("dynamic", depth=3, topk=2, budget=6)
+    assert isinstance(settings.config, TreeConfig)
+    assert settings.config.plan == TreePlan("dynamic", depth=3, topk=2, budget=6)
     assert settings.label == "tree tree_plan=dynamic tree_depth=3 tree_topk=2 tree_budget=6"
     assert configure("tree", tree_widths=(3, 1)).label == "tree tree_widths=3,1"
 
 
 def test_nodes_lie_ahead_of_the_text() -> None:
-    assert nodes_ahead(configure("tree", tree_widths=(3, 2))) == 9
-    assert nodes_ahead(configure("tree", tree_plan="dynamic", tree_budget=7)) == 7
-    assert nodes_ahead(configure("heads", tree_widths=(2, 1))) == 4
-    assert nodes_ahead(configure("sd")) == 0
+    assert configure("tree", tree_widths=(3, 2)).config.ahead == 9
+    assert configure("tree", tree_plan="dynamic", tree_budget=7).config.ahead == 7
+    assert configure("heads", tree_widths=(2, 1)).config.ahead == 4
+    assert configure("sd", lookahead=3).config.ahead == 3
+    assert configure("pearl", lookahead=3).config.draft_ahead == 6
+    assert configure("rest").config.ahead == 0

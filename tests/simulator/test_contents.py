@@ -12,7 +12,7 @@ from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions
 from hardware_profiles.pace import KindPace
 from hardware_profiles.parts import OperationHost
 from hardware_profiles.trace_schema import TraceError, TraceMeta, TraceRequest
-from policies.knobs import SettingError
+from policies.config import SettingError
 from policies.operations import Request, Speculation
 from policies.protocols import Steps, World
 from policies.rows import Rows

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from tiny_worlds import tokens_by_hand
 
-from policies.knobs import SettingError
+from policies.config import SettingError
 from policies.registry import configure
 from policies.rows import Rows
 from simulator.cli import main

@@ -33,7 +33,7 @@ from hardware_profiles.parts import DeviceInfo, Host, OperationHost, Role, Roles
 from hardware_profiles.profile import Profile, load_profile
 from hardware_profiles.store import find_profile
 from hardware_profiles.trace_schema import TraceMeta, TraceRequest
-from policies.knobs import SettingError
+from policies.config import SettingError
 from policies.operations import Request, Speculation, View
 from policies.protocols import Steps, World
 from policies.registry import configure

@@ -250,7 +250,7 @@ def test_contradictions_are_refused(wish: Wish, message: str) -> None:
 
 def test_a_stall_of_rows_belongs_to_the_primary_backup_alone() -> None:
     found = resolve(constant(batch=4), Wish("saguaro", 4, knobs={"backup": "auto", "stall": "rows"}))
-    assert found.settings.stall == ("rows" if found.settings.backup == "primary" else "batch")
+    assert found.settings.knobs["stall"] == ("rows" if found.settings.backup == "primary" else "batch")
 
 
 def test_the_command_line_knows_every_shape() -> None:

@@ -1,4 +1,4 @@
-"""Mirror-SD's operations (`policies.exits`) on a worker: the speaking verification, and the rollouts."""
+"""Mirror-SD's operations (`policies.mirror`) on a worker: the speaking verification, and the rollouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from calibrate.live.handlers.prespeculate import grow
 from calibrate.live.messages import Outcome, PrespeculateRows, Row, RowwiseRows, Step, Verified
 from calibrate.live.outcomes import cut, judge
 from calibrate.live.verification import Proposals, judge_chains
-from policies.exits import Branch, Candidates, EarlyVerdict, Plan, Rolled, Window, forks
+from policies.mirror import Branch, Candidates, EarlyVerdict, Plan, Rolled, Window, forks
 from policies.operations import Source
 from policies.rowwise import RowVerdict
 from policies.sampling import keyed_uniforms
@@ -79,7 +79,7 @@ def _joined(table: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def verify_early(executor: Executor, message: RowwiseRows) -> tuple[EarlyVerdict, ...]:
-    """One forward that speaks on its way; see `policies.exits.EarlyVerify`."""
+    """One forward that speaks on its way; see `policies.mirror.EarlyVerify`."""
     rows = _with_windows(message)
     for row in rows:
         executor.rewind(row)
@@ -158,7 +158,7 @@ def _stamp(executor: Executor, exit_: Exit, start: float, fed: int, chains: Sequ
 
 
 def roll_out(executor: Executor, message: RowwiseRows) -> tuple[Rolled, ...]:
-    """A glue step, then all branches side by side; see `policies.exits.Rollout`."""
+    """A glue step, then all branches side by side; see `policies.mirror.Rollout`."""
     plans = [Plan(Window._make(ask[0]), ask[1]) for ask in message.asks]
     rows = [row._replace(tokens=plan.window.tokens) for row, plan in zip(message.rows, plans, strict=True)]
     for row in rows:

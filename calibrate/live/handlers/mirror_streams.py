@@ -1,4 +1,4 @@
-"""Drafting by streams (`policies.streaming`) on a worker: windows and rollouts in fewer passes."""
+"""Drafting by streams (`policies.mirror`) on a worker: windows and rollouts in fewer passes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from calibrate.live.errors import ModelError
 from calibrate.live.messages import Row, RowwiseRows
 from calibrate.live.streaming import Nodes, StreamBranching, Text, Writing
 from calibrate.live.streams import ModelStreams, load_streams
-from policies.exits import Branch, Plan, Window, forks
+from policies.mirror import Branch, Plan, StreamRolled, StreamWindow, Window, forks, passes
 from policies.rowwise import Work
-from policies.streaming import StreamRolled, StreamWindow, passes
 from policies.tokentree import ROOT
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def nodes_of(executor: Executor, rows: Sequence[Row]) -> Nodes:
 
 
 def draft(executor: Executor, message: RowwiseRows) -> tuple[StreamWindow, ...]:
-    """Handler of `policies.streaming.StreamDraft`."""
+    """Handler of `policies.mirror.StreamDraft`."""
     rows = message.rows
     for row in rows:
         executor.rewind(row)
@@ -49,7 +48,7 @@ def draft(executor: Executor, message: RowwiseRows) -> tuple[StreamWindow, ...]:
 
 
 def roll_out(executor: Executor, message: RowwiseRows) -> tuple[StreamRolled, ...]:
-    """Handler of `policies.streaming.StreamRollout`: a glue step, then all branches side by side."""
+    """Handler of `policies.mirror.StreamRollout`: a glue step, then all branches side by side."""
     plans = [Plan(Window._make(ask[0]), ask[1]) for ask in message.asks]
     rows = [row._replace(tokens=plan.window.tokens) for row, plan in zip(message.rows, plans, strict=True)]
     for row in rows:

@@ -1,0 +1,405 @@
+"""Typed settings: one frozen class of knobs per policy, from which everything else derives.
+
+A policy's class stands beside its generator.  The annotations of its fields (`About`) give the options of
+commands, the checks of values, the labels of tables and the entries of recordings.  `PolicyInfo` is what else
+there is to say of a policy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from policies.protocols import Steps, World
+from policies.rows import Rows
+from policies.sampling import DraftMode, Sampling
+
+Kind: TypeAlias = Literal["integer", "number", "name", "integers", "text"]
+WorldName: TypeAlias = Literal["simulated", "live"]
+OnOff: TypeAlias = Literal["on", "off"]
+
+DEFAULT_LOOKAHEAD = 4
+MAX_LOOKAHEAD = 64
+EXACT = "exact on the on-path trace"
+DECISIONS = "exact on a decision trace of the setting"
+
+
+class SettingError(ValueError):
+    """A policy was given a setting that it cannot run with; the message says the way out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What the annotation of a configuration's field says: `Annotated[int, About(help="...", least=1)]`.
+
+    Attributes:
+        help: One sentence, without the default.
+        least: Smallest number, inclusive.
+        most: Largest number, inclusive.
+        sampled: Whether it changes nothing at temperature 0.
+        rare: Whether labels leave it out at its default.
+        at_zero: What to do in place of giving 0.
+    """
+
+    help: str
+    least: float | None = None
+    most: float | None = None
+    sampled: bool = False
+    rare: bool = True
+    at_zero: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob(About):
+    """A field of a configuration, as commands and checks see it.
+
+    Attributes:
+        name: Of the field; the command line writes it with dashes.
+        kind: What its values are; `integers` are several, e.g. F_0 ... F_K.
+        default: Value where none is given.
+        choices: Names that it takes.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    choices: tuple[str, ...] = ()
+
+    def check(self, value: Any) -> Any:
+        """`value` as the policies take it; the default for None.
+
+        Raises:
+            SettingError: Out of the knob's domain.
+        """
+        if value is None:
+            return self.default
+        if self.kind == "name" and value not in self.choices:
+            plain = self.name.replace("_", " ")
+            raise SettingError(f"unknown {plain} {value!r}; choices: {', '.join(self.choices)}")
+        if self.kind in _ARTICLE:
+            self._check_number(value)
+        return value
+
+    def _check_number(self, value: Any) -> None:
+        exact = isinstance(value, int) and not isinstance(value, bool)
+        if not exact and (self.kind == "integer" or not isinstance(value, float) or not math.isfinite(value)):
+            raise SettingError(f"{self.name} must be {_ARTICLE[self.kind]}, got {value!r}")
+        low = self.least is not None and value < self.least
+        high = self.most is not None and value > self.most
+        if low or high:
+            way_out = f"; {self.at_zero}" if value == 0 and self.at_zero else ""
+            raise SettingError(f"{self.name} must be {self._domain()}, got {value:g}{way_out}")
+
+    def _domain(self) -> str:
+        if self.least is not None and self.most is not None:
+            return f"between {self.least:g} and {self.most:g}"
+        return f"at least {self.least:g}" if self.least is not None else f"at most {self.most:g}"
+
+
+_ARTICLE: dict[Kind, str] = {"integer": "a whole number", "number": "a number"}
+
+
+Lookahead: TypeAlias = Annotated[
+    int,
+    About(
+        help="K, drafted tokens per round.",
+        least=1,
+        most=MAX_LOOKAHEAD,
+        rare=False,
+        at_zero="use policy 'ar' for plain decoding",
+    ),
+]
+DraftSampling: TypeAlias = Annotated[
+    DraftMode, About(help="How the draft chooses at a temperature above 0.", sampled=True)
+]
+Overlap: TypeAlias = Annotated[
+    OnOff, About(help="Draft while the target works (Mirror: its later layers), or take turns.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """Knobs of a policy; a subclass per policy adds its annotated fields.
+
+    What of a policy depends on its knobs is a property here: how much it holds ahead of the text, whether it
+    looks at the text, what is left of it where the content of tokens is ignored.
+    """
+
+    policy: ClassVar[str]
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """The configuration with these knobs, short forms written out."""
+        return cls(**values)
+
+    def check(self, sampling: Sampling) -> None:
+        """Refuse knobs that contradict each other.
+
+        Raises:
+            SettingError: They do.
+        """
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether it looks at the tokens themselves, so that a world without ids cannot run it."""
+        return False
+
+    @property
+    def ahead(self) -> int:
+        """Tokens per row that the target's cache holds past the text."""
+        return 0
+
+    @property
+    def draft_ahead(self) -> int:
+        """The draft's."""
+        return self.ahead
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens per row in the speculation cache of one draft device."""
+        return 0
+
+    def follows_path(self, sampling: Sampling) -> bool:
+        """Whether a path recorded by plain decoding decides every round, where `replay` asks for more."""
+        return False
+
+    @property
+    def content_ignored(self) -> PolicyConfig:
+        """What is left of it where retrieval finds nothing and no draft is ever confident."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadConfig(PolicyConfig):
+    """Knobs of a policy that drafts so many tokens per round.
+
+    Attributes:
+        lookahead: K.
+    """
+
+    lookahead: Lookahead = DEFAULT_LOOKAHEAD
+
+    @property
+    def ahead(self) -> int:
+        """K."""
+        return self.lookahead
+
+
+def knobs_of(config: type[PolicyConfig]) -> Mapping[str, Knob]:
+    """The knobs of a configuration, by name, in the order in which labels name them."""
+    if config not in _KNOWN:
+        hints = get_type_hints(config, include_extras=True)
+        _KNOWN[config] = {
+            each.name: _knob(each.name, hints[each.name], each.default) for each in fields(config)
+        }
+    return _KNOWN[config]
+
+
+_KNOWN: dict[type[PolicyConfig], Mapping[str, Knob]] = {}
+
+
+def _knob(name: str, hint: Any, default: Any) -> Knob:
+    kind, about = get_args(hint)
+    given = [each for each in get_args(kind) if each is not NoneType]
+    if get_origin(kind) in {Union, UnionType} and len(given) == 1:  # X | None
+        kind = given[0]
+    known = {each.name: getattr(about, each.name) for each in fields(About)}
+    if get_origin(kind) is Literal:
+        return Knob(name=name, kind="name", default=default, choices=get_args(kind), **known)
+    return Knob(name=name, kind=_KINDS[get_origin(kind) or kind], default=default, **known)
+
+
+_KINDS: dict[Any, Kind] = {int: "integer", float: "number", str: "text", tuple: "integers"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A policy, its knobs and how tokens are chosen: ready to run.
+
+    Attributes:
+        config: The policy's knobs.
+        temperature: Of both models; 0 is greedy.
+        top_p: Mass of both models' distributions that is kept.
+        seed: Seed of the run.
+    """
+
+    config: PolicyConfig
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    @property
+    def policy(self) -> str:
+        """Name in the registry."""
+        return self.config.policy
+
+    def but(self, **knobs: Any) -> Settings:
+        """The settings with other values of some knobs, which are not checked."""
+        return replace(self, config=replace(self.config, **knobs))
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """Its knobs by name, those left None left out; with policy and sampling they make it anew."""
+        mine = knobs_of(type(self.config)).values()
+        at_work = [each.name for each in mine if self.temperature > 0.0 or not each.sampled]
+        return {name: value for name in at_work if (value := getattr(self.config, name)) is not None}
+
+    @property
+    def lookahead(self) -> int | None:
+        """K; None for a policy without one, as are the others."""
+        found: int | None = self._shared("lookahead")
+        return found
+
+    @property
+    def fanout(self) -> tuple[int, ...] | None:
+        """F_0 ... F_K."""
+        found: tuple[int, ...] | None = self._shared("fanout")
+        return found
+
+    @property
+    def fanout_backup(self) -> tuple[int, ...] | None:
+        """The same in rounds after a backup speculation; None: as `fanout`."""
+        found: tuple[int, ...] | None = self._shared("fanout_backup")
+        return found
+
+    @property
+    def backup(self) -> str | None:
+        """What happens on a cache miss."""
+        found: str | None = self._shared("backup")
+        return found
+
+    @property
+    def draft_devices(self) -> int | None:
+        """Devices that share the pre-speculation."""
+        found: int | None = self._shared("draft_devices")
+        return found
+
+    @property
+    def draft_sampling(self) -> DraftMode | None:
+        """How the draft chooses its tokens; None at temperature 0."""
+        found: DraftMode | None = self._shared("draft_sampling")
+        return found
+
+    @property
+    def scale(self) -> float | None:
+        """Saguaro's C; None at temperature 0."""
+        found: float | None = self._shared("scale")
+        return found
+
+    def _shared(self, name: str) -> Any:
+        """A knob that several policies have, or all tables show; None where it is not at work here."""
+        found = knobs_of(type(self.config)).get(name)
+        idle = found is None or (found.sampled and self.temperature == 0.0)
+        return None if idle else getattr(self.config, name)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are chosen."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            draft=self.draft_sampling or "sampled",
+            scale=1.0 if self.scale is None else self.scale,
+            seed=self.seed,
+        )
+
+    @property
+    def label(self) -> str:
+        """Short name for tables, e.g. `saguaro K=4 F=3 primary`; only what differs from the default."""
+        parts = [self.policy]
+        if self.lookahead is not None:
+            parts.append(f"K={self.lookahead}")
+        if self.fanout is not None:
+            parts.append(f"F={_short(self.fanout)}")
+        if self.fanout_backup is not None and self.fanout_backup != self.fanout:
+            parts.append(f"Fb={_short(self.fanout_backup)}")
+        if self.backup is not None:
+            parts.append(self.backup)
+        parts += [f"{name}={shown(value)}" for name, value in self.unusual.items()]
+        if self.temperature > 0.0:
+            parts.append(f"T={self.temperature:g}")
+            if self.top_p < 1.0:
+                parts.append(f"top-p={self.top_p:g}")
+        return " ".join(parts)
+
+    @property
+    def unusual(self) -> dict[str, Any]:
+        """Knobs that labels name only where they differ from their default, and do."""
+        known = knobs_of(type(self.config))
+        return {n: value for n, value in self.knobs.items() if known[n].rare and value != known[n].default}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInfo:
+    """A policy's place in the family (design.md, section 1), and what is true of all its settings.
+
+    Attributes:
+        config: Its knobs.
+        run: Starts it: (world, rows, config, sampling) to a generator.
+        paper: Where it is described.
+        predicts: Who predicts the outcome of a verification.
+        drafts: How a continuation is drafted.
+        on_miss: What happens when the prediction fails.
+        verifies: Shape of what is verified.
+        replay: Which row of design.md's replay table it is in.
+        needs_draft: Whether it uses the draft device.
+        collocated: Whether its devices take turns, so that one is enough.
+        worlds: Where it runs.
+        aliases: Other names it goes by.
+        colour: In pictures.
+        variants: Knobs of the settings that stand for it where its output is compared with plain decoding;
+            every named value that changes how a greedy run goes is in one.
+    """
+
+    config: type[PolicyConfig]
+    run: Callable[[World, Rows, Any, Sampling], Steps]
+    paper: str
+    predicts: str
+    drafts: str
+    on_miss: str
+    verifies: str
+    replay: str = EXACT
+    needs_draft: bool = True
+    collocated: bool = False
+    worlds: tuple[WorldName, ...] = ("simulated", "live")
+    aliases: tuple[str, ...] = ()
+    colour: str = "#777777"
+    variants: tuple[Mapping[str, Any], ...] = ({},)
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        return self.config.policy
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """Settings it takes."""
+        return tuple(knobs_of(self.config))
+
+    @property
+    def needs_decisions(self) -> bool:
+        """Whether its replay takes a decision trace instead of a path recorded by plain decoding."""
+        return self.replay == DECISIONS
+
+
+def shown(value: Any) -> str:
+    """A knob's value as labels and help texts write it."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _short(fanout: tuple[int, ...]) -> str:
+    return str(fanout[0]) if len(set(fanout)) == 1 else ",".join(map(str, fanout))
