@@ -107,7 +107,18 @@ def _refuse_contradictions(options: dict[str, Any]) -> None:
         )
 
 
+MOST_TOKENS = 100_000_000
+"""Of all requests of a made-up text together: all are kept in memory, and rates are known after far fewer."""
+
+
 def _check_coins(options: dict[str, Any]) -> None:
+    requests = options["requests"] or max(48, 8 * options["batch"])
+    length = options["max_tokens"] or 128
+    if requests * length > MOST_TOKENS:
+        raise SettingError(
+            f"{requests} requests of {length} tokens are more than {MOST_TOKENS:,} tokens, all kept "
+            "in memory: give fewer --requests or --max-tokens"
+        )
     if options["trace"] is not None:
         raise SettingError("give either --trace or --acceptance, not both")
     if options["prompt_category"] is not None:

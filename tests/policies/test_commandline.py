@@ -75,6 +75,7 @@ SIMULATE = ("--policy", "sd", "--acceptance", "0.8", "--requests", "2", "--max-t
         ("--max-tokens", "1000000000"),
         ("--lookahead", "1000000000"),
         ("--fanout", "1000000000"),
+        ("--requests", "100000", "--max-tokens", "1000000"),
         ("--seed", str(2**70)),
         ("--seed", str(-(2**70))),
         ("--batch", "9" * 5000),
