@@ -1,12 +1,13 @@
 """Equal devices: what a setting does with all the devices that one has, at a given traffic.
 
-A parallel policy takes a group of devices, one for the target and one or more for the draft; plain decoding
-and SD (collocated: both models on one device, which it uses in turn) take one.  What is compared is the
+A parallel policy takes a group of devices, the target's and those of one or more drafts; plain decoding and
+SD (collocated: both models on the target's devices, used in turn) take the target's alone.  A model spread
+over several devices takes all of them (`simulator.placement`).  What is compared is the
 same hardware under the same load: `devices` devices that serve `batch` requests at any time, in as many
 independent groups as fit, the requests spread evenly over them.  Devices that no group fills, and groups
 for which there is no request, idle.
 
-Both models on one device are taken to cost what each costs on a device of its own while the other waits,
+Models on the same devices are taken to cost what each costs on a device of its own while the other waits,
 which is what SD does in the profile's placement; that they fit in its memory is not checked.
 """
 
@@ -16,7 +17,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from hardware_profiles.profile import Profile
-from policies.registry import Settings, find_policy
+from policies.registry import Settings
+from simulator.placement import count_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +54,9 @@ class Deployment:
         return f"{self.groups} group{'s' * (self.groups > 1)} of {self.group_devices} devices"
 
 
-def group_devices(settings: Settings, profile: Profile) -> int:
-    """Devices that one group of a setting takes; one where the profile has both models on the same."""
-    if find_policy(settings.policy).collocated or profile.placement == "shared":
-        return 1
-    return 1 + (settings.draft_devices or 1)
-
-
 def deploy(settings: Settings, profile: Profile, *, devices: int, batch: int) -> Deployment | None:
     """The setting on all devices; None where one group takes more than there are."""
-    each = group_devices(settings, profile)
+    each = count_devices(settings, profile).total
     if each > devices:
         return None
     return Deployment(settings, each, devices // each, devices, batch)

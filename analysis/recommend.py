@@ -17,8 +17,10 @@ from analysis.intervals import BATCH_REPLICATES, LEVEL, REPLICATES, Bootstrap, I
 from analysis.search import Choice, Progress, Search, best_of, refine
 from analysis.serving import FloatArray
 from analysis.sources import Sources
-from policies.registry import SettingError, Settings
+from hardware_profiles.profile import Profile
+from policies.registry import SettingError, Settings, configure
 from policies.summary import Summary
+from simulator.placement import count_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ def recommend(sources: Sources, wanted: Wanted, progress: Progress) -> Recommend
         SettingError: No trace at the temperature, or no policy can run.
     """
     scenario = sources.scenario(wanted.temperature, limit=wanted.limit, seed=wanted.seed)
+    _check_devices(sources, wanted)
     search = Search(scenario, wanted.devices, wanted.batch)
     ranked = refine(search, wanted.temperature, progress)
     for policy in ("ar", "sd"):
@@ -152,6 +155,21 @@ def recommend(sources: Sources, wanted: Wanted, progress: Progress) -> Recommend
         tried=search.simulated,
         refused=search.refused,
     )
+
+
+def usual_devices(profile: Profile) -> int:
+    """Devices of a recommendation unless others are asked for: a group of the profile's two models."""
+    return max(2, count_devices(configure("pearl"), profile).total)
+
+
+def _check_devices(sources: Sources, wanted: Wanted) -> None:
+    """Refuse fewer devices than the target alone takes."""
+    needed = count_devices(configure("ar"), sources.profile).total
+    if wanted.devices < needed:
+        raise SettingError(
+            f"the target of profile {sources.profile.name!r} is spread over {needed} devices: --max-devices "
+            f"must be at least {needed}, got {wanted.devices}"
+        )
 
 
 def _finalists(ranked: Sequence[Choice]) -> list[Choice]:

@@ -32,7 +32,12 @@ Examples:
 @click.option("--trace", help="Recorded trace: a name or a file.  [default: the profile's]")
 @click.option("--batch", default=1, show_default=True, help="Requests served at any time, on all devices.")
 @click.option("--temperature", default=0.0, show_default=True, help="Of the target; needs a trace at it.")
-@click.option("--max-devices", default=2, show_default=True, help="Equal devices at hand.")
+@click.option(
+    "--max-devices",
+    type=int,
+    help="Equal devices at hand; a model spread over four of them takes four.  [default: 2, or as many as "
+    "the profile's target and draft take together]",
+)
 @click.option("--prompt-category", help="Only prompts of this category.  [default: all]")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens per request.")
 @click.option(
@@ -49,32 +54,32 @@ Examples:
 def main(**options: Any) -> None:
     """Recommend policy, lookahead, fan-out and backup for a pair, its hardware and its traffic.
 
-    Compares equal devices under equal load: N devices are N replicas of plain decoding or of SD, or groups
-    of a target's and a draft's device.
+    Compares equal devices under equal load: N devices are replicas of plain decoding or of SD on the
+    target's devices, or groups of a target's and a draft's.
     """
     with refusals(INCOMPLETE, BAD_INPUT):
         _recommend(options)
 
 
 def _recommend(options: dict[str, Any]) -> None:
-    from analysis.recommend import Wanted, recommend
+    from analysis.recommend import Wanted, recommend, usual_devices
     from analysis.recommend_report import as_json, print_recommendation
     from analysis.sources import load_sources
 
-    wanted = Wanted(
-        batch=options["batch"],
-        temperature=options["temperature"],
-        devices=options["max_devices"],
-        limit=options["max_tokens"],
-        level=options["level"],
-        flips=options["flips"],
-        seed=options["seed"],
-    )
     sources = load_sources(
         options["hw"],
         trace=options["trace"],
         category=options["prompt_category"],
-        temperatures=[wanted.temperature],
+        temperatures=[options["temperature"]],
+    )
+    wanted = Wanted(
+        batch=options["batch"],
+        temperature=options["temperature"],
+        devices=usual_devices(sources.profile) if options["max_devices"] is None else options["max_devices"],
+        limit=options["max_tokens"],
+        level=options["level"],
+        flips=options["flips"],
+        seed=options["seed"],
     )
     with _progress() as progress:
         found = recommend(sources, wanted, progress)

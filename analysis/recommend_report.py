@@ -11,9 +11,10 @@ from analysis.paste import simulate_line, validate_line
 from analysis.recommend import Ranked, Recommendation, as_row, time_per_token
 from analysis.search import requests_served
 from hardware_profiles.jsonfile import to_json
+from hardware_profiles.pairs import other_pair
 from policies.commandline import wide_console
 from policies.registry import find_policy
-from simulator.imports.export import METHOD_OF, engine_lines
+from simulator.imports.export import METHOD_OF, engine_lines, engines_load
 
 METHOD = (
     "tokens/s = emitted tokens / decode seconds (prefill left out), ratio of sums over the recorded prompts, "
@@ -36,6 +37,7 @@ def as_dict(found: Recommendation) -> dict[str, Any]:
             "profile": sources.origins.get("profile"),
             "trace": sources.origins.get(wanted.temperature),
         },
+        "warnings": warnings(found),
         "trace": {
             "prompts": trace.meta.prompt_set,
             "category": sources.category,
@@ -61,7 +63,7 @@ def as_dict(found: Recommendation) -> dict[str, Any]:
             "not_tried_at_other_acceptances": undecided(found),
         },
         "paste": pasted(found),
-        "engines": engine_note(found),
+        "engines": unservable(found) or engine_note(found),
         "extrapolated": found.extrapolated,
         "settings_tried": found.tried,
         "policies_without_decisions": dict(without_decisions(found)),
@@ -91,7 +93,7 @@ def pasted(found: Recommendation) -> dict[str, str]:
         )
     }
     meta = trace.meta
-    if meta.target_model.startswith("pair:"):
+    if meta.target_model.startswith("pair:") and not warnings(found):
         line = validate_line(
             winner.settings,
             found.sources,
@@ -102,10 +104,28 @@ def pasted(found: Recommendation) -> dict[str, str]:
         )
         if line is not None:
             lines["validate"] = line
+    if unservable(found):
+        return lines
     theirs = winner if engines_have(winner.settings.policy) else sd
     for engine, line in engine_lines(theirs.settings, meta.target_model, meta.draft_model).items():
         lines[engine if theirs is winner else f"{engine} (best SD)"] = line
     return lines
+
+
+def warnings(found: Recommendation) -> list[str]:
+    """What to know before believing anything else: that times and acceptance are of different pairs."""
+    trace = found.sources.trace(found.wanted.temperature)
+    mixed = other_pair(found.sources.profile, trace.meta)
+    return [] if mixed is None else [mixed]
+
+
+def unservable(found: Recommendation) -> str | None:
+    """Why no engine's command line is offered; None where one is."""
+    meta = found.sources.trace(found.wanted.temperature).meta
+    if warnings(found):
+        return "no lines for engines: the recording is of another pair than the profile"
+    names = [name for name in (meta.target_model, meta.draft_model) if not engines_load(name)]
+    return f"no lines for engines, which cannot load {' and '.join(names)}" if names else None
 
 
 def engines_have(policy: str) -> bool:
@@ -200,6 +220,8 @@ def print_recommendation(found: Recommendation) -> None:
     wanted, winner = found.wanted, found.winner
     level = f"{wanted.level:.0%}"
     prompts = found.sources.category or "all"
+    for warning in warnings(found):
+        console.print(f"[bold yellow]warning: {warning}[/bold yellow]", highlight=False)
     console.print(
         f"[bold]{winner.choice.settings.label}[/bold]: {winner.choice.tokens_per_second:.4g} tokens/s on "
         f"{wanted.devices} device{'s' * (wanted.devices > 1)} at batch {wanted.batch} "
@@ -219,7 +241,7 @@ def print_recommendation(found: Recommendation) -> None:
     for sentence in reasons(found):
         console.print(f"why: {sentence}", highlight=False)
     _print_flips(console, found)
-    note = engine_note(found)
+    note = unservable(found) or engine_note(found)
     if note is not None:
         console.print(note, highlight=False)
     for purpose, line in pasted(found).items():

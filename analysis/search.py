@@ -19,6 +19,8 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 ROUNDS_OF_REQUESTS = (2, 6)
 """Requests per row in the first and the second stage; the last serves all, and at least three per row."""
 LEAST_REQUESTS = (8, 20)
+MOST_DRAFTS = 4
+"""Draft devices that are tried beside one target: the grid grows with them, and forty devices are groups."""
 KEPT = (8, 5)
 """Settings that the first and the second stage leave."""
 
@@ -144,9 +146,12 @@ def requests_served(count: int, width: int) -> int:
 def refine(search: Search, temperature: float, progress: Progress) -> list[Choice]:
     """All settings that got to the last stage, fastest first; the best of each policy are among them."""
     tokens, devices = search.scenario.tokens, search.devices
-    settings = grid(tokens, temperature, draft_devices=max(1, devices - 1))
+    assert search.scenario.profile is not None
+    roles = search.scenario.profile.roles
+    drafts = (devices - roles.target.tensor_parallel) // roles.draft.tensor_parallel
+    settings = grid(tokens, temperature, draft_devices=min(max(1, drafts), MOST_DRAFTS))
     settings += decided(search.scenario, temperature)
-    per_row = max(search.batch // max(1, devices // 2), 1)
+    per_row = max(search.batch // max(1, devices // (2 * roles.target.tensor_parallel)), 1)
     sizes = [max(r * per_row, n) for r, n in zip(ROUNDS_OF_REQUESTS, LEAST_REQUESTS, strict=True)]
     first = search.best(settings, sizes[0], lambda s, d, n: progress("coarse search", d, n))
     kept = leaders(first, KEPT[0])

@@ -121,5 +121,6 @@ INFO = PolicyInfo(
     verifies="tree",
     replay=DECISIONS,
     needs_draft=False,
+    collocated=True,
     worlds=("simulated",),
 )

@@ -65,6 +65,10 @@ class Effects:
     jitter: bool = True
 
 
+KNOWN = {"measured": "measured", "roofline": "roofline", "paper": "printed", "synthetic": "given"}
+"""What a profile's numbers are, by their provenance."""
+
+
 @dataclass(frozen=True, slots=True)
 class Extrapolation:
     """A coordinate outside the measured grid of an operation, where its cost is a linear guess.
@@ -73,18 +77,20 @@ class Extrapolation:
         operation: Name in the profile.
         axis: What lay outside.
         value: The farthest coordinate asked for.
-        measured_to: The nearest measured one.
+        measured_to: The nearest one that the profile has.
+        origin: Where the profile's numbers come from (`hardware_profiles.costs.Provenance.kind`).
     """
 
     operation: str
     axis: str
     value: int
     measured_to: int
+    origin: str = "measured"
 
     def __str__(self) -> str:
         side = "up to" if self.value > self.measured_to else "from"
         axis = self.axis.replace("_", " ")
-        return f"{self.operation} at {axis} {self.value} (measured {side} {self.measured_to})"
+        return f"{self.operation} at {axis} {self.value} ({KNOWN[self.origin]} {side} {self.measured_to})"
 
 
 class Costs(Protocol):

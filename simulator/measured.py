@@ -32,6 +32,7 @@ class ProfileCosts:
         effects: What to simulate.
         seed: Keys the noise, by operation and its ordinal number.
         drift: Factors on the duration of whole operations, by name; 1 for those that are not there.
+        origins: Where the numbers come from, by name; measured for those that are not there.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class ProfileCosts:
         effects: Effects,
         seed: int,
         drift: Mapping[str, float] | None = None,
+        origins: Mapping[str, str] | None = None,
     ) -> None:
         self.surfaces = surfaces
         self.effects = effects
         self.seed = seed
         self.drift = dict(drift or {})
+        self.origins = dict(origins or {})
         self._ranges: dict[tuple[str, str], tuple[int, int]] = {}
         self._pages: dict[tuple[str | int, ...], list[float]] = {}
         self._prefills: dict[tuple[str, int, int], float] = {}
@@ -225,10 +228,11 @@ class ProfileCosts:
         found = []
         for (name, axis), (low, high) in sorted(self._ranges.items()):
             bounds = self.surfaces[name].bounds().get(axis) if name in self.surfaces else None
+            origin = self.origins.get(name, "measured")
             if bounds is not None and low < bounds[0]:
-                found.append(Extrapolation(name, axis, low, int(bounds[0])))
+                found.append(Extrapolation(name, axis, low, int(bounds[0]), origin))
             if bounds is not None and high > bounds[1]:
-                found.append(Extrapolation(name, axis, high, int(bounds[1])))
+                found.append(Extrapolation(name, axis, high, int(bounds[1]), origin))
         return tuple(found)
 
     def _factor(self, name: str, forwards: int = 1) -> float:

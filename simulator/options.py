@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 DEFAULT_PROFILE = "cpu2-x5"
 GREEDY_COLUMNS = ("draft_rank", "draft_top_ids")
 """Columns of a trace that a greedy replay reads; it does without the second (`simulator.tokens.replay`)."""
+WARNING = "warning"
+"""What a source's name begins with where it is one."""
 LLAMACPP = "llamacpp"
 """The backend, as profiles and traces call it, whose drafts may be quantised."""
 
@@ -44,7 +46,7 @@ def build_scenario(options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
         sources["latency"] = f"profile {profile.name} ({kind}, {origin(path)}): {profile.description}"
         profile = carried(profile, options, sources)
         sources |= unmeasured(profile)
-    tokens, sources["tokens"] = _tokens(options, profile)
+    tokens, sources["tokens"] = _tokens(options, profile, sources)
     requests = options["requests"] or max(48, 8 * options["batch"])
     if requests < options["batch"]:
         sources["batch"] = f"{requests} of {options['batch']} rows run: there are {requests} requests"
@@ -57,7 +59,7 @@ def build_scenario(options: dict[str, Any]) -> tuple[Any, dict[str, str]]:
         prompt_length=options["prompt_length"],
         effects=Effects(jitter=options["jitter"]),
         seed=options["seed"],
-        decisions=_decisions(options, _recorded_as(options, profile), sources),
+        decisions=_decisions(options, profile, sources),
         measured_pace=_measured_pace(options, profile),
     )
     policy = find_policy(options["policy"])
@@ -146,7 +148,7 @@ def _check_textbook(options: dict[str, Any]) -> None:
         raise SettingError("--target-time must be above 0 and --draft-time at least 0")
 
 
-def _tokens(options: dict[str, Any], profile: Profile | None) -> tuple[Any, str]:
+def _tokens(options: dict[str, Any], profile: Profile | None, sources: dict[str, str]) -> tuple[Any, str]:
     from simulator.tokens import coin, replay
 
     if isinstance(options["acceptance"], Path):
@@ -190,7 +192,17 @@ def _tokens(options: dict[str, Any], profile: Profile | None) -> tuple[Any, str]
         f"recorded by plain decoding of {trace.meta.target_model}{sampled}"
     )
     described += _other_draft(trace.meta, profile)
+    _note_pair("trace", trace.meta, profile, sources)
     return model, described
+
+
+def _note_pair(what: str, meta: TraceMeta, profile: Profile | None, sources: dict[str, str]) -> None:
+    """Warn of a recording of another pair than the profile's."""
+    from hardware_profiles.pairs import other_pair
+
+    mixed = None if profile is None else other_pair(profile, meta)
+    if mixed is not None:
+        sources[f"{WARNING} ({what})"] = mixed
 
 
 def _other_draft(meta: TraceMeta, profile: Profile | None) -> str:
@@ -209,7 +221,7 @@ def _other_draft(meta: TraceMeta, profile: Profile | None) -> str:
     )
 
 
-def _decisions(options: dict[str, Any], profile_name: str, sources: dict[str, str]) -> Any:
+def _decisions(options: dict[str, Any], profile: Profile | None, sources: dict[str, str]) -> Any:
     """The decision trace; None where the policy needs none, or where coins stand in for it."""
     from hardware_profiles.decisions import read_decisions
     from hardware_profiles.store import SHIPPED, decisions_name, find_decisions, origin
@@ -225,13 +237,16 @@ def _decisions(options: dict[str, Any], profile_name: str, sources: dict[str, st
         return None
     name = options["decisions"]
     if name is None:
-        name = decisions_name(profile_name, info.name, options["temperature"], options["top_p"])
+        name = decisions_name(
+            _recorded_as(options, profile), info.name, options["temperature"], options["top_p"]
+        )
     path = find_decisions(name)
     trace = read_decisions(path).of_category(options["prompt_category"])
     sources["decisions"] = (
         f"decision trace {name.removeprefix(SHIPPED)} ({origin(path)}): {len(trace.settings)} settings on "
         f"{len(trace.requests)} {trace.meta.prompt_set} prompts"
     )
+    _note_pair("decisions", trace.meta, profile, sources)
     return trace
 
 

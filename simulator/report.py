@@ -14,6 +14,8 @@ from policies.registry import find_policy
 from policies.summary import Summary
 from policies.timeline import chrome_trace
 from simulator.law import Opinion, manner_of
+from simulator.options import WARNING
+from simulator.placement import DeviceCount, count_devices
 from simulator.run import Scenario, Simulated
 from simulator.waterfall import Stage
 from simulator.wishes import Choice
@@ -83,6 +85,30 @@ class Report:
             return None
         return self.run.summary.tokens_per_second / self.sd.summary.tokens_per_second
 
+    @property
+    def devices(self) -> dict[str, DeviceCount]:
+        """Devices of the policy, of plain decoding and of vanilla speculation; empty without a profile."""
+        runs = {"policy": self.run, "ar": self.ar, "sd": self.sd}
+        profile = self.scenario.profile
+        if profile is None:
+            return {}
+        return {n: count_devices(run.settings, profile) for n, run in runs.items() if run is not None}
+
+    @property
+    def speedup_vs_ar_per_device(self) -> float | None:
+        """Tokens per second and device over plain decoding's; None without a profile."""
+        return self.per_device(self.speedup_vs_ar)
+
+    def per_device(self, speedup: float | None) -> float | None:
+        """A speedup over plain decoding as if plain decoding had as many devices."""
+        found = self.devices
+        return speedup * found["ar"].total / found["policy"].total if found and speedup is not None else None
+
+    @property
+    def warnings(self) -> dict[str, str]:
+        """What to know before believing anything else, by what it is about."""
+        return {kind: text for kind, text in self.sources.items() if kind.startswith(WARNING)}
+
     def as_dict(self) -> dict[str, Any]:
         """The documented JSON object (docs/json.md)."""
         settings, summary = self.run.settings, self.run.summary
@@ -98,6 +124,8 @@ class Report:
             **{name: list(value) if isinstance(value, tuple) else value for name, value in knobs.items()},
             "speedup_vs_ar": self.speedup_vs_ar,
             "speedup_vs_sd": self.speedup_vs_sd,
+            "speedup_vs_ar_per_device": self.speedup_vs_ar_per_device,
+            "devices": {name: count.total for name, count in self.devices.items()},
             **summary.as_dict(),
             "law": {
                 **asdict(self.law),
@@ -110,6 +138,7 @@ class Report:
             if settings.fanout is None
             else self.scenario.tokens.tail_error(settings.sampling, manner_of(settings).shape),
             "sources": self.sources,
+            "warnings": list(self.warnings.values()),
         }
 
 
@@ -120,11 +149,17 @@ def print_report(report: Report, console: Console) -> None:
         f"[bold]{settings.label}[/bold] · batch {report.scenario.batch} · {summary.tokens} tokens of "
         f"{len(report.scenario.serving()[1])} requests, prompts of {report.prompt_length:.0f}"
     )
+    for kind, text in report.warnings.items():
+        console.print(f"[bold yellow]{kind}: {text}[/bold yellow]", highlight=False)
     for kind, source in report.sources.items():
+        if kind in report.warnings:
+            continue
         console.print(f"[dim]{kind}: {source}[/dim]", highlight=False)
     for choice in report.choices:
         console.print(f"[cyan]{choice.knob} {_value(choice.value)}[/cyan]: {choice.why}", highlight=False)
     console.print(_opinions(report))
+    if unequal := _unequal(report):
+        console.print(unequal, highlight=False)
     console.print(_time(report))
     console.print(_latency(report), highlight=False)
     if len(report.waterfall) > 1:
@@ -137,12 +172,14 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def _opinions(report: Report) -> Any:
-    table = _table("", "tokens/s", "vs AR", "vs SD", "tokens/round", "hit rate")
+    equal = () if not _unequal(report) else ("vs AR,\nper device",)
+    table = _table("", "tokens/s", "vs AR", *equal, "vs SD", "tokens/round", "hit rate")
     law, summary = report.law, report.run.summary
     table.add_row(
         f"law ({law.statement})",
         _number(law.tokens_per_second),
         _factor(law.speedup_vs_ar),
+        *(_factor(report.per_device(law.speedup_vs_ar)) for _ in equal),
         "",
         _number(law.tokens_per_round),
         _share(law.cache_hit_rate),
@@ -151,16 +188,28 @@ def _opinions(report: Report) -> Any:
         "simulated",
         _number(summary.tokens_per_second),
         _factor(report.speedup_vs_ar),
+        *(_factor(report.speedup_vs_ar_per_device) for _ in equal),
         _factor(report.speedup_vs_sd),
         _number(summary.tokens_per_round),
         _share(summary.cache_hit_rate),
     )
     decided = find_policy(report.run.settings.policy).needs_decisions
     command = "python -m analysis.family_cli" if decided else "validate"
-    table.add_row("measured", f"run `{command}`", "", "", "", "")
+    table.add_row("measured", f"run `{command}`")
     if law.ceiling is not None:
-        table.add_row("ceiling C", "", _factor(law.ceiling), "", "", "")
+        table.add_row("ceiling C", "", _factor(law.ceiling))
     return table
+
+
+def _unequal(report: Report) -> str | None:
+    """That the policy takes other devices than plain decoding, and what the columns make of it."""
+    found = report.devices
+    if not found or found["policy"].total == found["ar"].total:
+        return None
+    return (
+        f"devices: {found['policy']} (target + draft) against plain decoding's and SD's {found['ar']}; "
+        "per device: tokens/s over devices"
+    )
 
 
 def _time(report: Report) -> Any:

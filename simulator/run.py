@@ -111,7 +111,11 @@ class Scenario:
         """A fresh account of what operations cost."""
         if self.textbook is not None:
             return self.textbook
-        return ProfileCosts(self.surfaces, effects=self.effects, seed=self.seed, drift=self.drift)
+        assert self.profile is not None
+        origins = {name: self.profile.provenance_of(name).kind for name in self.profile.operations}
+        return ProfileCosts(
+            self.surfaces, effects=self.effects, seed=self.seed, drift=self.drift, origins=origins
+        )
 
     @cached_property
     def surfaces(self) -> dict[str, LatencySurface]:

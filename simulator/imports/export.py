@@ -26,6 +26,8 @@ SGLANG = {
 METHODS = tuple(SGLANG)
 METHOD_OF = {"sd": "draft_model", "pld": "ngram"}
 """What engines call the policies that they have."""
+OURS = ("pair:", "shape:")
+"""What names of models begin with that only this project knows."""
 STARTS = {
     "vllm": ("vllm", "serve"),
     "sglang": ("python", "-m", "sglang.launch_server", "--model-path"),
@@ -160,7 +162,7 @@ def engine_flags(
 
 
 def engine_lines(settings: Settings, target: str, draft: str) -> dict[str, str]:
-    """Command lines of engines for a setting, by engine; empty where none has its policy.
+    """Command lines of engines for a setting, by engine; empty where none has its policy or can load a model.
 
     vLLM drafts greedily unless told otherwise, also at a temperature above 0, where we sample by default.
     """
@@ -168,6 +170,8 @@ def engine_lines(settings: Settings, target: str, draft: str) -> dict[str, str]:
     if method is None or settings.lookahead is None:
         return {}
     model = draft if method in NEEDS_MODEL else None
+    if not engines_load(target) or not engines_load(model or target):
+        return {}
     flags = engine_flags(
         settings.lookahead,
         method=method,
@@ -175,6 +179,11 @@ def engine_lines(settings: Settings, target: str, draft: str) -> dict[str, str]:
         draft_sampled=model is not None and settings.sampling.draft_sampled,
     )
     return {engine: f"{shlex.join([*start, target])} {flags[engine]}" for engine, start in STARTS.items()}
+
+
+def engines_load(name: str) -> bool:
+    """Whether a model's name is one that others know, too: not `pair:x5` or `shape:llama-3.1-8b`."""
+    return not name.startswith(OURS)
 
 
 def schedule(by_batch: Mapping[int, int], largest: int | None = None) -> list[list[int]]:

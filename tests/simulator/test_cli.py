@@ -25,9 +25,9 @@ KEYS = {
     "tokens", "rounds", "batch_rounds", "seconds", "prefill_s", "tokens_per_second", "tokens_per_round",
     "accepted_per_round", "acceptance_rate", "cache_hit_rate", "hit_rate_after_primary",
     "hit_rate_after_backup", "run_length", "time_to_first_token_s", "utilization", "stalled_s", "overlap_s",
-    "speedup_vs_ar", "speedup_vs_sd",
+    "speedup_vs_ar", "speedup_vs_sd", "speedup_vs_ar_per_device", "devices",
     # what it rests on
-    "law", "choices", "memory", "extrapolated", "hit_rate_tail_error", "sources",
+    "law", "choices", "memory", "extrapolated", "hit_rate_tail_error", "sources", "warnings",
 }  # fmt: skip
 LAW_KEYS = {
     "statement", "speedup_vs_ar", "tokens_per_second", "tokens_per_round", "cache_hit_rate", "assumptions",
