@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from policies.commandline import (
 from policies.registry import KNOBS, POLICIES
 from simulator.options import DEFAULT_PROFILE, build_scenario
 
+LINE = 79
+"""Characters of a line in lists."""
 SHAPES = ("uniform", "geometric", "exact")
 EXAMPLES = """
 \b
@@ -212,14 +215,20 @@ def list_policies(*, as_json: bool) -> None:
         ]
         click.echo(to_json(rows, indent=2))
         return
-    from rich.table import Table
-
-    table = Table(header_style="bold")
-    for title in ("policy", "paper", "predicts", "drafts", "on a miss", "verifies", "replay", "knobs"):
-        table.add_column(title)
+    # Blocks of lines instead of a table, whose eight columns of words fit no terminal.
     for info in POLICIES.values():
-        table.add_row(*(", ".join(v) if isinstance(v := getattr(info, f), tuple) else v for f in fields))
-    wide_console().print(table)
+        click.echo(textwrap.fill(f"{info.name}: {info.paper}", LINE, subsequent_indent=" " * 4))
+        for title, value in (
+            ("who predicts", info.predicts),
+            ("drafts", info.drafts),
+            ("on a miss", info.on_miss),
+            ("verifies", info.verifies),
+            ("replay", info.replay),
+            ("knobs", ", ".join(info.knobs)),
+        ):
+            if value:
+                entry = f"  {title + ':':<14}{value}"
+                click.echo(textwrap.fill(entry, LINE, subsequent_indent=" " * 16))
     alone = [info.name for info in POLICIES.values() if "live" not in info.worlds]
     but = f" but {', '.join(alone)}, which are simulated only" if alone else ""
     click.echo(f"Every policy runs in both worlds, simulated and live{but}.")

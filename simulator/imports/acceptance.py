@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hardware_profiles.jsonfile import parse_json, read_json, to_json, write_json
+from hardware_profiles.jsonfile import FileRefused, parse_json, read_json, to_json, write_json
 from policies.registry import SettingError, find_policy
 from simulator.imports.derive import iid_acceptance, joint_of
 from simulator.imports.measured import Imported, ImportRefused
@@ -185,12 +186,16 @@ def load_acceptance(path: Path) -> AcceptanceFile:
     Raises:
         FileRefused: It cannot be read, or is none; the message has the path of the bad field.
     """
-    content = read_json(path)
+    way_out = (
+        f"expected an acceptance file; make one of an engine's output with "
+        f"`python -m simulator.imports read {shlex.quote(str(path))} --out acceptance.json`"
+    )
+    try:
+        content = read_json(path)
+    except FileRefused as error:
+        raise FileRefused(f"{error}; {way_out}") from error
     if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise ImportRefused(
-            f"{path}: expected an acceptance file; make one of an engine's output with "
-            f"`python -m simulator.imports read {path} --out acceptance.json`"
-        )
+        raise ImportRefused(f"{path}: {way_out}")
     try:
         return AcceptanceFile.model_validate(content)
     except ValidationError as error:

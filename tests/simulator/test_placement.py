@@ -77,3 +77,17 @@ def test_what_a_roofline_says_was_not_measured(tmp_path: Path) -> None:
     found = simulated("--hw", "a100x8", "--acceptance", "0.8", "--policy", "sd", "--batch", "100", *FEW[2:])
     assert "target.forward at batch 100 (roofline up to 64)" in found.stdout
     assert "measured up to" not in found.stdout
+
+
+def test_an_engines_own_file_is_sent_to_the_command_that_reads_it(tmp_path: Path) -> None:
+    page = tmp_path / "metrics.prom"
+    page.write_text("# HELP vllm:spec_decode_num_drafts_total x\nvllm:spec_decode_num_drafts_total 3\n")
+    refused = simulated("--acceptance", str(page), "--policy", "sd")
+    assert refused.exit_code == 2
+    assert f"python -m simulator.imports read {page} --out acceptance.json" in refused.stderr
+
+
+def test_the_list_of_policies_fits_a_narrow_terminal() -> None:
+    lines = simulated("--list-policies").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "saguaro: " in "\n".join(lines) and any("on a miss" in line for line in lines)
