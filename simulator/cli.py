@@ -231,7 +231,7 @@ def list_policies(*, as_json: bool) -> None:
                 click.echo(textwrap.fill(entry, LINE, subsequent_indent=" " * 16))
     alone = [info.name for info in POLICIES.values() if "live" not in info.worlds]
     but = f" but {', '.join(alone)}, which are simulated only" if alone else ""
-    click.echo(f"Every policy runs in both worlds, simulated and live{but}.")
+    click.echo(textwrap.fill(f"Every policy runs in both worlds, simulated and live{but}.", LINE))
 
 
 if __name__ == "__main__":
