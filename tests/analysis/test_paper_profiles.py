@@ -114,7 +114,7 @@ def test_simulate_runs_and_says_where_its_numbers_come_from(name: str) -> None:
     result = CliRunner().invoke(simulate, [*arguments, "--policy", "saguaro"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
-    assert "(paper)" in found["sources"]["latency"]
+    assert "(paper, shipped:" in found["sources"]["latency"]
     told = [text for key, text in found["sources"].items() if "forward" in key]
     assert told and all(text.startswith(("paper: ", "roofline: ")) for text in told)
     assert found["speedup_vs_ar"] > 0.5
