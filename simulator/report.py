@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.config import knobs_of
 from policies.registry import find_policy
 from policies.summary import Summary
 from policies.timeline import chrome_trace
@@ -23,21 +22,6 @@ from simulator.wishes import Choice
 if TYPE_CHECKING:
     from rich.console import Console
 
-ALWAYS_NAMED = (
-    "lookahead",
-    "fanout",
-    "fanout_backup",
-    "backup",
-    "stall",
-    "first",
-    "cache_set",
-    "tree",
-    "draft_devices",
-    "longest_suffix",
-    "draft_sampling",
-    "scale",
-)
-"""Knobs that every JSON object names, whether the policy has them or not."""
 METHOD = (
     "tokens/s = emitted tokens / decode seconds (prefill left out), ratio of sums; "
     "SD baseline: same lookahead, same devices"
@@ -112,16 +96,15 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The documented JSON object (docs/json.md)."""
         settings, summary = self.run.settings, self.run.summary
-        known = knobs_of(type(settings.config))
-        at_work = [name for name, knob in known.items() if settings.temperature > 0.0 or not knob.sampled]
-        knobs = dict.fromkeys(ALWAYS_NAMED) | {name: getattr(settings.config, name) for name in at_work}
-        knobs |= {"temperature": settings.temperature, "top_p": settings.top_p, "seed": settings.seed}
         return {
             "policy": settings.policy,
             "batch": self.scenario.batch,
             "requests": len(self.scenario.serving()[1]),
             "prompt_length": self.prompt_length,
-            **{name: list(value) if isinstance(value, tuple) else value for name, value in knobs.items()},
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "seed": settings.seed,
+            "knobs": {n: list(v) if isinstance(v, tuple) else v for n, v in settings.knobs.items()},
             "speedup_vs_ar": self.speedup_vs_ar,
             "speedup_vs_sd": self.speedup_vs_sd,
             "speedup_vs_ar_per_device": self.speedup_vs_ar_per_device,

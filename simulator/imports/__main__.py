@@ -273,10 +273,10 @@ def _simulated(path: Path) -> int:
 
     try:
         answer = read_json(path)
-        policy, depth = answer["policy"], answer["lookahead"]
+        policy, depth = answer["policy"], answer["knobs"].get("lookahead")
     except FileRefused:
         raise
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ImportRefused(f"{path}: expected the JSON that `simulate --json` prints: {error!r}") from error
     if policy != "sd" or not isinstance(depth, int):
         raise ImportRefused(f"{path}: policy {policy!r:.80}: engines have plain speculation ('sd') only")

@@ -13,14 +13,13 @@ from simulate_command import answer, simulated
 
 from hardware_profiles.profile import load_profile, save_profile
 from hardware_profiles.store import find_profile, find_trace, user_profile, user_trace
+from policies.registry import POLICIES, configure
 
 COIN = ["--target-time", "1", "--draft-time", "0.1", "--acceptance", "0.8", "--hit-exponent", "1"]
 FEW = ["--requests", "6", "--max-tokens", "48"]
 KEYS = {
     # the setting
-    "policy", "batch", "requests", "prompt_length", "lookahead", "fanout", "fanout_backup", "backup", "stall",
-    "first", "cache_set", "tree", "draft_devices", "longest_suffix", "temperature", "top_p", "draft_sampling",
-    "scale", "seed",
+    "policy", "batch", "requests", "prompt_length", "temperature", "top_p", "seed", "knobs",
     # metrics
     "tokens", "rounds", "batch_rounds", "seconds", "prefill_s", "tokens_per_second", "tokens_per_round",
     "accepted_per_round", "acceptance_rate", "cache_hit_rate", "hit_rate_after_primary",
@@ -41,6 +40,14 @@ def test_json_has_the_documented_keys() -> None:
     law = found["law"]
     assert isinstance(law, dict) and set(law) == LAW_KEYS
     assert set(law["assumptions"]) == {"acceptance", "exponent", "scale", "target_s", "draft_s"}
+
+
+@pytest.mark.parametrize("policy", ["ar", "sd", "pearl", "saguaro", "duo", "mirror", "tree"])
+def test_knobs_are_the_policys_own(policy: str) -> None:
+    found = answer("--target-time", "1", "--draft-time", "0.1", "--acceptance", "0.8", "--policy", policy)
+    assert set(found) == KEYS
+    assert set(found["knobs"]) <= set(POLICIES[policy].knobs) and None not in found["knobs"].values()
+    assert found["knobs"] == json.loads(json.dumps(configure(policy).knobs))
 
 
 def test_every_key_is_documented() -> None:
@@ -156,7 +163,9 @@ def test_what_auto_chose_is_reported() -> None:
     choices = found["choices"]
     assert isinstance(choices, list)
     assert [c["knob"] for c in choices] == ["lookahead", "backup", "fanout"]
-    assert [c["value"] for c in choices] == [found["lookahead"], found["backup"], found["fanout"]]
+    assert [c["value"] for c in choices] == [
+        found["knobs"][name] for name in ("lookahead", "backup", "fanout")
+    ]
     assert {"b_printed", "b_corrected", "tokens_per_second"} <= set(choices[1]["numbers"])
     assert {"budget", "bound", "verify_s", "prepare_s"} <= set(choices[2]["numbers"])
     printed = simulated(*FEW, "--lookahead", "auto", "--budget", "auto").stdout

@@ -27,7 +27,8 @@ HOT = ["--temperature", "1", "--requests", "8"]
 
 def test_the_trace_of_a_temperature_is_found_by_its_name(sampled: Path) -> None:
     found = answer(*HOT)
-    assert (found["temperature"], found["draft_sampling"], found["scale"]) == (1.0, "sampled", 1.0)
+    knobs = found["knobs"]
+    assert (found["temperature"], knobs["draft_sampling"], knobs["scale"]) == (1.0, "sampled", 1.0)
     assert "cpu2-x5-t1" in str(found["sources"]) and "at temperature 1" in str(found["sources"])
     law = found["law"]
     assert isinstance(law, dict)
