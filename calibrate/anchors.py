@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from calibrate.hostrecords import LiveRecord, from_json, reduce_run, to_json
 from calibrate.journal import Journal
 from calibrate.live.world import LiveWorld
-from calibrate.observations import LiveRecord, from_json, reduce_run, to_json
 from calibrate.plans import LivePart
 from calibrate.runs import run_live
 from hardware_profiles.profile import MeasuredRun

@@ -10,12 +10,12 @@ from typing import TypeAlias
 import numpy as np
 
 from calibrate.anchors import run_part, runs_of
+from calibrate.hostrecords import LiveRecord
 from calibrate.job import Job, worker_specs
 from calibrate.journal import Journal
 from calibrate.latency import measure_grids
 from calibrate.live.placement import local_vocabulary
 from calibrate.live.world import LiveWorld
-from calibrate.observations import LiveRecord
 from calibrate.plans import LivePart, Plan
 from calibrate.probes import measure_overlap, time_shape
 from calibrate.prompts import spread

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from calibrate import checks
 from calibrate.anchors import measured_runs
 from calibrate.bench import Bench, Progress, Workers, requests_of
+from calibrate.hostfit import fit_host
 from calibrate.job import Job, check, recorders
 from calibrate.journal import Journal
 from calibrate.live.placement import TORCH, backend_label
-from calibrate.overheads import fit_host
 from calibrate.passes import begin_pass
 from calibrate.plans import Plan
 from calibrate.probes import latency_quantiles, message_latency

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from calibrate.decisions import joined
+from calibrate.hostrecords import Expectation, at_usual_speed, drift_of, time_operations
 from calibrate.job import PRECISION
 from calibrate.live.errors import WorkerError
 from calibrate.live.placement import (
@@ -26,10 +27,10 @@ from calibrate.live.placement import (
 from calibrate.live.world import LiveWorld
 from calibrate.prompts import Prompt
 from calibrate.runs import run_live
-from calibrate.timing import Expectation, at_usual_speed, drift_of, time_operations
 from calibrate.traces import digest, now, versions
 from hardware_profiles.decisions import Decisions, DecisionTrace
-from hardware_profiles.pace import Timed, costs_fingerprint
+from hardware_profiles.optime import Timed
+from hardware_profiles.pace import costs_fingerprint
 from hardware_profiles.parts import Role
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace_schema import TraceMeta, TraceRequest

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibrate.deciding import Asked
+from calibrate.hostfit import fit_pace, gains, told
 from calibrate.live.placement import labelled_backend
-from calibrate.pace import fit_pace, gains, told
 from calibrate.traces import digest
 from hardware_profiles.decisions import DecisionTrace, read_decisions, write_decisions
-from hardware_profiles.pace import StepPace, costs_fingerprint, joined_pace
+from hardware_profiles.optime import StepPace
+from hardware_profiles.pace import costs_fingerprint, joined_pace
 from hardware_profiles.store import decisions_name, user_decisions
 from policies.config import Settings
 

@@ -134,7 +134,7 @@ Visit: TypeAlias = tuple[Grid, tuple[int, ...]]
 
 def _visit(grid: Grid, at: tuple[int, ...], timer: Timer) -> list[float]:
     """Samples of one visit, warm; what waking up costs in real rounds is charged per operation
-    (`calibrate.overheads.fit_host`).
+    (`calibrate.hostfit.fit_host`).
     """
     kind = grid.operation.split(".")[1]
     return timer(grid.device, kind, shape_of(grid, at), 1 + WARM)[1:]

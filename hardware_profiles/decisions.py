@@ -23,7 +23,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from hardware_profiles.atomic import atomic_write
 from hardware_profiles.costs import Frozen
 from hardware_profiles.jsonfile import parse_json, to_json
-from hardware_profiles.pace import Pace, Timed, joined_pace, timed_from
+from hardware_profiles.optime import Timed, timed_from
+from hardware_profiles.pace import Pace, joined_pace
 from hardware_profiles.trace import checked_text, parquet_refusals
 from hardware_profiles.trace_schema import TraceError, TraceMeta, TraceRequest, describe_invalid
 

@@ -8,63 +8,25 @@ of their own.  Per kind of operation a step then takes
     extra_s + row_s * (rows - 1) + factor * (what the profile says)
 
 and host time is the kind's own.  All seconds are at full rate, with the neighbour's contention taken out, and
-at the speed that the machine had when the profile was measured (`calibrate.timing`).
+at the speed that the machine had when the profile was measured (`calibrate.hostrecords`).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field
 
 from hardware_profiles.costs import Frozen
 from hardware_profiles.jsonfile import to_json
-from hardware_profiles.parts import OperationHost, Role, RoleName
+from hardware_profiles.optime import KindPace
+from hardware_profiles.parts import Role
 from hardware_profiles.profile import Profile
 
-
-class StepPace(Frozen):
-    """What the steps of one name take.
-
-    Attributes:
-        factor: Seconds per second that the profile says.
-        extra_s: Seconds of each step beyond that; all there is of a step that calls no model.
-        row_s: Further seconds of each step for each row after the first, likewise.
-    """
-
-    factor: PositiveFloat = 1.0
-    extra_s: NonNegativeFloat = 0.0
-    row_s: NonNegativeFloat = 0.0
-
-    def seconds(self, expected_s: float, rows: int = 1, calls: int = 1) -> float:
-        """Seconds of `calls` steps over `rows` rows, of which the profile says `expected_s` in all."""
-        return calls * (self.extra_s + self.row_s * (rows - 1)) + self.factor * expected_s
-
-
-AS_EXPECTED = StepPace()
 BORROWED = "steps are priced as the forwards they resemble, host time as that of built-in operations"
 NO_PACE = f"not recorded: {BORROWED} (`calibrate decide` measures it, on an idle machine)"
-
-
-class KindPace(Frozen):
-    """What the operations of one kind take.
-
-    Attributes:
-        host: Their own host time, in place of that of the operation they are like.
-        steps: By name, without a share (`early` of `early:0.4`); others take what the profile says.
-        mark_s: From the end of the step that an operation announces after to the policy's hearing of it;
-            None: as long as its report takes.
-    """
-
-    host: OperationHost = OperationHost()
-    steps: Mapping[str, StepPace] = Field(default_factory=dict)
-    mark_s: NonNegativeFloat | None = None
-
-    def step(self, name: str) -> StepPace:
-        """What the steps called `name` take, with or without a share."""
-        return self.steps.get(base_name(name), AS_EXPECTED)
 
 
 class Pace(Frozen):
@@ -105,69 +67,6 @@ def joined_pace(first: Pace | None, then: Pace | None) -> Pace | None:
     known = {**first.policies, **then.policies}
     batches = tuple(sorted({*first.batches, *then.batches}))
     return then.model_copy(update={"policies": known, "batches": batches})
-
-
-class StepTotal(NamedTuple):
-    """The steps of one name in an operation.
-
-    Attributes:
-        name: Without a share.
-        calls: How many there were.
-        expected_s: What the profile says of them together.
-        seconds: What they took together, at full rate.
-    """
-
-    name: str
-    calls: int
-    expected_s: float
-    seconds: float
-
-
-class Timed(NamedTuple):
-    """One operation of a live run.  Seconds are at full rate and at the machine's usual speed.
-
-    Attributes:
-        kind: Of the operation.
-        role: Of the device that did it.
-        like: The built-in operation it is like.
-        batch: Rows served at once in its run.
-        rows: Rows it was about.
-        tokens: Tokens that went through the model, padding not counted.
-        lead_s: From what the policy acted on to its start; -1 where it waited for other work.
-        work_s: From start to end.
-        report_s: From the end to the policy.
-        idle_s: How long its device did nothing before.
-        steps: By name.
-        mark_s: From the end of the step that it announces after to the policy's hearing of it; -1 where it
-            announces nothing, or where that was not kept.
-    """
-
-    kind: str
-    role: RoleName
-    like: str
-    batch: int
-    rows: int
-    tokens: int
-    lead_s: float
-    work_s: float
-    report_s: float
-    idle_s: float
-    steps: tuple[StepTotal, ...]
-    mark_s: float = -1.0
-
-
-def timed_from(plain: Any) -> Timed:
-    """An operation's times from the lists that a file keeps."""
-    place = Timed._fields.index("steps")
-    if not isinstance(plain, list) or len(plain) < place + 1 or not isinstance(plain[place], list):
-        raise ValueError(f"timing: expected a list of {len(Timed._fields)} values, got {plain!r:.80}")
-    steps = tuple(StepTotal._make(step) for step in plain[place])
-    return Timed._make([*plain[:place], steps, *(plain[place + 1 :] or [-1.0])])
-
-
-def base_name(step: str) -> str:
-    """Name of a step without its share."""
-    return step.partition(":")[0]
 
 
 def place_fingerprint(profile: Profile) -> str:

@@ -10,11 +10,10 @@ from pydantic import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
-    field_validator,
     model_validator,
 )
 
-from hardware_profiles.costs import Axis, Frozen, Quantiles, check_quantiles, field_error
+from hardware_profiles.costs import Axis, Frozen, field_error
 
 RoleName: TypeAlias = Literal["target", "draft"]
 OperationName: TypeAlias = Literal[
@@ -93,76 +92,6 @@ class Roles(Frozen):
 
     target: Role
     draft: Role
-
-
-class OperationHost(Frozen):
-    """What one operation costs beyond its forwards, in real rounds, s.
-
-    Attributes:
-        submit_s: From the report that the controller acted on to the start of the work on an idle device:
-            the policy's own time and the message.
-        report_s: From the end of the work to the controller's learning of it.
-        submit_row_s: Further time until the start for each row of the batch after the first.
-        report_token_s: Further time until the report for each token that went through its forwards: an
-            answer grows with them.
-        extra_s: Work beyond its forwards; negative where the fit says so.
-        row_s: Further work for each row of the batch after the first.
-        step_s: Further work for each of its forwards: where tokens are sampled, drawing has a price per
-            step besides that per token.
-        token_s: Further work for each token that goes through its forwards, padding not counted: choosing a
-            token in each branch, and drawing it where tokens are sampled.
-        scale: Seconds of its forwards in real rounds per second that the grids say.
-        wake: Seconds of further work per second that the device idled before: caches grow cold.
-        idle_cap_s: Longest idling that `wake` was fitted on; longer idling costs no more.
-        spread: What whole operations took in real rounds over the mean of their kind, at `LEVELS`; None: they
-            vary as their forwards do in probes.  In rounds the forwards of an operation are slow together,
-            and devices that wait for each other wait for whichever is.
-    """
-
-    submit_s: NonNegativeFloat = 0.0
-    report_s: NonNegativeFloat = 0.0
-    submit_row_s: NonNegativeFloat = 0.0
-    report_token_s: NonNegativeFloat = 0.0
-    extra_s: float = 0.0
-    row_s: float = 0.0
-    step_s: NonNegativeFloat = 0.0
-    token_s: NonNegativeFloat = 0.0
-    scale: PositiveFloat = 1.0
-    wake: NonNegativeFloat = 0.0
-    idle_cap_s: NonNegativeFloat = 0.0
-    spread: Quantiles | None = None
-
-    _check_spread = field_validator("spread")(check_quantiles)
-
-
-HostOperation: TypeAlias = Literal["decode", "verify", "settle", "draft", "prespeculate", "continue"]
-
-
-class Host(Frozen):
-    """What the controller adds to the devices' own time, s.
-
-    Attributes:
-        submit_s: From the report that the controller acted on to the start of the work.
-        report_s: From the end of the work to the controller's learning of it.
-        message_latency_s: Time of one message between controller and worker, at `LEVELS`.
-        operations: What differs by operation; `decode` is a verification of nothing, `settle` has no
-            forward at all.
-        sampled: The same in runs at a temperature above 0; an operation that is not here costs what
-            `operations` says.
-    """
-
-    submit_s: NonNegativeFloat = 0.0
-    report_s: NonNegativeFloat = 0.0
-    message_latency_s: Quantiles | None = None
-    operations: Mapping[HostOperation, OperationHost] = Field(default_factory=dict)
-    sampled: Mapping[HostOperation, OperationHost] = Field(default_factory=dict)
-
-    _check_quantiles = field_validator("message_latency_s")(check_quantiles)
-
-    def of(self, operation: HostOperation, *, sampled: bool = False) -> OperationHost:
-        """What an operation costs; what all have in common if nothing is said of it."""
-        found = (self.sampled.get(operation) if sampled else None) or self.operations.get(operation)
-        return found or OperationHost(submit_s=self.submit_s, report_s=self.report_s)
 
 
 class Overlap(Frozen):

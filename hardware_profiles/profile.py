@@ -25,14 +25,12 @@ from hardware_profiles.costs import (
 )
 from hardware_profiles.jsonfile import FileRefused, parse_json, read_bytes, to_json
 from hardware_profiles.names import check_name
+from hardware_profiles.optime import Host, HostOperation, OperationHost
 from hardware_profiles.parts import (
     AXES,
     DeviceInfo,
     Forward,
-    Host,
-    HostOperation,
     MeasuredRun,
-    OperationHost,
     OperationName,
     Overlap,
     Role,

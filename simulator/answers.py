@@ -9,8 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from hardware_profiles.latency import varied
-from hardware_profiles.pace import KindPace, base_name
-from hardware_profiles.profile import Host, HostOperation, OperationHost
+from hardware_profiles.optime import Host, HostOperation, KindPace, OperationHost, base_name
 from policies.config import SettingError
 from policies.operations import (
     BoolArray,
@@ -110,16 +109,16 @@ class Answers:
             steps = self._worked(costs, device, operation)
         else:
             steps = costs.steps(device, operation)
-        rows = len(operation.view.slots)
-        extra = host.extra_s + host.row_s * (rows - 1) + host.wake * min(idle_s, host.idle_cap_s)
-        extra += host.step_s * len(steps)
-        if host.token_s:
-            extra += host.token_s * self._tokens_fed(operation)
+        beyond = host.beyond_s(
+            rows=len(operation.view.slots),
+            calls=len(steps),
+            tokens=self._tokens_fed(operation) if host.token_s else 0,
+            idle_s=idle_s,
+        )
         luck = self._luck(device, operation, host)
-        extra, factor = extra * luck, host.scale * luck
-        if extra < 0.0 and steps:  # taken off all steps alike, but never more than four fifths
-            total = factor * sum(seconds for _, seconds in steps)
-            factor *= max(0.2, 1.0 + extra / total) if total > 0.0 else 1.0
+        extra, factor = beyond * luck, luck
+        if beyond < 0.0 or host.scale != 1.0:
+            factor *= host.stretch(sum(seconds for _, seconds in steps), beyond)
         if factor != 1.0:
             steps = [(name, seconds * factor) for name, seconds in steps]
         return [("host", extra), *steps] if extra > 0.0 else steps
@@ -145,10 +144,8 @@ class Answers:
     def latency(self, operation: Operation | Rowwise) -> tuple[float, float]:
         """See `Work`."""
         host = self._host_of(operation)
-        report_s = host.report_s
-        if host.report_token_s:
-            report_s += host.report_token_s * self._tokens_fed(operation)
-        return host.submit_s + host.submit_row_s * (len(operation.view.slots) - 1), report_s
+        tokens = self._tokens_fed(operation) if host.report_token_s else 0
+        return host.lead_s(len(operation.view.slots)), host.after_s(tokens)
 
     def mark_latency(self, operation: Operation | Rowwise) -> float:
         """See `Work`."""

@@ -8,9 +8,10 @@ from functools import cached_property
 
 from hardware_profiles.decisions import DecisionTrace
 from hardware_profiles.latency import LatencySurface
-from hardware_profiles.pace import NO_PACE, KindPace, Pace
+from hardware_profiles.optime import Host, KindPace
+from hardware_profiles.pace import NO_PACE, Pace
 from hardware_profiles.parts import OPERATIONS
-from hardware_profiles.profile import Host, Overlap, Profile
+from hardware_profiles.profile import Overlap, Profile
 from policies.operations import Request
 from policies.registry import SettingError, Settings, configure, find_policy, start
 from policies.rows import Rows
@@ -112,7 +113,9 @@ class Scenario:
         if self.textbook is not None:
             return self.textbook
         assert self.profile is not None
-        origins = {name: self.profile.provenance_of(name).kind for name in self.profile.operations}
+        origins: dict[str, str] = {
+            name: self.profile.provenance_of(name).kind for name in self.profile.operations
+        }
         return ProfileCosts(
             self.surfaces, effects=self.effects, seed=self.seed, drift=self.drift, origins=origins
         )

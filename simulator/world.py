@@ -8,8 +8,7 @@ from typing import Any, cast
 import simpy
 from simpy.events import Event as SimpyEvent
 
-from hardware_profiles.pace import KindPace
-from hardware_profiles.profile import Host
+from hardware_profiles.optime import Host, KindPace
 from policies.protocols import Steps
 from policies.timeline import Span
 from simulator.answers import Answers

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from analysis.recommend_cli import main as recommend
 from hardware_profiles.costs import GridCost, InterpolationError, Point, Provenance
-from hardware_profiles.parts import DeviceInfo, Host, MeasuredRun, OperationHost, Overlap, Role
+from hardware_profiles.optime import Host, OperationHost
+from hardware_profiles.parts import DeviceInfo, MeasuredRun, Overlap, Role
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace_schema import COLUMNS, TraceMeta, TraceRequest
 from simulator.cli import main as simulate

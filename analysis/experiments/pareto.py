@@ -6,9 +6,9 @@ from typing import Any
 
 from analysis.experiments.bench import Bench, Row
 from analysis.experiments.pictures import COLOURS, WORLDS, finish
-from analysis.fleet import group_devices
 from analysis.predictions import Setting
 from policies.registry import Settings, configure
+from simulator.placement import count_devices
 from simulator.run import simulate
 
 BATCHES = (1, 2, 4, 8)
@@ -42,7 +42,7 @@ def run(bench: Bench) -> list[Row]:
         bench.progress("best settings", done + 1, len(BATCHES))
     rows = []
     for (settings, batch), row in zip(wanted, bench.compare(wanted), strict=True):
-        devices = group_devices(settings, bench.sources.profile)
+        devices = count_devices(settings, bench.sources.profile).total
         law, step = (
             row["law_speedup_vs_ar"],
             row["simulated_tokens_per_second"] / row["simulated_speedup_vs_ar"],

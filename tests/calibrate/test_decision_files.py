@@ -19,7 +19,8 @@ from calibrate.prompts import Prompt
 from calibrate.traces import digest
 from hardware_profiles.costs import ConstantCost, Provenance
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions
-from hardware_profiles.pace import StepTotal, Timed, costs_fingerprint
+from hardware_profiles.optime import StepTotal, Timed
+from hardware_profiles.pace import costs_fingerprint
 from hardware_profiles.parts import DeviceInfo, Role, Roles
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace_schema import TraceMeta, TraceRequest

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from calibrate.anchors import measured_runs
-from calibrate.fitting import Sample, fit_operation, trimmed_mean
+from calibrate.hostfit import Sample, fit_host, fit_operation, trimmed_mean
+from calibrate.hostrecords import LiveRecord, Observation, Step, from_json, observe, to_json
 from calibrate.live.device import StepTime, Timing
-from calibrate.observations import LiveRecord, Observation, Step, from_json, observe, to_json
-from calibrate.overheads import fit_host
 from calibrate.probes import overlap_cases, slowdowns
 from hardware_profiles.costs import GridCost, Point
 from hardware_profiles.latency import LatencySurface
-from hardware_profiles.profile import Forward, OperationHost, Overlap
+from hardware_profiles.optime import OperationHost
+from hardware_profiles.profile import Forward, Overlap
 from policies.registry import Settings, configure
 
 FORWARD = ("batch", "new_tokens", "context")

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calibrate.hostfit import error_of, fit_kinds, fit_pace, gains, told
+from calibrate.hostrecords import Expectation, at_usual_speed, drift_of, time_operations
 from calibrate.live.device import StepTime, Timing
-from calibrate.pace import error_of, fit_kinds, fit_pace, gains, told
-from calibrate.timing import Expectation, at_usual_speed, drift_of, time_operations
 from hardware_profiles.costs import ConstantCost, GridCost, Point, Provenance
 from hardware_profiles.decisions import Decisions
-from hardware_profiles.pace import StepTotal, Timed, costs_fingerprint, place_fingerprint
-from hardware_profiles.parts import DeviceInfo, Host, OperationHost, Overlap, Role, Roles
+from hardware_profiles.optime import Host, OperationHost, StepTotal, Timed
+from hardware_profiles.pace import costs_fingerprint, place_fingerprint
+from hardware_profiles.parts import DeviceInfo, Overlap, Role, Roles
 from hardware_profiles.profile import Profile
 from policies.operations import View
 from policies.rowwise import Like, Rowwise, Work

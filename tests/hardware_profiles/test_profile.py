@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hardware_profiles.optime import Host
 from hardware_profiles.profile import (
     AXES,
     ConstantCost,
     GridCost,
-    Host,
     Overlap,
     Point,
     Profile,

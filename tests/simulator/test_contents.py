@@ -9,8 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import pytest
 
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, write_decisions
-from hardware_profiles.pace import KindPace
-from hardware_profiles.parts import OperationHost
+from hardware_profiles.optime import KindPace, OperationHost
 from hardware_profiles.trace_schema import TraceError, TraceMeta, TraceRequest
 from policies.config import SettingError
 from policies.operations import Request, Speculation

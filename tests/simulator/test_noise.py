@@ -9,7 +9,7 @@ import pytest
 
 from hardware_profiles.costs import Quantiles
 from hardware_profiles.latency import varied
-from hardware_profiles.parts import Host, HostOperation, OperationHost
+from hardware_profiles.optime import Host, HostOperation, OperationHost
 from hardware_profiles.profile import Profile
 from policies.registry import configure
 from simulator.costs import Effects

@@ -14,22 +14,22 @@ import tiny_profiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate.timing import Expectation
+from calibrate.hostrecords import Expectation
 from hardware_profiles.costs import ConstantCost, Provenance
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, read_pace, write_decisions
 from hardware_profiles.latency import LatencySurface
-from hardware_profiles.pace import (
+from hardware_profiles.optime import (
+    Host,
     KindPace,
-    Pace,
+    OperationHost,
     StepPace,
     StepTotal,
     Timed,
     base_name,
-    costs_fingerprint,
-    place_fingerprint,
     timed_from,
 )
-from hardware_profiles.parts import DeviceInfo, Host, OperationHost, Role, Roles
+from hardware_profiles.pace import Pace, costs_fingerprint, place_fingerprint
+from hardware_profiles.parts import DeviceInfo, Role, Roles
 from hardware_profiles.profile import Profile, load_profile
 from hardware_profiles.store import find_profile
 from hardware_profiles.trace_schema import TraceMeta, TraceRequest

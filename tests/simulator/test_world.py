@@ -9,7 +9,8 @@ import pytest
 from tiny_worlds import events, outcomes, run, tokens_by_hand
 
 from hardware_profiles.latency import LatencySurface
-from hardware_profiles.profile import ConstantCost, GridCost, Host, OperationHost, Point, Profile
+from hardware_profiles.optime import Host, OperationHost
+from hardware_profiles.profile import ConstantCost, GridCost, Point, Profile
 from policies.operations import Draft, Prespeculate, Speculation, Verify
 from policies.protocols import Steps
 from policies.registry import SettingError, configure, start

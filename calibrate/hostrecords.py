@@ -1,33 +1,229 @@
-"""What operations stated row by row took in a live run, for their pace (`hardware_profiles.pace`).
+"""What the operations of live runs took, as the fits of host time need it and the journal keeps it.
 
-Two things are taken out of every duration, since a simulation adds them by itself:
+`reduce_run` keeps a run's operations with their forwards. `time_operations` keeps those that are replayed
+from recorded replies, beside a profile, with two things taken out of every duration that a simulation adds
+itself:
 
 - *the neighbour*: where the other device was busy, time counts by the profile's slow-downs, so that what is
   left is work at full rate;
-- *the machine's day*: plain decoding runs before and after each timed run.  What it takes, over what the
-  profile says of it, divides all durations.  Speeds of such machines drift by a tenth within an hour, and a
-  pace that held the drift would be wrong beside predictions that do not.
+- *the day*: plain decoding runs before and after each timed run, and what it takes over what the profile says
+  of it divides all durations.  Such machines drift by a tenth within an hour.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import zip_longest
 from operator import itemgetter
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-from calibrate.fitting import Sample, predicted, trimmed_mean, waited
-from calibrate.live.device import LiveDevice, Timing
+import numpy as np
+
+from calibrate.journal import Json
+from calibrate.live.device import LiveDevice, StepTime, Timing
 from calibrate.live.world import LiveWorld
-from calibrate.observations import Step, observe
-from calibrate.overheads import Tables
+from calibrate.runs import LiveRun
 from hardware_profiles.costs import OperationCost
-from hardware_profiles.pace import StepTotal, Timed, base_name
+from hardware_profiles.latency import FloatArray, LatencySurface
+from hardware_profiles.optime import HostOperation, StepTotal, Timed, base_name
 from hardware_profiles.parts import OPERATIONS, Forward, RoleName
 from hardware_profiles.profile import Profile
+from policies.registry import Settings, configure, find_policy
 from policies.rowwise import Rowwise, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward of an operation.
+
+    Attributes:
+        kind: `forward` or `tree`.
+        rows: Rows that took part.
+        width: New tokens per row, or branches.
+        context: Tokens in the cache before, per row (the mean, where rows differ).
+        tokens: New tokens (or branches) of all rows, padding not counted.
+    """
+
+    kind: Forward
+    rows: int
+    width: int
+    context: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One operation of a live run.
+
+    Attributes:
+        operation: What it was; a verification of nothing is a `decode`.
+        device: Who did it.
+        rows: Rows that it was about.
+        lead_s: From the report that the policy acted on to the start of its work.
+        work_s: From start to end.
+        report_s: From the end to the policy.
+        idle_s: How long its device did nothing before.
+        beside_s: Seconds of its work in which the other device worked, by what that did.
+        steps: Its forwards.
+    """
+
+    operation: HostOperation
+    device: RoleName
+    rows: int
+    lead_s: float
+    work_s: float
+    report_s: float
+    idle_s: float
+    beside_s: Mapping[Forward, float]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRecord:
+    """One live run, as far as it matters here.
+
+    Attributes:
+        settings: What ran.
+        batch: Rows served at once.
+        requests: Ids of the requests.
+        repeat: Which repetition.
+        tokens: Tokens emitted.
+        seconds: Decode seconds.
+        observations: Its operations, prefills left out.
+    """
+
+    settings: Settings
+    batch: int
+    requests: tuple[int, ...]
+    repeat: int
+    tokens: int
+    seconds: float
+    observations: tuple[Observation, ...]
+
+    @property
+    def alone(self) -> bool:
+        """Whether the devices take turns by the policy's design."""
+        return find_policy(self.settings.policy).collocated
+
+
+def reduce_run(run: LiveRun) -> LiveRecord:
+    """What is kept of a live run."""
+    return LiveRecord(
+        settings=run.settings,
+        batch=run.batch,
+        requests=tuple(int(r) for r in run.requests),
+        repeat=run.repeat,
+        tokens=round(run.summary.tokens),
+        seconds=run.summary.seconds,
+        observations=tuple(observe(run.timings)),
+    )
+
+
+def observe(timings: Sequence[Timing]) -> list[Observation]:
+    """The operations of a run whose start and surroundings are known, prefills left out.
+
+    Left out, too, is what waited for other work on its device, and what followed a prefill.
+    """
+    ordered = sorted(timings, key=lambda t: t.submit_s)
+    arrivals = sorted((t.arrival_s, t.operation == "prefill") for t in ordered)
+    found = []
+    for timing in ordered:
+        before = [arrival for arrival in arrivals if arrival[0] <= timing.submit_s]
+        after_prefill = not before or before[-1][1]
+        if timing.operation == "prefill" or timing.queued or timing.start_s < 0 or after_prefill:
+            continue
+        others = [t for t in ordered if t.device != timing.device and t.operation != "prefill"]
+        ended = [t.end_s for t in ordered if t.device == timing.device and t.end_s <= timing.start_s]
+        found.append(
+            Observation(
+                operation=_name(timing),
+                device="target" if timing.device == "target" else "draft",
+                rows=timing.rows,
+                lead_s=timing.start_s - before[-1][0],
+                work_s=timing.end_s - timing.start_s,
+                report_s=timing.report_overhead_s,
+                idle_s=timing.start_s - max(ended, default=timing.start_s),
+                beside_s=_beside(timing, others),
+                steps=_steps(timing),
+            )
+        )
+    return found
+
+
+def _name(timing: Timing) -> HostOperation:
+    decode = timing.operation == "verify" and all(step.width == 1 for step in timing.steps)
+    return cast("HostOperation", "decode" if decode else timing.operation)
+
+
+def _kind(step: StepTime) -> Forward:
+    return "tree" if step.name == "tree" else "forward"
+
+
+def _steps(timing: Timing) -> tuple[Step, ...]:
+    """Forwards with the context that each found: the committed text but its last token, then what was fed."""
+    context, found = timing.context - 1, []
+    for step in timing.steps:
+        found.append(Step(_kind(step), step.rows, step.width, context, step.tokens))
+        context += step.width
+    return tuple(found)
+
+
+def _beside(timing: Timing, others: Sequence[Timing]) -> dict[Forward, float]:
+    """Seconds in which each kind of the others' work went on during an operation's.
+
+    An operation is what its current step is, up to the next one's start.
+    """
+    found: dict[Forward, float] = {}
+    for other in others:
+        if other.end_s <= timing.start_s or other.start_s >= timing.end_s or not other.steps:
+            continue
+        starts = [other.start_s, *(step.start_s for step in other.steps[1:]), other.end_s]
+        for step, start, end in zip(other.steps, starts[:-1], starts[1:], strict=True):
+            shared = min(timing.end_s, end) - max(timing.start_s, start)
+            if shared > 0.0:
+                found[_kind(step)] = found.get(_kind(step), 0.0) + shared
+    return found
+
+
+def to_json(record: LiveRecord) -> Json:
+    """A run as plain values."""
+    kept = {f.name: getattr(record, f.name) for f in fields(record) if f.name != "observations"}
+    settings = record.settings
+    kept["settings"] = {"policy": settings.policy, "knobs": settings.knobs}
+    kept["settings"] |= {name: getattr(settings, name) for name in _SAMPLING}
+    kept["observations"] = [
+        [*(getattr(o, name) for name in _SCALARS), dict(o.beside_s), [list(_astuple(s)) for s in o.steps]]
+        for o in record.observations
+    ]
+    return kept
+
+
+def from_json(kept: Json) -> LiveRecord:
+    """The run that `to_json` was given."""
+    own: dict[str, Any] = dict(kept["settings"])
+    own |= {k: tuple(v) if isinstance(v, list) else v for k, v in own.pop("knobs").items()}
+    observations = [
+        Observation(
+            **dict(zip(_SCALARS, scalars, strict=True)),
+            beside_s=beside,
+            steps=tuple(Step(*step) for step in steps),
+        )
+        for *scalars, beside, steps in kept["observations"]
+    ]
+    plain: dict[str, Any] = {k: v for k, v in kept.items() if k not in {"settings", "observations"}}
+    plain["requests"] = tuple(plain["requests"])
+    return LiveRecord(settings=configure(**own), observations=tuple(observations), **plain)
+
+
+_SAMPLING = ("temperature", "top_p", "seed")
+_SCALARS = ("operation", "device", "rows", "lead_s", "work_s", "report_s", "idle_s")
+
+
+def _astuple(step: Step) -> tuple[Any, ...]:
+    return (step.kind, step.rows, step.width, step.context, step.tokens)
+
 
 MOST_KEPT = 400
 """Operations of a kind that are kept of a run, evenly spread over it."""
@@ -46,6 +242,28 @@ class _Done:
     operation: Rowwise
     work: tuple[Work, ...]
     timing: Timing
+
+
+class Tables:
+    """Seconds of forwards by context, looked up once per shape: a run has tens of thousands of steps.
+
+    Args:
+        grids: Measured surfaces by operation.
+    """
+
+    def __init__(self, grids: Mapping[str, OperationCost]) -> None:
+        self._surfaces = {name: LatencySurface(cost) for name, cost in grids.items()}
+        self._tables: dict[tuple[str, int, int], FloatArray] = {}
+
+    def seconds(self, device: str, step: Step) -> float:
+        """What the grids say of one forward."""
+        name, context = f"{device}.{step.kind}", round(step.context)
+        key = (name, step.rows, step.width)
+        if key not in self._tables or len(self._tables[key]) <= context:
+            shape = {"branches" if step.kind == "tree" else "new_tokens": step.width}
+            upto = max(1023, 2 * context)
+            self._tables[key] = self._surfaces[name].along("context", upto, batch=step.rows, **shape)
+        return float(self._tables[key][context])
 
 
 class Expectation:
@@ -103,7 +321,7 @@ class Expectation:
 def time_operations(world: LiveWorld, beside: Expectation, *, batch: int) -> list[Timed]:
     """What the rowwise operations of the run just done took, at the machine's speed of the moment.
 
-    Left out is what followed a prefill, as in `calibrate.observations`.
+    Left out is what followed a prefill, as in `calibrate.hostrecords`.
 
     Args:
         world: After a run.
@@ -230,7 +448,7 @@ def _timed(done: _Done, around: Surroundings, batch: int) -> Timed:
         idle_s=around.idle_s(timing),
         steps=tuple(
             StepTotal(name, calls, expected_s, seconds)
-            for name, (calls, expected_s, seconds) in _steps(done, around, role).items()
+            for name, (calls, expected_s, seconds) in _step_totals(done, around, role).items()
         ),
         mark_s=_mark_s(operation, timing),
     )
@@ -244,7 +462,7 @@ def _mark_s(operation: Rowwise, timing: Timing) -> float:
     return max(0.0, timing.mark_s - max(ends, default=timing.start_s))
 
 
-def _steps(done: _Done, around: Surroundings, role: RoleName) -> dict[str, tuple[int, float, float]]:
+def _step_totals(done: _Done, around: Surroundings, role: RoleName) -> dict[str, tuple[int, float, float]]:
     """Steps that the work names, by name: how many, seconds expected and seconds taken of all of them."""
     taken: dict[str, float] = {}
     for step in done.timing.steps:
@@ -279,17 +497,15 @@ def drift_of(timings: Sequence[Timing], profile: Profile, *, sampled: bool) -> f
             beside.call(seen.device, step.kind, step.rows, step.width, step.context) for step in seen.steps
         )
         tokens = sum(step.tokens for step in seen.steps)
-        sample = Sample(
-            run=None,
-            rows=seen.rows,
-            calls=len(seen.steps),
-            tokens=tokens,
-            lead_s=seen.lead_s,
-            work_s=seen.work_s,
-            report_s=seen.report_s,
-            idle_s=seen.idle_s,
-            expected_s=expected,
-        )
+        told = host.work_s(expected, rows=seen.rows, calls=len(seen.steps), tokens=tokens, idle_s=seen.idle_s)
         took = seen.lead_s + seen.work_s + seen.report_s
-        ratios.append(took / (waited(host, sample) + predicted(host, sample)))
+        ratios.append(took / (host.lead_s(seen.rows) + told + host.after_s(tokens)))
     return trimmed_mean(ratios) if ratios else 1.0
+
+
+def trimmed_mean(values: Sequence[float]) -> float:
+    """Mean without the highest and lowest 1 %, which on a shared machine belong to other processes."""
+    samples = np.array(values)
+    low, high = np.quantile(samples, [0.01, 0.99])
+    kept = samples[(samples >= low) & (samples <= high)]
+    return float((kept if kept.size else samples).mean())  # of two, neither lies between
