@@ -237,7 +237,7 @@ def print_recommendation(found: Recommendation) -> None:
         sd = found.best["sd"].choice.settings
         console.print(_margin(f"over the best SD ({sd.label})", found.over_sd, level), highlight=False)
     console.print(_apart(found), highlight=False)
-    console.print(_table(found))
+    console.print(_table(found, console.width))
     for sentence in reasons(found):
         console.print(f"why: {sentence}", highlight=False)
     _print_flips(console, found)
@@ -268,25 +268,56 @@ def _apart(found: Recommendation) -> str:
     )
 
 
-def _table(found: Recommendation) -> Any:
+def _table(found: Recommendation, width: int) -> Any:
+    """The best of each policy; as many of its columns as fit whole."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    measuring = Console(width=10 * width)
+    for shown in COLUMNS_SHOWN:
+        table = _table_of(found, shown)
+        if Measurement.get(measuring, measuring.options, table).maximum <= width:
+            break
+    return table
+
+
+COLUMNS_SHOWN = (
+    (
+        "groups x\ndevices",
+        "tok/s",
+        "per busy\ndevice",
+        "vs AR",
+        "target\nalone",
+        "both",
+        "draft\nalone",
+        "nobody",
+    ),
+    ("groups x\ndevices", "tok/s", "per busy\ndevice", "vs AR"),
+    ("groups x\ndevices", "tok/s", "vs AR"),
+    ("tok/s", "vs AR"),
+)
+"""Columns of the table beside the setting, from all to the fewest."""
+
+
+def _table_of(found: Recommendation, shown: Sequence[str]) -> Any:
     from rich.table import Table
 
     table = Table(header_style="bold", padding=(0, 0, 0, 1))
-    table.add_column("best of each policy", no_wrap=True)
-    titles = ("groups x\ndevices", "tok/s", "per busy\ndevice", "vs AR")
-    for title in (*titles, "target\nalone", "both", "draft\nalone", "nobody"):
+    table.add_column("best of each policy", no_wrap=len(shown) > len(COLUMNS_SHOWN[-1]))
+    for title in shown:
         table.add_column(title, justify="right", no_wrap=True)
     for row in found.best.values():
-        parts = time_per_token(row.choice.summary)
-        table.add_row(
-            row.choice.settings.label,
-            f"{row.choice.deployment.groups} x {row.choice.deployment.group_devices}",
-            f"{row.choice.tokens_per_second:.0f}",
-            f"{row.choice.per_busy_device:.0f}",
-            f"{row.over_ar.middle:.2f} ({row.over_ar.low:.2f}-{row.over_ar.high:.2f})",
-            *(f"{value:.2f}" for value in parts.values()),
-        )
-    table.caption = "last four: ms per token of one group, by who works meanwhile"
+        cells = {
+            "groups x\ndevices": f"{row.choice.deployment.groups} x {row.choice.deployment.group_devices}",
+            "tok/s": f"{row.choice.tokens_per_second:.0f}",
+            "per busy\ndevice": f"{row.choice.per_busy_device:.0f}",
+            "vs AR": f"{row.over_ar.middle:.2f} ({row.over_ar.low:.2f}-{row.over_ar.high:.2f})",
+        }
+        parts = time_per_token(row.choice.summary).values()
+        cells |= dict(zip(COLUMNS_SHOWN[0][-4:], (f"{part:.2f}" for part in parts), strict=True))
+        table.add_row(row.choice.settings.label, *(cells[title] for title in shown))
+    if shown == COLUMNS_SHOWN[0]:
+        table.caption = "last four: ms per token of one group, by who works meanwhile"
     return table
 
 
