@@ -18,7 +18,7 @@ from calibrate.runs import Cell, LiveRun, measure
 from hardware_profiles.decisions import Decisions
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace import Trace
-from policies.laws.runs import double_speedup_printed
+from policies.laws.double import double_speedup_printed
 from policies.registry import Settings
 from simulator.law import assume, opinion
 from simulator.run import Scenario, Simulated, simulate

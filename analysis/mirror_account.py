@@ -15,8 +15,7 @@ import numpy as np
 
 from analysis.mirror_passes import Passes, passes_of
 from hardware_profiles.decisions import Decisions
-from policies.laws.mirror import mirror_step_time_printed
-from policies.laws.reuse import fallback, fallback_bound_printed, fallback_first
+from policies.laws.mirror import fallback, fallback_bound_printed, fallback_first, mirror_step_time_printed
 from policies.laws.ssd import PowerLaw, power_law_hit
 from policies.mirror import MirrorConfig
 from policies.operations import IntArray

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hardware_profiles.decisions import Decisions
-from policies.laws.streams import mean_passes
+from policies.laws.mirror import mean_passes
 from policies.mirror import STREAMS_BY_BATCH, scheduled_streams
 
 

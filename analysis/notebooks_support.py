@@ -18,9 +18,8 @@ from analysis.papers.cells import read_csv
 from analysis.papers.report import SUMMARY, summary_cells
 from analysis.papers.study import Errors, Line
 from hardware_profiles.jsonfile import read_json
-from policies.laws.catalogue import STATEMENTS
-from policies.laws.evaluate import evaluate, find
-from policies.laws.statement import Statement
+from policies.laws.catalogue import STATEMENTS, Statement, find
+from policies.laws.evaluate import answer
 
 RESULTS = Path(__file__).resolve().parent / "results" / "papers"
 PREFIXES = {"duodecoding": "duo"}
@@ -61,19 +60,19 @@ def draw_law(axes: Any, name: str, *typed: str, part: str | None = None) -> None
     Raises:
         ValueError: No such statement, or arguments it cannot take.
     """
-    answer = evaluate(find(STATEMENTS, name), typed)
-    corrected, printed = (form if part is None else form[part] for form in (answer.value, answer.printed))
-    if answer.sweep:
-        axes.plot(answer.sweep.values, corrected, color="#4c72b0", label="corrected")
-        axes.plot(answer.sweep.values, printed, color="#c44e52", linestyle="--", label="as printed")
-        axes.set_xlabel(answer.sweep.name)
+    said = answer(find(name), typed)
+    corrected, printed = (form if part is None else form[part] for form in (said.value, said.printed))
+    if said.sweep:
+        axes.plot(said.sweep.values, corrected, color="#4c72b0", label="corrected")
+        axes.plot(said.sweep.values, printed, color="#c44e52", linestyle="--", label="as printed")
+        axes.set_xlabel(said.sweep.name)
     else:
         at = range(len(corrected))
         axes.bar([x - 0.2 for x in at], corrected, 0.38, color="#4c72b0", label="corrected")
         axes.bar([x + 0.2 for x in at], printed, 0.38, color="#c44e52", label="as printed")
         axes.set_xticks(list(at))
         axes.set_xlabel("token")
-    axes.set_title(textwrap.fill(f"{name}: {part or answer.statement.title}", LONG), fontsize=9)
+    axes.set_title(textwrap.fill(f"{name}: {part or said.statement.title}", LONG), fontsize=9)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

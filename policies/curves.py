@@ -22,7 +22,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from policies.laws.ssd import FloatArray, PowerLaw, fit_power_law
+from policies.laws.law import FloatArray
+from policies.laws.ssd import PowerLaw, fit_power_law
 from policies.operations import IntArray
 
 DEEPEST = 15

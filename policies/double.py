@@ -181,7 +181,7 @@ class Guide(Rowwise):
     """Decide the positions that a `RetrievingVerify` left open.  `asks`: `Question`.
 
     No forward: the target has its laws along the retrieved tokens r.  Every position is decided once, in
-    order (`policies.laws.guidance.guide_sampled`):
+    order (`policies.laws.double.guide_sampled`):
 
     - by X_q while it lies on r, each token accepted with min(1, p/q).  A rejected one is replaced from the
       residual, and the guidance behind it is dropped, whose condition is gone;
@@ -252,7 +252,7 @@ class DoubleConfig(LookaheadConfig):
 
 
 class Outcome(NamedTuple):
-    """What a round made of a row's drafted tokens (`policies.laws.guidance.step`).
+    """What a round made of a row's drafted tokens (`policies.laws.double.step`).
 
     Attributes:
         agreed: Drafted tokens that are now part of the text.

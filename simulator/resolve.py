@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from policies.laws.backup import switch_batch, switch_batch_printed
 from policies.laws.double import balanced_lookahead
 from policies.laws.fanout import expected_hit
-from policies.registry import MAX_LOOKAHEAD, Settings, configure, find_policy
+from policies.laws.ssd import switch_batch, switch_batch_printed
+from policies.registry import MAX_LOOKAHEAD, SettingError, Settings, configure, find_policy
 from simulator.budget import step_times
 from simulator.candidates import Candidates
 from simulator.law import Assumptions, opinion
@@ -78,7 +78,9 @@ class _Resolver:
     def _lookahead(self, backup: str | None) -> Choice:
         told = self.candidates.told
         if find_policy(self.wish.policy).name == "pearl":
-            balanced = min(MAX_LOOKAHEAD, balanced_lookahead(told.target_s, told.draft_s))
+            if told.draft_s <= 0.0:
+                raise SettingError("a draft step that takes no time balances no lookahead: give one")
+            balanced = min(MAX_LOOKAHEAD, balanced_lookahead(told.target_s / told.draft_s))
             why = "balanced: a block is drafted while the target takes a step, ceil(target_s / draft_s)"
             return Choice("lookahead", balanced, why, {"target_s": told.target_s, "draft_s": told.draft_s})
         if find_policy(self.wish.policy).name == "duo":

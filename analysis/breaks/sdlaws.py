@@ -13,8 +13,6 @@ from policies.laws.double import (
     plain_pipeline_speedup,
     psd_ceiling,
     psd_speedup_printed,
-)
-from policies.laws.runs import (
     rounds_per_run,
     run_tokens,
     run_tokens_printed,
@@ -228,6 +226,6 @@ SD_LAWS = (
             "contention": "a shorter block overlaps less",
             "short": "none: overshoot costs no time either",
         },
-        by_choice(lambda point: balanced_lookahead(1.0, point.draft_s), _around, _pearl_at),
+        by_choice(lambda point: balanced_lookahead(point.ratio), _around, _pearl_at),
     ),
 )

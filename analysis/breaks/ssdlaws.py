@@ -9,15 +9,18 @@ from dataclasses import replace
 from analysis.breaks.bench import Bench, Estimate
 from analysis.breaks.comparison import Comparison, Law, between, by_bound, by_value
 from analysis.breaks.points import Case, Point
-from policies.laws.backup import switch_batch, switch_batch_printed
-from policies.laws.comparison import (
+from policies.laws.fanout import exact_fanout, power_law_table
+from policies.laws.ssd import (
+    outcome_weights,
     speedup_sandwich,
     speedup_sandwich_printed,
     ssd_over_sd,
     ssd_over_sd_printed,
+    ssd_speedup,
+    ssd_speedup_printed,
+    switch_batch,
+    switch_batch_printed,
 )
-from policies.laws.fanout import exact_fanout, power_law_table
-from policies.laws.ssd import outcome_weights, ssd_speedup, ssd_speedup_printed
 
 DEEPEST = 15
 """Largest fan-out that the recording can decide."""

@@ -11,11 +11,9 @@ from analysis.breaks.comparison import Law, Observe, by_bound, by_value
 from analysis.breaks.points import Case, Point
 from analysis.breaks.sdlaws import psd_printed
 from analysis.papers.rasd import fused_tau
-from policies.laws.double import psd_ceiling
+from policies.laws.double import draft_length, psd_ceiling, rounds_per_run
 from policies.laws.duo import duo_speedup
-from policies.laws.mirror import mirror_step_time_printed
-from policies.laws.reuse import fallback, fallback_bound_printed
-from policies.laws.runs import draft_length, rounds_per_run
+from policies.laws.mirror import fallback, fallback_bound_printed, mirror_step_time_printed
 from policies.laws.ssd import hit_rate_primary, power_law_hit
 
 EXIT = 0.5

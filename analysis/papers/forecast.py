@@ -17,7 +17,8 @@ import numpy as np
 
 from analysis.papers.cells import Cell
 from policies.laws.double import pearl_speedup
-from policies.laws.ssd import FloatArray, expected_tokens
+from policies.laws.law import FloatArray
+from policies.laws.ssd import expected_tokens
 from policies.registry import configure
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate

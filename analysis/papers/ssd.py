@@ -25,8 +25,9 @@ from analysis.papers.forecast import (
     naive_guess,
     spread,
 )
+from policies.laws.law import FloatArray
 from policies.laws.sampling import acceptance, hit_given_rejection, rescale, residual
-from policies.laws.ssd import FloatArray, expected_tokens, sd_speedup, ssd_speedup
+from policies.laws.ssd import expected_tokens, sd_speedup, ssd_speedup
 
 B3 = "B.3 numerical results (unnumbered)"
 LLAMA, QWEN = "Llama-3.1-70B-Instruct", "Qwen3-32B"

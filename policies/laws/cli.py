@@ -10,13 +10,13 @@ import click
 from hardware_profiles.jsonfile import to_json
 from policies.commandline import HELP, Refusal, checked_group
 from policies.laws import report
-from policies.laws.catalogue import STATEMENTS
-from policies.laws.evaluate import evaluate, find, finite
+from policies.laws.catalogue import STATEMENTS, find
+from policies.laws.evaluate import answer, finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from policies.laws.statement import Statement
+    from policies.laws.catalogue import Statement
 
 PAPERS = ("ssd", "double", "duo", "rasd", "mirror")
 VERDICTS = ("holds", "caveat", "wrong")
@@ -111,13 +111,13 @@ def evaluate_statement(
     """
     statement = _found(name)
     typed = _with_example(statement, arguments) if example else arguments
-    answer = _refusing(lambda: evaluate(statement, typed))
+    said = _refusing(lambda: answer(statement, typed))
     if plot:
-        _refusing(lambda: report.picture(answer, plot))
+        _refusing(lambda: report.picture(said, plot))
     if as_json:
-        click.echo(to_json(finite(report.values(answer)), indent=2))
+        click.echo(to_json(finite(report.values(said)), indent=2))
     else:
-        report.numbers(answer)
+        report.numbers(said)
 
 
 @main.command()
@@ -131,7 +131,7 @@ def glossary(*, as_json: bool) -> None:
 
 
 def _found(name: str) -> Statement:
-    found: Statement = _refusing(lambda: find(STATEMENTS, name))
+    found: Statement = _refusing(lambda: find(name))
     return found
 
 

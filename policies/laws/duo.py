@@ -13,38 +13,24 @@ from dataclasses import dataclass
 
 from numpy.typing import ArrayLike
 
-from policies.laws.candidates import candidates_law, token_law, verify_candidates
 from policies.laws.double import pearl_speedup
-from policies.laws.sampling import top_tokens
-from policies.laws.ssd import FloatArray, _check_probability
+from policies.laws.law import FloatArray, law
+from policies.laws.sampling import candidates_law, token_law, top_tokens, verify_candidates
 
 
+@law(t_verify="at least 0")
 def iteration_time(
-    lookahead: int,
-    t_draft: float,
-    *,
-    t_verify: float = 1.0,
-    t_communication: float = 0.0,
+    lookahead: int, t_draft: float, *, t_verify: float = 1.0, t_communication: float = 0.0
 ) -> float:
     """Time of an iteration: max(t_verify, g t_draft) + communication  (`duo.alg1`).
 
-    Both devices start together on the same text and exchange probabilities at the end.
-
-    Args:
-        lookahead: g >= 0, draft steps.
-        t_draft: A draft step.
-        t_verify: Verification of the previous draft and one token more; 1 in the paper.
-        t_communication: Exchange of the probabilities.
-
-    Raises:
-        ValueError: Outside the domain.
+    Both devices start together on the same text and exchange probabilities at the end.  `t_verify` is of the
+    previous draft and one token more; 1 in the paper.
     """
-    if lookahead < 0:
-        raise ValueError(f"lookahead must be at least 0, got {lookahead}")
-    _check_time(t_draft=t_draft, t_verify=t_verify, t_communication=t_communication)
     return max(t_verify, lookahead * t_draft) + t_communication
 
 
+@law(lookahead="at least 1")
 def duo_speedup(
     acceptance: float,
     lookahead: int,
@@ -60,33 +46,14 @@ def duo_speedup(
     Tokens per iteration: (1 - a^g)/((1 - a)(1 - a^g + a)), g at a = 1 (`pearl_speedup` at g = c).  The
     iteration lasts E max(V, D), where verification V has mean 1 + growth g and drafting D mean g/c, both
     normal, independent, with the given coefficients of variation; and communication.
-
-    Args:
-        acceptance: iid acceptance a.
-        lookahead: g >= 1.
-        speed_ratio: c > 0.
-        verify_growth: What a drafted token adds to the verification, in target steps.
-        jitter_target: Coefficient of variation of a verification's time.
-        jitter_draft: Coefficient of variation of the time of a whole draft.
-        t_communication: Added to every iteration.
-
-    Raises:
-        ValueError: Outside the domain.
     """
-    # At g = c the pace of `pearl_speedup` is 1, so it is the tokens per round.
+    # At g = c the rate of `pearl_speedup` is 1, so it is the tokens per round.
     tokens = pearl_speedup(acceptance, lookahead, float(lookahead))
-    if not 0.0 < speed_ratio < math.inf:
-        raise ValueError(f"speed_ratio must be above 0, got {speed_ratio:g}")
-    _check_time(
-        verify_growth=verify_growth,
-        jitter_target=jitter_target,
-        jitter_draft=jitter_draft,
-        t_communication=t_communication,
-    )
     verify, draft = 1.0 + verify_growth * lookahead, lookahead / speed_ratio
     return tokens / (_mean_max(verify, draft, verify * jitter_target, draft * jitter_draft) + t_communication)
 
 
+@law()
 def budget_printed(speed_ratio: float) -> float:
     """Drafting budget as printed: g = c  (`duo.budget`).
 
@@ -95,15 +62,11 @@ def budget_printed(speed_ratio: float) -> float:
     long where verification grows with g (0.5 % per token, c = 24, a = .8: best 14), with jitter (coefficient
     of variation .1: best 20), or without pre-verification (best 9, 24 % lost).  c < 1 gives less than
     a token.
-
-    Raises:
-        ValueError: `speed_ratio` not above 0.
     """
-    if not 0.0 < speed_ratio < math.inf:
-        raise ValueError(f"speed_ratio must be above 0, got {speed_ratio:g}")
     return speed_ratio
 
 
+@law()
 def best_budget(
     acceptance: float,
     speed_ratio: float,
@@ -117,25 +80,9 @@ def best_budget(
     """Drafting budget of the highest `duo_speedup`, the smallest of equals (`duo.budget`, corrected).
 
     Tokens per iteration are concave in g and its mean time is convex, so that the rate has one peak: budgets
-    are tried until it falls.
-
-    Args:
-        acceptance: iid acceptance a.
-        speed_ratio: c > 0.
-        verify_growth: As in `duo_speedup`.
-        jitter_target: As in `duo_speedup`.
-        jitter_draft: As in `duo_speedup`.
-        t_communication: As in `duo_speedup`.
-        largest: Largest budget tried; the answer where nothing is ever rejected and each token helps.
-
-    Returns:
-        At least 1.
-
-    Raises:
-        ValueError: Outside the domain.
+    are tried until it falls, from 1 to `largest`, the answer where nothing is ever rejected and each token
+    helps.
     """
-    if largest < 1:
-        raise ValueError(f"largest must be at least 1, got {largest}")
     best, best_rate = 1, 0.0
     for lookahead in range(1, largest + 1):
         rate = duo_speedup(
@@ -172,34 +119,18 @@ def draft_sequences(draft_law: ArrayLike, next_top: float) -> Sequences:
 
     `duo.theta`, corrected: the strict test alone turns away even the likeliest token where the draft is sure
     of the next one (next_top = 1), so that nothing would be drafted.  The sequences share one budget.
-
-    Args:
-        draft_law: [V] draft's law at the first position.
-        next_top: p(1,2), the draft's highest probability at the second position, after its likeliest first.
-
-    Raises:
-        ValueError: Outside the domain.
     """
-    law = token_law("draft_law", draft_law)
-    printed = draft_sequences_printed(law, next_top)
-    return printed if printed.first_tokens else Sequences(printed.theta, (int(top_tokens(law, 1)[0]),))
+    printed = draft_sequences_printed(draft_law, next_top)
+    return printed if printed.first_tokens else Sequences(printed.theta, (int(top_tokens(draft_law, 1)[0]),))
 
 
+@law()
 def draft_sequences_printed(draft_law: ArrayLike, next_top: float) -> Sequences:
-    """First tokens with p(r,1) > theta as printed (`duo.theta`); none where next_top = 1.
-
-    Args:
-        draft_law: [V] draft's law at the first position.
-        next_top: p(1,2).
-
-    Raises:
-        ValueError: Outside the domain.
-    """
-    law = token_law("draft_law", draft_law)
-    _check_probability(next_top=next_top)
-    ranked = top_tokens(law, len(law))
-    theta = float(law[ranked[0]]) * next_top
-    return Sequences(theta, tuple(int(token) for token in ranked if law[token] > theta))
+    """First tokens with p(r,1) > theta as printed (`duo.theta`); none where next_top = 1."""
+    probs = token_law("draft_law", draft_law)
+    ranked = top_tokens(probs, len(probs))
+    theta = float(probs[ranked[0]]) * next_top
+    return Sequences(theta, tuple(int(token) for token in ranked if probs[token] > theta))
 
 
 def first_token_law(target_law: ArrayLike, first_tokens: Sequence[int]) -> FloatArray:
@@ -207,13 +138,6 @@ def first_token_law(target_law: ArrayLike, first_tokens: Sequence[int]) -> Float
 
     Each is accepted with its probability under what is left of the target's law, which loses it on a
     failure: exactly the target's law.  The printed form is `candidates_law_printed`.
-
-    Args:
-        target_law: [V] p.
-        first_tokens: Of the sequences, in order.
-
-    Raises:
-        ValueError: Outside the domain.
     """
     return candidates_law(target_law, first_tokens)
 
@@ -258,21 +182,12 @@ def verify_iteration(
     return (*pending, emitted), number
 
 
+@law()
 def ttft_ratio(ttft_duo: float, ttft_sd: float) -> float:
     """DuoDecoding's time to first token over vanilla speculative decoding's  (`duo.ttft`).
 
     Both relative to AR, or in one unit.  The paper's 1.35 and 1.6 times AR make .84, printed 83 %.
-
-    Args:
-        ttft_duo: Of DuoDecoding.
-        ttft_sd: Of vanilla speculative decoding.
-
-    Raises:
-        ValueError: A time that is not above 0.
     """
-    for name, value in (("ttft_duo", ttft_duo), ("ttft_sd", ttft_sd)):
-        if not 0.0 < value < math.inf:
-            raise ValueError(f"{name} must be above 0, got {value:g}")
     return ttft_duo / ttft_sd
 
 
@@ -285,9 +200,3 @@ def _mean_max(mean: float, other: float, deviation: float, other_deviation: floa
     below = 0.5 * math.erfc(-z / math.sqrt(2.0))
     density = math.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
     return mean * below + other * (1.0 - below) + spread * density
-
-
-def _check_time(**values: float) -> None:
-    for name, value in values.items():
-        if not 0.0 <= value < math.inf:
-            raise ValueError(f"{name} must be at least 0, got {value:g}")

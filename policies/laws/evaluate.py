@@ -6,8 +6,6 @@ be one.  Every refusal is a `ValueError` of one line that says what to type inst
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from policies.laws.catalogue import Statement, apply, did_you_mean, parameters
 from policies.laws.glossary import GLOSSARY
-from policies.laws.statement import Statement
 
 LONGEST = 100_000
 """Most points of a sweep."""
@@ -53,33 +51,7 @@ class Answer:
     refusal: str | None = None
 
 
-def find(statements: Mapping[str, Statement], name: str) -> Statement:
-    """The statement of an id or alias.
-
-    Raises:
-        ValueError: Unknown; names the nearest ones.
-    """
-    by_name = dict(statements)
-    for statement in statements.values():
-        by_name |= dict.fromkeys(statement.aliases, statement)
-    if name in by_name:
-        return by_name[name]
-    raise ValueError(f"no statement {name!r}{_nearest(name, by_name)}; `laws list` names all of them")
-
-
-def parameters(law: Callable[..., Any]) -> dict[str, bool]:
-    """Parameters of a law by name, and whether they must be given."""
-    found = inspect.signature(law).parameters.values()
-    return {parameter.name: parameter.default is parameter.empty for parameter in found}
-
-
-def parameters_of(statement: Statement) -> dict[str, bool]:
-    """Parameters of both forms together."""
-    both = parameters(statement.printed) if statement.printed else {}
-    return both | parameters(statement.corrected)
-
-
-def evaluate(statement: Statement, typed: Iterable[str]) -> Answer:
+def answer(statement: Statement, typed: Iterable[str]) -> Answer:
     """Both forms of a statement at the arguments typed.
 
     Args:
@@ -95,7 +67,7 @@ def evaluate(statement: Statement, typed: Iterable[str]) -> Answer:
         raise ValueError(f"one sweep at a time: give {sweeps[1].name} a single value")
     sweep = sweeps[0] if sweeps else None
     points = [{**arguments, sweep.name: value} for value in sweep.values] if sweep else [arguments]
-    values = [_call(statement.corrected, point, sweep) for point in points]
+    values = [_value(statement.corrected, point, sweep) for point in points]
     printed, refusal = _printed(statement, points, sweep)
     given = {name: value.values if isinstance(value, Sweep) else value for name, value in arguments.items()}
     if sweep:
@@ -122,19 +94,18 @@ def _printed(
     values, refusal = [], None
     for point in points:
         try:
-            values.append(_call(statement.printed, point, sweep))
+            values.append(_value(statement.printed, point, sweep))
         except ValueError as error:
             values.append(None)
             refusal = refusal or str(error)
     return values, refusal
 
 
-def _call(law: Callable[..., Any], point: dict[str, Any], sweep: Sweep | None) -> Any:
-    taken = parameters(law)
+def _value(function: Callable[..., Any], point: dict[str, Any], sweep: Sweep | None) -> Any:
     at = f" (at {sweep.name}={point[sweep.name]:g})" if sweep else ""
     try:
         with np.errstate(all="ignore"):  # what overflows is infinite, and nan is refused below
-            value = plain(law(**{name: value for name, value in point.items() if name in taken}))
+            value = plain(apply(function, point))
     except ValueError as error:
         raise ValueError(f"{error}{at}") from error
     except (ArithmeticError, IndexError) as error:
@@ -182,44 +153,30 @@ def finite(value: Any) -> Any:
 
 
 def _read(statement: Statement, typed: Iterable[str]) -> dict[str, Any]:
-    known = parameters_of(statement)
+    known = statement.parameters
     arguments: dict[str, Any] = {}
     for item in typed:
         name, equals, text = item.partition("=")
         if not equals or not name:
-            raise ValueError(f"{item!r} is no argument: type name=value, such as {_such_as(statement)}")
+            raise ValueError(
+                f"{item!r} is no argument: type name=value, such as {statement.example.split()[0]}"
+            )
         if name not in known:
-            raise ValueError(_stranger(statement, name, known))
+            hint = did_you_mean(name, known)
+            raise ValueError(f"{statement.id} has no parameter {name!r}{hint}; it takes {', '.join(known)}")
         if name in arguments:
             raise ValueError(f"{name} is given twice")
-        arguments[name] = _value(name, text)
+        arguments[name] = _argument(name, text)
     wanted = parameters(statement.corrected)
     missing = [name for name, needed in wanted.items() if needed and name not in arguments]
     if missing:
-        example = f"; for example `{command(statement)}`" if statement.example else ""
-        raise ValueError(f"{statement.id} also needs {', '.join(missing)}{example}")
+        example = f"for example `{command(statement)}`"
+        raise ValueError(f"{statement.id} also needs {', '.join(missing)}; {example}")
     return arguments
 
 
-def _such_as(statement: Statement) -> str:
-    return statement.example.split()[0] if statement.example else "acceptance=0.8"
-
-
-def _stranger(statement: Statement, name: str, known: Mapping[str, bool]) -> str:
-    takes = f"it takes {', '.join(known)}" if known else "it takes none"
-    return f"{statement.id} has no parameter {name!r}{_nearest(name, known)}; {takes}"
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), n=4, cutoff=0.6)
-    return f" (did you mean {' or '.join(near)}?)" if near else ""
-
-
-def _value(name: str, text: str) -> Any:
-    term = GLOSSARY.get(name)
-    kind = term.kind if term else "number"
-    if kind == "text":
-        return text
+def _argument(name: str, text: str) -> Any:
+    kind = GLOSSARY[name].kind
     if kind == "matrix":
         return tuple(_numbers(name, row) for row in text.split(";")) if text else ()
     if kind == "vector":
@@ -230,7 +187,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:
-    whole = name in GLOSSARY and GLOSSARY[name].domain.startswith("whole")
+    whole = GLOSSARY[name].domain.startswith("whole")
     numbers: list[float] = []
     for part in text.split(","):
         if ":" in part:

@@ -43,9 +43,13 @@ _TERMS = (
         "lookahead", "K (gamma elsewhere), drafted tokens per round", "tokens", "whole, at least 0", "integer"
     ),
     Term(
-        "batch", "b, sequences that one target step serves", "sequences", "whole, above 0, or inf", "integer"
+        "batch",
+        "b, sequences that one target step serves",
+        "sequences",
+        "whole, at least 1, or inf",
+        "integer",
     ),
-    Term("vocabulary", "V, size of the vocabulary", "tokens", "whole, above 0", "integer"),
+    Term("vocabulary", "V, size of the vocabulary", "tokens", "whole, at least 1", "integer"),
     Term("rounds", "rounds since the first one, inf for the long run", "rounds", "whole, at least 0, or inf"),
     # the speculation cache
     Term(
@@ -56,7 +60,7 @@ _TERMS = (
     Term("scale", "c of the hit curve 1 - c F^-r; the paper has 1", "", "0..1"),
     Term("hit_curve", "hit probability of F = 0, 1, ... guesses, beginning with 0", "", "0..1", "vector"),
     Term("prefix", "verified tokens before the speculation", "tokens", "whole, at least 0", "integer"),
-    Term("depth", "tokens drafted after a branch's start", "tokens", "whole, above 0", "integer"),
+    Term("depth", "tokens drafted after a branch's start", "tokens", "whole, at least 1", "integer"),
     Term("p_hit", "probability that a round hits", "", "0..1"),
     Term("p_hit_primary", "p_hit,p, hit rate of rounds that verify the primary's tokens", "", "0..1"),
     Term("p_hit_backup", "p_hit,b, hit rate of rounds that verify the backup's tokens", "", "0..1"),
@@ -107,7 +111,7 @@ _TERMS = (
         "emissions",
         "eta_j, tokens of the draft's internal steps, one after another",
         "tokens",
-        "whole, above 0",
+        "whole, at least 1",
         "vector",
     ),
     Term(
@@ -117,13 +121,13 @@ _TERMS = (
         "segments",
         "runs of layers between two synchronisations of the draft",
         "",
-        "whole, above 0",
+        "whole, at least 1",
         "integer",
     ),
-    Term("layers", "N, layers of the target", "", "whole, above 0", "integer"),
-    Term("devices", "G, devices that share a model", "", "whole, above 0", "integer"),
-    Term("tokens", "S, tokens per sequence in a collective", "tokens", "whole, above 0", "integer"),
-    Term("hidden", "H, width of the hidden state", "words", "whole, above 0", "integer"),
+    Term("layers", "N, layers of the target", "", "whole, at least 1", "integer"),
+    Term("devices", "G, devices that share a model", "", "whole, at least 1", "integer"),
+    Term("tokens", "S, tokens per sequence in a collective", "tokens", "whole, at least 1", "integer"),
+    Term("hidden", "H, width of the hidden state", "words", "whole, at least 1", "integer"),
     Term("hop_time", "alpha of an all-reduce: latency of a hop", "any time", "at least 0"),
     Term("word_time", "beta of an all-reduce: time per word", "as hop_time", "at least 0"),
     # retrieval, guidance and trees
@@ -135,9 +139,15 @@ _TERMS = (
     Term("dynamic", "texts accepted in this request, a row each", "", "whole, at least 0", "matrix"),
     Term("rejected", "rejected tokens after the words before them", "", "whole, at least 0", "matrix"),
     Term(
-        "longest", "n_max (n, N), longest ending of the text looked up", "tokens", "whole, above 0", "integer"
+        "longest",
+        "n_max (n, N), longest ending of the text looked up",
+        "tokens",
+        "whole, at least 1",
+        "integer",
     ),
-    Term("shortest", "n_min, shortest ending of the text looked up", "tokens", "whole, above 0", "integer"),
+    Term(
+        "shortest", "n_min, shortest ending of the text looked up", "tokens", "whole, at least 1", "integer"
+    ),
     Term("count", "n, retrieved candidates at most", "", "whole, at least 0", "integer"),
     Term(
         "attempts",
@@ -174,7 +184,7 @@ _TERMS = (
     Term("verify_growth", "what a drafted token adds to a verification", _STEP, "at least 0"),
     Term("jitter_target", "coefficient of variation of a verification's time", "", "at least 0"),
     Term("jitter_draft", "coefficient of variation of a whole draft's time", "", "at least 0"),
-    Term("largest", "largest value tried", "", "whole, above 0", "integer"),
+    Term("largest", "largest value tried", "", "whole, at least 1", "integer"),
     Term("ttft_duo", "DuoDecoding's time to first token", "any time", "above 0"),
     Term("ttft_sd", "time to first token of vanilla speculative decoding", "as ttft_duo", "above 0"),
     Term("speedup", "SR, wall time of plain decoding over that of the method", "", "above 0"),

@@ -15,15 +15,8 @@ from scipy.optimize import brentq, least_squares
 
 from policies.laws.double import best_lookahead
 from policies.laws.duo import best_budget, budget_printed
-from policies.laws.ssd import (
-    FloatArray,
-    PowerLaw,
-    _check_probability,
-    expected_tokens,
-    fit_power_law,
-    sd_speedup,
-    ssd_speedup,
-)
+from policies.laws.law import FloatArray, law
+from policies.laws.ssd import PowerLaw, expected_tokens, fit_power_law, sd_speedup, ssd_speedup
 
 __all__ = [
     "PowerLaw",
@@ -62,6 +55,7 @@ class SpeculativeFit:
     points: int
 
 
+@law(lookahead="", speedup="")
 def fit_sd(lookahead: Sequence[int], speedup: Sequence[float], *, t_verify: float = 1.0) -> SpeculativeFit:
     """Fit E(a, K)/(K t_draft + t_verify) to speedups over a sweep of K, by least squares of their ratios.
 
@@ -80,8 +74,6 @@ def fit_sd(lookahead: Sequence[int], speedup: Sequence[float], *, t_verify: floa
         ValueError: Too few settings, or values outside the domain.
     """
     drafted, measured = _sweep(lookahead, speedup)
-    if not 0.0 < t_verify < math.inf:
-        raise ValueError(f"t_verify must be above 0, got {t_verify:g}")
 
     def misfit(parameters: FloatArray) -> FloatArray:
         return np.asarray(_sd_curve(parameters, drafted, t_verify) / measured - 1.0, dtype=np.float64)
@@ -109,14 +101,8 @@ def acceptance_from_tokens(tokens_per_round: float, lookahead: int) -> float:
     """Acceptance a at which a round has the given mean tokens: E(a, K) = tokens  (`double.thm1`).
 
     1 token gives 0, K + 1 give 1.  iid acceptance is an assumption: with a real draft it is the value by
-    which rounds of this K come out right, and no other K's.
-
-    Args:
-        tokens_per_round: With the target's own token.
-        lookahead: K >= 1.
-
-    Raises:
-        ValueError: Tokens outside 1 ... K + 1, or `lookahead` below 1.
+    which rounds of this K come out right, and no other K's.  Refuses K below 1, and tokens outside
+    1 ... K + 1, the target's own counted.
     """
     if lookahead < 1:
         raise ValueError(f"without drafted tokens nothing is known of the acceptance: lookahead {lookahead}")
@@ -133,32 +119,18 @@ def acceptance_from_tokens(tokens_per_round: float, lookahead: int) -> float:
     )
 
 
+@law()
 def required_hit_rate(
     speedup: float, e_hit: float, e_miss: float, t_primary: float, t_backup: float, *, batch: int = 1
 ) -> float:
     """Smallest hit rate at which SSD reaches a speedup over AR  (`ssd.thm7`, `ssd.cor16`; corrected forms).
 
     Needs the speedup to rise with the hit rate: E_hit >= E_miss, as a backup that beats the primary's tokens
-    would make a miss worth having.
-
-    Args:
-        speedup: Wanted, above 0.
-        e_hit: Mean tokens of a round after a hit.
-        e_miss: Mean tokens of a round after a miss.
-        t_primary: T_p, in target steps.
-        t_backup: T_b, in target steps.
-        batch: b, rows that all stall on any miss.
-
-    Returns:
-        0 where even no hit at all suffices.
-
-    Raises:
-        ValueError: Outside the domain, or a speedup out of reach; the error says what is in reach.
+    would make a miss worth having.  0 where even no hit at all suffices; the error for a speedup out of reach
+    says what is in reach.
     """
     if not e_hit >= e_miss:
         raise ValueError(f"assumes e_hit >= e_miss: hits must pay, got {e_hit:g}, {e_miss:g}")
-    if not speedup > 0.0:
-        raise ValueError(f"speedup must be above 0, got {speedup:g}")
 
     def reached(p_hit: float) -> float:
         return ssd_speedup(p_hit, e_hit, e_miss, t_primary, t_backup, batch=batch)
@@ -173,28 +145,16 @@ def required_hit_rate(
     return float(brentq(lambda p: reached(float(p)) - speedup, 0.0, 1.0, xtol=1e-15))
 
 
+@law(longest="at least 0")
 def best_sd_lookahead(
     acceptance: float, t_draft: float, *, t_verify: float = 1.0, longest: int = 1024
 ) -> int:
     """Lookahead K >= 0 of the highest `sd_speedup`, the smallest of equals; 0 where drafting does not pay.
 
-    Plain decoding (K = 0) has speedup 1, whatever `t_verify`.  From K = 1 on tokens are concave and the
-    time is linear in K, so that the rate has one peak.
-
-    Args:
-        acceptance: iid acceptance a.
-        t_draft: A draft step, in target steps.
-        t_verify: A verification, in target steps.
-        longest: Largest K tried; the answer where each token helps (a = 1 with t_verify > 0).
-
-    Raises:
-        ValueError: Outside the domain.
+    Plain decoding (K = 0) has speedup 1, whatever `t_verify`.  From K = 1 on tokens are concave and the time
+    is linear in K, so that the rate has one peak.  `longest` is the largest K tried, the answer where each
+    token helps (a = 1 with t_verify > 0).
     """
-    _check_probability(acceptance=acceptance)
-    if not (0.0 <= t_draft < math.inf and 0.0 < t_verify < math.inf) or longest < 0:
-        raise ValueError(
-            f"needs t_draft >= 0, t_verify > 0 and longest >= 0, got {t_draft:g}, {t_verify:g}, {longest}"
-        )
     best, best_rate, previous = 0, 1.0, 0.0
     for lookahead in range(1, longest + 1):
         rate = sd_speedup(acceptance, lookahead, t_draft, t_verify)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policies.commandline import wide_console
-from policies.laws.evaluate import Answer, command, parameters_of
+from policies.laws.catalogue import Statement
+from policies.laws.evaluate import Answer, command
 from policies.laws.glossary import GLOSSARY
-from policies.laws.statement import Statement
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +40,7 @@ def details(statement: Statement) -> dict[str, Any]:
         "corrected": {"function": _function(statement.corrected), "says": _says(statement.corrected)},
         "printed": statement.printed
         and {"function": _function(statement.printed), "says": _says(statement.printed)},
-        "parameters": list(parameters_of(statement)),
+        "parameters": list(statement.parameters),
         "assumptions": list(statement.assumptions),
         "domain": statement.domain,
         "counterexample": statement.counterexample,
@@ -127,7 +127,7 @@ def page(statement: Statement) -> None:
             console.print(_literal(_says(law)), highlight=False)
     console.print()
     lines = (
-        ("parameters", ", ".join(parameters_of(statement))),
+        ("parameters", ", ".join(statement.parameters)),
         ("assumptions", "; ".join(statement.assumptions)),
         ("domain", statement.domain),
         ("counterexample", statement.counterexample),
@@ -234,14 +234,7 @@ def _text(value: Any) -> str:
 
 
 def _function(law: Callable[..., Any]) -> str:
-    """`ssd.ssd_speedup` for a law in `policies.laws.ssd`.
-
-    Functions of the catalogue that only lead arguments on name the law they lead to at the end of their
-    docstring's first paragraph.
-    """
-    named = re.search(r": `(\w+\.\w+)`\.", (inspect.getdoc(law) or "").partition("\n\n")[0])
-    if ".catalogue." in law.__module__ and named:
-        return named.group(1)
+    """`ssd.ssd_speedup` for a law in `policies.laws.ssd`."""
     return f"{law.__module__.removeprefix('policies.laws.')}.{law.__name__}"
 
 

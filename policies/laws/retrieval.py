@@ -2,17 +2,21 @@
 
 Token lists only, no model: under greedy decoding a model's own continuation of the text is one fixed
 path, and the matched tokens of a retrieval are those that lie on it.  `path` is that continuation.
-A *datastore* is a sequence of texts.
+A *datastore* is a sequence of texts; where none is given it is the text itself, as it grows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
+
+from policies.laws.law import law
 
 Tokens: TypeAlias = Sequence[int]
 Texts: TypeAlias = Sequence[Tokens]
+Phrase: TypeAlias = tuple[int, ...]
 
 
 def occurrences(ngram: Tokens, datastore: Texts) -> Iterator[tuple[int, int]]:
@@ -24,113 +28,108 @@ def occurrences(ngram: Tokens, datastore: Texts) -> Iterator[tuple[int, int]]:
                 yield number, start + size
 
 
-def lookup(text: Tokens, datastore: Texts, longest: int, span: int) -> tuple[int, ...]:
+def common_prefix(first: Tokens, second: Tokens) -> int:
+    """How many tokens two lists have in common from the beginning."""
+    count = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+@law()
+def retrieve(
+    text: Tokens, longest: int, span: int, *, warm_up: Texts = (), dynamic: Texts = (), rejected: Texts = ()
+) -> Phrase:
+    """Up to `span` tokens by the priorities of DOUBLE's cache (`double.alg3`).
+
+    The longest ending of the text first; for each ending the warm-up texts, then the accepted, then the
+    rejected; prompt lookup in the text itself if none has it.  So a longer match among the rejected
+    comes before a shorter one among the accepted.  Of several occurrences in a layer the last counts,
+    which the paper leaves open; one that nothing follows is none.
+    """
+    found = _longest_match(text, (warm_up, dynamic, rejected), longest, span)
+    return lookup(text, [text], longest, span) if found is None else found
+
+
+@law()
+def lookup(text: Tokens, datastore: Texts, longest: int, span: int) -> Phrase:
     """Up to `span` tokens that followed the longest ending of `text` where it last occurred.
 
     Endings of at most `longest` tokens, longest first; of its occurrences the last.  With the text itself
-    as the datastore this is prompt lookup.
-
-    Args:
-        text: Tokens so far.
-        datastore: Texts to search.
-        longest: Longest ending tried, at least 1.
-        span: d, most tokens returned, at least 0.
-
-    Returns:
-        The tokens found; empty if not even the last token occurs with something after it.
-
-    Raises:
-        ValueError: `longest` below 1 or `span` below 0.
+    as the datastore this is prompt lookup.  Empty if not even the last token occurs with something after it.
     """
-    _check_search(longest, span)
+    return _longest_match(text, (datastore,), longest, span) or ()
+
+
+def _longest_match(text: Tokens, layers: Sequence[Texts], longest: int, span: int) -> Phrase | None:
+    """What follows the last occurrence of the longest ending, in the first layer that has it."""
     for size in range(min(longest, len(text)), 0, -1):
-        found = _last(text[len(text) - size :], datastore, span)
-        if found is not None:
-            return found
-    return ()
+        for layer in layers:
+            places = list(occurrences(text[len(text) - size :], layer))
+            if places:
+                number, after = places[-1]
+                return tuple(layer[number][after : after + span])
+    return None
 
 
+@law()
 def retrieval_forward(
     text: Tokens, path: Tokens, longest: int, span: int, datastore: Texts | None = None
-) -> tuple[int, ...]:
+) -> Phrase:
     """One greedy forward over `span` retrieved tokens: s matched ones and the model's own (`double.eq2`).
 
-    No match gives s = 0: a plain step.  The result is always a beginning of `path`, so that greedy output
-    is that of plain decoding.
-
-    Args:
-        text: Tokens so far.
-        path: The model's greedy continuation of `text`; cut where it ends.
-        longest: n, longest ending looked up.
-        span: d, tokens retrieved.
-        datastore: Texts to search; the text itself by default.
-
-    Raises:
-        ValueError: Outside the domain, or an empty path: the model always has a next token.
+    No match gives s = 0: a plain step.  The result is always a beginning of `path`, cut where it ends, so
+    that greedy output is that of plain decoding.  An empty path is an error: a model always has a next token.
     """
     if len(path) == 0:
         raise ValueError("path is empty: a model always has a next token of its own")
-    retrieved = lookup(text, [text] if datastore is None else datastore, longest, span)
-    return tuple(path[: common_prefix(retrieved, path) + 1])
+    return tuple(path[: _matched(text, path, longest, span, datastore) + 1])
 
 
+@law()
 def retrieval_draft(
     text: Tokens, path: Tokens, longest: int, span: int, lookahead: int, *, datastore: Texts | None = None
-) -> tuple[tuple[int, ...], ...]:
+) -> tuple[Phrase, ...]:
     """Phrases of `lookahead` retrieval forwards, each appended before the next (`double.eq5`, corrected).
 
-    Each phrase ends in the model's own token, so that a forward without a match drafts one token, as plain
-    drafting does.  Ends early where the path does.
-
-    Args:
-        text: Tokens so far.
-        path: The draft's greedy continuation of `text`.
-        longest: n, longest ending looked up.
-        span: d, tokens retrieved per forward.
-        lookahead: Retrieval forwards; the paper's gamma, or C.
-        datastore: Texts to search; the growing text itself by default.
-
-    Raises:
-        ValueError: Outside the domain.
+    `lookahead` is the paper's gamma, or C.  Each phrase ends in the model's own token, so that a forward
+    without a match drafts one token, as plain drafting does.  Ends early where the path does.
     """
-    _check_lookahead(lookahead)
-    phrases: list[tuple[int, ...]] = []
-    done = 0
-    while len(phrases) < lookahead and done < len(path):
-        grown = [*text, *path[:done]]
-        phrases.append(retrieval_forward(grown, path[done:], longest, span, datastore))
-        done += len(phrases[-1])
-    return tuple(phrases)
+    matched = partial(_matched, longest=longest, span=span, datastore=datastore)
+    return _phrases(text, path, lookahead, matched, own=1)
 
 
+@law()
 def retrieval_draft_printed(
     text: Tokens, path: Tokens, longest: int, span: int, lookahead: int, *, datastore: Texts | None = None
-) -> tuple[tuple[int, ...], ...]:
+) -> tuple[Phrase, ...]:
     """Equation 5 as printed: the phrase is the matched tokens alone (`double.eq5`).
 
     A forward without a match then yields nothing, the context stays as it is, and so do all forwards after
     it: text 1 2 3 drafts no token at all, whatever the model.
-
-    Args:
-        text: As in `retrieval_draft`.
-        path: As in `retrieval_draft`.
-        longest: As in `retrieval_draft`.
-        span: As in `retrieval_draft`.
-        lookahead: As in `retrieval_draft`.
-        datastore: As in `retrieval_draft`.
-
-    Raises:
-        ValueError: Outside the domain.
     """
-    _check_lookahead(lookahead)
-    phrases: list[tuple[int, ...]] = []
+    matched = partial(_matched, longest=longest, span=span, datastore=datastore)
+    return _phrases(text, path, lookahead, matched, own=0)
+
+
+def _phrases(
+    text: Tokens, path: Tokens, lookahead: int, matched: Callable[[Tokens, Tokens], int], *, own: int
+) -> tuple[Phrase, ...]:
+    """Phrases of the matched tokens and `own` further ones; drafting of own tokens ends with the path."""
+    phrases: list[Phrase] = []
     done = 0
-    for _ in range(lookahead):
-        grown = [*text, *path[:done]]
-        retrieved = lookup(grown, [grown] if datastore is None else datastore, longest, span)
-        phrases.append(tuple(path[done : done + common_prefix(retrieved, path[done:])]))
-        done += len(phrases[-1])
+    while len(phrases) < lookahead and (done < len(path) or not own):
+        phrase = tuple(path[done : done + matched([*text, *path[:done]], path[done:]) + own])
+        phrases.append(phrase)
+        done += len(phrase)
     return tuple(phrases)
+
+
+def _matched(text: Tokens, path: Tokens, longest: int, span: int, datastore: Texts | None) -> int:
+    """Retrieved tokens that lie on the path."""
+    return common_prefix(lookup(text, [text] if datastore is None else datastore, longest, span), path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +142,9 @@ class RetrievalCache:
         rejected: Drafted and rejected tokens, each with the words before them.
     """
 
-    warm_up: tuple[tuple[int, ...], ...] = ()
-    dynamic: tuple[tuple[int, ...], ...] = ()
-    rejected: tuple[tuple[int, ...], ...] = ()
+    warm_up: tuple[Phrase, ...] = ()
+    dynamic: tuple[Phrase, ...] = ()
+    rejected: tuple[Phrase, ...] = ()
 
     def accept(self, tokens: Tokens) -> RetrievalCache:
         """With accepted tokens, which continue the latest accepted text."""
@@ -160,72 +159,7 @@ class RetrievalCache:
         """For the next request: only the warm-up texts.  Keeping more would leak one request to another."""
         return RetrievalCache(warm_up=self.warm_up)
 
-    def retrieve(self, text: Tokens, longest: int, span: int) -> tuple[int, ...]:
+    def retrieve(self, text: Tokens, longest: int, span: int) -> Phrase:
         """`retrieve` over these layers."""
-        return retrieve(
-            text, longest, span, warm_up=self.warm_up, dynamic=self.dynamic, rejected=self.rejected
-        )
-
-
-def retrieve(
-    text: Tokens,
-    longest: int,
-    span: int,
-    *,
-    warm_up: Texts = (),
-    dynamic: Texts = (),
-    rejected: Texts = (),
-) -> tuple[int, ...]:
-    """Up to `span` tokens by the priorities of DOUBLE's cache (`double.alg3`).
-
-    The longest ending of the text first; for each ending the warm-up texts, then the accepted, then the
-    rejected; prompt lookup in the text itself if none has it.  So a longer match among the rejected
-    comes before a shorter one among the accepted.  Of several occurrences in a layer the last counts,
-    which the paper leaves open; one that nothing follows is none.
-
-    Args:
-        text: Tokens so far.
-        longest: N, longest ending looked up.
-        span: K, tokens returned at most.
-        warm_up: Warm-up texts.
-        dynamic: Texts accepted in this request.
-        rejected: Rejected tokens after the words before them.
-
-    Raises:
-        ValueError: `longest` below 1 or `span` below 0.
-    """
-    _check_search(longest, span)
-    for size in range(min(longest, len(text)), 0, -1):
-        for layer in (warm_up, dynamic, rejected):
-            found = _last(text[len(text) - size :], layer, span)
-            if found is not None:
-                return found
-    return lookup(text, [text], longest, span)
-
-
-def common_prefix(first: Tokens, second: Tokens) -> int:
-    """How many tokens two lists have in common from the beginning."""
-    count = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
-
-
-def _last(ngram: Tokens, datastore: Texts, span: int) -> tuple[int, ...] | None:
-    """What follows the last occurrence of `ngram`; None where nothing does."""
-    found = None
-    for found in occurrences(ngram, datastore):  # noqa: B007  # the last one is wanted
-        pass
-    return None if found is None else tuple(datastore[found[0]][found[1] : found[1] + span])
-
-
-def _check_search(longest: int, span: int) -> None:
-    if longest < 1 or span < 0:
-        raise ValueError(f"needs longest >= 1 and span >= 0, got {longest}, {span}")
-
-
-def _check_lookahead(lookahead: int) -> None:
-    if lookahead < 0:
-        raise ValueError(f"lookahead must be at least 0, got {lookahead}")
+        layers = {"warm_up": self.warm_up, "dynamic": self.dynamic, "rejected": self.rejected}
+        return retrieve(text, longest, span, **layers)

@@ -1,11 +1,17 @@
-"""Saguaro sampling: draw less often what is cached, so that the residual is what is cached.
+"""Drafting, accepting and rejecting sampled tokens; several candidates for one position; Saguaro sampling.
 
-`ssd.def13`, `ssd.def14`, `ssd.thm15`, `ssd.thm19`.  p is the target's law, q the draft's, both [V].  A
-drafted token is accepted with probability min(1, p/q); after a rejection the target draws from the
-*residual* norm(max(p - q, 0)), and the round hits if that token is cached.  Saguaro multiplies the
-draft's F likeliest tokens, which are the ones cached, by C.
+`target_law` is p and `draft_law` q, both [V].  A drafted token is accepted with probability min(1, p/q);
+after a rejection the target draws from the *residual* norm(max(p - q, 0)), and the output then has exactly
+the target's law (`ssd.sd`).  Two laws that are not over one vocabulary, or do not sum to 1, are a ValueError.
 
-Two caches, which behave oppositely under C, by name:
+Several *candidates* are tried in turn (`duo.verify`, `rasd.verify`): one that was drawn from a law sigma is
+accepted with min(1, p/sigma), and after a failure p becomes the residual, by which the next one is judged.  A
+candidate that was chosen and not drawn (the top token of a draft, a retrieved one) has the one-hot sigma, by
+which it is accepted with p.
+
+Saguaro (`ssd.def13` to `ssd.thm19`) multiplies the draft's F likeliest tokens, which are the ones cached, by
+C, so that the residual is what is cached.  A round hits if the target's token is in the cache; two of them,
+which behave oppositely under C, by name:
 
 - `fixed`: the F likeliest tokens under q, whatever was rejected (proof of `ssd.thm15`).  The hit rate
   never falls as C falls.
@@ -17,260 +23,327 @@ Nor does the acceptance always fall with C, as the paper's section 4.2.3 has it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from policies.laws.candidates import token_law
-from policies.laws.ssd import FloatArray, _check_probability
+from policies.laws.law import FloatArray, law
 
 Cached: TypeAlias = Literal["without_rejected", "fixed"]
 CACHED: tuple[Cached, ...] = get_args(Cached)
-Law: TypeAlias = FloatArray | Sequence[float]
+Laws: TypeAlias = Sequence[ArrayLike | None]
 
 
-def top_tokens(q: Law, count: int) -> NDArray[np.int64]:
-    """Ids of the `count` likeliest tokens, likeliest first; of equally likely ones the lower id.
-
-    All of the vocabulary if `count` exceeds it.
+def token_law(name: str, values: ArrayLike) -> FloatArray:
+    """[V] law over the vocabulary, normalised to the last bit.
 
     Raises:
-        ValueError: `q` is no law, or `count` below 0.
+        ValueError: Not [V], negative, or no sum of 1.
     """
-    if count < 0:
-        raise ValueError(f"the number of top tokens must be at least 0, got {count}")
-    return np.argsort(-token_law("q", q), kind="stable")[:count].astype(np.int64)
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"{name} must be [V] probabilities, got shape {array.shape}")
+    if not ((array >= 0.0).all() and abs(float(array.sum()) - 1.0) <= 1e-6):  # false for NaN too
+        raise ValueError(f"{name} must be probabilities that sum to 1, got sum {array.sum():g}")
+    return np.asarray(array / array.sum(), dtype=np.float64)
 
 
-def rescale(q: Law, top: int, scale: float) -> FloatArray:
-    """[V] Saguaro's law: q with its `top` likeliest tokens multiplied by `scale`, normalised (`ssd.def14`).
+def pair(target_law: ArrayLike, draft_law: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Two laws over one vocabulary, checked."""
+    p, q = token_law("target_law", target_law), token_law("draft_law", draft_law)
+    if p.shape != q.shape:
+        raise ValueError(f"target_law and draft_law have different vocabularies: {len(p)}, {len(q)} tokens")
+    return p, q
 
-    Where C = 0 leaves nothing to draw, the definition is 0/0 and this an error.  The engine has to draw
-    something: both worlds keep q there (`calibrate.live.choice.rescale`, `simulator.tokens.chances`).
+
+def one_hot(token: int, vocabulary: int) -> FloatArray:
+    """[V] law of a candidate that was chosen and not drawn; an error for a token outside the vocabulary."""
+    if not 0 <= token < vocabulary:
+        raise ValueError(f"token {token} outside the vocabulary of {vocabulary}")
+    return np.asarray(np.eye(1, vocabulary, token)[0], dtype=np.float64)
+
+
+@law(top="at least 0")
+def top_tokens(draft_law: ArrayLike, top: int) -> NDArray[np.int64]:
+    """Ids of the `top` likeliest tokens, likeliest first; of equally likely ones the lower id.
+
+    All of the vocabulary if `top` exceeds it.
+    """
+    return np.argsort(-token_law("draft_law", draft_law), kind="stable")[:top].astype(np.int64)
+
+
+def draw(probs: ArrayLike, uniform: float) -> int:
+    """Token of a distribution by inverting its cumulated probabilities; never one of probability 0.
 
     Args:
-        q: [V] the draft's law.
-        top: F; 0 leaves q as it is.
-        scale: C in 0..1; 1 leaves q as it is, 0 never draws the top tokens.
+        probs: [V].
+        uniform: Coin in [0, 1).
 
     Raises:
-        ValueError: Outside the domain; C = 0 where all of the mass is on the top tokens (0/0).
+        ValueError: A coin outside [0, 1).
     """
-    _check_probability(scale=scale)
-    law = token_law("q", q)
-    law[top_tokens(law, top)] *= scale
-    total = float(law.sum())
-    if total <= 0.0:
-        raise ValueError(f"C = {scale:g} leaves nothing to draw: all mass is on the top {top} tokens")
-    return law / total
+    if not 0.0 <= uniform < 1.0:
+        raise ValueError(f"a coin lies in [0, 1), got {uniform:g}")
+    cumulated = np.cumsum(np.asarray(probs, dtype=np.float64))
+    total = float(cumulated[-1])
+    below = min(uniform * total, math.nextafter(total, 0.0))  # the product may round up to the total
+    return int(np.searchsorted(cumulated, below, side="right"))
 
 
-def acceptance(p: Law, q: Law) -> float:
-    """Probability that a token drawn from q is accepted: sum min(p, q) = 1 - |p - q|_1 / 2 (`ssd.thm1`).
-
-    Raises:
-        ValueError: Not two laws over one vocabulary.
-    """
-    target, draft = _pair(p, q)
-    return min(1.0, float(np.minimum(target, draft).sum()))
+# One drafted token
 
 
-def acceptance_printed(p: Law, q: Law) -> float:
+def acceptance(target_law: ArrayLike, draft_law: ArrayLike) -> float:
+    """Probability that a token drawn from q is accepted: sum min(p, q) = 1 - |p - q|_1 / 2 (`ssd.thm1`)."""
+    p, q = pair(target_law, draft_law)
+    return min(1.0, float(np.minimum(p, q).sum()))
+
+
+def acceptance_printed(target_law: ArrayLike, draft_law: ArrayLike) -> float:
     """Acceptance as A.3.1 prints it, 1 - |p - q|_1: without the half that `ssd.thm1` has.
 
     Off by |p - q|_1 / 2, and negative for laws with little in common; the paper's own numbers have the half.
-
-    Raises:
-        ValueError: Not two laws over one vocabulary.
     """
-    target, draft = _pair(p, q)
-    return 1.0 - float(np.abs(target - draft).sum())
+    p, q = pair(target_law, draft_law)
+    return 1.0 - float(np.abs(p - q).sum())
 
 
-def emitted_law(p: Law, q: Law) -> FloatArray:
+def accept_probability(target_law: ArrayLike, draft_law: ArrayLike) -> FloatArray:
+    """[V] probability that a token is accepted once it was drawn: min(1, p/q)  (`rasd.accept`, `ssd.sd`).
+
+    1 where q is 0: such a token is never drawn.
+    """
+    p, q = pair(target_law, draft_law)
+    return np.where(q > 0.0, np.minimum(1.0, p / np.where(q > 0.0, q, 1.0)), 1.0)
+
+
+def reject(target_law: ArrayLike, draft_law: ArrayLike) -> FloatArray:
+    """[V] target's law after a candidate drawn from `draft_law` failed: norm(max(p - q, 0)).
+
+    p itself where p <= q everywhere (p = q): nothing is ever rejected there, and the law is never used.
+    """
+    p, q = pair(target_law, draft_law)
+    over = np.maximum(p - q, 0.0)
+    total = float(over.sum())
+    return over / total if total > 0.0 else p
+
+
+def residual(target_law: ArrayLike, draft_law: ArrayLike) -> FloatArray:
+    """[V] law of the target's token after a rejection: norm(max(p - q, 0))  (`ssd.sd`).
+
+    As `reject`, but an error for p = q, by which nothing is ever rejected.
+    """
+    p, q = pair(target_law, draft_law)
+    if not (p > q).any():
+        raise ValueError("p and q are the same law: nothing is rejected, so there is no residual")
+    return reject(p, q)
+
+
+def emitted_law(target_law: ArrayLike, draft_law: ArrayLike) -> FloatArray:
     """[V] law of the token that a position emits: min(p, q) + (1 - sum min(p, q)) residual  (`ssd.sd`).
 
     It is p, which is why speculative decoding loses nothing.  Where p = q nothing is rejected: the residual
     is 0/0, but of probability 0.
-
-    Raises:
-        ValueError: Not two laws over one vocabulary.
     """
-    target, draft = _pair(p, q)
-    accepted = np.minimum(target, draft)
-    over = np.maximum(target - draft, 0.0)
-    total = float(over.sum())
-    rejected = 1.0 - float(accepted.sum())
-    return np.asarray(accepted + (rejected * over / total if total > 0.0 else 0.0), dtype=np.float64)
+    p, q = pair(target_law, draft_law)
+    accepted = np.minimum(p, q)
+    return np.asarray(accepted + (1.0 - accepted.sum()) * reject(p, q), dtype=np.float64)
 
 
-def residual(p: Law, q: Law) -> FloatArray:
-    """[V] law of the target's token after a rejection: norm(max(p - q, 0))  (`ssd.sd`).
-
-    Raises:
-        ValueError: Not two laws over one vocabulary, or p = q, by which nothing is ever rejected.
-    """
-    target, draft = _pair(p, q)
-    over = np.maximum(target - draft, 0.0)
-    total = float(over.sum())
-    if total <= 0.0:
-        raise ValueError("p and q are the same law: nothing is rejected, so there is no residual")
-    return over / total
+# Several candidates for one position
 
 
-def hit_given_rejection_fixed(p: Law, q: Law, fanout: int, scale: float) -> float:
-    """P(hit | rejection) with the `fixed` cache: in / (in + out), nonincreasing in C (`ssd.thm15`).
-
-    in and out are the residual's mass on and off the `fanout` likeliest tokens of q.  Where nothing is
-    ever rejected it is 1 by convention.
+def verify_candidates(
+    target_law: ArrayLike, candidates: Sequence[int], uniforms: Sequence[float], laws: Laws | None = None
+) -> tuple[int, int | None]:
+    """The token emitted and the number of the candidate it is, None if none was accepted.
 
     Args:
-        p: [V] the target's law.
-        q: [V] the draft's law before rescaling.
-        fanout: F, cached tokens, which are also the tokens rescaled.
-        scale: C.
+        target_law: [V] p.
+        candidates: Tokens tried, in order.
+        uniforms: [len(candidates) + 1] coins in [0, 1): one per candidate, the last for the residual.
+        laws: Law that each candidate was drawn from; None, for all or for one, if it was chosen.
 
     Raises:
-        ValueError: Outside the domain.
+        ValueError: Shapes that do not fit, or a token that cannot have been drawn from its law.
     """
-    return _hit_given_rejection(p, q, fanout, scale, makes_room=False)
+    p = token_law("target_law", target_law)
+    if len(uniforms) != len(candidates) + 1:
+        raise ValueError(f"{len(candidates)} candidates need one coin more, got {len(uniforms)}")
+    for number, (token, sigma) in enumerate(_sigmas(candidates, laws, len(p))):
+        if uniforms[number] * sigma[token] < p[token]:
+            return token, number
+        p = reject(p, sigma)
+    return draw(p, uniforms[-1]), None
 
 
-def hit_given_rejection(p: Law, q: Law, fanout: int, scale: float) -> float:
+def candidates_law(
+    target_law: ArrayLike, first_tokens: Sequence[int], laws: Laws | None = None
+) -> FloatArray:
+    """[V] exact law of the token that `verify_candidates` emits, for given candidates (`duo.verify`).
+
+    With chosen candidates, as DuoDecoding's first tokens are, it is the target's law; with drawn ones it is
+    so on average over their draws.  Arguments and errors are those of `verify_candidates`.
+    """
+    p = token_law("target_law", target_law)
+    emitted, reached = np.zeros_like(p), 1.0
+    for token, sigma in _sigmas(first_tokens, laws, len(p)):
+        accepted = float(accept_probability(p, sigma)[token])
+        emitted[token] += reached * accepted
+        reached *= 1.0 - accepted
+        p = reject(p, sigma)
+    return np.asarray(emitted + reached * p, dtype=np.float64)
+
+
+def candidates_law_printed(
+    target_law: ArrayLike, draft_law: ArrayLike, first_tokens: Sequence[int]
+) -> FloatArray:
+    """[V] law emitted with min(1, p/q) for each candidate and one residual at the end (`duo.verify`).
+
+    The literal reading of DuoDecoding: every candidate, distinct and the likeliest of q, is judged like a
+    drawn one and the law is not updated in between.  Not the target's law, e.g. for p = q it always emits the
+    first candidate.
+    """
+    p, q = pair(target_law, draft_law)
+    accept = accept_probability(p, q)
+    emitted, reached = np.zeros_like(p), 1.0
+    for token in first_tokens:
+        one_hot(token, len(p))  # for its check
+        emitted[token] += reached * accept[token]
+        reached *= 1.0 - float(accept[token])
+    return np.asarray(emitted + reached * reject(p, q), dtype=np.float64)
+
+
+def acceptance_of_candidates(
+    target_law: ArrayLike, candidates: Sequence[int], laws: Laws | None = None
+) -> float:
+    """Probability that one of the given candidates is accepted; of chosen ones, their mass under p."""
+    p = token_law("target_law", target_law)
+    failed = 1.0
+    for token, sigma in _sigmas(candidates, laws, len(p)):
+        failed *= 1.0 - float(accept_probability(p, sigma)[token])
+        p = reject(p, sigma)
+    return 1.0 - failed
+
+
+def _sigmas(candidates: Sequence[int], laws: Laws | None, vocabulary: int) -> list[tuple[int, FloatArray]]:
+    """Each candidate with the law it came from."""
+    drawn: Laws = [None] * len(candidates) if laws is None else laws
+    if len(drawn) != len(candidates):
+        raise ValueError(f"{len(candidates)} candidates need as many laws, got {len(drawn)}")
+    pairs = []
+    for token, sampled in zip(candidates, drawn, strict=True):
+        chosen = one_hot(int(token), vocabulary)
+        sigma = chosen if sampled is None else token_law("draft_law", sampled)
+        if len(sigma) != vocabulary or sigma[int(token)] <= 0.0:
+            raise ValueError(f"token {token} cannot have been drawn from its law")
+        pairs.append((int(token), sigma))
+    return pairs
+
+
+# Saguaro sampling
+
+
+@law()
+def rescale(draft_law: ArrayLike, top: int, saguaro_scale: float) -> FloatArray:
+    """[V] Saguaro's law: q with its `top` likeliest tokens multiplied by C, normalised (`ssd.def14`).
+
+    F = 0 and C = 1 leave q as it is; C = 0 never draws the top tokens.  Where that leaves nothing to draw,
+    the definition is 0/0 and this an error.  The engine has to draw something: both worlds keep q there
+    (`calibrate.live.choice.rescale`, `simulator.tokens.chances`).
+    """
+    q = token_law("draft_law", draft_law)
+    q[top_tokens(q, top)] *= saguaro_scale
+    total = float(q.sum())
+    if total <= 0.0:
+        raise ValueError(f"C = {saguaro_scale:g} leaves nothing to draw: all mass is on the top {top} tokens")
+    return q / total
+
+
+def hit_given_rejection_fixed(
+    target_law: ArrayLike, draft_law: ArrayLike, top: int, saguaro_scale: float
+) -> float:
+    """P(hit | rejection) with the `fixed` cache: in / (in + out), nonincreasing in C (`ssd.thm15`).
+
+    in and out are the residual's mass on and off the F likeliest tokens of q, which are also the tokens
+    rescaled.  Where nothing is ever rejected it is 1 by convention.
+    """
+    return _hit_given_rejection(target_law, draft_law, top, saguaro_scale, makes_room=False)
+
+
+def hit_given_rejection(target_law: ArrayLike, draft_law: ArrayLike, top: int, saguaro_scale: float) -> float:
     """P(hit | rejection) with the `without_rejected` cache; may rise or fall with C (`ssd.thm19`).
 
     in/s + (R_S/s) (u(g)/s): u = max(p - q', 0) with mass s, of which `in` lies on S, the F likeliest
     tokens of q; R_S the mass of max(q' - p, 0) on S, q' the rescaled draft.  A rejected token of S,
     probability R_S/s and independent of the target's token, makes room for g, the draft's next choice.
     Where nothing is ever rejected it is 1 by convention.
-
-    Args:
-        p: [V] the target's law.
-        q: [V] the draft's law before rescaling.
-        fanout: F, cached tokens, and the number of tokens rescaled.
-        scale: C.
-
-    Raises:
-        ValueError: Outside the domain.
     """
-    return _hit_given_rejection(p, q, fanout, scale, makes_room=True)
+    return _hit_given_rejection(target_law, draft_law, top, saguaro_scale, makes_room=True)
 
 
-def _hit_given_rejection(p: Law, q: Law, fanout: int, scale: float, *, makes_room: bool) -> float:
+def _hit_given_rejection(
+    target_law: ArrayLike, draft_law: ArrayLike, top: int, saguaro_scale: float, *, makes_room: bool
+) -> float:
     """P(hit | rejection); whether a rejected token makes room for the draft's next choice."""
-    under, over, total = _masses(p, q, fanout, scale)
-    if total == 0.0:
+    p, q = pair(target_law, draft_law)
+    drawn = rescale(q, top, saguaro_scale)
+    under, over = np.maximum(p - drawn, 0.0), np.maximum(drawn - p, 0.0)
+    # Both have the same mass but for rounding; a p that equals q' up to rounding rejects nothing.
+    total = float(under.sum())
+    if min(total, float(over.sum())) <= 1e-15:
         return 1.0
-    ranked = top_tokens(q, fanout + 1)
-    inside, following = ranked[:fanout], ranked[fanout:]
-    held = float(under[inside].sum())
+    ranked = top_tokens(q, top + 1)
+    held = float(under[ranked[:top]].sum())
     if makes_room:
-        held += float(over[inside].sum()) / float(over.sum()) * float(under[following].sum())
+        held += float(over[ranked[:top]].sum()) / float(over.sum()) * float(under[ranked[top:]].sum())
     return min(1.0, held / total)
 
 
-def round_weights(p: Law, q: Law, fanout: Sequence[int], scale: float) -> FloatArray:
+def round_weights(
+    target_law: ArrayLike, draft_law: ArrayLike, fanout: Sequence[int], saguaro_scale: float
+) -> FloatArray:
     """[K + 1] probability of k accepted tokens where position k is drafted with its own F_k.
 
-    The last fan-out belongs to the bonus token after K accepted ones, where nothing is drafted.
-
-    Args:
-        p: [V] the target's law, the same at every position.
-        q: [V] the draft's law before rescaling.
-        fanout: F_0 ... F_K.
-        scale: C.
-
-    Raises:
-        ValueError: Outside the domain.
+    The last fan-out belongs to the bonus token after K accepted ones, where nothing is drafted.  The laws are
+    the same at every position, the draft's before rescaling.
     """
     if len(fanout) == 0:
         raise ValueError("needs a fan-out for at least one position")
-    accepted = np.array([acceptance(p, rescale(q, f, scale)) for f in fanout[:-1]])
+    accepted = np.array([acceptance(target_law, rescale(draft_law, f, saguaro_scale)) for f in fanout[:-1]])
     reached = np.append(1.0, np.cumprod(accepted))
     return np.asarray(reached * np.append(1.0 - accepted, 1.0), dtype=np.float64)
 
 
 def hit_rate_sampled(
-    p: Law, q: Law, fanout: Sequence[int], scale: float, *, cached: Cached = "without_rejected"
+    target_law: ArrayLike,
+    draft_law: ArrayLike,
+    fanout: Sequence[int],
+    saguaro_scale: float,
+    *,
+    cached: Cached = "without_rejected",
 ) -> float:
     """p_hit,p with sampled tokens: sum_(k<K) w_k h(F_k) + w_K p(F_K likeliest of q)  (`ssd.thm19`).
 
     iid positions: one pair of laws at all of them.  With all K tokens accepted (or K = 0) the target
-    draws from p itself, and no token is left out of the cache.
-
-    Args:
-        p: [V] the target's law.
-        q: [V] the draft's law before rescaling.
-        fanout: F_0 ... F_K; (2,) * 6 is K = 5 with two guesses at each position.
-        scale: C.
-        cached: Which tokens are cached after a rejection.
-
-    Raises:
-        ValueError: Outside the domain.
+    draws from p itself, and no token is left out of the cache.  (2,) * 6 is K = 5 with two guesses at each
+    position; `cached` says which tokens are cached after a rejection.
     """
     if cached not in CACHED:
         raise ValueError(f"cached must be one of {', '.join(CACHED)}, got {cached!r}")
-    weights = round_weights(p, q, fanout, scale)
+    weights = round_weights(target_law, draft_law, fanout, saguaro_scale)
     hit = hit_given_rejection if cached == "without_rejected" else hit_given_rejection_fixed
-    after = {f: hit(p, q, f, scale) for f in set(fanout[:-1])}
-    free = float(token_law("p", p)[top_tokens(q, fanout[-1])].sum())
+    after = {f: hit(target_law, draft_law, f, saguaro_scale) for f in set(fanout[:-1])}
+    free = float(token_law("target_law", target_law)[top_tokens(draft_law, fanout[-1])].sum())
     return float((weights * np.array([*(after[f] for f in fanout[:-1]), free])).sum())
 
 
-def saguaro_exact(
-    p: Sequence[Fraction], q: Sequence[Fraction], fanout: int, lookahead: int, scale: Fraction
-) -> tuple[Fraction, Fraction, Fraction]:
-    """Acceptance, P(hit | rejection) and p_hit,p in rational arithmetic (`ssd.thm19`), by enumeration.
-
-    The `without_rejected` cache, one fan-out at all positions.  Every pair of a rejected token and the
-    target's next one is gone through, so that it shares no formula with `hit_given_rejection`.
-
-    Args:
-        p: [V] the target's law, summing to exactly 1.
-        q: [V] the draft's law before rescaling, the same.
-        fanout: F.
-        lookahead: K.
-        scale: C.
-
-    Raises:
-        ValueError: Sums that are not 1, or C = 0 with all mass on the top F.
-    """
-    if sum(p) != 1 or sum(q) != 1 or len(p) != len(q):
-        raise ValueError("p and q must be laws over one vocabulary that sum to exactly 1")
-    ranked = sorted(range(len(q)), key=lambda token: (-q[token], token))
-    scaled = [value * (scale if token in ranked[:fanout] else 1) for token, value in enumerate(q)]
-    if sum(scaled) == 0:
-        raise ValueError(f"C = {scale} leaves nothing to draw: all mass is on the top {fanout} tokens")
-    drawn = [value / sum(scaled) for value in scaled]
-    accepted = sum((min(a, b) for a, b in zip(p, drawn, strict=True)), Fraction(0))
-    missing = 1 - accepted
-    hit = Fraction(1)
-    if missing:
-        hit = Fraction(0)
-        for rejected, share in enumerate(max(b - a, Fraction(0)) for a, b in zip(p, drawn, strict=True)):
-            cache = [token for token in ranked if token != rejected][:fanout]
-            under = sum((max(p[token] - drawn[token], Fraction(0)) for token in cache), Fraction(0))
-            hit += share / missing * under / missing
-    full = accepted**lookahead
-    free = sum((p[token] for token in ranked[:fanout]), Fraction(0))
-    return accepted, hit, full * free + (1 - full) * hit
-
-
-def _masses(p: Law, q: Law, fanout: int, scale: float) -> tuple[FloatArray, FloatArray, float]:
-    """max(p - q', 0) and max(q' - p, 0), both [V], and the mass of the first."""
-    target, _ = _pair(p, q)
-    drawn = rescale(q, fanout, scale)
-    under, over = np.maximum(target - drawn, 0.0), np.maximum(drawn - target, 0.0)
-    # Both have the same mass but for rounding; a p that equals q' up to rounding rejects nothing.
-    total = float(under.sum())
-    return under, over, total if min(total, float(over.sum())) > 1e-15 else 0.0
-
-
-def _pair(p: Law, q: Law) -> tuple[FloatArray, FloatArray]:
-    target, draft = token_law("p", p), token_law("q", q)
-    if target.shape != draft.shape:
-        raise ValueError(f"p and q have different vocabularies: {len(target)} and {len(draft)} tokens")
-    return target, draft
+@law()
+def saguaro_hit_rate(
+    target_law: ArrayLike, draft_law: ArrayLike, top: int, lookahead: int, saguaro_scale: float
+) -> float:
+    """p_hit,p of a sampled round with one fan-out at all positions (`ssd.thm19`): `hit_rate_sampled`."""
+    return hit_rate_sampled(target_law, draft_law, (top,) * (lookahead + 1), saguaro_scale)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from analysis.mirror_passes import most_streams, passes_of
 from analysis.mirror_streams import main
 from hardware_profiles.decisions import Decisions
-from policies.laws.streams import mean_passes, passes_law
+from policies.laws.mirror import mean_passes, passes_law
 from policies.mirror import StreamDraft
 from policies.operations import View
 from policies.registry import configure

@@ -32,7 +32,7 @@ from calibrate.live.streaming import StreamBranching, Text, Writing
 from calibrate.live.streams import load_streams, save_streams, stream_sight
 from calibrate.live.world import LiveWorld
 from calibrate.pair.heads import stream_logits
-from policies.laws.matching import streaming_bound, streaming_steps
+from policies.laws.mirror import streaming_bound, streaming_steps
 from policies.operations import BoolArray, IntArray, Request
 from policies.registry import SettingError, Settings, configure, start
 from policies.rows import Rows

@@ -13,10 +13,8 @@ from tiny_worlds import events, outcomes, tokens_by_hand
 from hardware_profiles.decisions import Decisions
 from policies.config import SettingError
 from policies.double import Ask, Outcome, outcome_of
-from policies.laws.double import pearl_speedup
-from policies.laws.guidance import step
+from policies.laws.double import draft_length, pearl_speedup, step
 from policies.laws.retrieval import common_prefix
-from policies.laws.runs import draft_length
 from policies.operations import Request
 from policies.registry import configure, start
 from policies.rows import Rows
@@ -198,7 +196,7 @@ chains = st.lists(bits, max_size=5).map(tuple)
 def test_an_outcome_is_a_step_of_the_algorithm(
     path: list[int], pending: tuple[int, ...], drafted: tuple[int, ...], data: st.DataObject
 ) -> None:
-    """As `policies.laws.guidance.step` corrects algorithms 1 and 2, whatever is drafted and retrieved."""
+    """As `policies.laws.double.step` corrects algorithms 1 and 2, whatever is drafted and retrieved."""
     right = common_prefix(pending, path)
     guidance = tuple(path[len(pending) :][: data.draw(st.integers(1, 5))])
     emitted = (*pending, *guidance) if right == len(pending) else tuple(path[: right + 1])

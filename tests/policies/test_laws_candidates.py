@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.laws.candidates import (
+from policies.laws.duo import first_token_law
+from policies.laws.sampling import (
     accept_probability,
     acceptance_of_candidates,
     candidates_law,
@@ -20,7 +21,6 @@ from policies.laws.candidates import (
     reject,
     verify_candidates,
 )
-from policies.laws.duo import first_token_law
 
 
 @st.composite

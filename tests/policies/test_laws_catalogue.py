@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.laws.broadcast import broadcast
-from policies.laws.catalogue import STATEMENTS
-from policies.laws.evaluate import evaluate, parameters, parameters_of
+from policies.laws.catalogue import STATEMENTS, Statement, evaluate, parameters
+from policies.laws.evaluate import answer
 from policies.laws.glossary import GLOSSARY
-from policies.laws.overhead import cache_entries
+from policies.laws.law import broadcast
 from policies.laws.report import markdown
-from policies.laws.ssd import outcome_weights, ssd_speedup
-from policies.laws.statement import Statement
+from policies.laws.ssd import cache_entries, outcome_weights, ssd_speedup
 
 ROOT = Path(__file__).parents[2]
 IDS = re.findall(
@@ -98,13 +96,13 @@ def test_each_wrong_statement_has_both_forms(statement: Statement) -> None:
 
 @every
 def test_every_parameter_is_in_the_glossary(statement: Statement) -> None:
-    assert set(parameters_of(statement)) <= set(GLOSSARY)
+    assert set(statement.parameters) <= set(GLOSSARY)
     if statement.printed:
-        assert set(parameters(statement.printed)) <= set(parameters_of(statement))
+        assert set(parameters(statement.printed)) <= set(statement.parameters)
 
 
 def test_the_glossary_has_no_word_too_many() -> None:
-    used = {name for statement in STATEMENTS.values() for name in parameters_of(statement)}
+    used = {name for statement in STATEMENTS.values() for name in statement.parameters}
     assert set(GLOSSARY) - used <= OUTSIDE
     assert all(term.meaning and term.domain for term in GLOSSARY.values())
 
@@ -119,9 +117,9 @@ def leaves(value: Any) -> list[Any]:
 
 @every
 def test_each_example_evaluates(statement: Statement) -> None:
-    answer = evaluate(statement, statement.example.split())
-    assert answer.refusal is None
-    for form in (answer.value, answer.printed):
+    said = answer(statement, statement.example.split())
+    assert said.refusal is None
+    for form in (said.value, said.printed):
         for leaf in leaves(form):
             if isinstance(leaf, float):
                 assert math.isfinite(leaf)
@@ -142,17 +140,17 @@ STRANGE = {
 def attempt(statement: Statement, typed: list[str]) -> tuple[list[Any], str]:
     """Numbers of both forms, or why there are none."""
     try:
-        answer = evaluate(statement, typed)
+        said = answer(statement, typed)
     except ValueError as error:
         return [], str(error)
-    return [*leaves(answer.value), *leaves(answer.printed)], "none"
+    return [*leaves(said.value), *leaves(said.printed)], "none"
 
 
 @every
 def test_edges_have_a_value_or_a_reason(statement: Statement) -> None:
     """The example with each parameter in turn at an edge: never nan, never another error than one line."""
     given = dict(item.split("=", 1) for item in statement.example.split())
-    for name in parameters_of(statement):
+    for name in statement.parameters:
         for strange in STRANGE[GLOSSARY[name].kind]:
             typed = [f"{key}={value}" for key, value in {**given, name: strange}.items()]
             found, refusal = attempt(statement, typed)
@@ -162,8 +160,8 @@ def test_edges_have_a_value_or_a_reason(statement: Statement) -> None:
 
 @pytest.mark.parametrize("name", [n for n, s in STATEMENTS.items() if s.verdict == "wrong"])
 def test_a_wrong_statement_s_example_shows_the_difference(name: str) -> None:
-    answer = evaluate(STATEMENTS[name], STATEMENTS[name].example.split())
-    assert answer.value != answer.printed
+    said = answer(STATEMENTS[name], STATEMENTS[name].example.split())
+    assert said.value != said.printed
 
 
 def test_the_docs_have_the_table_as_the_command_prints_it() -> None:
@@ -172,6 +170,21 @@ def test_the_docs_have_the_table_as_the_command_prints_it() -> None:
     found = re.search(r"<!-- laws list --markdown -->\n(.*?)\n<!-- end -->", text, re.DOTALL)
     assert found is not None
     assert found.group(1) == markdown(STATEMENTS.values()), "put the output of `laws list --markdown` there"
+
+
+def test_a_statement_takes_what_it_needs_of_what_is_known() -> None:
+    known = {"p_hit": 0.5, "e_hit": 3.0, "e_miss": 1.0, "t_primary": 2.0, "t_backup": 0.0, "acceptance": 0.8}
+    assert evaluate("ssd.thm7", **known) == 1.0
+    assert evaluate("ssd.thm7", printed=True, **known) == 2.0 / 1.5
+    assert evaluate("double.eq1", **known, lookahead=1) == 1.8
+    # Printed as corrected; of unchecked functions the glossary's domains are checked too.
+    assert evaluate("double.thm1", printed=True, **known, lookahead=1) == 1.8
+    with pytest.raises(ValueError, match="exponent must be above 0"):
+        evaluate("ssd.def11", fanout=(1, 2), exponent=0.0)
+    with pytest.raises(TypeError, match="lookahead"):
+        evaluate("double.thm1", **known)
+    with pytest.raises(ValueError, match="did you mean ssd"):
+        evaluate("ssd.th7", **known)
 
 
 def test_any_law_broadcasts() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from policies.laws.backup import switch_batch
 from policies.laws.cli import main
+from policies.laws.ssd import switch_batch
 
 ROOT = Path(__file__).parents[2]
 SWITCH = ("ssd.thm17", "p_hit_primary=0.9", "p_hit_backup=0.2", "e_hit=4", "e_miss=1", "t_primary=0.6")
@@ -54,14 +54,14 @@ def test_list_markdown() -> None:
     lines = run("list", "--paper", "ssd", "--markdown").stdout.splitlines()
     assert lines[0] == "| id | statement | corrected | printed | verdict | check |"
     row = next(line for line in lines if line.startswith("| ssd.thm17 |"))
-    assert "`backup.switch_batch`" in row and "test_ours_is_what_trying_finds" in row and "| wrong |" in row
+    assert "`ssd.switch_batch`" in row and "test_ours_is_what_trying_finds" in row and "| wrong |" in row
 
 
 def test_show() -> None:
     found = parsed("show", "ssd.thm17")
     assert found["verdict"] == "wrong" and "7.70" in found["counterexample"]
     assert found["parameters"] == ["p_hit_primary", "p_hit_backup", "e_hit", "e_miss", "t_primary"]
-    assert found["corrected"]["function"] == "backup.switch_batch" and found["printed"]["says"]
+    assert found["corrected"]["function"] == "ssd.switch_batch" and found["printed"]["says"]
     page = run("show", "ssd.thm17").stdout
     for word in (
         "verdict: wrong",

@@ -97,13 +97,13 @@ def test_run_length() -> None:
 
 
 def test_balanced_lookahead_rounds_up() -> None:
-    assert balanced_lookahead(1.0, 0.25) == 4
-    assert balanced_lookahead(1.0, 0.24) == 5
-    assert balanced_lookahead(0.1, 0.4) == 1
+    assert balanced_lookahead(4.0) == 4
+    assert balanced_lookahead(1.0 / 0.24) == 5
+    assert balanced_lookahead(0.1 / 0.4) == 1
     # 2.1 / .3 = 7.000000000000001 is 7
-    assert balanced_lookahead(2.1, 0.3) == 7
-    with pytest.raises(ValueError, match="draft_s"):
-        balanced_lookahead(1.0, 0.0)
+    assert balanced_lookahead(2.1 / 0.3) == 7
+    with pytest.raises(ValueError, match="speed_ratio"):
+        balanced_lookahead(0.0)
 
 
 @pytest.mark.parametrize("a", [0.3, 0.6, 0.8, 0.95, 0.99])

@@ -11,16 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_laws import law
 
-from policies.laws.matching import (
-    match_probability,
-    match_probability_printed,
-    matched_prefix,
-    matching_acceptance,
-    streaming_bound,
-    streaming_bound_printed,
-    streaming_steps,
-)
-from policies.laws.reuse import (
+from policies.laws.mirror import (
     can_reuse,
     candidates,
     each_paths,
@@ -29,12 +20,19 @@ from policies.laws.reuse import (
     fallback_first,
     fallback_given_correction,
     first_paths,
+    match_probability,
+    match_probability_printed,
+    matched_prefix,
+    matching_acceptance,
     next_window_source,
     overlap_floor,
     overlap_limit,
     overlap_mass,
     rollout_tokens,
     rollout_tokens_printed,
+    streaming_bound,
+    streaming_bound_printed,
+    streaming_steps,
     top_set_is_fixed,
 )
 from policies.laws.sampling import acceptance

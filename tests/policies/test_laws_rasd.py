@@ -199,7 +199,7 @@ class TestMetrics:
         assert metrics(2.05, 2.36).step_cost == pytest.approx(1.64, abs=5e-3)
 
     def test_bad_input(self) -> None:
-        with pytest.raises(ValueError, match="speedup > 0"):
+        with pytest.raises(ValueError, match="speedup must be above 0"):
             metrics(0.0, 1.0)
         with pytest.raises(ValueError, match="accepted_per_round"):
             metrics(1.0, math.nan)

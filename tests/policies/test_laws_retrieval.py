@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.laws.guidance import (
+from policies.laws.double import (
     Guided,
     guide,
     guide_sampled,

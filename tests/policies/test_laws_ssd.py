@@ -10,9 +10,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from policies.laws.fanout import exact_fanout, expected_hit, power_law_table
-from policies.laws.gains import concavity_gap, greedy_fanout
-from policies.laws.overhead import (
+from policies.laws.fanout import concavity_gap, exact_fanout, expected_hit, greedy_fanout, power_law_table
+from policies.laws.sampling import (
+    acceptance,
+    acceptance_printed,
+    emitted_law,
+    hit_given_rejection,
+    hit_given_rejection_fixed,
+    hit_rate_sampled,
+    rescale,
+)
+from policies.laws.ssd import (
     branch_mask,
     cache_entries,
     cached_values,
@@ -22,18 +30,9 @@ from policies.laws.overhead import (
     message_values,
     outcome_count,
     outcome_count_printed,
+    power_law_hit,
+    power_law_hit_printed,
 )
-from policies.laws.sampling import (
-    acceptance,
-    acceptance_printed,
-    emitted_law,
-    hit_given_rejection,
-    hit_given_rejection_fixed,
-    hit_rate_sampled,
-    rescale,
-    saguaro_exact,
-)
-from policies.laws.ssd import power_law_hit, power_law_hit_printed
 
 
 @st.composite
@@ -45,6 +44,35 @@ def exact_law(draw: st.DrawFn, size: int = 4) -> list[Fraction]:
 
 def floats(law: list[Fraction]) -> list[float]:
     return [float(value) for value in law]
+
+
+def saguaro_exact(
+    p: list[Fraction], q: list[Fraction], fanout: int, lookahead: int, scale: Fraction
+) -> tuple[Fraction, Fraction, Fraction]:
+    """Acceptance, P(hit | rejection) and p_hit,p in rational arithmetic (`ssd.thm19`), by enumeration.
+
+    The `without_rejected` cache, one fan-out at all positions.  Every pair of a rejected token and the
+    target's next one is gone through, so that it shares no formula with `hit_given_rejection`.
+    """
+    if sum(p) != 1 or sum(q) != 1 or len(p) != len(q):
+        raise ValueError("p and q must be laws over one vocabulary that sum to exactly 1")
+    ranked = sorted(range(len(q)), key=lambda token: (-q[token], token))
+    scaled = [value * (scale if token in ranked[:fanout] else 1) for token, value in enumerate(q)]
+    if sum(scaled) == 0:
+        raise ValueError(f"C = {scale} leaves nothing to draw: all mass is on the top {fanout} tokens")
+    drawn = [value / sum(scaled) for value in scaled]
+    accepted = sum((min(a, b) for a, b in zip(p, drawn, strict=True)), Fraction(0))
+    missing = 1 - accepted
+    hit = Fraction(1)
+    if missing:
+        hit = Fraction(0)
+        for rejected, share in enumerate(max(b - a, Fraction(0)) for a, b in zip(p, drawn, strict=True)):
+            cache = [token for token in ranked if token != rejected][:fanout]
+            under = sum((max(p[token] - drawn[token], Fraction(0)) for token in cache), Fraction(0))
+            hit += share / missing * under / missing
+    full = accepted**lookahead
+    free = sum((p[token] for token in ranked[:fanout]), Fraction(0))
+    return accepted, hit, full * free + (1 - full) * hit
 
 
 def speculative_step(p: list[Fraction], q: list[Fraction]) -> list[Fraction]:

@@ -11,23 +11,24 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_laws import SIGMAS
 
-from policies.laws.backup import fallback_speedup, fallback_speedup_printed, fallback_speedups, switch_batch
-from policies.laws.comparison import (
+from policies.laws.ssd import (
+    expected_tokens,
+    fallback_speedup,
+    fallback_speedup_printed,
+    fallback_speedups,
+    hit_rate,
+    hit_rate_after,
     hits_pay,
+    miss_time,
+    miss_time_printed,
+    outcome_weights,
     speedup_sandwich,
     speedup_sandwich_printed,
     ssd_over_sd,
     ssd_over_sd_printed,
-)
-from policies.laws.ssd import (
-    expected_tokens,
-    hit_rate,
-    hit_rate_after,
-    miss_time,
-    miss_time_printed,
-    outcome_weights,
     ssd_speedup,
     ssd_speedup_printed,
+    switch_batch,
 )
 
 probability = st.floats(0.0, 1.0)

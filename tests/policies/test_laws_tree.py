@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.laws.candidates import acceptance_of_candidates, candidates_law
-from policies.laws.tree import TokenTree, fuse, fuse_paths, merge, verify_tree
+from policies.laws.rasd import TokenTree, fuse, fuse_paths, merge, verify_tree
+from policies.laws.sampling import acceptance_of_candidates, candidates_law
 
 paths = st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=6)
 

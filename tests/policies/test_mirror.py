@@ -12,8 +12,15 @@ from tiny_profiles import profile
 from tiny_worlds import events, outcomes, tokens_by_hand
 
 from hardware_profiles.decisions import Decisions
-from policies.laws.mirror import batch_schedule, mirror_step_time_printed
-from policies.laws.reuse import can_reuse, each_paths, fallback, fallback_first, first_paths
+from policies.laws.mirror import (
+    batch_schedule,
+    can_reuse,
+    each_paths,
+    fallback,
+    fallback_first,
+    first_paths,
+    mirror_step_time_printed,
+)
 from policies.mirror import (
     BY_BATCH,
     Branch,

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hardware_profiles.datastore import Datastore
 from policies.config import SettingError
 from policies.laws import rasd as laws
-from policies.laws import tree as tree_laws
 from policies.operations import NO_LAW, Source
 from policies.rasd import RasdConfig, RasdKnobs, candidates, fused, pruned, unfused
 from policies.registry import configure
@@ -135,7 +134,7 @@ def test_pruning_is_the_papers(paths: list[tuple[int, ...]], top: int) -> None:
 def test_fusion_is_the_trie_of_both(one: list[tuple[int, ...]], other: list[tuple[int, ...]]) -> None:
     draft, retrieved = TokenTree.of_paths(one), TokenTree.of_paths(other, Source.NGRAM)
     found = fused(draft, retrieved)
-    law = tree_laws.fuse_paths(9, one, other)
+    law = laws.fuse_paths(9, one, other)
     assert paths_of(found) == {law.path(node) for node in range(1, len(law.tokens))}
     assert len(found.tokens) == len(law.tokens) - 1  # no node twice
     assert [column[: len(draft.tokens)] for column in found] == [*draft]

@@ -13,8 +13,7 @@ from hardware_profiles.profile import Profile
 from hardware_profiles.store import find_trace
 from hardware_profiles.trace import read_trace
 from policies.curves import round_curves
-from policies.laws.backup import switch_batch
-from policies.laws.ssd import expected_tokens, hit_rate_primary, outcome_weights
+from policies.laws.ssd import expected_tokens, hit_rate_primary, outcome_weights, switch_batch
 from policies.registry import SettingError, configure
 from simulator.budget import fitting_budget, step_times
 from simulator.cli import SHAPES as CLI_SHAPES
