@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hardware_profiles.costs import GridCost
 from hardware_profiles.profile import Profile
-from policies.operations import IntArray
 from policies.sampling import keyed_generator
+from policies.values import IntArray
 
 FloatArray: TypeAlias = NDArray[np.float64]
 

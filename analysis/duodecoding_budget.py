@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 from policies.laws.duo import best_budget, duo_speedup
-from policies.operations import Operation, Prefill, View
+from policies.operation import Operation, Prefill, Work
 from policies.registry import configure, start
 from policies.rows import Rows
-from policies.rowwise import Work
 from policies.sampling import keyed_generator
+from policies.values import View
 from simulator.contents import Imagined
 from simulator.costs import Effects
 from simulator.law import assume

@@ -13,7 +13,7 @@ from typing import Any
 
 from hardware_profiles.decisions import Decisions
 from policies.duo import DraftSequences, SettleSequences, VerifyPending
-from policies.operations import UNKNOWN
+from policies.values import UNKNOWN
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from calibrate.live.generation import Generated, Method, Place, generate_once, g
 from calibrate.live.placement import MODES, Mode, pair_specs, parse_placement
 from hardware_profiles.jsonfile import to_json
 from policies.commandline import checked_command, wide_console
-from policies.operations import Request
 from policies.registry import configure
+from policies.values import Request
 
 Engine: TypeAlias = Callable[[Request], Generated]
 BASE = "generate"

@@ -36,9 +36,9 @@ from analysis.serving import (
     share_surfaces,
     without_prefill,
 )
-from policies.operations import IntArray
 from policies.registry import Settings
 from policies.sampling import keyed_generator
+from policies.values import IntArray
 from simulator.run import Scenario, Simulated, baseline_settings, simulate
 from simulator.tokens import TokenModel
 

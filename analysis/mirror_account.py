@@ -18,10 +18,10 @@ from hardware_profiles.decisions import Decisions
 from policies.laws.mirror import fallback, fallback_bound_printed, fallback_first, mirror_step_time_printed
 from policies.laws.ssd import PowerLaw, power_law_hit
 from policies.mirror import MirrorConfig
-from policies.operations import IntArray
 from policies.registry import Settings
 from policies.rows import NO_CACHE
 from policies.timeline import Span
+from policies.values import IntArray
 
 _ROLLOUTS = {"rollout", "streamrollout"}
 _DRAFTS = {"draft", "streamdraft"}

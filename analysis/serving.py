@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles.costs import ConstantCost
-from policies.operations import IntArray
+from policies.values import IntArray
 from simulator.run import Scenario, Simulated
 from simulator.tokens import TokenModel
 

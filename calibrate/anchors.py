@@ -13,8 +13,8 @@ from calibrate.live.world import LiveWorld
 from calibrate.plans import LivePart
 from calibrate.runs import run_live
 from hardware_profiles.profile import MeasuredRun
-from policies.operations import Request
 from policies.registry import Settings
+from policies.values import Request
 
 STAGE = "live"
 """Under which the journal keeps runs."""

@@ -23,7 +23,7 @@ from calibrate.scouting import scout
 from hardware_profiles.costs import GridCost
 from hardware_profiles.profile import Overlap
 from hardware_profiles.trace import Trace
-from policies.operations import Request
+from policies.values import Request
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """(stage, done, total)."""

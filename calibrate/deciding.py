@@ -34,8 +34,8 @@ from hardware_profiles.pace import costs_fingerprint
 from hardware_profiles.parts import Role
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace_schema import TraceMeta, TraceRequest
-from policies.operations import Request
 from policies.registry import Settings, configure
+from policies.values import Request
 
 AT_ONCE = 8
 """Requests of a run at batch 1, of several in larger batches: progress is shown after each."""

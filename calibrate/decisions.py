@@ -10,7 +10,7 @@ from typing import Any
 from calibrate.live.world import LiveWorld
 from hardware_profiles.decisions import Decisions, Key, Plain
 from policies.config import Settings
-from policies.operations import Request
+from policies.values import Request
 
 
 def collect_decisions(world: LiveWorld, settings: Settings) -> Decisions:
@@ -23,13 +23,13 @@ def collect_decisions(world: LiveWorld, settings: Settings) -> Decisions:
     replies: dict[Key, Plain] = {}
     marks: dict[Key, Plain] = {}
     for device in world.devices:
-        for operation, answered, marked in device.decisions:
-            for i, key in enumerate(operation.moments()):
+        for operation, answered, early in device.replies:
+            for i, key in enumerate(operation.reply_keys()):
                 if key in replies:
                     raise AssertionError(f"{key} was answered twice; give the operations different parts")
                 replies[key] = plain(answered[i])
-                if marked is not None:
-                    marks[key] = plain(marked[i])
+                if early is not None:
+                    marks[key] = plain(early[i])
     return Decisions(settings.label, replies, marks, _seconds(world), settings.policy, plain_knobs(settings))
 
 

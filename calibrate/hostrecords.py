@@ -30,8 +30,8 @@ from hardware_profiles.latency import FloatArray, LatencySurface
 from hardware_profiles.optime import HostOperation, StepTotal, Timed, base_name
 from hardware_profiles.parts import OPERATIONS, Forward, RoleName
 from hardware_profiles.profile import Profile
+from policies.operation import RowOperation, Work
 from policies.registry import Settings, configure, find_policy
-from policies.rowwise import Rowwise, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ _Item = TypeVar("_Item")
 class _Done:
     """A rowwise operation with its times and each row's work."""
 
-    operation: Rowwise
+    operation: RowOperation
     work: tuple[Work, ...]
     timing: Timing
 
@@ -330,7 +330,7 @@ def time_operations(world: LiveWorld, beside: Expectation, *, batch: int) -> lis
     """
     timings = world.timings()
     done = [each for device in world.devices for each in _done(device)]
-    likes = {each.operation.kind: each.operation.like for each in done}
+    likes = {each.operation.kind: each.operation.cost_class for each in done}
     surroundings = Surroundings(beside, timings, likes)
     return [
         _timed(each, surroundings, batch)
@@ -366,9 +366,9 @@ def _scaled(timed: Timed, drift: float) -> Timed:
 
 def _done(device: LiveDevice) -> Iterator[_Done]:
     """The finished rowwise operations of a device: it notes their times and their replies in one order."""
-    kinds = {operation.kind for operation, _, _ in device.decisions}
+    kinds = {operation.kind for operation, _, _ in device.replies}
     timings = [timing for timing in device.timings if timing.operation in kinds]
-    for (operation, replies, _), timing in zip(device.decisions, timings, strict=True):
+    for (operation, replies, _), timing in zip(device.replies, timings, strict=True):
         index = operation.reply._fields.index("work")
         yield _Done(operation, tuple(reply[index] for reply in replies), timing)
 
@@ -386,7 +386,7 @@ class Surroundings:
         self.beside = beside
         self.likes = likes
         news = [(t.arrival_s, t.operation == "prefill") for t in timings]
-        news += [(t.mark_s, False) for t in timings if t.mark_s is not None]
+        news += [(t.early_s, False) for t in timings if t.early_s is not None]
         self._news = sorted(news)
         self._heard = [at for at, _ in self._news]
         self._by_device: dict[str, list[Timing]] = {}
@@ -438,7 +438,7 @@ def _timed(done: _Done, around: Surroundings, batch: int) -> Timed:
     return Timed(
         kind=operation.kind,
         role=role,
-        like=operation.like,
+        like=operation.cost_class,
         batch=batch,
         rows=timing.rows,
         tokens=sum(tokens for row in done.work for _, tokens in row),
@@ -450,16 +450,16 @@ def _timed(done: _Done, around: Surroundings, batch: int) -> Timed:
             StepTotal(name, calls, expected_s, seconds)
             for name, (calls, expected_s, seconds) in _step_totals(done, around, role).items()
         ),
-        mark_s=_mark_s(operation, timing),
+        mark_s=_early_s(operation, timing),
     )
 
 
-def _mark_s(operation: Rowwise, timing: Timing) -> float:
-    """Seconds from the end of the step that an operation announces after to the policy's hearing of it."""
-    if timing.mark_s is None:
+def _early_s(operation: RowOperation, timing: Timing) -> float:
+    """Seconds from the end of the step before an early result to the policy's hearing of it."""
+    if timing.early_s is None:
         return -1.0
-    ends = [step.end_s for step in timing.steps if base_name(step.name) == operation.announced_after]
-    return max(0.0, timing.mark_s - max(ends, default=timing.start_s))
+    ends = [step.end_s for step in timing.steps if base_name(step.name) == operation.early_after]
+    return max(0.0, timing.early_s - max(ends, default=timing.start_s))
 
 
 def _step_totals(done: _Done, around: Surroundings, role: RoleName) -> dict[str, tuple[int, float, float]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from calibrate.journal import Journal, Json
 from calibrate.latency import quantiles
-from calibrate.live.messages import Echo, Probe
+from calibrate.live.transport.wire import Echo, Probe
 from calibrate.live.world import LiveWorld
 from hardware_profiles.costs import Quantiles
 from hardware_profiles.profile import Forward, Overlap, RoleName
@@ -43,9 +43,9 @@ def time_shape(world: LiveWorld, device: str, kind: str, shape: dict[str, int], 
     their turn: between its repetitions the draft takes a few steps, as in a round.
     """
     if device == "draft":
-        probe = Probe(kind=kind, repeats=repeats, warmup=0, **shape)  # type: ignore[arg-type]
+        probe = Probe(step=kind, repeats=repeats, warmup=0, **shape)  # type: ignore[arg-type]
         return list(ask(world, device, probe).durations_s)
-    once = Probe(kind=kind, repeats=1, warmup=0, **shape)  # type: ignore[arg-type]
+    once = Probe(step=kind, repeats=1, warmup=0, **shape)  # type: ignore[arg-type]
     durations: list[float] = []
     for _ in range(repeats):
         durations += ask(world, device, once).durations_s

@@ -12,11 +12,11 @@ from calibrate.decisions import collect_decisions
 from calibrate.live.device import Timing
 from calibrate.live.world import LiveWorld
 from hardware_profiles.decisions import Decisions
-from policies.operations import Request
 from policies.registry import SettingError, Settings, find_policy, start
 from policies.rows import Round, Rows
 from policies.summary import Summary, summarise
 from policies.timeline import Span, busy_seconds, overlap_seconds
+from policies.values import Request
 
 Group: TypeAlias = tuple[Request, ...]
 """Requests that are served by one run."""

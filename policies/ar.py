@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.config import PolicyConfig, PolicyInfo
-from policies.operations import Speculation, Verify
+from policies.operation import Verify
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit_target
 from policies.sampling import GREEDY, Sampling
+from policies.values import Speculation
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import numpy as np
 
 from policies.laws.law import FloatArray
 from policies.laws.ssd import PowerLaw, fit_power_law
-from policies.operations import IntArray
+from policies.values import IntArray
 
 DEEPEST = 15
 """Largest fan-out of a curve: with the rejected token left out, 16 recorded ranks decide 15."""

@@ -37,13 +37,24 @@ from policies.config import (
     SettingError,
 )
 from policies.guesses import LONGEST, LongestSuffix
-from policies.operations import NO_LAW, BoolArray, IntArray, Source, Speculation, Verdict, View
+from policies.operation import CostClass, RowAnswers, RowOperation, Work
 from policies.pearl import PearlConfig
 from policies.protocols import Steps, World
 from policies.retrieval import DatastoreName, RetrievalLength
 from policies.rows import Rows, admit
-from policies.rowwise import Like, RowAnswers, RowVerdict, Rowwise, Work, joined, verdict_of
 from policies.sampling import GREEDY, Sampling
+from policies.values import (
+    NO_LAW,
+    BoolArray,
+    IntArray,
+    RowVerdict,
+    Source,
+    Speculation,
+    Verdict,
+    View,
+    joined,
+    verdict_of,
+)
 
 Tokens: TypeAlias = tuple[int, ...]
 
@@ -146,39 +157,41 @@ class Guided(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RetrievingDraft(Rowwise):
-    """`lookahead` retrieval forwards of the draft past each row's pending tokens.  `asks`: `Ask`.
+class RetrievingDraft(RowOperation):
+    """`lookahead` retrieval forwards of the draft past each row's pending tokens.  `inputs`: `Ask`.
 
     A row drafts no more than it may still emit.
     """
 
     kind: ClassVar[str] = "retrievingdraft"
-    like: ClassVar[Like] = "continue"
+    cost_class: ClassVar[CostClass] = "continue"
     reply: ClassVar[type[Any]] = Drafted
 
+    inputs: tuple[Ask, ...]
     lookahead: int = 1
     retrieval: Retrieval = field(default=Retrieval(0, 1))
 
 
 @dataclass(frozen=True, slots=True)
-class RetrievingVerify(Rowwise):
-    """One target forward over the pending tokens and what is retrieved after them.  `asks`: `Ask`.
+class RetrievingVerify(RowOperation):
+    """One target forward over the pending tokens and what is retrieved after them.  `inputs`: `Ask`.
 
     Attributes:
         leave_open: Decide nothing after pending tokens that were all accepted; a `Guide` will.
     """
 
     kind: ClassVar[str] = "retrievingverify"
-    like: ClassVar[Like] = "verify"
+    cost_class: ClassVar[CostClass] = "verify"
     reply: ClassVar[type[Any]] = Verified
 
+    inputs: tuple[Ask, ...]
     retrieval: Retrieval = field(default=Retrieval(0, 1))
     leave_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Guide(Rowwise):
-    """Decide the positions that a `RetrievingVerify` left open.  `asks`: `Question`.
+class Guide(RowOperation):
+    """Decide the positions that a `RetrievingVerify` left open.  `inputs`: `Question`.
 
     No forward: the target has its laws along the retrieved tokens r.  Every position is decided once, in
     order (`policies.laws.double.guide_sampled`):
@@ -190,9 +203,10 @@ class Guide(Rowwise):
     """
 
     kind: ClassVar[str] = "guide"
-    like: ClassVar[Like] = "settle"
+    cost_class: ClassVar[CostClass] = "settle"
     reply: ClassVar[type[Any]] = Guided
 
+    inputs: tuple[Question, ...]
     retrieval: Retrieval = field(default=Retrieval(0, 1))
 
 
@@ -285,10 +299,10 @@ def outcome_of(drafted: Tokens, emitted: Tokens, ended: bool) -> Outcome:
 
 
 @dataclass
-class Book:
+class PendingState:
     """What is asked next of each slot; nothing else is remembered from round to round."""
 
-    asks: dict[int, Ask] = field(default_factory=dict)
+    inputs: dict[int, Ask] = field(default_factory=dict)
 
     def admit(self, rows: Rows, fresh: BoolArray) -> None:
         """New requests begin with their prompt."""
@@ -296,20 +310,20 @@ class Book:
             view = rows.view(fresh)
             prompts = rows.prompts(view) or ((),) * len(view.slots)
             for slot, prompt in zip(view.slots.tolist(), prompts, strict=True):
-                self.asks[slot] = Ask(tuple(prompt))
+                self.inputs[slot] = Ask(tuple(prompt))
 
     def of(self, view: View) -> tuple[Ask, ...]:
-        """[n] the asks of a view's rows."""
-        return tuple(self.asks[slot] for slot in view.slots.tolist())
+        """[n] the inputs of a view's rows."""
+        return tuple(self.inputs[slot] for slot in view.slots.tolist())
 
     def close(self, slot: int, verdict: RowVerdict, draft: Drafted) -> Outcome:
         """Take note of a round's end."""
-        pending = self.asks[slot].pending
+        pending = self.inputs[slot].pending
         outcome = outcome_of((*pending, *draft.tokens), verdict.emitted, verdict.ended)
         law = NO_LAW
         if outcome.left and draft.law != NO_LAW:  # what is left was drafted in this round
             law = draft.law + outcome.agreed - len(pending)
-        self.asks[slot] = Ask(verdict.emitted, outcome.agreed, outcome.rejected, outcome.left, law)
+        self.inputs[slot] = Ask(verdict.emitted, outcome.agreed, outcome.rejected, outcome.left, law)
         return outcome
 
 
@@ -317,30 +331,30 @@ def double(world: World, rows: Rows, config: DoubleConfig, sampling: Sampling = 
     """Draft and verify by retrieval, at the same time or in turns."""
     if rows.keep_tokens and config.matched_length is not None:
         raise SettingError("matched_length is for coin tosses; with real tokens retrieval is what it is")
-    book = Book()
+    state = PendingState()
     play = _together if config.overlap == "on" else _in_turns
     while rows.active:
         fresh = yield from admit(world, rows)
-        book.admit(rows, fresh)
+        state.admit(rows, fresh)
         view = rows.view()
-        drafted, verdicts = yield from play(world, rows, view, book, config, sampling=sampling)
-        outcomes = {slot: book.close(slot, verdicts[slot], drafted[slot]) for slot in view.slots.tolist()}
+        drafted, verdicts = yield from play(world, rows, view, state, config, sampling=sampling)
+        outcomes = {slot: state.close(slot, verdicts[slot], drafted[slot]) for slot in view.slots.tolist()}
         commit(world, rows, view, verdicts, outcomes)
 
 
 def _together(
-    world: World, rows: Rows, view: View, book: Book, config: DoubleConfig, *, sampling: Sampling
+    world: World, rows: Rows, view: View, state: PendingState, config: DoubleConfig, *, sampling: Sampling
 ) -> Steps:
     """The target verifies what is pending while the draft goes on past it."""
-    asks, leave_open = book.of(view), sampling.draft_sampled
+    inputs, leave_open = state.of(view), sampling.draft_sampled
     verify = world.target.submit(
         RetrievingVerify(
-            view, rows.width, asks, sampling, retrieval=config.target_side, leave_open=leave_open
+            view, rows.width, inputs, sampling, retrieval=config.target_side, leave_open=leave_open
         )
     )
     draft = world.draft.submit(
         RetrievingDraft(
-            view, rows.width, asks, sampling, lookahead=config.lookahead, retrieval=config.draft_side
+            view, rows.width, inputs, sampling, lookahead=config.lookahead, retrieval=config.draft_side
         )
     )
     verified = yield verify
@@ -362,20 +376,25 @@ def _together(
 
 
 def _in_turns(
-    world: World, rows: Rows, view: View, book: Book, config: DoubleConfig, *, sampling: Sampling
+    world: World, rows: Rows, view: View, state: PendingState, config: DoubleConfig, *, sampling: Sampling
 ) -> Steps:
     """The draft first, and then the target verifies what it drafted."""
     drafted: RowAnswers = yield world.draft.submit(
         RetrievingDraft(
-            view, rows.width, book.of(view), sampling, lookahead=config.lookahead, retrieval=config.draft_side
+            view,
+            rows.width,
+            state.of(view),
+            sampling,
+            lookahead=config.lookahead,
+            retrieval=config.draft_side,
         )
     )
-    asks = tuple(
+    inputs = tuple(
         ask._replace(pending=drafted[slot].tokens, law=drafted[slot].law)
-        for slot, ask in zip(view.slots.tolist(), book.of(view), strict=True)
+        for slot, ask in zip(view.slots.tolist(), state.of(view), strict=True)
     )
     verified = yield world.target.submit(
-        RetrievingVerify(view, rows.width, asks, sampling, retrieval=config.target_side)
+        RetrievingVerify(view, rows.width, inputs, sampling, retrieval=config.target_side)
     )
     return drafted, {slot: verified[slot].verdict for slot in view.slots.tolist()}
 

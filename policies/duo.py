@@ -31,11 +31,21 @@ import numpy as np
 
 from policies.config import DECISIONS, About, DraftSampling, LookaheadConfig, PolicyInfo, SettingError
 from policies.laws.ssd import power_law_hit
-from policies.operations import NO_LAW, UNKNOWN, BoolArray, Source, Speculation, View
+from policies.operation import CostClass, RowAnswers, RowOperation, Work
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
-from policies.rowwise import Like, RowAnswers, RowVerdict, Rowwise, Work, joined, verdict_of
 from policies.sampling import GREEDY, Sampling
+from policies.values import (
+    NO_LAW,
+    UNKNOWN,
+    BoolArray,
+    RowVerdict,
+    Source,
+    Speculation,
+    View,
+    joined,
+    verdict_of,
+)
 
 SequenceCount: TypeAlias = Literal["dynamic", "1", "2", "3", "4", "5", "6", "7", "8"]
 NO_SEQUENCE = -1
@@ -87,7 +97,7 @@ class Sequences(NamedTuple):
 
 
 class Openings(NamedTuple):
-    """What a row asks of `SettleSequences`.
+    """What `SettleSequences` is given of a row.
 
     Attributes:
         accepted: Tokens of the pending block, all accepted.
@@ -115,23 +125,24 @@ class Settled(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyPending(Rowwise):
-    """One target forward over the last committed token and each row's block.  `asks`: a `Pending` per row.
+class VerifyPending(RowOperation):
+    """One target forward over the last committed token and each row's block.  `inputs`: a `Pending` per row.
 
     Attributes:
         leave_open: Do not choose the token past a block that was accepted as a whole.
     """
 
     kind: ClassVar[str] = "verifypending"
-    like: ClassVar[Like] = "verify"
+    cost_class: ClassVar[CostClass] = "verify"
     reply: ClassVar[type[Any]] = PendingVerdict
 
+    inputs: tuple[Pending, ...]
     leave_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class DraftSequences(Rowwise):
-    """Write on past each row's block.  `asks`: its tokens.
+class DraftSequences(RowOperation):
+    """Write on past each row's block.  `inputs`: its tokens.
 
     One forward over what the draft has not seen gives the first token's law, one over the leading first token
     opens the others, and then every sequence grows by a token per step, all rows and sequences at once.
@@ -142,23 +153,26 @@ class DraftSequences(Rowwise):
     """
 
     kind: ClassVar[str] = "draftsequences"
-    like: ClassVar[Like] = "continue"
+    cost_class: ClassVar[CostClass] = "continue"
     reply: ClassVar[type[Any]] = Sequences
 
+    inputs: tuple[tuple[int, ...], ...]
     lookahead: int = 1
     sequences: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class SettleSequences(Rowwise):
-    """Try the sequences' first tokens where `VerifyPending` left a position open.  `asks`: `Openings`.
+class SettleSequences(RowOperation):
+    """Try the sequences' first tokens where `VerifyPending` left a position open.  `inputs`: `Openings`.
 
     No forward: the target still has the law of the position.
     """
 
     kind: ClassVar[str] = "settlesequences"
-    like: ClassVar[Like] = "settle"
+    cost_class: ClassVar[CostClass] = "settle"
     reply: ClassVar[type[Any]] = Settled
+
+    inputs: tuple[Openings, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +266,10 @@ def _settle(
         return {}
     view = rows.view(mask)
     slots = view.slots.tolist()
-    asks = tuple(
+    inputs = tuple(
         Openings(verdicts[slot].accepted, drafted[slot].first_tokens, drafted[slot].opening) for slot in slots
     )
-    settled: RowAnswers = yield world.target.submit(SettleSequences(view, rows.width, asks, sampling))
+    settled: RowAnswers = yield world.target.submit(SettleSequences(view, rows.width, inputs, sampling))
     found = {}
     for slot, room in zip(slots, view.rooms.tolist(), strict=True):
         reply = settled[slot]

@@ -8,9 +8,9 @@ from typing import Annotated, TypeAlias
 import numpy as np
 
 from policies.config import About
-from policies.operations import UNKNOWN, BoolArray, Source, Speculation
 from policies.rows import Rows
 from policies.sampling import random_tokens
+from policies.values import UNKNOWN, BoolArray, Source, Speculation
 
 _WORD = 4
 """Bytes of a token id."""

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from policies.config import DECISIONS, About, PolicyConfig, PolicyInfo
+from policies.operation import CostClass, RowOperation
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit_target
-from policies.rowwise import Like, Rowwise
 from policies.sampling import GREEDY, Sampling
 from policies.tokentree import (
     TreeDrafted,
@@ -38,8 +38,8 @@ Family: TypeAlias = Literal["medusa", "hydra", "eagle2", "eagle3"]
 
 
 @dataclass(frozen=True, slots=True)
-class DraftHeads(Rowwise):
-    """Draft a tree with the heads of the target.  `asks`: nothing, the heads read the target's own state.
+class DraftHeads(RowOperation):
+    """Draft a tree with the heads of the target.  `inputs`: nothing, the heads read the target's own state.
 
     Attributes:
         widths: Children per level.
@@ -48,7 +48,7 @@ class DraftHeads(Rowwise):
     """
 
     kind: ClassVar[str] = "draftheads"
-    like: ClassVar[Like] = "draft"
+    cost_class: ClassVar[CostClass] = "draft"
     reply: ClassVar[type[Any]] = TreeDrafted
 
     widths: tuple[int, ...] = (4, 2, 1)

@@ -1,7 +1,7 @@
 """Mirror-SD: the target's early exit says in mid-forward what may come, and the draft prepares for it.
 
     target   |-- layers up to the exit --|-- the layers after it --|
-                                         | mark: top-kappa tokens
+                                         | early result: top-kappa tokens
     draft                                |-- rollout of all candidates --|
 
 One target forward per round.  If the tokens that the verification emits are a path of the rollouts, the next
@@ -40,11 +40,11 @@ from policies.config import (
     PolicyInfo,
     SettingError,
 )
-from policies.operations import NO_LAW, UNKNOWN, BoolArray, Draft, IntArray, Speculation, View
+from policies.operation import CostClass, Draft, RowAnswers, RowOperation, Work
 from policies.protocols import Steps, Task, World
 from policies.rows import Rows, admit
-from policies.rowwise import Like, RowAnswers, RowVerdict, Rowwise, Work, verdict_of
 from policies.sampling import GREEDY, Sampling
+from policies.values import NO_LAW, UNKNOWN, BoolArray, IntArray, RowVerdict, Speculation, View, verdict_of
 
 Exit: TypeAlias = Literal["1/4", "1/2", "3/4"]
 EXITS: tuple[Exit, ...] = get_args(Exit)
@@ -94,25 +94,25 @@ class Branch(NamedTuple):
 
 
 class Rolled(NamedTuple):
-    """Reply of `Rollout`: a `Branch` per candidate, as plain tuples."""
+    """Reply of `Rollout`: a `Branch` per candidate (plain tuples where it was read from a file)."""
 
-    branches: tuple[tuple[Any, ...], ...]
+    branches: tuple[Branch, ...]
     work: Work
 
 
 class Plan(NamedTuple):
-    """What a row asks of `Rollout`: its window, and the candidates for the token after it, by position."""
+    """What `Rollout` is given of a row: its window, and candidates for the token after it, by position."""
 
     window: Window
     candidates: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class EarlyVerify(Rowwise):
-    """One target forward over the last committed token and each row's window, with a word on its way.
+class EarlyVerify(RowOperation):
+    """One target forward over the last committed token and each row's window, with an early result.
 
-    The mark says what an early exit takes for the next tokens.  The steps of the forward are `early:s`, its
-    share s before the exit, `exit`, the adapter with the head, and `late:1-s`.  `asks`: a `Window` per row;
+    That is what an early exit takes for the next tokens.  The steps of the forward are `early:s`, its share s
+    before the exit, `exit`, the adapter with the head, and `late:1-s`.  `inputs`: a `Window` per row;
     an empty one is a step of plain decoding.
 
     Attributes:
@@ -123,11 +123,12 @@ class EarlyVerify(Rowwise):
     """
 
     kind: ClassVar[str] = "earlyverify"
-    like: ClassVar[Like] = "verify"
+    cost_class: ClassVar[CostClass] = "verify"
     reply: ClassVar[type[Any]] = EarlyVerdict
-    mark: ClassVar[type[Any] | None] = Candidates
-    announced_after: ClassVar[str] = "exit"
+    early_reply: ClassVar[type[Any] | None] = Candidates
+    early_after: ClassVar[str] = "exit"
 
+    inputs: tuple[Window, ...]
     exit: Exit = DEFAULT_EXIT
     kappa: int = DEFAULT_KAPPA
     candidates: Reading = "each"
@@ -135,11 +136,11 @@ class EarlyVerify(Rowwise):
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout(Rowwise):
+class Rollout(RowOperation):
     """Branch-complete rollouts (eq. 8; prefixes of a branch are shared).
 
     One glue forward over the last committed token and the window, then `lookahead` tree steps that continue
-    every candidate.  `asks`: a `Plan` per row.
+    every candidate.  `inputs`: a `Plan` per row.
 
     Attributes:
         lookahead: Tokens drafted after each candidate.
@@ -148,9 +149,10 @@ class Rollout(Rowwise):
     """
 
     kind: ClassVar[str] = "rollout"
-    like: ClassVar[Like] = "prespeculate"
+    cost_class: ClassVar[CostClass] = "prespeculate"
     reply: ClassVar[type[Any]] = Rolled
 
+    inputs: tuple[Plan, ...]
     lookahead: int = 4
     kappa: int = DEFAULT_KAPPA
     candidates: Reading = "each"
@@ -173,7 +175,7 @@ def forks(plan: Plan) -> tuple[tuple[int, int], ...]:
     )
 
 
-def reuse(branches: Sequence[tuple[Any, ...]], verdict: RowVerdict) -> Window | None:
+def reuse(branches: Sequence[Branch], verdict: RowVerdict) -> Window | None:
     """What was prepared for the text that a verification emitted; None: draft anew (`mirror.reuse`).
 
     The accepted tokens with the correction (or, after a window accepted in full, the target's next token)
@@ -267,18 +269,18 @@ class StreamRolled(NamedTuple):
         work: The passes.
     """
 
-    branches: tuple[tuple[Any, ...], ...]
+    branches: tuple[Branch, ...]
     emitted: tuple[tuple[int, ...], ...]
     work: Work
 
 
 @dataclass(frozen=True, slots=True)
-class StreamDraft(Rowwise):
+class StreamDraft(RowOperation):
     """A window after the committed text, of which the draft has not seen the last token.
 
     A pass is two steps: `draft`, the model over the newest token and what was proposed after it, and
     `draft:s`, the streams of these tokens through their share s of the layers (`unstreamed` where no further
-    proposal is needed).  `asks`: nothing.
+    proposal is needed).  `inputs`: nothing.
 
     Attributes:
         lookahead: gamma.
@@ -287,9 +289,10 @@ class StreamDraft(Rowwise):
     """
 
     kind: ClassVar[str] = "streamdraft"
-    like: ClassVar[Like] = "draft"
+    cost_class: ClassVar[CostClass] = "draft"
     reply: ClassVar[type[Any]] = StreamWindow
 
+    inputs: tuple[tuple[()], ...]
     lookahead: int = 4
     streams: int = 1
     acceptance: float = ACCEPTANCE
@@ -356,8 +359,8 @@ class MirrorConfig(LookaheadConfig):
         exit: Which early exit speaks.
         candidates: At which positions candidates stand.
         acceptance_rule: How sampled tokens are accepted.
-        overlap: Whether the rollout starts at the mark or, to see what the overlap is worth, after the
-            verification.
+        overlap: Whether the rollout starts at the early result or, to see what the overlap is worth, after
+            the verification.
         streams: Lookahead streams of the draft, 0 for none; `batch`: by the paper's schedule.
         stream_acceptance: Of a stream's proposal, in worlds of coin tosses; None: `ACCEPTANCE`.
     """
@@ -427,7 +430,7 @@ def mirror(world: World, rows: Rows, config: MirrorConfig, sampling: Sampling = 
         verify = verify_early(world, rows, view, speculation, config, sampling=sampling)
         if config.overlap == "off":
             yield verify
-        candidates = yield verify.mark
+        candidates = yield verify.early
         rollout = roll_out(world, view, speculation, candidates, config, sampling=sampling)
         verified = yield verify
         rolled = yield rollout
@@ -464,7 +467,7 @@ def verify_early(
             tuple(window_of(speculation, slot) for slot in view.slots.tolist()),
             sampling,
             part=kappa,  # by schedule it depends on the batch: what was decided at another one is no answer
-            announce=True,
+            early=True,
             exit=config.exit,
             kappa=kappa,
             candidates=config.candidates,

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.config import DraftSampling, LookaheadConfig, PolicyInfo
-from policies.operations import Continue, Settle, Speculation, Verify
+from policies.operation import Continue, Settle, Verify
 from policies.protocols import Cache, Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
+from policies.values import Speculation
 
 
 @dataclass(frozen=True, slots=True)

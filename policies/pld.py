@@ -11,7 +11,7 @@ from typing import ClassVar
 from policies.ar import ArConfig
 from policies.config import LookaheadConfig, PolicyConfig, PolicyInfo
 from policies.guesses import LONGEST, LongestSuffix, from_text, guess
-from policies.operations import Verify
+from policies.operation import Verify
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit_target
 from policies.sampling import GREEDY, Sampling

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from policies.operations import BoolArray, Operation, Speculation, Verdict
-from policies.rowwise import Rowwise
+from policies.operation import Operation
+from policies.values import BoolArray, Speculation, Verdict
 
 
 class Event(Protocol):
@@ -28,8 +28,8 @@ class Task(Event, Protocol):
     """A submitted operation.  Fires exactly once, with the operation's answer or its failure."""
 
     @property
-    def mark(self) -> Event:
-        """What an operation says on its way; fires at most once, and only if it was asked to (`announce`)."""
+    def early(self) -> Event:
+        """The operation's early result; fires at most once, and only where `Operation.early` asks for it."""
         ...
 
     def stop(self) -> None:
@@ -42,7 +42,7 @@ class Device(Protocol):
 
     @property
     def name(self) -> str: ...
-    def submit(self, operation: Operation | Rowwise) -> Task:
+    def submit(self, operation: Operation) -> Task:
         """Queue an operation and return at once."""
         ...
 

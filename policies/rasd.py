@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from policies.config import DECISIONS, About, OnOff, PolicyConfig, PolicyInfo
-from policies.operations import NO_LAW, View
+from policies.operation import RowAnswers
 from policies.protocols import Steps, World
-from policies.rest import asks, check_text
+from policies.rest import check_text, row_inputs
 from policies.retrieval import (
     PROMPT,
     Path,
@@ -34,7 +34,6 @@ from policies.retrieval import (
     SearchConfig,
 )
 from policies.rows import Rows, admit
-from policies.rowwise import RowAnswers
 from policies.sampling import GREEDY, Sampling
 from policies.tokentree import (
     ROOT,
@@ -50,6 +49,7 @@ from policies.tokentree import (
     drafted_tree,
 )
 from policies.tree import commit_trees, fixed_tree, last_tokens
+from policies.values import NO_LAW, View
 
 ATTEMPTS = 2
 """Levels of drafted tokens that prompt lookup appends where it finds nothing."""
@@ -216,7 +216,7 @@ def _lookup(rows: Rows, view: View, drafted: RowAnswers, knobs: RasdKnobs) -> Re
     return RetrieveTree(
         view,
         rows.width,
-        asks(rows, view, knobs.datastore, knobs.search, levels),
+        row_inputs(rows, view, knobs.datastore, knobs.search, levels),
         knobs.sampling,
         datastore=knobs.datastore,
         search=knobs.search,

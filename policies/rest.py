@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 from policies.ar import ArConfig
 from policies.config import DECISIONS, PolicyConfig, PolicyInfo, SettingError
-from policies.operations import View
 from policies.protocols import Steps, World
-from policies.retrieval import Path, RetrievalNodes, RetrieveTree, Search, SearchConfig, ask
+from policies.retrieval import Path, RetrievalNodes, RetrieveTree, Search, SearchConfig, row_input
 from policies.rows import Rows, admit_target
 from policies.sampling import GREEDY, Sampling
 from policies.tokentree import TokenTree, VerifyTree
 from policies.tree import commit_trees
+from policies.values import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def rest(world: World, rows: Rows, config: RestConfig, sampling: Sampling = GREE
         lookup = RetrieveTree(
             view,
             rows.width,
-            asks(rows, view, config.store, search),
+            row_inputs(rows, view, config.store, search),
             sampling,
             datastore=config.store,
             search=search,
@@ -87,7 +87,7 @@ def check_text(rows: Rows, policy: str) -> None:
         )
 
 
-def asks(
+def row_inputs(
     rows: Rows,
     view: View,
     datastore: str,
@@ -105,7 +105,7 @@ def asks(
     """
     more = levels or {}
     return tuple(
-        ask(rows.text(request), datastore, search, more.get(slot, ()))
+        row_input(rows.text(request), datastore, search, more.get(slot, ()))
         for slot, request in zip(view.slots.tolist(), view.requests.tolist(), strict=True)
     )
 

@@ -29,9 +29,9 @@ import numpy as np
 from hardware_profiles.datastore import Datastore
 from policies.config import About, PolicyConfig, SettingError
 from policies.guesses import lookup
-from policies.operations import Source
-from policies.rowwise import Like, Rowwise, Work
+from policies.operation import CostClass, RowOperation, Work
 from policies.tokentree import TokenTree
+from policies.values import Source
 
 PROMPT = "prompt"
 """Name of the text itself in place of a datastore."""
@@ -144,7 +144,7 @@ class Retrieved(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RetrieveTree(Rowwise):
+class RetrieveTree(RowOperation):
     """Look up what followed the same words.  Answer: a `Retrieved` per row.
 
     Calls no model; its time is that of the search.
@@ -155,14 +155,17 @@ class RetrieveTree(Rowwise):
     """
 
     kind: ClassVar[str] = "retrievetree"
-    like: ClassVar[Like] = "draft"
+    cost_class: ClassVar[CostClass] = "draft"
     reply: ClassVar[type[Any]] = Retrieved
 
+    inputs: tuple[RetrievalAsk, ...]
     datastore: str = PROMPT
     search: Search = Search()
 
 
-def ask(text: Sequence[int], datastore: str, search: Search, levels: Sequence[Sequence[Path]] = ()) -> Any:
+def row_input(
+    text: Sequence[int], datastore: str, search: Search, levels: Sequence[Sequence[Path]] = ()
+) -> RetrievalAsk:
     """The row's `RetrievalAsk`: only what the search reads crosses to the device."""
     end = len(text) if datastore == PROMPT else search.longest
     return RetrievalAsk(tuple(text[-end:]), tuple(tuple(paths) for paths in levels))

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.operations import BoolArray, IntArray, Prefill, Request, Speculation, Verdict, View
+from policies.operation import Prefill
 from policies.protocols import Steps, World
+from policies.values import BoolArray, IntArray, Request, Speculation, Verdict, View
 
 
 class Rows:

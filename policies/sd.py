@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from policies.config import DraftSampling, LookaheadConfig, PolicyInfo
-from policies.operations import Draft, Verify
+from policies.operation import Draft, Verify
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling

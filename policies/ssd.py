@@ -22,19 +22,11 @@ import numpy as np
 
 from policies.config import DEFAULT_LOOKAHEAD, About, DraftSampling, LookaheadConfig, PolicyInfo, SettingError
 from policies.guesses import at_random, from_text, guess, unknown_guess
-from policies.operations import (
-    BoolArray,
-    Draft,
-    IntArray,
-    Prespeculate,
-    Speculation,
-    Verdict,
-    Verify,
-    View,
-)
+from policies.operation import Draft, Prespeculate, Verify
 from policies.protocols import Cache, Event, Steps, Task, World
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
+from policies.values import BoolArray, IntArray, Speculation, Verdict, View
 
 Backup: TypeAlias = Literal["primary", "primary-all", "plain", "random", "ngram"]
 AnyBackup: TypeAlias = Literal[Backup, "auto"]
@@ -169,8 +161,8 @@ def saguaro(world: World, rows: Rows, config: SaguaroConfig, sampling: Sampling 
         prepares = prespeculate(world, view, speculation, config, sampling)
         verdict = yield verify
         if config.tree == "abort":
-            announced = yield from join([prepare.mark for prepare in prepares])
-            if not announced.lookup(verdict).any():
+            outcomes = yield from join([prepare.early for prepare in prepares])
+            if not outcomes.lookup(verdict).any():
                 for prepare in prepares:
                     prepare.stop()
         cache = yield from join(prepares)
@@ -214,7 +206,7 @@ def prespeculate(
                 sampling=sampling,
                 shape=config.shape(sampling),
                 keep_rejected=config.cache_set == "top",
-                announce=config.tree == "abort",
+                early=config.tree == "abort",
                 part=(i, count),
             )
         )

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from policies.operations import Source
 from policies.rows import NO_CACHE, RoundLog
+from policies.values import Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 from policies.config import About, SettingError
-from policies.operations import NO_LAW, Source
-from policies.rowwise import Like, RowVerdict, Rowwise, Work
+from policies.operation import CostClass, RowOperation, Work
+from policies.values import NO_LAW, RowVerdict, Source
 
 ROOT = -1
 """Parent of the nodes that follow the committed text."""
@@ -91,17 +91,19 @@ class TreeVerdict(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyTree(Rowwise):
+class VerifyTree(RowOperation):
     """One target forward over the last committed token and all nodes of each row's tree.
 
     Every node sees the committed text and its own ancestors, and has the position of its depth.  The keys and
-    values of the accepted path stay, those of all other nodes go.  `asks`: a `TokenTree` per row; an empty
+    values of the accepted path stay, those of all other nodes go.  `inputs`: a `TokenTree` per row; an empty
     one is a step of plain decoding.
     """
 
     kind: ClassVar[str] = "verifytree"
-    like: ClassVar[Like] = "verify"
+    cost_class: ClassVar[CostClass] = "verify"
     reply: ClassVar[type[Any]] = TreeVerdict
+
+    inputs: tuple[TokenTree, ...]
 
 
 Plan: TypeAlias = Literal["static", "dynamic"]
@@ -227,12 +229,12 @@ def checked_plan(kind: Plan, **numbers: Any) -> TreePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftTree(Rowwise):
-    """Draft a tree per row.  `asks`: the committed tokens that the draft has not seen, at least the last one.
+class DraftTree(RowOperation):
+    """Draft a tree per row.  `inputs`: the committed tokens that the draft has not seen, at least one.
 
     One forward over these tokens, then one per level but the last, over all rows and nodes of it.  What the
     draft keeps is the committed text: of the tree nothing, so that the accepted tokens are fed again with the
-    next ask.
+    next ones.
 
     At a temperature above 0 the children of a static tree are independent draws from the draft's law, which
     is kept for the verification, or its likeliest tokens (`Sampling.draft`); those of a dynamic one are
@@ -248,9 +250,10 @@ class DraftTree(Rowwise):
     """
 
     kind: ClassVar[str] = "drafttree"
-    like: ClassVar[Like] = "draft"
+    cost_class: ClassVar[CostClass] = "draft"
     reply: ClassVar[type[Any]] = TreeDrafted
 
+    inputs: tuple[tuple[int, ...], ...]
     plan: Plan = "static"
     widths: tuple[int, ...] = (4, 2, 1)
     depth: int = 5

@@ -13,10 +13,9 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from policies.config import DECISIONS, About, DraftSampling, PolicyConfig, PolicyInfo, SettingError, knobs_of
-from policies.operations import UNKNOWN, Source, Speculation, View
+from policies.operation import RowAnswers
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
-from policies.rowwise import RowAnswers, verdict_of
 from policies.sampling import GREEDY, Sampling
 from policies.tokentree import (
     ROOT,
@@ -33,6 +32,7 @@ from policies.tokentree import (
     checked_plan,
     drafted_tree,
 )
+from policies.values import UNKNOWN, Source, Speculation, View, verdict_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +119,12 @@ def tree_speculation(world: World, rows: Rows, config: TreeConfig, sampling: Sam
         fresh = yield from admit(world, rows)
         view = rows.view()
         unseen |= last_tokens(rows.view(fresh))
-        asks = tuple(unseen[slot] for slot in view.slots.tolist())
+        inputs = tuple(unseen[slot] for slot in view.slots.tolist())
         drafted = yield world.draft.submit(
             DraftTree(
                 view,
                 rows.width,
-                asks,
+                inputs,
                 sampling,
                 plan=plan.kind,
                 widths=plan.widths,

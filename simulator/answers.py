@@ -11,24 +11,20 @@ import numpy as np
 from hardware_profiles.latency import varied
 from hardware_profiles.optime import Host, HostOperation, KindPace, OperationHost, base_name
 from policies.config import SettingError
-from policies.operations import (
-    BoolArray,
+from policies.operation import (
     Continue,
     Draft,
     Operation,
     Prefill,
     Prespeculate,
+    RowOperation,
     Settle,
-    Source,
-    Speculation,
-    Verdict,
     Verify,
-    View,
+    total_tokens,
 )
-from policies.rowwise import RowAnswers, Rowwise, total_tokens
+from policies.values import BoolArray, Source, Speculation, Verdict, View
 from simulator.contents import Contents
-from simulator.costs import Costs, tokens_fed
-from simulator.devices import likeness
+from simulator.costs import Costs
 from simulator.noise import KeyedNoise
 from simulator.tokens import TokenModel
 
@@ -64,7 +60,7 @@ class SimulatedCache:
     def opening(self) -> Speculation:
         """The first token drafted past each row's speculation; its id stays unknown."""
         operation = self.operation
-        return _drafted(_marked(operation.view, len(operation.speculation.lengths)), 1)
+        return _drafted(_marked(operation.view, operation.width), 1)
 
 
 class Answers:
@@ -100,12 +96,12 @@ class Answers:
         self._same = not host.operations and not host.sampled
         self._common = host.of("verify")
 
-    def steps(self, device: str, operation: Operation | Rowwise, idle_s: float) -> list[tuple[str, float]]:
+    def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
         """See `Work`."""
         host = self._host_of(operation)
         # Where the spread of whole operations is known, they vary as such, and not by their forwards.
         costs = self.costs if host.spread is None else self.costs.steady
-        if isinstance(operation, Rowwise):
+        if isinstance(operation, RowOperation):
             steps = self._worked(costs, device, operation)
         else:
             steps = costs.steps(device, operation)
@@ -123,14 +119,14 @@ class Answers:
             steps = [(name, seconds * factor) for name, seconds in steps]
         return [("host", extra), *steps] if extra > 0.0 else steps
 
-    def _luck(self, device: str, operation: Operation | Rowwise, host: OperationHost) -> float:
+    def _luck(self, device: str, operation: Operation, host: OperationHost) -> float:
         """How much longer than in the mean an operation takes."""
         if self.noise is None or host.spread is None or isinstance(operation, Prefill):
             return 1.0
-        kind = operation.kind if isinstance(operation, Rowwise) else _host_name(operation)
+        kind = operation.kind if isinstance(operation, RowOperation) else _host_name(operation)
         return self.noise.factor(f"{device}-{kind}", partial(varied, host.spread))
 
-    def _worked(self, costs: Costs, device: str, operation: Rowwise) -> list[tuple[str, float]]:
+    def _worked(self, costs: Costs, device: str, operation: RowOperation) -> list[tuple[str, float]]:
         """The steps of an operation stated row by row, at its pace."""
         work = [reply.work for reply in self._contents.replies(operation)]
         seconds, pace = self._contents.seconds, self.pace.get(operation.kind)
@@ -141,15 +137,15 @@ class Answers:
         steps = costs.worked(device, operation.view, work, unpaced)
         return [(name, pace.step(name).seconds(expected_s, rows)) for name, expected_s in steps]
 
-    def latency(self, operation: Operation | Rowwise) -> tuple[float, float]:
+    def latency(self, operation: Operation) -> tuple[float, float]:
         """See `Work`."""
         host = self._host_of(operation)
         tokens = self._tokens_fed(operation) if host.report_token_s else 0
         return host.lead_s(len(operation.view.slots)), host.after_s(tokens)
 
-    def mark_latency(self, operation: Operation | Rowwise) -> float:
+    def early_latency(self, operation: Operation) -> float:
         """See `Work`."""
-        pace = self.pace.get(operation.kind) if isinstance(operation, Rowwise) else None
+        pace = self.pace.get(operation.kind) if isinstance(operation, RowOperation) else None
         if pace is None or pace.mark_s is None:
             return self.latency(operation)[1]
         return pace.mark_s
@@ -160,27 +156,27 @@ class Answers:
             raise SettingError("this world has neither decisions nor coins for operations stated row by row")
         return self.contents
 
-    def _tokens_fed(self, operation: Operation | Rowwise) -> int:
-        if isinstance(operation, Rowwise):
+    def _tokens_fed(self, operation: Operation) -> int:
+        if isinstance(operation, RowOperation):
             return total_tokens(self._contents.replies(operation))
-        return tokens_fed(operation)
+        return operation.tokens_fed
 
-    def _host_of(self, operation: Operation | Rowwise) -> OperationHost:
-        if isinstance(operation, Rowwise) and operation.kind in self.pace:
+    def _host_of(self, operation: Operation) -> OperationHost:
+        if isinstance(operation, RowOperation) and operation.kind in self.pace:
             return self.pace[operation.kind].host
         if self._same:
             return self._common
         name = _host_name(operation)
-        sampled = not isinstance(operation, Prefill) and not operation.sampling.greedy
+        sampled = not operation.sampling.greedy
         if (name, sampled) not in self._hosts:
             self._hosts[name, sampled] = self.host.of(cast("HostOperation", name), sampled=sampled)
         return self._hosts[name, sampled]
 
-    def answer(self, operation: Operation | Rowwise, completed: int | None) -> Any:
+    def answer(self, operation: Operation, completed: int | None) -> Any:
         """See `Work`."""
         match operation:
-            case Rowwise():
-                return _by_slot(operation, self._contents.replies(operation))
+            case RowOperation():
+                return operation.answer(self._contents.replies(operation))
             case Verify():
                 return self.tokens.verify(operation.view, operation)
             case Settle():
@@ -189,20 +185,16 @@ class Answers:
                 return SimulatedCache(self.tokens, operation)
             case Draft():
                 length = operation.lookahead if completed is None else completed
-                return _drafted(_marked(operation.view, len(operation.unseen)), length, operation.shape)
-            case Prefill():
+                return _drafted(_marked(operation.view, operation.width), length, operation.shape)
+            case _:
                 return None
 
-    def announcement(self, operation: Operation | Rowwise) -> Any:
+    def early_answer(self, operation: Operation) -> Any:
         """See `Work`."""
-        if isinstance(operation, Rowwise):
-            return _by_slot(operation, self._contents.marks(operation))
+        if isinstance(operation, RowOperation):
+            return operation.answer(self._contents.early(operation))
         assert isinstance(operation, Prespeculate)
         return SimulatedCache(self.tokens, operation)
-
-
-def _by_slot(operation: Rowwise, replies: list[Any]) -> RowAnswers:
-    return RowAnswers(operation.width, dict(zip(operation.view.slots.tolist(), replies, strict=True)))
 
 
 def _marked(view: View, width: int) -> BoolArray:
@@ -220,8 +212,8 @@ def _drafted(rows: BoolArray, length: int, shape: tuple[int, ...] | None = None)
     return Speculation(rows * length, rows * (_PRIMARY if length else _NONE), shape=shape)
 
 
-def _host_name(operation: Operation | Rowwise) -> str:
+def _host_name(operation: Operation) -> str:
     """Under which name a host's times of an operation stand: a verification of nothing is a `decode`."""
     if isinstance(operation, Verify) and not operation.speculation.lengths[operation.view.slots].any():
         return "decode"
-    return likeness(operation)
+    return operation.cost_class

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from policies.operations import Draft, Prespeculate, Source, Speculation, Verify, View
+from policies.operation import Draft, Prespeculate, Verify
 from policies.protocols import Steps
 from policies.registry import Settings
 from policies.rows import Rows
+from policies.values import Source, Speculation, View
 from simulator.run import Scenario
 from simulator.world import SimulatedWorld
 

@@ -1,4 +1,4 @@
-"""What `Rowwise` operations answer in the simulated world: recorded decisions, or coins in their place."""
+"""What row operations answer in the simulated world: recorded replies, or coins in their place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, Protocol, TypeAlias
 
 from hardware_profiles.decisions import Decisions
 from policies.config import SettingError
-from policies.rowwise import RowVerdict, Rowwise, cut_to
+from policies.operation import RowOperation
+from policies.values import RowVerdict, cut_to
 from simulator.tokens.model import TokenModel
 
 
@@ -20,12 +21,12 @@ class Contents(Protocol):
         """Seconds of steps that call no model, by name."""
         ...
 
-    def replies(self, operation: Rowwise) -> list[Any]:
+    def replies(self, operation: RowOperation) -> list[Any]:
         """[n] the reply of each row of the operation's view."""
         ...
 
-    def marks(self, operation: Rowwise) -> list[Any]:
-        """[n] what each row says on the way."""
+    def early(self, operation: RowOperation) -> list[Any]:
+        """[n] the early result of each row."""
         ...
 
 
@@ -43,7 +44,7 @@ class Decided:
         self.seconds = dict(decisions.seconds)
         self._revived: dict[tuple[str, int, int, int], Any] = {}
 
-    def replies(self, operation: Rowwise) -> list[Any]:
+    def replies(self, operation: RowOperation) -> list[Any]:
         """See `Contents`.
 
         Raises:
@@ -58,17 +59,17 @@ class Decided:
             for reply, room in zip(replies, rooms, strict=True)
         ]
 
-    def marks(self, operation: Rowwise) -> list[Any]:
+    def early(self, operation: RowOperation) -> list[Any]:
         """See `Contents`."""
-        assert operation.mark is not None
         return [
-            revive(operation.mark, self._found(self.decisions.marks, key)) for key in self._keys(operation)
+            revive(operation.early_reply, self._found(self.decisions.marks, key))
+            for key in self._keys(operation)
         ]
 
-    def _keys(self, operation: Rowwise) -> list[tuple[str, int, int, int]]:
-        return [(k, part, request % self.requests, at) for k, part, request, at in operation.moments()]
+    def _keys(self, operation: RowOperation) -> list[tuple[str, int, int, int]]:
+        return [(k, part, request % self.requests, at) for k, part, request, at in operation.reply_keys()]
 
-    def _reply(self, operation: Rowwise, key: tuple[str, int, int, int]) -> Any:
+    def _reply(self, operation: RowOperation, key: tuple[str, int, int, int]) -> Any:
         if key not in self._revived:
             self._revived[key] = revive(operation.reply, self._found(self.decisions.replies, key))
         return self._revived[key]
@@ -83,7 +84,7 @@ class Decided:
         return replies[key]
 
 
-Imagine: TypeAlias = Callable[[Rowwise, TokenModel], list[Any]]
+Imagine: TypeAlias = Callable[[RowOperation, TokenModel], list[Any]]
 """(operation, coins) to the replies of its rows."""
 
 IMAGINED: dict[str, str] = {
@@ -116,7 +117,7 @@ class Imagined:
         self.tokens = tokens
         self.seconds: dict[str, float] = {}
 
-    def replies(self, operation: Rowwise) -> list[Any]:
+    def replies(self, operation: RowOperation) -> list[Any]:
         """See `Contents`.
 
         Raises:
@@ -124,7 +125,7 @@ class Imagined:
         """
         return imagine(operation.kind)(operation, self.tokens)
 
-    def marks(self, operation: Rowwise) -> list[Any]:
+    def early(self, operation: RowOperation) -> list[Any]:
         """See `Contents`; made under the kind with `.mark` added."""
         return imagine(f"{operation.kind}.mark")(operation, self.tokens)
 

@@ -24,21 +24,8 @@ from itertools import zip_longest
 from operator import itemgetter
 from typing import Protocol
 
-import numpy as np
-
-from policies.operations import (
-    Continue,
-    Draft,
-    IntArray,
-    Operation,
-    Prefill,
-    Prespeculate,
-    Settle,
-    Source,
-    Verify,
-    View,
-)
-from policies.rowwise import Work
+from policies.operation import Continue, Draft, Operation, Prespeculate, Settle, Verify, Work
+from policies.values import View
 from simulator.machine import role_of
 
 
@@ -139,10 +126,10 @@ class TextbookCosts:
                 return [("verify", self.target_s)]
             case Settle():
                 return []
-            case Prefill():
-                return [("prefill", 0.0)]
             case Draft() | Continue() | Prespeculate():
                 return [("draft", self.draft_s)] * operation.lookahead
+            case _:
+                return [("prefill", 0.0)]
 
     def worked(
         self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
@@ -168,38 +155,3 @@ def share_of(step: str) -> float | None:
     """
     _, _, share = step.partition(":")
     return float(share) if share else None
-
-
-def tokens_fed(operation: Operation) -> int:
-    """Tokens that go through the forwards of an operation, padding of shorter rows not counted."""
-    match operation:
-        case Verify():
-            slots = operation.view.slots
-            return len(slots) + int(operation.speculation.lengths[slots].sum())
-        case Draft():
-            slots = operation.view.slots
-            return int(operation.unseen[slots].sum()) + len(slots) * (operation.lookahead - 1)
-        case Continue():
-            return len(operation.view.slots) * operation.lookahead
-        case Prespeculate():
-            slots = operation.view.slots
-            glue = len(slots) + int(operation.speculation.lengths[slots].sum())
-            return glue + operation.lookahead * int(branches_per_row(operation).sum())
-        case Settle() | Prefill():
-            return 0
-
-
-def branches_per_row(operation: Prespeculate) -> IntArray:
-    """[n] outcomes that one draft device prepares for in each row: its share, rounded up.
-
-    A row that verifies l tokens has the positions 0 ... l, with the fan-outs that belong to where its
-    tokens come from.
-    """
-    slots = operation.view.slots
-    lengths = operation.speculation.lengths[slots]
-    branches = np.cumsum(operation.fanout)[lengths]
-    if operation.fanout_backup is not None:
-        guessed = operation.speculation.sources[slots] != Source.PRIMARY
-        branches = np.where(guessed, np.cumsum(operation.fanout_backup)[lengths], branches)
-    share: IntArray = -(-branches // operation.part[1])
-    return share

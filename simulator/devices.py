@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import simpy
 from simpy.events import Event
 
-from policies.operations import Draft, Operation, Prespeculate, operation_name
-from policies.rowwise import Rowwise
+from policies.operation import Operation
 from policies.timeline import Span
 from simulator.machine import Machine
 
@@ -23,59 +22,38 @@ from simulator.machine import Machine
 class Work(Protocol):
     """What an operation costs and answers; one object serves all devices of a world."""
 
-    def steps(self, device: str, operation: Operation | Rowwise, idle_s: float) -> list[tuple[str, float]]:
+    def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
         """Named pieces of work in seconds at full rate; an operation may be stopped between them.
 
         `idle_s` is how long the device did nothing before.
         """
         ...
 
-    def latency(self, operation: Operation | Rowwise) -> tuple[float, float]:
+    def latency(self, operation: Operation) -> tuple[float, float]:
         """Seconds from submission to the start on an idle device, and from the end to the task's event."""
         ...
 
-    def mark_latency(self, operation: Operation | Rowwise) -> float:
-        """Seconds from the step that an operation announces after to its mark."""
+    def early_latency(self, operation: Operation) -> float:
+        """Seconds from the step that an early result follows to its event."""
         ...
 
-    def answer(self, operation: Operation | Rowwise, completed: int | None) -> Any:
+    def answer(self, operation: Operation, completed: int | None) -> Any:
         """Answer of a finished operation; `completed` steps if it was stopped early, else None."""
         ...
 
-    def announcement(self, operation: Operation | Rowwise) -> Any:
-        """What an operation that announces something says on its way."""
+    def early_answer(self, operation: Operation) -> Any:
+        """The early result of an operation that has one."""
         ...
-
-
-ANNOUNCED_AFTER = "glue"
-"""Step after which a pre-speculation announces its outcomes; without such a step, at its beginning."""
-
-
-def likeness(operation: Operation | Rowwise) -> str:
-    """The operation whose host time and contention one shares: its own name, or what it is like."""
-    return operation.like if isinstance(operation, Rowwise) else operation_name(operation)
 
 
 class SimulatedTask(Event):
     """A submitted operation; fires once, with its answer."""
 
-    def __init__(self, device: SimulatedDevice, operation: Operation | Rowwise) -> None:
+    def __init__(self, device: SimulatedDevice, operation: Operation) -> None:
         super().__init__(device.env)
         self.device = device
         self.operation = operation
-        self.mark = Event(device.env)
-
-    @property
-    def announces(self) -> bool:
-        """Whether its mark will fire."""
-        return isinstance(self.operation, Prespeculate | Rowwise) and self.operation.announce
-
-    @property
-    def interruptible(self) -> bool:
-        """Whether `stop` does anything."""
-        return isinstance(self.operation, Draft) or (
-            self.announces and isinstance(self.operation, Prespeculate)
-        )
+        self.early = Event(device.env)
 
     def stop(self) -> None:
         """End a draft at its next step boundary, with the tokens drafted so far; else a no-op."""
@@ -117,7 +95,7 @@ class SimulatedDevice:
         self.machine = machine
         self.spans = spans
         self.running: SimulatedTask | None = None
-        self.operation_name = self.likeness = ""
+        self.cost_class = ""
         self._queue: deque[SimulatedTask] = deque()
         self._starting: SimulatedTask | None = None
         self._steps: list[tuple[str, float]] = []
@@ -128,11 +106,11 @@ class SimulatedDevice:
         self._since = 0.0
         self._completed: int | None = None
         self._timer: Event | None = None
-        self._announcing: Event | None = None
+        self._early_timer: Event | None = None
         machine.devices.append(self)
         machine.busy_s[name] = 0.0
 
-    def submit(self, operation: Operation | Rowwise) -> SimulatedTask:
+    def submit(self, operation: Operation) -> SimulatedTask:
         """Queue an operation and return at once."""
         task = SimulatedTask(self, operation)
         self._queue.append(task)
@@ -142,7 +120,7 @@ class SimulatedDevice:
 
     def stop(self, task: SimulatedTask) -> None:
         """See `SimulatedTask.stop`."""
-        if not task.interruptible or task.triggered:
+        if not task.operation.stoppable or task.triggered:
             return
         if task is not self.running:
             if task in self._queue:
@@ -187,7 +165,7 @@ class SimulatedDevice:
                 self._next(0.0)
             return
         self.running = task
-        self.operation_name, self.likeness = operation_name(task.operation), likeness(task.operation)
+        self.cost_class = task.operation.cost_class
         self._steps = self.work.steps(self.name, task.operation, now - self._ended)
         self._remaining = sum(seconds for _, seconds in self._steps)
         self._rate = 1.0
@@ -202,29 +180,28 @@ class SimulatedDevice:
     def _schedule(self) -> None:
         self._timer = self._after(self._remaining / self._rate, self._end)
         task = self.running
-        if task is not None and task.announces and not task.mark.triggered:
-            ahead = max(0.0, self._remaining - self._after_announcement())
-            self._announcing = self._after(ahead / self._rate, self._announce)
+        if task is not None and task.operation.early and not task.early.triggered:
+            ahead = max(0.0, self._remaining - self._after_early_result())
+            self._early_timer = self._after(ahead / self._rate, self._early)
 
-    def _after_announcement(self) -> float:
-        """Seconds of the steps that follow the running operation's announcement."""
-        names = [name for name, _ in self._steps]
-        operation = self.running.operation if self.running is not None else None
-        last = operation.announced_after if isinstance(operation, Rowwise) else ANNOUNCED_AFTER
+    def _after_early_result(self) -> float:
+        """Seconds of the steps that follow the running operation's early result."""
+        assert self.running is not None
+        names, last = [name for name, _ in self._steps], self.running.operation.early_after
         first = names.index(last) + 1 if last in names else 0
         return sum(seconds for _, seconds in self._steps[first:])
 
-    def _announce(self, timer: Event) -> None:
-        if timer is not self._announcing:
+    def _early(self, timer: Event) -> None:
+        if timer is not self._early_timer:
             return  # replanned since
-        self._say()
+        self._say_early()
 
-    def _say(self) -> None:
-        """Fire the mark of the running operation."""
+    def _say_early(self) -> None:
+        """Fire the early event of the running operation."""
         task = self.running
         assert task is not None
-        self._announcing, operation = None, task.operation
-        _fire(task.mark, self.work.announcement(operation), self.work.mark_latency(operation))
+        self._early_timer, operation = None, task.operation
+        _fire(task.early, self.work.early_answer(operation), self.work.early_latency(operation))
 
     def _after(self, delay: float, callback: Callable[[Event], None]) -> Event:
         timer = self.env.timeout(delay)
@@ -237,8 +214,8 @@ class SimulatedDevice:
         task = self.running
         assert task is not None
         now = self.env.now
-        if task.announces and not task.mark.triggered:  # the step announced after was the last
-            self._say()
+        if task.operation.early and not task.early.triggered:  # the step before it was the last
+            self._say_early()
         self._record(task, now)
         self._ended = now
         self.running = None
@@ -259,4 +236,4 @@ class SimulatedDevice:
             "rows": len(task.operation.view.slots),
             "steps": [[name, seconds] for name, seconds in steps],
         }
-        self.spans.append(Span(self.name, self.operation_name, self._started, now, details))
+        self.spans.append(Span(self.name, task.operation.kind, self._started, now, details))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from policies.operations import Prefill
+from policies.operation import Prefill
 
 if TYPE_CHECKING:
     from simulator.devices import SimulatedDevice
@@ -66,6 +66,6 @@ class Machine:
         return rate
 
     def _slowdown(self, device: SimulatedDevice, other: SimulatedDevice) -> float:
-        mine, its = (role_of(device.name), device.likeness), role_of(other.name)
+        mine, its = (role_of(device.name), device.cost_class), role_of(other.name)
         always = self.slowdowns.get((*mine, its, None), 1.0)
-        return self.slowdowns.get((*mine, its, other.likeness), always)
+        return self.slowdowns.get((*mine, its, other.cost_class), always)

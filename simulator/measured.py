@@ -12,9 +12,9 @@ import numpy as np
 
 from hardware_profiles.latency import LatencySurface
 from policies.config import SettingError
-from policies.operations import Continue, Draft, Operation, Prefill, Prespeculate, Settle, Verify, View
-from policies.rowwise import Work
-from simulator.costs import Effects, Extrapolation, branches_per_row, share_of
+from policies.operation import Continue, Draft, Operation, Prespeculate, Settle, Verify, Work
+from policies.values import View
+from simulator.costs import Effects, Extrapolation, share_of
 from simulator.machine import role_of
 from simulator.noise import KeyedNoise
 
@@ -76,7 +76,7 @@ class ProfileCosts:
                 return self._prespeculate(operation)
             case Settle():
                 return []
-            case Prefill():
+            case _:
                 return [("prefill", self._prefill(f"{role_of(device)}.prefill", operation.view))]
 
     def worked(
@@ -163,7 +163,7 @@ class ProfileCosts:
             return [("tree", step * self._factor("draft.tree", operation.lookahead))] * operation.lookahead
         deepest = int(operation.speculation.lengths[slots].max())
         glue = self._forward("draft.forward", rows, 1 + deepest, context)
-        branches = branches_per_row(operation)
+        branches = operation.branches
         widest, total = int(branches.max()), int(branches.sum())
         if "batch" in self.surfaces["draft.tree"].axes:
             shape, stride = {"batch": rows, "branches": widest}, widest

@@ -13,8 +13,9 @@ import numpy as np
 
 from policies.curves import PRIOR_ROUNDS
 from policies.laws.ssd import PowerLaw, fit_power_law
-from policies.operations import BoolArray, IntArray, Prespeculate, Source, Speculation, Verdict, Verify, View
+from policies.operation import Prespeculate, Verify
 from policies.sampling import GREEDY, FloatArray, Sampling
+from policies.values import BoolArray, IntArray, Source, Speculation, Verdict, View
 
 if TYPE_CHECKING:
     from simulator.tokens import TokenModel

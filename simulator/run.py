@@ -12,11 +12,11 @@ from hardware_profiles.optime import Host, KindPace
 from hardware_profiles.pace import NO_PACE, Pace
 from hardware_profiles.parts import OPERATIONS
 from hardware_profiles.profile import Overlap, Profile
-from policies.operations import Request
 from policies.registry import SettingError, Settings, configure, find_policy, start
 from policies.rows import Rows
 from policies.summary import Summary, summarise
 from policies.timeline import Span
+from policies.values import Request
 from simulator.checks import check_profile, check_tokens
 from simulator.contents import Contents, Decided, Imagined
 from simulator.costs import Costs, Effects, Extrapolation, TextbookCosts

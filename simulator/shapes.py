@@ -15,9 +15,9 @@ from policies.laws.fanout import (
     uniform_fanout,
 )
 from policies.laws.ssd import outcome_weights
-from policies.operations import Source
 from policies.registry import SettingError, Settings
 from policies.sampling import FloatArray
+from policies.values import Source
 from simulator.costs import TextbookCosts
 from simulator.law import Assumptions
 from simulator.probe import DEEPEST, RoundStatistics

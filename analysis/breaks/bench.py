@@ -18,12 +18,12 @@ from analysis.breaks.halves import matches
 from analysis.breaks.pipeline import plain_pipeline
 from analysis.breaks.points import Case, Point
 from analysis.breaks.worlds import scenario
-from policies.operations import IntArray
 from policies.protocols import Steps
 from policies.protocols import World as AnyWorld
 from policies.registry import Settings, configure, start
 from policies.rows import RoundLog, Rows
 from policies.sampling import FloatArray, Sampling
+from policies.values import IntArray
 from simulator.contents import Imagined
 from simulator.world import SimulatedWorld
 

@@ -13,9 +13,9 @@ from analysis.mirror_account import overlap_counted
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions
 from hardware_profiles.store import decisions_name, find_decisions
 from policies.double import Drafted
-from policies.operations import Request
 from policies.registry import Settings, configure, start
 from policies.rows import Rows
+from policies.values import Request
 from simulator.contents import Decided, revive
 from simulator.world import SimulatedWorld
 

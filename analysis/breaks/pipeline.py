@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.operations import Continue, Draft, Source, Speculation, Verify
+from policies.operation import Continue, Draft, Verify
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import Sampling
+from policies.values import Source, Speculation
 
 
 def plain_pipeline(world: World, rows: Rows, *, lookahead: int, sampling: Sampling) -> Steps:

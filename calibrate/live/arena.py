@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.live.errors import AuditError, LiveError
-from policies.operations import IntArray
 from policies.sampling import FloatArray
+from policies.values import IntArray
 
 DEFAULT_BYTES = 16 << 30
 """Address space of a ring; memory is taken as the ring grows."""

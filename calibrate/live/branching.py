@@ -14,8 +14,8 @@ from torch import Tensor
 
 from calibrate.live.errors import AuditError
 from calibrate.live.runner import ModelRunner
-from policies.operations import BoolArray, IntArray
 from policies.tokentree import ROOT
+from policies.values import BoolArray, IntArray
 
 
 class Branching:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policies.operations import BoolArray, IntArray
 from policies.sampling import FloatArray, Sampling
+from policies.values import BoolArray, IntArray
 
 # Streams of `policies.sampling.keyed_uniforms`, keyed by request and position.  Whatever decides a position
 # draws from each stream once, and nothing of a draw is seen before its position is reached.

@@ -5,17 +5,15 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import simpy
 
-from calibrate.live.codec import Submission, decode, encode
-from calibrate.live.envelopes import Failure, Mark, Report, Work
 from calibrate.live.environment import LiveEnvironment
 from calibrate.live.errors import AuditError, WorkerError
 from calibrate.live.link import WorkerLink
-from policies.operations import View, operation_name
-from policies.rowwise import Rowwise
+from calibrate.live.transport.wire import Early, Failure, Report, Work, pack_operation, unpack_replies
+from policies.operation import Operation, RowOperation
 from policies.timeline import Span
 
 
@@ -24,7 +22,7 @@ class StepTime:
     """One model call of an operation, in seconds since the environment began.
 
     Attributes:
-        name: As `messages.Step.name`.
+        name: As `wire.Step.name`.
         start_s: Begin of the call.
         end_s: Its tokens are chosen.
         tokens: New tokens fed, summed over rows, padding not counted.
@@ -55,7 +53,7 @@ class Timing:
         steps: Model calls.
         context: Committed tokens at submission, mean over rows; 0 for calibration's own operations.
         rows: Rows that the operation was about; 0 for calibration's own.
-        mark_s: Its mark was noticed here; None without one.
+        early_s: Its early result was noticed here; None without one.
     """
 
     device: str
@@ -68,7 +66,7 @@ class Timing:
     steps: tuple[StepTime, ...]
     context: float
     rows: int = 1
-    mark_s: float | None = None
+    early_s: float | None = None
 
     @property
     def tokens(self) -> int:
@@ -93,13 +91,12 @@ class Task(simpy.Event):
         super().__init__(device.environment)
         self._device = device
         self.number = number
-        self.mark = simpy.Event(device.environment)
+        self.early = simpy.Event(device.environment)
 
     def stop(self) -> None:
         """Ask for an end at the next step boundary; a no-op once done or where not interruptible.
 
-        Drafts, probes and pre-speculations that announce their outcomes can be interrupted.  A draft that
-        had not begun answers with nothing drafted.
+        A draft that had not begun answers with nothing drafted.
         """
         self._device.stop(self)
 
@@ -107,11 +104,11 @@ class Task(simpy.Event):
 @dataclass(frozen=True, slots=True)
 class _Pending:
     task: Task
-    submission: Submission
+    operation: Operation
     submit_s: float
     queued: bool
-    marked: list[tuple[Any, ...]] = field(default_factory=list)
-    heard_s: list[float] = field(default_factory=list)
+    early: list[tuple[float, tuple[Any, ...]]] = field(default_factory=list)
+    """When its early result was noticed, and what each row said."""
 
 
 @dataclass
@@ -124,7 +121,7 @@ class LiveDevice:
         clock_offset_s: Worker's clock plus this is this process's clock.
         timings: Every finished operation, in order.
         spans: The same as spans of a timeline.
-        decisions: Every finished `Rowwise` operation with its rows' replies, and with their marks.
+        replies: Every finished `RowOperation` with its rows' replies, and with their early ones.
     """
 
     environment: LiveEnvironment
@@ -132,7 +129,7 @@ class LiveDevice:
     clock_offset_s: float = 0.0
     timings: list[Timing] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
-    decisions: list[tuple[Rowwise, tuple[Any, ...], tuple[Any, ...] | None]] = field(default_factory=list)
+    replies: list[tuple[RowOperation, tuple[Any, ...], tuple[Any, ...] | None]] = field(default_factory=list)
     _pending: deque[_Pending] = field(default_factory=deque)
     _numbers: Any = field(default_factory=itertools.count)
 
@@ -156,7 +153,7 @@ class LiveDevice:
         """Tasks that have not fired, oldest first."""
         return [pending.task for pending in self._pending]
 
-    def submit(self, operation: Submission) -> Task:
+    def submit(self, operation: Operation) -> Task:
         """Queue an operation and return at once.
 
         Raises:
@@ -164,7 +161,7 @@ class LiveDevice:
             WorkerDied: The worker process has ended.
         """
         submit_s = self.environment.elapsed()
-        work = Work(next(self._numbers), encode(operation))
+        work = Work(next(self._numbers), operation.kind, pack_operation(operation))
         task = Task(self, work.number)
         self._pending.append(_Pending(task, operation, submit_s, queued=bool(self._pending)))
         self.link.post(work)
@@ -180,43 +177,41 @@ class LiveDevice:
         return self.link.receive()
 
     def deliver(self, report: object, arrival_s: float) -> None:
-        """Fire the task (or its mark) that a report is about; the worker is FIFO, so it is the oldest."""
-        assert isinstance(report, Report | Mark | Failure)
-        if isinstance(report, Mark):
-            task, submission = self._pending[0].task, self._pending[0].submission
-            if report.number != task.number:
-                raise AuditError(f"{self.name}: mark of work {report.number}, expected {task.number}")
-            self._pending[0].heard_s.append(arrival_s)
-            if isinstance(submission, Rowwise):
-                self._pending[0].marked.append(cast("tuple[Any, ...]", report.reply))
-            task.mark.succeed(decode(submission, report.reply))
+        """Fire the task (or its early event) that a report is about: the oldest, since the worker is FIFO."""
+        assert isinstance(report, Report | Early | Failure)
+        pending = self._pending[0]
+        task, operation = pending.task, pending.operation
+        if report.number != task.number:
+            raise AuditError(f"{self.name}: report of work {report.number}, expected {task.number}")
+        if isinstance(report, Early):
+            replies = unpack_replies(operation, report.body, early=True)
+            pending.early.append((arrival_s, replies))
+            task.early.succeed(operation.answer(replies))
             return
-        pending = self._pending.popleft()
-        if report.number != pending.task.number:
-            raise AuditError(f"{self.name}: report of work {report.number}, expected {pending.task.number}")
+        self._pending.popleft()
         self.link.acknowledge()
         self._record(pending, report, arrival_s)
         if isinstance(report, Failure):
-            pending.task.fail(WorkerError(self.name, submission_name(pending.submission), report.traceback))
-        else:
-            if isinstance(pending.submission, Rowwise):
-                reply = cast("tuple[Any, ...]", report.reply)
-                self.decisions.append((pending.submission, reply, next(iter(pending.marked), None)))
-            pending.task.succeed(decode(pending.submission, report.reply))
+            task.fail(WorkerError(self.name, operation.kind, report.traceback))
+            return
+        replies = unpack_replies(operation, report.body)
+        if isinstance(operation, RowOperation):
+            self.replies.append((operation, replies, pending.early[0][1] if pending.early else None))
+        task.succeed(operation.answer(replies))
 
     def clear_records(self) -> None:
-        """Forget timings, spans and decisions."""
-        self.decisions.clear()
+        """Forget timings, spans and replies."""
+        self.replies.clear()
         self.timings.clear()
         self.spans.clear()
 
     def _record(self, pending: _Pending, report: Report | Failure, arrival_s: float) -> None:
         shift = self.clock_offset_s - self.environment.origin
         steps = report.steps if isinstance(report, Report) else ()
-        view: View | None = getattr(pending.submission, "view", None)
+        view = pending.operation.view
         timing = Timing(
             device=self.name,
-            operation=submission_name(pending.submission),
+            operation=pending.operation.kind,
             submit_s=pending.submit_s,
             start_s=report.start + shift,
             end_s=report.end + shift,
@@ -225,16 +220,16 @@ class LiveDevice:
             steps=tuple(
                 StepTime(s.name, s.start + shift, s.end + shift, s.tokens, s.rows, s.width) for s in steps
             ),
-            context=0.0 if view is None else float(view.contexts.mean()),
-            rows=0 if view is None else len(view.slots),
-            mark_s=next(iter(pending.heard_s), None),
+            context=float(view.contexts.mean()) if len(view.slots) else 0.0,
+            rows=len(view.slots),
+            early_s=pending.early[0][0] if pending.early else None,
         )
         self.timings.append(timing)
         details: dict[str, Any] = {
             "steps": [[s.name, s.end_s - s.start_s] for s in timing.steps],
             "tokens": timing.tokens,
         }
-        if view is not None:
+        if timing.rows:
             details |= {
                 "rows": timing.rows,
                 "requests": view.requests.tolist(),
@@ -243,8 +238,3 @@ class LiveDevice:
         if isinstance(report, Failure):
             details["failed"] = True
         self.spans.append(Span(self.name, timing.operation, timing.start_s, timing.end_s, details))
-
-
-def submission_name(submission: Submission) -> str:
-    """Name of an operation in timelines and errors."""
-    return operation_name(submission)

@@ -11,11 +11,11 @@ from torch import Tensor
 from calibrate.live.arena import Block, LawWriter
 from calibrate.live.choice import DRAFTED, drafted_weights, draw
 from calibrate.live.errors import AuditError
-from policies.operations import NO_LAW
 from policies.sampling import GREEDY, Sampling, keyed_uniforms
+from policies.values import NO_LAW
 
 
-class Pen:
+class DraftSampler:
     """Chooses the tokens of N texts that grow side by side, one token each per step.
 
     A draw is keyed by request and position.  Branches of one request share it, as they share nothing else:

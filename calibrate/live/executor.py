@@ -1,7 +1,7 @@
-"""Executes messages on a `ModelRunner`: hands each to what does it, and keeps the accounts of all.
+"""Executes operations on a `ModelRunner`: hands each to its handler, and keeps the accounts of all.
 
 What an operation means in forwards is said in `calibrate.live.handlers`.  Every step is one forward for all
-rows of the message, wherever each of them is.  Only worker processes (and tests) import this module.
+rows of the operation, wherever each of them is.  Only worker processes (and tests) import this module.
 """
 
 from __future__ import annotations
@@ -15,29 +15,13 @@ from torch import Tensor
 
 from calibrate.live.accelerators import synchroniser
 from calibrate.live.arena import LawReader, LawWriter
+from calibrate.live.engine.rows import Row
 from calibrate.live.errors import AuditError
-from calibrate.live.handlers import handler_of
-from calibrate.live.handlers.draft import draft, go_on
-from calibrate.live.handlers.prespeculate import prespeculate
-from calibrate.live.handlers.probe import prefill, probe
-from calibrate.live.handlers.verify import settle, verify
-from calibrate.live.messages import (
-    ContinueRows,
-    DraftRows,
-    Echo,
-    Message,
-    PrefillRows,
-    PrespeculateRows,
-    Probe,
-    Reply,
-    Row,
-    RowwiseRows,
-    SettleRows,
-    Step,
-    VerifyRows,
-)
+from calibrate.live.handlers import handled
 from calibrate.live.outcomes import agreement
 from calibrate.live.runner import ModelRunner
+from calibrate.live.transport.wire import Step
+from policies.operation import Operation
 
 T = TypeVar("T")
 
@@ -48,17 +32,17 @@ def never() -> bool:
 
 
 class Executor:
-    """Runs one message at a time and stamps each of its model calls.
+    """Runs one operation at a time and stamps each of its model calls.
 
     Args:
         runner: The model.
         end_token_ids: Tokens that end a request; used by verifications.
-        stopped: Polled between steps: whether the running message was asked to stop.
+        stopped: Polled between steps: whether the running operation was asked to stop.
         writer: Where a draft keeps the laws of sampled tokens.
         reader: Where a target finds them.
 
     Attributes:
-        steps: Model calls of the last message, in order.
+        steps: Model calls of the last operation, in order.
     """
 
     def __init__(
@@ -76,8 +60,8 @@ class Executor:
         self.writer = writer
         self.reader = reader or LawReader()
         self.steps: list[Step] = []
-        self.announce: Callable[[Reply], None] = lambda reply: None
-        """Takes what an operation says on its way."""
+        self.say_early: Callable[[Sequence[Any]], None] = lambda replies: None
+        """Takes an operation's early result, one per row."""
         self.kept: dict[str, Any] = {}
         """What handlers keep between operations, by a name of theirs (a datastore, an adapter)."""
         self.used_slots = 0
@@ -86,34 +70,15 @@ class Executor:
         self._synchronise = synchroniser(runner.device)
 
     @torch.inference_mode()
-    def execute(self, message: Message) -> Reply:
-        """Do what a message says.
+    def execute(self, operation: Operation) -> tuple[Any, ...]:
+        """Do an operation; a reply per row of its view.
 
         Raises:
-            AuditError: The message does not fit what a slot holds, more was fed than it needs, or a law of
-                sampled tokens is missing or is another's.
+            AuditError: The operation does not fit what a slot holds, more was fed than it needs, or the
+                probabilities of a sampled token are missing or are another's.
         """
         self.steps = []
-        match message:
-            case PrefillRows():
-                prefill(self, message)
-                return None
-            case VerifyRows():
-                return verify(self, message)
-            case SettleRows():
-                return settle(self, message)
-            case DraftRows():
-                return draft(self, message)
-            case PrespeculateRows():
-                return prespeculate(self, message)
-            case ContinueRows():
-                return go_on(self, message)
-            case RowwiseRows():
-                return handler_of(message.kind)(self, message)
-            case Probe():
-                return probe(self, message)
-            case Echo():
-                return message.payload
+        return tuple(handled(operation.kind).handler(self, operation))
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What is kept under a name, made on first use."""

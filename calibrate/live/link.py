@@ -7,15 +7,25 @@ from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 from calibrate.live.arena import Segment
-from calibrate.live.envelopes import Exit, Failure, FromWorker, Ready, Report, Stop, ToWorker, Work
 from calibrate.live.errors import LiveError, WorkerDied, WorkerError
-from calibrate.live.messages import Echo, Tokens
 from calibrate.live.placement import WorkerSpec
+from calibrate.live.transport.wire import (
+    Echo,
+    Exit,
+    Failure,
+    FromWorker,
+    Ready,
+    Report,
+    Stop,
+    ToWorker,
+    Work,
+    pack,
+    unpack,
+)
 from calibrate.live.worker import WorkerPlan, worker_main
 from calibrate.processes import process_context
 
@@ -32,7 +42,7 @@ class WorkerLink:
     Args:
         spec: What it runs.
         folder: Where its stderr is kept while it lives.
-        end_token_ids: Tokens that end a request; None: as the model says.
+        end_token_ids: tuple[int, ...] that end a request; None: as the model says.
         laws: Memory for the laws of sampled tokens, of each draft.
         draft: Which of the drafts this worker is; None for the target.
     """
@@ -41,7 +51,7 @@ class WorkerLink:
         self,
         spec: WorkerSpec,
         folder: Path,
-        end_token_ids: Tokens | None = None,
+        end_token_ids: tuple[int, ...] | None = None,
         *,
         laws: Sequence[Segment] = (),
         draft: int | None = None,
@@ -86,9 +96,9 @@ class WorkerLink:
         assert isinstance(report, Ready)
         return report
 
-    def ask(self, number: int, payload: Tokens) -> Report:
+    def ask(self, number: int, payload: tuple[int, ...]) -> Report:
         """Send an echo and wait for its report; for the clock handshake, before any device exists."""
-        self._send(Work(number, Echo(payload)))
+        self._send(Work(number, Echo.kind, pack(Echo(payload))))
         report = self.receive()
         assert isinstance(report, Report)
         return report
@@ -100,14 +110,14 @@ class WorkerLink:
             WorkerDied: There is none and the worker ended.
         """
         try:
-            report: FromWorker = self.connection.recv()
+            report: FromWorker = unpack(self.connection.recv_bytes(), FromWorker)
         except (EOFError, OSError):
             raise self._obituary() from None
         return report
 
     def post(self, work: Work) -> None:
         """Send work without ever blocking; what exceeds the window waits for `acknowledge`."""
-        self._backlog.append(bytes(ForkingPickler.dumps(work)))
+        self._backlog.append(pack(work))
         self._flush()
 
     def acknowledge(self) -> None:
@@ -123,7 +133,7 @@ class WorkerLink:
         """Ask the worker to end when it has nothing else to do; does not wait."""
         if not self.connection.closed:
             with suppress(OSError):  # it is dead already
-                self.connection.send(Exit())
+                self.connection.send_bytes(pack(Exit()))
 
     def close(self, *, patience_s: float) -> None:
         """End the process, at the latest after `patience_s`.  Does nothing the second time."""
@@ -147,7 +157,7 @@ class WorkerLink:
             self._send_bytes(frame)
 
     def _send(self, message: ToWorker) -> None:
-        self._send_bytes(bytes(ForkingPickler.dumps(message)))
+        self._send_bytes(pack(message))
 
     def _send_bytes(self, frame: bytes) -> None:
         try:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from calibrate.live.errors import ModelError
 from calibrate.live.llamacpp_files import import_llamacpp
-from policies.operations import BoolArray, IntArray
+from policies.values import BoolArray, IntArray
 
 LEAST = 256
 """Cells of the smallest context; llama.cpp reads them in multiples of this."""

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from calibrate.live.errors import AuditError, ModelError
-from policies.operations import BoolArray, IntArray
+from policies.values import BoolArray, IntArray
 
 Branch: TypeAlias = Callable[[int, int], int]
 """Makes a sequence that begins as another one does: its number, and so many tokens of it."""

@@ -25,7 +25,7 @@ from calibrate.live.llamacpp_sequences import Sequences
 from calibrate.live.runner import ModelRunner
 from calibrate.live.seats import Seating
 from calibrate.live.tree import Tree
-from policies.operations import BoolArray, IntArray
+from policies.values import BoolArray, IntArray
 
 
 @dataclass

@@ -22,7 +22,6 @@ from transformers.utils import logging
 
 from calibrate.live.accelerators import torch_device
 from calibrate.live.errors import ModelError
-from calibrate.live.messages import Tokens
 from calibrate.live.placement import (
     TORCH,
     Precision,
@@ -212,7 +211,7 @@ def _llamacpp_runner(spec: WorkerSpec, precision: str, local: bool) -> ModelRunn
         )
 
 
-def model_end_tokens(model: PreTrainedModel) -> Tokens:
+def model_end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
     """End tokens of a model: of its generation config, else of its config; empty if it names none."""
     for config in (getattr(model, "generation_config", None), model.config):
         ids = getattr(config, "eos_token_id", None)

@@ -13,7 +13,7 @@ from torch import Tensor
 from calibrate.live.kvcache import Plan
 from calibrate.live.seats import Seating
 from calibrate.live.slots import SlotRunner
-from policies.operations import BoolArray, IntArray
+from policies.values import BoolArray, IntArray
 
 
 class NodeForwards(SlotRunner):

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from calibrate.live.errors import AuditError
-from calibrate.live.messages import Outcome, Tokens, Verified
-from policies.operations import UNKNOWN
+from policies.values import UNKNOWN, Outcome, RowVerdict
 
 
-def judge(drafted: Sequence[int], best: Sequence[int], room: int, end_tokens: Collection[int]) -> Verified:
+def judge(drafted: Sequence[int], best: Sequence[int], room: int, end_tokens: Collection[int]) -> RowVerdict:
     """Greedy verification of a chain, cut at the first end token and at the limit.
 
     Args:
@@ -29,7 +28,7 @@ def judge(drafted: Sequence[int], best: Sequence[int], room: int, end_tokens: Co
     return cut(drafted[:agreed], best[agreed], room, end_tokens)
 
 
-def cut(accepted: Sequence[int], bonus: int | None, room: int, end_tokens: Collection[int]) -> Verified:
+def cut(accepted: Sequence[int], bonus: int | None, room: int, end_tokens: Collection[int]) -> RowVerdict:
     """What a row emits, cut at the first end token and at the limit.
 
     Args:
@@ -47,7 +46,7 @@ def cut(accepted: Sequence[int], bonus: int | None, room: int, end_tokens: Colle
         if token in end_tokens:
             emitted, ended = emitted[: i + 1], True
             break
-    return Verified(
+    return RowVerdict(
         accepted=min(len(accepted), len(emitted)),
         emitted=emitted,
         ended=ended,
@@ -84,7 +83,7 @@ def prepared_outcomes(
     return outcomes[first::every]
 
 
-def agreement(held: Sequence[int], context: int, tail: Tokens, ahead: Tokens = ()) -> int:
+def agreement(held: Sequence[int], context: int, tail: tuple[int, ...], ahead: tuple[int, ...] = ()) -> int:
     """Length of the longest prefix of `held` that agrees with the committed text and `ahead`.
 
     The worker knows the end of the committed text only; what lies before it was fed from verified

@@ -21,7 +21,7 @@ from calibrate.live.nodeforwards import NodeForwards
 from calibrate.live.parts import SplitCapture, watched
 from calibrate.live.placement import Mode
 from calibrate.live.treeforwards import TreeForwards
-from policies.operations import BoolArray, IntArray
+from policies.values import BoolArray, IntArray
 
 SHORT = 8
 """Chains up to this long get all their logits, also where the last ones alone are asked for: the model's head

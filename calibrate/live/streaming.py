@@ -21,8 +21,8 @@ from calibrate.live.choice import DRAFTED, drafted_weights, draw
 from calibrate.live.errors import AuditError, ModelError
 from calibrate.live.runner import ModelRunner
 from calibrate.live.streams import ModelStreams, stream_positions, stream_sight
-from policies.operations import NO_LAW, BoolArray, IntArray
 from policies.sampling import Sampling, keyed_uniforms
+from policies.values import NO_LAW, BoolArray, IntArray
 
 
 class Nodes(Protocol):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from calibrate.live.addedweights import read_additions, write_additions
 from calibrate.live.errors import ModelError
 from calibrate.live.parts import second_part
-from policies.operations import BoolArray, IntArray
+from policies.values import BoolArray, IntArray
 
 FILE = "streams.safetensors"
 _SCHEMA = "spectwin/streams/1"

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from calibrate.live.arena import LawWriter
 from calibrate.live.choice import DRAFTED, drafted_weights, draw, top_tokens
+from calibrate.live.engine.rows import Row
 from calibrate.live.errors import AuditError
-from calibrate.live.messages import Row
-from policies.operations import NO_LAW, Source
 from policies.sampling import Sampling, keyed_uniforms
 from policies.tokentree import ROOT, TokenTree, TreePlan
+from policies.values import NO_LAW, Source
 
 
 class Static:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from calibrate.live.arena import LawReader
 from calibrate.live.choice import ACCEPTED, BONUS, draw, law, one_hot, residual
-from calibrate.live.messages import Row
-from policies.operations import NO_LAW, BoolArray, IntArray
+from calibrate.live.engine.rows import Row
 from policies.sampling import Sampling, keyed_uniforms
 from policies.tokentree import ROOT, TokenTree
+from policies.values import NO_LAW, BoolArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)

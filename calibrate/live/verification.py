@@ -17,9 +17,9 @@ from torch import Tensor
 
 from calibrate.live.arena import LawReader
 from calibrate.live.choice import ACCEPTED, BONUS, accepted_run, draw, residual
-from calibrate.live.messages import Row
-from policies.operations import BoolArray, IntArray, Source
+from calibrate.live.engine.rows import Row
 from policies.sampling import FloatArray, Sampling, keyed_uniforms
+from policies.values import BoolArray, IntArray, Source
 
 
 class Proposals:

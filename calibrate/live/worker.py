@@ -15,15 +15,28 @@ import sys
 import time
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.live.arena import LawReader, LawWriter, Segment
-from calibrate.live.envelopes import Exit, Failure, Mark, Ready, Report, Stop, ToWorker, Work
-from calibrate.live.messages import Tokens
 from calibrate.live.placement import WorkerSpec
+from calibrate.live.transport.wire import (
+    Early,
+    Envelope,
+    Exit,
+    Failure,
+    Ready,
+    Report,
+    Stop,
+    ToWorker,
+    Work,
+    pack,
+    unpack,
+)
 from calibrate.processes import end_with_parent
 
 if TYPE_CHECKING:
@@ -47,7 +60,7 @@ class WorkerPlan:
 
     spec: WorkerSpec
     stderr: str
-    end_token_ids: Tokens | None
+    end_token_ids: tuple[int, ...] | None
     laws: tuple[Segment, ...] = ()
     draft: int | None = None
 
@@ -91,7 +104,7 @@ class Inbox:
 
     def _read(self) -> None:
         try:
-            message: ToWorker = self._connection.recv()
+            message: ToWorker = unpack(self._connection.recv_bytes(), ToWorker)
         except (EOFError, OSError):
             raise ParentGone from None
         if isinstance(message, Stop):
@@ -107,12 +120,12 @@ def worker_main(plan: WorkerPlan, connection: Connection) -> None:
         executor, ready = _load(plan)
     except Exception:
         now = time.perf_counter()
-        connection.send(Failure(LOADING, now, now, traceback.format_exc()))
+        _send(connection, Failure(LOADING, now, now, traceback.format_exc()))
         return
     inbox = Inbox(connection)
     executor.stopped = inbox.stopped
     try:
-        connection.send(ready)
+        _send(connection, ready)
         serve(inbox, executor, connection)
     except (ParentGone, BrokenPipeError, ConnectionResetError):
         return  # nobody is left to tell
@@ -120,19 +133,28 @@ def worker_main(plan: WorkerPlan, connection: Connection) -> None:
 
 def serve(inbox: Inbox, executor: Executor, connection: Connection) -> None:
     """Execute work until told to exit.  An operation that raises is reported; the worker lives on."""
+    from calibrate.live.handlers import handled
+
     while isinstance(work := inbox.next(), Work):
         start, number = time.perf_counter(), work.number
-        executor.announce = lambda reply, number=number: connection.send(Mark(number, reply))  # type: ignore[misc]
+        executor.say_early = partial(_say_early, connection, number)
         try:
-            reply = executor.execute(work.message)
+            replies = executor.execute(unpack(work.body, handled(work.kind).operation))
         except ParentGone:
             raise
         except Exception:
-            failure = Failure(work.number, start, time.perf_counter(), traceback.format_exc())
-            connection.send(failure)
+            _send(connection, Failure(number, start, time.perf_counter(), traceback.format_exc()))
         else:
             end = time.perf_counter()
-            connection.send(Report(work.number, start, end, tuple(executor.steps), reply))
+            _send(connection, Report(number, start, end, tuple(executor.steps), pack(replies)))
+
+
+def _say_early(connection: Connection, number: int, replies: Sequence[Any]) -> None:
+    _send(connection, Early(number, pack(replies)))
+
+
+def _send(connection: Connection, envelope: Envelope) -> None:
+    connection.send_bytes(pack(envelope))
 
 
 def _settle_in(plan: WorkerPlan) -> None:

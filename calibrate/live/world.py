@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, cast
 from calibrate.leftovers import temporary_folder
 from calibrate.live.arena import DEFAULT_BYTES, Segment
 from calibrate.live.device import LiveDevice, Timing
-from calibrate.live.envelopes import Ready
 from calibrate.live.environment import LiveEnvironment
 from calibrate.live.errors import LiveError, ModelError, WorkerDied, WorkerError
 from calibrate.live.link import WorkerLink
-from calibrate.live.messages import Tokens
 from calibrate.live.placement import WorkerSpec, local_vocabulary
+from calibrate.live.transport.wire import Ready
 from policies.protocols import Steps, World
 from policies.timeline import Span
 
@@ -126,7 +125,7 @@ class LiveWorld:
         return self.workers[self.target.name].vocabulary
 
     @property
-    def end_token_ids(self) -> Tokens:
+    def end_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a request."""
         return self.workers[self.target.name].end_token_ids
 

@@ -23,15 +23,15 @@ from policies.double import (
     Tokens,
     Verified,
 )
-from policies.operations import NO_LAW, UNKNOWN
-from policies.rowwise import RowVerdict, Rowwise
+from policies.operation import RowOperation
 from policies.sampling import keyed_uniforms
+from policies.values import NO_LAW, UNKNOWN, RowVerdict
 from simulator.tokens.model import TokenModel
 
 RIGHT, WRONG = 1, 0
 
 
-def draft(operation: Rowwise, tokens: TokenModel) -> list[Drafted]:
+def draft(operation: RowOperation, tokens: TokenModel) -> list[Drafted]:
     """Replies of `RetrievingDraft`."""
     assert isinstance(operation, RetrievingDraft)
     how, seed, replies = operation.retrieval, operation.sampling.seed, []
@@ -51,7 +51,7 @@ def draft(operation: Rowwise, tokens: TokenModel) -> list[Drafted]:
     return replies
 
 
-def verify(operation: Rowwise, tokens: TokenModel) -> list[Verified]:
+def verify(operation: RowOperation, tokens: TokenModel) -> list[Verified]:
     """Replies of `RetrievingVerify`."""
     assert isinstance(operation, RetrievingVerify)
     replies = []
@@ -68,7 +68,7 @@ def verify(operation: Rowwise, tokens: TokenModel) -> list[Verified]:
     return replies
 
 
-def guide(operation: Rowwise, tokens: TokenModel) -> list[Guided]:
+def guide(operation: RowOperation, tokens: TokenModel) -> list[Guided]:
     """Replies of `Guide`: X_q is judged as far as the retrieved tokens are right, and one token more."""
     assert isinstance(operation, Guide)
     replies = []
@@ -86,11 +86,11 @@ def guide(operation: Rowwise, tokens: TokenModel) -> list[Guided]:
     return replies
 
 
-def _rows(operation: Rowwise) -> list[tuple[int, int, int, Any]]:
+def _rows(operation: RowOperation) -> list[tuple[int, int, int, Any]]:
     """Request, position, room and ask of each row."""
     view = operation.view
     numbers = (view.requests.tolist(), view.positions.tolist(), view.rooms.tolist())
-    return list(zip(*numbers, operation.asks, strict=True))
+    return list(zip(*numbers, operation.inputs, strict=True))
 
 
 def _unfed(ask: Ask, position: int) -> int:

@@ -27,17 +27,17 @@ from policies.duo import (
     sequence_lengths,
     sequences_work,
 )
-from policies.operations import NO_LAW, UNKNOWN, Source, Speculation, Verify
-from policies.rowwise import RowVerdict, Rowwise
+from policies.operation import RowOperation, Verify
+from policies.values import NO_LAW, UNKNOWN, RowVerdict, Source, Speculation
 from simulator.tokens.model import TokenModel
 from simulator.tokens.outcomes import NEVER
 
 
-def verify_pending(operation: Rowwise, tokens: TokenModel) -> list[PendingVerdict]:
+def verify_pending(operation: RowOperation, tokens: TokenModel) -> list[PendingVerdict]:
     """Coins for `VerifyPending`."""
     assert isinstance(operation, VerifyPending)
     view, width = operation.view, operation.width
-    blocks: list[Pending] = [Pending._make(ask) for ask in operation.asks]
+    blocks: list[Pending] = [Pending._make(ask) for ask in operation.inputs]
     lengths = np.zeros(width, dtype=np.int64)
     lengths[view.slots] = [len(block.tokens) for block in blocks]
     sources = np.where(lengths > 0, int(Source.PRIMARY), int(Source.NONE))
@@ -55,7 +55,7 @@ def verify_pending(operation: Rowwise, tokens: TokenModel) -> list[PendingVerdic
     return replies
 
 
-def draft_sequences(operation: Rowwise, tokens: TokenModel) -> list[Sequences]:
+def draft_sequences(operation: RowOperation, tokens: TokenModel) -> list[Sequences]:
     """Coins for `DraftSequences`."""
     assert isinstance(operation, DraftSequences)
     lookahead, wanted = operation.lookahead, operation.sequences
@@ -72,17 +72,17 @@ def draft_sequences(operation: Rowwise, tokens: TokenModel) -> list[Sequences]:
             # With one sequence all but the last token is in the draft's cache, else the block is fed again.
             sequences_work(1 if alone else max(1, len(block)), lookahead, count, alone=alone),
         )
-        for block in operation.asks
+        for block in operation.inputs
     ]
 
 
-def settle_sequences(operation: Rowwise, tokens: TokenModel) -> list[Settled]:
+def settle_sequences(operation: RowOperation, tokens: TokenModel) -> list[Settled]:
     """Coins for `SettleSequences`."""
     assert isinstance(operation, SettleSequences)
     view = operation.view
     replies = []
     for request, position, room, ask in zip(
-        view.requests.tolist(), view.positions.tolist(), view.rooms.tolist(), operation.asks, strict=True
+        view.requests.tolist(), view.positions.tolist(), view.rooms.tolist(), operation.inputs, strict=True
     ):
         wanted = Openings._make(ask)
         rank = _rank(tokens, request, position + wanted.accepted)

@@ -31,19 +31,9 @@ from policies.mirror import (
     Window,
     passes,
 )
-from policies.operations import (
-    NO_LAW,
-    UNKNOWN,
-    BoolArray,
-    IntArray,
-    Prespeculate,
-    Source,
-    Speculation,
-    Verdict,
-    Verify,
-)
-from policies.rowwise import RowVerdict, Rowwise
+from policies.operation import Prespeculate, RowOperation, Verify
 from policies.sampling import keyed_uniforms
+from policies.values import NO_LAW, UNKNOWN, BoolArray, IntArray, RowVerdict, Source, Speculation, Verdict
 from simulator.tokens.model import TokenModel
 
 TOKEN = 0
@@ -52,10 +42,10 @@ COIN = "stream-proposal"
 """Stream of randomness (`policies.sampling`) that decides whether a proposal is right."""
 
 
-def verify_early(operation: Rowwise, tokens: TokenModel) -> list[EarlyVerdict]:
+def verify_early(operation: RowOperation, tokens: TokenModel) -> list[EarlyVerdict]:
     """Replies of `EarlyVerify`; see `simulator.contents.Imagine`."""
     asked = cast("EarlyVerify", operation)
-    windows = [Window._make(ask) for ask in asked.asks]
+    windows = [Window._make(ask) for ask in asked.inputs]
     verdict = _verdict(asked, windows, tokens)
     share = float(Fraction(asked.exit))
     replies = []
@@ -68,15 +58,15 @@ def verify_early(operation: Rowwise, tokens: TokenModel) -> list[EarlyVerdict]:
     return replies
 
 
-def candidates(operation: Rowwise, tokens: TokenModel) -> list[Candidates]:
+def candidates(operation: RowOperation, tokens: TokenModel) -> list[Candidates]:
     """Marks of `EarlyVerify`: that there are candidates, not which."""
-    return [Candidates(())] * len(operation.asks)
+    return [Candidates(())] * len(operation.inputs)
 
 
-def roll_out(operation: Rowwise, tokens: TokenModel) -> list[Rolled]:
+def roll_out(operation: RowOperation, tokens: TokenModel) -> list[Rolled]:
     """Replies of `Rollout`: the branch that the target will take, if there is one, and the work of all."""
     asked = cast("Rollout", operation)
-    windows = [Window._make(ask[0]) for ask in asked.asks]
+    windows = [Window._make(ask[0]) for ask in asked.inputs]
     verdict = _verdict(asked, windows, tokens)
     hits = _hits(asked, windows, verdict, tokens)
     replies = []
@@ -84,11 +74,11 @@ def roll_out(operation: Rowwise, tokens: TokenModel) -> list[Rolled]:
         branch = Branch(int(verdict.accepted[slot]), (TOKEN,) * (1 + asked.lookahead))
         positions = 1 if asked.candidates == "first" else 1 + len(window.tokens)
         work = (("glue", 1 + len(window.tokens)), *[("tree", positions * asked.kappa)] * asked.lookahead)
-        replies.append(Rolled((tuple(branch),) if hits[slot] else (), work))
+        replies.append(Rolled((branch,) if hits[slot] else (), work))
     return replies
 
 
-def draft_by_streams(operation: Rowwise, tokens: TokenModel) -> list[StreamWindow]:
+def draft_by_streams(operation: RowOperation, tokens: TokenModel) -> list[StreamWindow]:
     """Replies of `StreamDraft`."""
     asked = cast("StreamDraft", operation)
     replies = []
@@ -100,12 +90,12 @@ def draft_by_streams(operation: Rowwise, tokens: TokenModel) -> list[StreamWindo
     return replies
 
 
-def roll_out_by_streams(operation: Rowwise, tokens: TokenModel) -> list[StreamRolled]:
+def roll_out_by_streams(operation: RowOperation, tokens: TokenModel) -> list[StreamRolled]:
     """Replies of `StreamRollout`: as `roll_out`, in fewer steps."""
     asked = cast("StreamRollout", operation)
     replies = []
     for (request, position), found, ask in zip(
-        _moments(asked), roll_out(asked, tokens), asked.asks, strict=True
+        _moments(asked), roll_out(asked, tokens), asked.inputs, strict=True
     ):
         glue = 1 + len(Window._make(ask[0]).tokens)
         branches = asked.kappa * (1 if asked.candidates == "first" else glue)
@@ -116,7 +106,7 @@ def roll_out_by_streams(operation: Rowwise, tokens: TokenModel) -> list[StreamRo
     return replies
 
 
-def _moments(operation: Rowwise) -> list[tuple[int, int]]:
+def _moments(operation: RowOperation) -> list[tuple[int, int]]:
     """(request, position) of each row."""
     view = operation.view
     return list(zip(view.requests.tolist(), view.positions.tolist(), strict=True))
@@ -161,7 +151,7 @@ def _speculation(width: int, slots: Sequence[int], windows: Sequence[Window]) ->
     return Speculation(lengths, sources)
 
 
-def _verdict(operation: Rowwise, windows: Sequence[Window], tokens: TokenModel) -> Verdict:
+def _verdict(operation: RowOperation, windows: Sequence[Window], tokens: TokenModel) -> Verdict:
     """The outcome by the coins of the rows' positions: the same whoever asks."""
     speculation = _speculation(operation.width, operation.view.slots.tolist(), windows)
     return tokens.verify(operation.view, Verify(operation.view, speculation, operation.sampling))

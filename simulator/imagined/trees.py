@@ -19,13 +19,13 @@ from functools import lru_cache
 
 from policies.config import SettingError
 from policies.heads import DraftHeads
-from policies.operations import NO_LAW, UNKNOWN, Source
-from policies.rowwise import RowVerdict, Rowwise
+from policies.operation import RowOperation
 from policies.tokentree import ROOT, DraftTree, TokenTree, TreeDrafted, TreeVerdict, VerifyTree
+from policies.values import NO_LAW, UNKNOWN, RowVerdict, Source
 from simulator.tokens.model import TokenModel
 
 
-def draft_trees(operation: Rowwise, _: TokenModel) -> list[TreeDrafted]:
+def draft_trees(operation: RowOperation, _: TokenModel) -> list[TreeDrafted]:
     """Replies of `DraftTree`: shapes alone.
 
     Raises:
@@ -39,17 +39,17 @@ def draft_trees(operation: Rowwise, _: TokenModel) -> list[TreeDrafted]:
         )
     levels = tuple(("tree", tokens) for tokens in operation.shape.fed)
     tree = shape_of(operation.widths)
-    return [TreeDrafted(tree, (("feed", len(unseen)), *levels)) for unseen in operation.asks]
+    return [TreeDrafted(tree, (("feed", len(unseen)), *levels)) for unseen in operation.inputs]
 
 
-def draft_heads(operation: Rowwise, _: TokenModel) -> list[TreeDrafted]:
+def draft_heads(operation: RowOperation, _: TokenModel) -> list[TreeDrafted]:
     """Replies of `DraftHeads`: shapes, and what the heads cost."""
     assert isinstance(operation, DraftHeads)
     work = ((f"head:{operation.cost:g}", 1),) * operation.passes
-    return [TreeDrafted(shape_of(operation.widths), work) for _ in operation.asks]
+    return [TreeDrafted(shape_of(operation.widths), work) for _ in operation.inputs]
 
 
-def verify_trees(operation: Rowwise, tokens: TokenModel) -> list[TreeVerdict]:
+def verify_trees(operation: RowOperation, tokens: TokenModel) -> list[TreeVerdict]:
     """Replies of `VerifyTree`, for trees whose siblings stand in the draft's order.
 
     Raises:
@@ -58,7 +58,7 @@ def verify_trees(operation: Rowwise, tokens: TokenModel) -> list[TreeVerdict]:
     assert isinstance(operation, VerifyTree)
     view, replies = operation.view, []
     for request, position, room, ask in zip(
-        view.requests.tolist(), view.positions.tolist(), view.rooms.tolist(), operation.asks, strict=True
+        view.requests.tolist(), view.positions.tolist(), view.rooms.tolist(), operation.inputs, strict=True
     ):
         tree = TokenTree._make(ask)
         widest = max(map(len, _children(tree).values()), default=0)

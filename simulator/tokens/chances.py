@@ -23,9 +23,9 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from hardware_profiles.trace import Trace
-from policies.operations import IntArray
 from policies.registry import SettingError
 from policies.sampling import FloatArray
+from policies.values import IntArray
 
 ROUNDING = 1e-6
 """A mass below this is taken for what rounding to float32 left over."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from policies.laws.ssd import PowerLaw
-from policies.operations import IntArray, Request
 from policies.registry import SettingError
 from policies.sampling import FloatArray, keyed_generator
+from policies.values import IntArray, Request
 from simulator.tokens.model import TokenModel
 from simulator.tokens.outcomes import NEVER, accepted_runs, index_requests
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from policies.operations import BoolArray, IntArray, Prespeculate, Source, Speculation, Verify
+from policies.operation import Prespeculate, Verify
+from policies.values import BoolArray, IntArray, Source, Speculation
 
 if TYPE_CHECKING:
     from simulator.tokens.model import TokenModel

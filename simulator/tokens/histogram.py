@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.laws.ssd import power_law_hit
-from policies.operations import BoolArray, IntArray, Request
 from policies.registry import SettingError
 from policies.sampling import FloatArray, keyed_generator
+from policies.values import BoolArray, IntArray, Request
 from simulator.tokens.model import TokenModel
 from simulator.tokens.outcomes import NEVER, Outcomes, accepted_runs, index_requests, shaped_runs
 

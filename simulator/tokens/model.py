@@ -21,22 +21,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from policies.laws.ssd import PowerLaw
-from policies.operations import (
-    UNKNOWN,
-    BoolArray,
-    Continue,
-    IntArray,
-    Prespeculate,
-    Request,
-    Settle,
-    Source,
-    Speculation,
-    Verdict,
-    Verify,
-    View,
-)
+from policies.operation import Continue, Prespeculate, Settle, Verify
 from policies.registry import SettingError
 from policies.sampling import Sampling
+from policies.values import UNKNOWN, BoolArray, IntArray, Request, Source, Speculation, Verdict, View
 from simulator.tokens.guesses import accept_guesses, leave_out_guesses
 from simulator.tokens.outcomes import Outcomes
 

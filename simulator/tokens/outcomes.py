@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.operations import BoolArray, IntArray
+from policies.values import BoolArray, IntArray
 
 NEVER = np.iinfo(np.int64).max // 4
 """A fan-out that no budget reaches."""

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from policies.operations import Request, Source
 from policies.registry import SettingError
 from policies.sampling import Sampling
+from policies.values import Request, Source
 from simulator.tokens.model import TokenModel, other_sampling
 from simulator.tokens.outcomes import NEVER, index_requests
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from hardware_profiles.trace import Trace
-from policies.operations import IntArray, Source
 from policies.sampling import FloatArray, Sampling, keyed_uniforms
+from policies.values import IntArray, Source
 from simulator.tokens.chances import DRAFT, FIRST, UNIFORM, Chances, Law, Recorded, chances
 from simulator.tokens.outcomes import NEVER, Outcomes, accepted_runs, shaped_runs
 

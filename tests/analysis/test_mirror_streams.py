@@ -16,8 +16,8 @@ from analysis.mirror_streams import main
 from hardware_profiles.decisions import Decisions
 from policies.laws.mirror import mean_passes, passes_law
 from policies.mirror import StreamDraft
-from policies.operations import View
 from policies.registry import configure
+from policies.values import View
 from simulator.contents import Imagined
 from simulator.tokens import coin
 

@@ -24,8 +24,8 @@ from hardware_profiles.pace import costs_fingerprint
 from hardware_profiles.parts import DeviceInfo, Role, Roles
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace_schema import TraceMeta, TraceRequest
-from policies.operations import Request
 from policies.registry import POLICIES, Settings, configure
+from policies.values import Request
 
 PROMPTS = (Prompt(question_id=1, category="code", text="one two", source="x"),)
 ROLE = Role(device=DeviceInfo(kind="cpu"), model="tiny")

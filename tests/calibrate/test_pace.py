@@ -20,8 +20,8 @@ from hardware_profiles.optime import Host, OperationHost, StepTotal, Timed
 from hardware_profiles.pace import costs_fingerprint, place_fingerprint
 from hardware_profiles.parts import DeviceInfo, Overlap, Role, Roles
 from hardware_profiles.profile import Profile
-from policies.operations import View
-from policies.rowwise import Like, Rowwise, Work
+from policies.operation import CostClass, RowOperation, Work
+from policies.values import View
 
 BORROWED = OperationHost(submit_s=1e-3, report_s=1e-3, submit_row_s=1e-4, row_s=2e-4, extra_s=1e-3)
 TRUTH = OperationHost(submit_s=5e-4, report_s=2e-4, submit_row_s=1e-4, extra_s=3e-4, row_s=5e-5)
@@ -209,15 +209,15 @@ class Reply(NamedTuple):
     work: Work
 
 
-class Draw(Rowwise):
+class Draw(RowOperation):
     kind: ClassVar[str] = "draw"
-    like: ClassVar[Like] = "draft"
+    cost_class: ClassVar[CostClass] = "draft"
     reply: ClassVar[type[Any]] = Reply
 
 
-class Speak(Rowwise):
+class Speak(RowOperation):
     kind: ClassVar[str] = "speak"
-    like: ClassVar[Like] = "verify"
+    cost_class: ClassVar[CostClass] = "verify"
     reply: ClassVar[type[Any]] = Reply
 
 

@@ -18,9 +18,9 @@ from typing import TypeAlias
 import numpy as np
 
 from hardware_profiles.trace import Trace, TraceMeta, TraceRequest
-from policies.operations import Source
 from policies.registry import Settings, start
 from policies.rows import Rows
+from policies.values import Source
 from simulator.costs import TextbookCosts
 from simulator.tokens import TokenModel
 from simulator.world import SimulatedWorld

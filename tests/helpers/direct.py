@@ -12,8 +12,8 @@ import numpy as np
 from chains import NGRAM, NONE, PRIMARY, PROMPT, RANDOM, Chain, Law, Outcome, pick
 
 from policies.guesses import lookup
-from policies.operations import Source
 from policies.registry import Settings
+from policies.values import Source
 
 
 @dataclass

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from chains import Chain, trace_of
 
-from policies.operations import Source, Speculation, View
 from policies.sampling import Sampling
+from policies.values import Source, Speculation, View
 from simulator.tokens import TokenModel, coin
 
 SAMPLED = Sampling(temperature=1.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.operations import Request
 from policies.registry import Settings, configure
 from policies.rows import Round, Rows
+from policies.values import Request
 from simulator.costs import TextbookCosts
 from simulator.tokens import NEVER, TokenModel, accepted_runs
 from simulator.world import SimulatedWorld

@@ -20,9 +20,9 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from calibrate.live.arena import Block
 from calibrate.live.runner import ModelRunner
 from calibrate.live.world import LiveWorld
-from policies.operations import Request
 from policies.registry import Settings, configure, start
 from policies.rows import Rows
+from policies.values import Request
 
 TEXTS = ((3, 1, 4, 1, 5, 9, 2), (6, 5), (3, 5, 8, 9, 7), (9, 3, 2, 3))
 CHAINS = ((7,), (1, 2, 3, 4), (5, 6), (8, 9, 10))

@@ -7,21 +7,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import simpy
 from tiny_models import VOCABULARY
 from transformers import PreTrainedModel
 
 from calibrate.decisions import plain
 from calibrate.live.arena import LawReader, LawWriter, Segment
-from calibrate.live.codec import LiveCache, decode, encode
+from calibrate.live.engine.rows import Row
 from calibrate.live.executor import Executor
-from calibrate.live.messages import Reply
 from calibrate.live.placement import WorkerSpec, available_cores
 from calibrate.live.plain import plain_decode
 from calibrate.live.runner import ModelRunner
-from policies.operations import Prespeculate, Request, Source, Verdict, Verify
+from calibrate.live.transport.wire import pack, pack_operation, unpack, unpack_replies
+from policies.operation import Prefill, Prespeculate, RowOperation, Verify
 from policies.registry import Settings, start
 from policies.rows import Rows
+from policies.values import OutcomeCache, Request, Source, Verdict, View
 
 LIMIT = 48
 Prompts = Sequence[tuple[int, ...]]
@@ -56,7 +58,7 @@ class InlineTask(simpy.Event):
 
     def __init__(self, environment: simpy.Environment) -> None:
         super().__init__(environment)
-        self.mark = environment.event()
+        self.early = environment.event()
 
     def stop(self) -> None:
         pass
@@ -76,15 +78,18 @@ class InlineDevice:
 
     def submit(self, operation: Any) -> InlineTask:
         task = InlineTask(self.environment)
-        self.executor.announce = lambda reply: task.mark.succeed(decode(operation, reply))
-        reply = self.alter_reply(operation, self.executor.execute(encode(operation)))
-        answer = self.alter_answer(operation, decode(operation, reply))
+        self.executor.say_early = lambda replies: task.early.succeed(
+            operation.answer(unpack_replies(operation, pack(replies), early=True))
+        )
+        sent = unpack(pack_operation(operation), type(operation))
+        replies = unpack_replies(operation, pack(self.executor.execute(sent)))
+        answer = self.alter_answer(operation, operation.answer(self.alter_reply(operation, replies)))
         self.served.append((operation, answer))
         task.succeed(answer)
         return task
 
-    def alter_reply(self, operation: Any, reply: Reply) -> Reply:
-        return reply
+    def alter_reply(self, operation: Any, replies: Any) -> Any:
+        return replies
 
     def alter_answer(self, operation: Any, answer: Any) -> Any:
         return answer
@@ -132,6 +137,19 @@ class InlineWorld:
     def __del__(self) -> None:
         for segment in self.segments:
             segment.close()
+
+
+def view_of(*rows: Row) -> View:
+    """The view that rows come from."""
+    columns = [np.array(column) for column in zip(*(row[:4] for row in rows), strict=True)]
+    rooms = np.array([row.room for row in rows])
+    return View(*columns, rooms, tuple(row.tail for row in rows))
+
+
+def prefilled(executor: Executor, prompts: dict[int, tuple[int, ...]]) -> None:
+    """Fill slots with prompts."""
+    rows = [Row(slot, slot, 0, len(prompt), prompt[-2:]) for slot, prompt in prompts.items()]
+    executor.execute(Prefill(view_of(*rows), tuple(prompts.values())))
 
 
 def new_rows(prompts: Prompts, limit: int = LIMIT, batch: int = 1) -> Rows:
@@ -199,7 +217,7 @@ def check_cached_sets(world: InlineWorld) -> int:
     return seen
 
 
-def _check_cached_set(slot: int, operations: list[Prespeculate], caches: list[LiveCache]) -> None:
+def _check_cached_set(slot: int, operations: list[Prespeculate], caches: list[OutcomeCache]) -> None:
     operation = operations[0]
     outcomes = [outcome for cache in caches for outcome in cache.entries[slot]]
     sizes = [len(cache.entries[slot]) for cache in caches]
@@ -229,6 +247,6 @@ def decided_replies(world: InlineWorld) -> dict[Any, Any]:
         key: json.loads(json.dumps(plain(answer[slot])))
         for device in (world.target, world.draft)
         for operation, answer in device.served
-        if hasattr(operation, "moments")
-        for key, slot in zip(operation.moments(), operation.view.slots.tolist(), strict=True)
+        if isinstance(operation, RowOperation)
+        for key, slot in zip(operation.reply_keys(), operation.view.slots.tolist(), strict=True)
     }

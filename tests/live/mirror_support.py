@@ -56,7 +56,7 @@ def tiny_models() -> Models:
 
 def lens_world(models: Models) -> InlineWorld:
     world = inline_world(*models)
-    world.target.executor.kept[handlers.KEPT] = Lens(models[0])
+    world.target.executor.kept[handlers.EXITS] = Lens(models[0])
     return world
 
 
@@ -66,7 +66,7 @@ def check_windows(world: InlineWorld, rows: Rows, prompts: Prompts, draft: PreTr
     for operation, _ in world.target.served:
         if isinstance(operation, EarlyVerify):
             view = operation.view
-            for request, position, ask in zip(view.requests, view.positions, operation.asks, strict=True):
+            for request, position, ask in zip(view.requests, view.positions, operation.inputs, strict=True):
                 text = (*prompts[request], *rows.texts[request][:position])
                 assert list(ask.tokens) == plain_decode(draft, text, len(ask.tokens))
                 compared += 1
@@ -90,7 +90,7 @@ def watch(world: LiveWorld) -> list[str]:
     def watched(operation: Any) -> Any:
         task = submit(operation)
         if isinstance(operation, EarlyVerify):
-            task.mark.callbacks.append(lambda _: order.append("mark"))
+            task.early.callbacks.append(lambda _: order.append("mark"))
             task.callbacks.append(lambda _: order.append("report"))
         return task
 

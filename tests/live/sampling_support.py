@@ -19,10 +19,10 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from calibrate.live.choice import law
-from policies.operations import Request
 from policies.registry import Settings, start
 from policies.rows import Rows
 from policies.sampling import Sampling
+from policies.values import Request
 
 VOCABULARY = 5
 LENGTH = 4

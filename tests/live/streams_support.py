@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from calibrate.live.branching import Branching
-from calibrate.live.handlers import mirror_streams as handlers
+from calibrate.live.handlers import mirror as handlers
 from calibrate.live.streaming import StreamBranching
 from calibrate.live.streams import ModelStreams, StreamHeads
 from policies.mirror import EarlyVerify, Rollout, StreamDraft, StreamRollout
@@ -30,7 +30,7 @@ def untrained(model: PreTrainedModel, streams: int = 3) -> ModelStreams:
 
 def stream_world(models: Models) -> InlineWorld:
     world = lens_world(models)
-    world.draft.executor.kept[handlers.KEPT] = untrained(models[1])
+    world.draft.executor.kept[handlers.STREAMS] = untrained(models[1])
     return world
 
 
@@ -95,7 +95,7 @@ def knowledge(world: InlineWorld, rows: Rows, prompts: Sequence[Text]) -> dict[T
         view = operation.view
         for slot, request, position, ask in zip(
             *(each.tolist() for each in (view.slots, view.requests, view.positions)),
-            operation.asks,
+            operation.inputs,
             strict=True,
         ):
             text = (*prompts[request], *rows.texts[request][:position])
@@ -110,7 +110,7 @@ def knowledge(world: InlineWorld, rows: Rows, prompts: Sequence[Text]) -> dict[T
 def windows(world: InlineWorld) -> list[list[tuple[int, ...]]]:
     """The windows of every verification, in order."""
     return [
-        [ask.tokens for ask in operation.asks]
+        [ask.tokens for ask in operation.inputs]
         for operation, _ in world.target.served
         if isinstance(operation, EarlyVerify)
     ]

@@ -9,24 +9,11 @@ import numpy as np
 import pytest
 
 from calibrate.live.world import LiveWorld
-from policies.operations import (
-    UNKNOWN,
-    BoolArray,
-    Continue,
-    Draft,
-    Prefill,
-    Prespeculate,
-    Request,
-    Settle,
-    Source,
-    Speculation,
-    Verdict,
-    Verify,
-    View,
-)
+from policies.operation import Continue, Draft, Prefill, Prespeculate, Settle, Verify
 from policies.registry import configure, start
 from policies.rows import Rows
 from policies.sampling import Sampling
+from policies.values import UNKNOWN, BoolArray, Request, Source, Speculation, Verdict, View
 from simulator.costs import TextbookCosts
 from simulator.tokens import coin
 from simulator.world import SimulatedWorld
@@ -157,15 +144,15 @@ def test_outcomes_are_announced_before_the_tree_is_done(either: Any) -> None:
         verdict = yield either.target.submit(Verify(view, drafted))
         silent = either.draft.submit(Prespeculate(view, drafted, depth, (2,) * 3))
         whole = yield silent
-        assert not silent.mark.triggered
-        announcing = Prespeculate(view, drafted, depth, (2,) * 3, announce=True)
+        assert not silent.early.triggered
+        announcing = Prespeculate(view, drafted, depth, (2,) * 3, early=True)
         kept = either.draft.submit(announcing)
-        outcomes = yield kept.mark
+        outcomes = yield kept.early
         assert not kept.triggered
         assert outcomes.lookup(verdict).tolist() == whole.lookup(verdict).tolist()
         assert (yield kept).lookup(verdict).tolist() == whole.lookup(verdict).tolist()
         stopped = either.draft.submit(announcing)
-        yield stopped.mark
+        yield stopped.early
         stopped.stop()
         yield stopped
         yield either.draft.submit(Draft(view, 2, ONES))

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from calibrate.live.arena import ALIVE, Block, LawReader, LawWriter, Segment
 from calibrate.live.errors import AuditError, LiveError, WorkerDied
 from calibrate.live.world import LiveWorld
-from policies.operations import IntArray
 from policies.registry import configure, start
 from policies.sampling import FloatArray
+from policies.values import IntArray
 
 V = 7
 

@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 from calibrate.live import treejudge
 from calibrate.live.arena import LawReader, LawWriter, Segment
 from calibrate.live.branching import Branching
+from calibrate.live.engine.rows import Row
 from calibrate.live.errors import AuditError, ModelError
-from calibrate.live.messages import Row
 from calibrate.live.treejudge import Judged, TreeJudge, judge_greedy
-from policies.operations import NO_LAW, IntArray
 from policies.sampling import Sampling
 from policies.tokentree import ROOT, TokenTree
+from policies.values import NO_LAW, IntArray
 
 SAMPLED = Sampling(temperature=1.0, seed=5)
 

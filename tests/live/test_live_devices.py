@@ -18,12 +18,13 @@ from live_support import new_rows, serve, texts_of, worker_specs
 from transformers import PreTrainedModel
 
 from calibrate.live.errors import LiveError, ModelError, StuckPolicy, WorkerDied, WorkerError
-from calibrate.live.messages import Echo, Probe, ProbeResult
 from calibrate.live.plain import plain_decode
+from calibrate.live.transport.wire import Echo, Probe, ProbeResult
 from calibrate.live.world import LiveWorld
-from policies.operations import Draft, Prefill, Speculation, Verify
+from policies.operation import Draft, Prefill, Verify
 from policies.registry import configure
 from policies.timeline import busy_seconds, overlap_seconds
+from policies.values import Speculation
 
 REPOSITORY = Path(__file__).parents[2]
 ENDLESS = 100_000
@@ -189,7 +190,7 @@ SCRIPT = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with it ignored
 import sys
-from calibrate.live.messages import Probe
+from calibrate.live.transport.wire import Probe
 from calibrate.live.placement import WorkerSpec, available_cores
 from calibrate.live.world import LiveWorld
 

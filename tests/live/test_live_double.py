@@ -89,7 +89,7 @@ def check_drafts(world: InlineWorld, rows: Rows, prompts: Prompts, draft: PreTra
             reply: Drafted = answer[slot]
             if not reply.tokens:  # the row has no room for more
                 continue
-            text = (*prompts[request], *rows.texts[request][:position], *operation.asks[i].pending)
+            text = (*prompts[request], *rows.texts[request][:position], *operation.inputs[i].pending)
             assert list(reply.tokens) == plain_decode(draft, text, len(reply.tokens))
             compared += len(reply.tokens)
     return compared

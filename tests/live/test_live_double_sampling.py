@@ -12,7 +12,7 @@ from sampling_support import VOCABULARY, fit, sampled_texts
 
 from calibrate.live.errors import AuditError
 from calibrate.live.executor import Executor
-from calibrate.live.handlers import double, doubleguide
+from calibrate.live.handlers import double
 from hardware_profiles.datastore import Datastore
 from policies.laws.retrieval import common_prefix
 from policies.registry import Settings, configure
@@ -58,7 +58,7 @@ def test_emitted_texts_have_the_targets_law(case: dict[str, object], known: bool
 
 def guidance_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a rejection the rest of the guidance is committed behind the correction (equation 6)."""
-    correct = doubleguide._guidance
+    correct = double._guidance
 
     def guidance(executor: Any, message: Any, ends: Any, drafts: Any, lengths: Any) -> Any:
         verdicts = correct(executor, message, ends, drafts, lengths)
@@ -67,9 +67,9 @@ def guidance_stays(monkeypatch: pytest.MonkeyPatch) -> None:
             for i, v in enumerate(verdicts)
             if v.accepted < min(len(drafts[i].tokens), len(ends[i].retrieved), len(v.emitted)) and not v.ended
         }
-        return doubleguide._extended(executor, message, verdicts, kept)
+        return double._extended(executor, message, verdicts, kept)
 
-    monkeypatch.setattr(doubleguide, "_guidance", guidance)
+    monkeypatch.setattr(double, "_guidance", guidance)
 
 
 def guidance_stays_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,13 +78,13 @@ def guidance_stays_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Executor, "rewind", lambda self, row: self.runner.rollback(row.slot, row.context - 1))
 
 
-def _open_after(end: doubleguide.OpenEnd, run: int) -> doubleguide.OpenEnd:
-    return doubleguide.OpenEnd(doubleguide._behind(end.row, run), end.retrieved[run:], end.laws[run:])
+def _open_after(end: double.OpenEnd, run: int) -> double.OpenEnd:
+    return double.OpenEnd(double._behind(end.row, run), end.retrieved[run:], end.laws[run:])
 
 
 def judged_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the draft's token is rejected, the retrieved one has a go at the same position."""
-    correct = doubleguide._guidance
+    correct = double._guidance
 
     def guidance(executor: Any, message: Any, ends: Any, drafts: Any, lengths: Any) -> Any:
         verdicts = correct(executor, message, ends, drafts, lengths)
@@ -97,9 +97,9 @@ def judged_twice(monkeypatch: pytest.MonkeyPatch) -> None:
             v._replace(emitted=v.emitted[: v.accepted]) if i in rejected else v
             for i, v in enumerate(verdicts)
         ]
-        return doubleguide._extended(executor, message, cut, rejected)
+        return double._extended(executor, message, cut, rejected)
 
-    monkeypatch.setattr(doubleguide, "_guidance", guidance)
+    monkeypatch.setattr(double, "_guidance", guidance)
 
 
 def matched_by_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def matched_by_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def target_likes_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target confirms a retrieved token that is its first choice."""
-    correct = doubleguide._retrieved
+    correct = double._retrieved
 
     def retrieved(executor: Any, message: Any, ends: Any) -> Any:
         sure = [
@@ -129,7 +129,7 @@ def target_likes_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
         return correct(executor, message, sure)
 
-    monkeypatch.setattr(doubleguide, "_retrieved", retrieved)
+    monkeypatch.setattr(double, "_retrieved", retrieved)
 
 
 def _sharpened(laws: Any, retrieved: Sequence[int]) -> Any:

@@ -13,9 +13,9 @@ from calibrate.live.plain import plain_decode
 from calibrate.live.world import LiveWorld
 from hardware_profiles.decisions import Decisions
 from policies.duo import DraftSequences, VerifyPending
-from policies.operations import Request
 from policies.registry import Settings, configure, start
 from policies.rows import Rows
+from policies.values import Request
 from simulator.contents import Decided
 from simulator.costs import TextbookCosts
 from simulator.tokens import coin
@@ -81,7 +81,7 @@ def _check_sequences(world: InlineWorld, rows: Rows, prompts: Prompts, draft: Pr
         for i, (slot, request, position) in enumerate(
             zip(view.slots.tolist(), view.requests.tolist(), view.positions.tolist(), strict=True)
         ):
-            text = (*prompts[request], *rows.texts[request][:position], *operation.asks[i])
+            text = (*prompts[request], *rows.texts[request][:position], *operation.inputs[i])
             sequences = answer[slot].tokens
             assert sequences[0] == tuple(plain_decode(draft, text, len(sequences[0])))
             for first, *rest in sequences[1:]:

@@ -11,14 +11,14 @@ from live_support import InlineWorld
 from sampling_support import BATCH, LENGTH, PROMPTS, VOCABULARY, TableRunner, fit, tables
 from torch import Tensor
 
-from calibrate.live import executor as executor_module
 from calibrate.live.choice import ACCEPTED, BONUS, draw, law
+from calibrate.live.handlers import _HANDLED, Handled
 from calibrate.live.handlers import duo as handler
 from policies.duo import NO_SEQUENCE, SettleSequences
-from policies.operations import Request
 from policies.registry import Settings, configure, start
 from policies.rows import Rows
 from policies.sampling import keyed_uniforms
+from policies.values import Request
 
 ALPHA, HOPELESS = 1e-3, 1e-12
 REQUESTS = 4_000
@@ -146,7 +146,7 @@ def planted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
                 patch.setattr(handler, "try_candidates", _inside(wrong, original, patch))
                 return handler.settle_sequences(executor, message)
 
-        monkeypatch.setattr(executor_module, "handler_of", _routed({"settlesequences": settle}))
+        monkeypatch.setitem(_HANDLED, SettleSequences.kind, Handled(SettleSequences, settle))
     elif name == "no residual":
         monkeypatch.setattr(handler, "residual", no_residual)
     else:
@@ -163,12 +163,6 @@ def _inside(wrong: Any, original: Any, patch: pytest.MonkeyPatch) -> Any:
         return wrong(*args)
 
     return call
-
-
-def _routed(routes: dict[str, Any]) -> Any:
-    from calibrate.live.handlers import handler_of
-
-    return lambda kind: routes.get(kind) or handler_of(kind)
 
 
 CASE = {"lookahead": 4, "sequences": "2", "seed": 2}

@@ -16,12 +16,12 @@ import torch
 
 from calibrate.live import treejudge
 from calibrate.live.choice import BONUS
-from calibrate.live.messages import Row
+from calibrate.live.engine.rows import Row
 from calibrate.live.treejudge import TreeJudge
-from policies.operations import NO_LAW, Source
 from policies.rasd import fused
 from policies.sampling import Sampling
 from policies.tokentree import ROOT, TokenTree
+from policies.values import NO_LAW, Source
 
 P = np.array([0.1, 0.5, 0.4])
 Q = np.array([0.6, 0.2, 0.2])

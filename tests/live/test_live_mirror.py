@@ -23,8 +23,9 @@ from calibrate.decisions import decide
 from calibrate.live.plain import plain_decode_many
 from calibrate.live.world import LiveWorld
 from policies.mirror import EarlyVerify, Rollout
-from policies.operations import Draft, Request
+from policies.operation import Draft
 from policies.registry import Settings, configure, start
+from policies.values import Request
 
 LIMIT = 20
 
@@ -74,7 +75,7 @@ def check_rollouts(world: InlineWorld) -> int:
     for operation, answer in world.draft.served:
         if not isinstance(operation, Rollout):
             continue
-        for slot, plan in zip(operation.view.slots.tolist(), operation.asks, strict=True):
+        for slot, plan in zip(operation.view.slots.tolist(), operation.inputs, strict=True):
             drafted, reply = plan.window.tokens, answer[slot]
             positions = 1 if operation.candidates == "first" else 1 + len(drafted)
             assert [len(row) for row in plan.candidates] == [min(operation.kappa, VOCABULARY)] * positions

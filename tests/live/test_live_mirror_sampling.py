@@ -17,9 +17,9 @@ from torch import Tensor
 
 from calibrate.live.errors import AuditError
 from calibrate.live.handlers import mirror as handlers
-from policies.operations import Request
 from policies.registry import Settings, configure, start
 from policies.rows import Rows
+from policies.values import Request
 
 
 class TableExits:
@@ -49,7 +49,7 @@ def table_world() -> InlineWorld:
     target, draft = tables()
     runners: list[Any] = [SpeakingTable(target), TableRunner(draft)]
     world = InlineWorld(*runners, vocabulary=TOKENS, law_bytes=1 << 24)
-    world.target.executor.kept[handlers.KEPT] = TableExits()
+    world.target.executor.kept[handlers.EXITS] = TableExits()
     return world
 
 

@@ -15,20 +15,22 @@ from live_support import (
     check_drafts,
     inline_world,
     new_rows,
+    prefilled,
     serve,
     texts_of,
+    view_of,
 )
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from calibrate.live.codec import LiveCache
+from calibrate.live.engine.rows import Row
 from calibrate.live.errors import AuditError
 from calibrate.live.executor import Executor
-from calibrate.live.handlers import prespeculate
-from calibrate.live.messages import PrefillRows, Row, VerifyRows
+from calibrate.live.handlers import chains
 from calibrate.live.runner import ModelRunner
-from policies.operations import Draft, Prespeculate, Verify
+from policies.operation import Draft, Prespeculate, Verify
 from policies.registry import configure, start
+from policies.values import NO_LAW, OutcomeCache, Speculation
 
 Prompts = list[tuple[int, ...]]
 WIDE = configure("saguaro", lookahead=3, fanout=(6,))
@@ -69,7 +71,7 @@ class FullTrunkRunner(ModelRunner):
 class StaleDevice(InlineDevice):
     """Bug: looks outcomes up in the map of the round before."""
 
-    previous: LiveCache | None = None
+    previous: OutcomeCache | None = None
 
     def alter_answer(self, operation: Any, answer: Any) -> Any:
         if not isinstance(operation, Prespeculate):
@@ -117,10 +119,10 @@ def test_recomputing_the_prefix_is_caught(target_model: PreTrainedModel) -> None
     replies = []
     for runner in (ModelRunner(target_model), RecomputingRunner(target_model)):
         executor = Executor(runner)
-        executor.execute(PrefillRows((0,), (prompt,)))
-        row = Row(0, 0, 0, len(prompt), prompt[-2:], 10, drafted)
+        prefilled(executor, {0: prompt})
+        view = view_of(Row(0, 0, 0, len(prompt), prompt[-2:], 10))
         try:
-            replies.append(executor.execute(VerifyRows((row,))))
+            replies.append(executor.execute(Verify(view, Speculation.drafted(1, {0: (drafted, NO_LAW)}))))
         except AuditError as error:
             replies.append(str(error))
     assert isinstance(replies[0], tuple)
@@ -208,7 +210,7 @@ def test_caching_the_rejected_token_is_caught(
     def with_rejected(ranked: Any, drafted: Any, fanout: Any, **_: Any) -> list[tuple[int, int]]:
         return [(k, token) for k, row in enumerate(ranked) for token in row[: fanout[k]]]
 
-    monkeypatch.setattr(prespeculate, "prepared_outcomes", with_rejected)
+    monkeypatch.setattr(chains, "prepared_outcomes", with_rejected)
     world = inline_world(target_model, draft_model)
     serve(world, WIDE, prompts[:2], batch=2)
     with pytest.raises(AssertionError):

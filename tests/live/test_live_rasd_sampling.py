@@ -20,13 +20,13 @@ from calibrate.live.errors import AuditError
 from calibrate.live.treejudge import TreeJudge
 from hardware_profiles.datastore import Datastore
 from policies import rasd as rasd_module
-from policies.operations import NO_LAW, Request, Source
 from policies.rasd import RasdKnobs, rasd
 from policies.rest import RestConfig, rest
 from policies.retrieval import Search
 from policies.rows import Rows
 from policies.sampling import Sampling
 from policies.tokentree import ROOT, TokenTree, TreePlan, VerifyTree
+from policies.values import NO_LAW, Request, Source
 
 Run = Callable[[Any, Rows], Any]
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -93,7 +93,7 @@ def _accepted(rows: Rows, source: Source) -> int:
         tree.sources[node] == source
         for operation, answers in served
         if isinstance(operation, VerifyTree)
-        for slot, tree in zip(operation.view.slots.tolist(), operation.asks, strict=True)
+        for slot, tree in zip(operation.view.slots.tolist(), operation.inputs, strict=True)
         for node in answers[slot].path
     )
 

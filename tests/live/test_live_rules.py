@@ -8,48 +8,52 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from live_support import LIMIT, InlineWorld, new_rows, serve, texts_of
+from live_support import LIMIT, InlineWorld, new_rows, prefilled, serve, texts_of, view_of
 from transformers import PreTrainedModel
 
 from calibrate.live.choice import top_tokens
-from calibrate.live.codec import LiveCache, encode
+from calibrate.live.engine.rows import Row
 from calibrate.live.errors import AuditError, ModelError, PlacementError
 from calibrate.live.executor import Executor
-from calibrate.live.messages import Drafted, DraftRows, PrefillRows, Probe, ProbeResult, Row, Verified
 from calibrate.live.outcomes import agreement, cut, judge, prepared_outcomes
 from calibrate.live.placement import available_cores, is_local_model, parse_placement
 from calibrate.live.plain import plain_decode, plain_decode_many
 from calibrate.live.runner import ModelRunner
-from policies.operations import Draft, Speculation, Verdict, Verify
+from calibrate.live.transport.wire import Probe, ProbeResult, pack_operation
+from policies.operation import Draft, Verify
 from policies.registry import Settings, configure
+from policies.values import Drafted, OutcomeCache, RowVerdict, Speculation, Verdict
 
 
 @pytest.mark.parametrize(
     ("drafted", "best", "room", "expected"),
     [
-        ([], [7], 9, Verified(0, (7,), False, 7)),
-        ([1, 2], [1, 2, 3], 9, Verified(2, (1, 2, 3), False, 3)),
-        ([1, 2], [1, 5, 2], 9, Verified(1, (1, 5), False, 5)),
-        ([4, 2], [1, 2, 3], 9, Verified(0, (1,), False, 1)),
+        ([], [7], 9, RowVerdict(0, (7,), False, 7)),
+        ([1, 2], [1, 2, 3], 9, RowVerdict(2, (1, 2, 3), False, 3)),
+        ([1, 2], [1, 5, 2], 9, RowVerdict(1, (1, 5), False, 5)),
+        ([4, 2], [1, 2, 3], 9, RowVerdict(0, (1,), False, 1)),
         # the limit: exactly reached, and before the bonus token, and before an accepted one
-        ([1, 2], [1, 2, 3], 3, Verified(2, (1, 2, 3), True, 3)),
-        ([1, 2], [1, 2, 3], 2, Verified(2, (1, 2), True, -1)),
-        ([1, 2], [1, 2, 3], 1, Verified(1, (1,), True, -1)),
+        ([1, 2], [1, 2, 3], 3, RowVerdict(2, (1, 2, 3), True, 3)),
+        ([1, 2], [1, 2, 3], 2, RowVerdict(2, (1, 2), True, -1)),
+        ([1, 2], [1, 2, 3], 1, RowVerdict(1, (1,), True, -1)),
         # the end token 0: accepted, as the bonus, and rejected
-        ([1, 0, 2], [1, 0, 2, 3], 9, Verified(2, (1, 0), True, -1)),
-        ([1, 2], [1, 0, 3], 9, Verified(1, (1, 0), True, 0)),
-        ([0, 2], [1, 2, 3], 9, Verified(0, (1,), False, 1)),
+        ([1, 0, 2], [1, 0, 2, 3], 9, RowVerdict(2, (1, 0), True, -1)),
+        ([1, 2], [1, 0, 3], 9, RowVerdict(1, (1, 0), True, 0)),
+        ([0, 2], [1, 2, 3], 9, RowVerdict(0, (1,), False, 1)),
     ],
 )
-def test_verdicts(drafted: list[int], best: list[int], room: int, expected: Verified) -> None:
+def test_verdicts(drafted: list[int], best: list[int], room: int, expected: RowVerdict) -> None:
     assert judge(drafted, best, room, {0}) == expected
 
 
+ONES = np.ones(8, dtype=np.int64)
+
+
 def test_an_open_end_emits_no_bonus() -> None:
-    assert cut((1, 2), None, 9, {0}) == Verified(2, (1, 2), False, -1)
-    assert cut((), None, 1, {0}) == Verified(0, (), False, -1)
-    assert cut((1, 2), None, 2, {0}) == Verified(2, (1, 2), True, -1)
-    assert cut((1, 0, 2), None, 9, {0}) == Verified(2, (1, 0), True, -1)
+    assert cut((1, 2), None, 9, {0}) == RowVerdict(2, (1, 2), False, -1)
+    assert cut((), None, 1, {0}) == RowVerdict(0, (), False, -1)
+    assert cut((1, 2), None, 2, {0}) == RowVerdict(2, (1, 2), True, -1)
+    assert cut((1, 0, 2), None, 9, {0}) == RowVerdict(2, (1, 0), True, -1)
     with pytest.raises(AuditError, match="without room"):
         cut((), 3, 0, {0})
 
@@ -88,7 +92,7 @@ def test_ties_rank_by_token_id() -> None:
 
 
 def test_cache_answers_only_for_live_rows() -> None:
-    cache = LiveCache(2, {0: {(1, 5): Drafted((6, 7), 40)}, 1: {(0, 3): Drafted(())}})
+    cache = OutcomeCache(2, {0: {(1, 5): Drafted((6, 7), 40)}, 1: {(0, 3): Drafted(())}})
     verdict = Verdict(np.array([1, 0]), np.array([2, 1]), np.array([False, True]), np.array([5, 3]))
     hits = cache.lookup(verdict)
     assert hits.tolist() == [True, False]
@@ -109,12 +113,12 @@ def test_what_a_live_run_cannot_do_is_refused() -> None:
     rows.admit()
     view = rows.view()
     with pytest.raises(ValueError, match="at least one row"):
-        encode(Verify(rows.view(rows.alive & False), Speculation.empty(1)))
+        pack_operation(Verify(rows.view(rows.alive & False), Speculation.empty(1)))
     with pytest.raises(ValueError, match="token ids"):
-        encode(Draft(replace(view, tails=None), 3, np.ones(1, dtype=np.int64)))
+        pack_operation(Draft(replace(view, tails=None), 3, np.ones(1, dtype=np.int64)))
     unknown = Speculation(np.array([1]), np.array([1]), np.array([[-1]]))
     with pytest.raises(ValueError, match="unknown id"):
-        encode(Verify(view, unknown))
+        pack_operation(Verify(view, unknown))
 
 
 def test_placements(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +150,8 @@ def test_a_draft_stops_at_a_step_boundary(draft_model: PreTrainedModel) -> None:
     for polls in (0, 1, 3):
         answers = iter([False] * polls + [True])
         executor = Executor(ModelRunner(draft_model), stopped=lambda answers=answers: next(answers))
-        executor.execute(PrefillRows((0,), (prompt,)))
-        drafted = executor.execute(DraftRows((Row(0, 0, 0, 3, prompt[-2:]),), 8, (1,)))
+        prefilled(executor, {0: prompt})
+        drafted = executor.execute(Draft(view_of(Row(0, 0, 0, 3, prompt[-2:])), 8, ONES))
         assert drafted == (Drafted(tuple(plain_decode(draft_model, prompt, 8)[:polls])),)
 
 
@@ -156,10 +160,10 @@ def test_slots_do_not_mix(draft_model: PreTrainedModel) -> None:
     executor = Executor(ModelRunner(draft_model))
     prompts = {0: (3, 1, 4), 5: (9, 2, 6, 5), 2: (7,)}
     for slot in (5, 0, 2):
-        executor.execute(PrefillRows((slot,), (prompts[slot],)))
+        prefilled(executor, {slot: prompts[slot]})
     for slots in ((0,), (5,), (2, 5), (5, 0, 2)):
-        rows = tuple(Row(slot, 0, 0, len(prompts[slot]), prompts[slot][-2:]) for slot in slots)
-        drafted = executor.execute(DraftRows(rows, 4, (1,) * len(rows)))
+        rows = [Row(slot, 0, 0, len(prompts[slot]), prompts[slot][-2:]) for slot in slots]
+        drafted = executor.execute(Draft(view_of(*rows), 4, ONES))
         assert drafted == tuple(Drafted(tuple(plain_decode(draft_model, prompts[s], 4))) for s in slots)
 
 
@@ -178,12 +182,12 @@ def test_slots_do_not_mix(draft_model: PreTrainedModel) -> None:
 def test_probes_feed_what_they_say(draft_model: PreTrainedModel, probe: Probe) -> None:
     """And leave alone what the requests' slots hold."""
     executor = Executor(ModelRunner(draft_model))
-    executor.execute(PrefillRows((1,), ((1, 2, 3),)))
+    prefilled(executor, {1: (1, 2, 3)})
     for _ in range(2):
-        result = executor.execute(probe)
+        (result,) = executor.execute(probe)
         assert isinstance(result, ProbeResult)
         assert len(result.durations_s) == 2
-        width = probe.branches if probe.kind == "tree" else probe.new_tokens
+        width = probe.branches if probe.step == "tree" else probe.new_tokens
         fed = {(step.rows, step.width, step.tokens) for step in executor.steps}
         assert fed == {(probe.batch, width, probe.batch * width)}
         assert executor.runner.held(1) == [1, 2]
@@ -194,7 +198,7 @@ def test_a_probe_moves_away_from_slots_that_requests_take(draft_model: PreTraine
     executor = Executor(ModelRunner(draft_model))
     probe = Probe(batch=2, context=7)
     executor.execute(probe)
-    executor.execute(PrefillRows((1,), ((1, 2, 3),)))
+    prefilled(executor, {1: (1, 2, 3)})
     executor.execute(probe)
     assert executor.runner.held(1) == [1, 2]
     assert len(executor.runner.held(3)) == 7

@@ -12,8 +12,8 @@ from live_support import Prompts
 from calibrate import runs as runs_module
 from calibrate.live.world import LiveWorld
 from calibrate.runs import Cell, LiveRun, groups, measure, run_live, run_matrix, run_once
-from policies.operations import Request
 from policies.registry import SettingError, configure
+from policies.values import Request
 
 AR = configure("ar")
 SAGUARO = configure("saguaro", lookahead=3, fanout=(2,))

@@ -13,8 +13,8 @@ from live_support import serve
 from sampling_support import fit, joint_law, sampled_texts
 
 from calibrate.live.world import LiveWorld
-from policies.operations import Source
 from policies.registry import Settings, configure
+from policies.values import Source
 
 ALPHA = 1e-3
 NARROW = {"policy": "saguaro", "lookahead": 2, "fanout": (1,)}

@@ -15,10 +15,9 @@ from torch import Tensor
 from calibrate.live import choice, drafting, verification
 from calibrate.live.arena import LawReader
 from calibrate.live.choice import ACCEPTED, DRAFTED
-from calibrate.live.drafting import Pen
+from calibrate.live.drafting import DraftSampler
 from calibrate.live.errors import AuditError
-from calibrate.live.handlers import draft as draft_handler
-from calibrate.live.handlers import verify as verify_handler
+from calibrate.live.handlers import chains
 from policies.registry import Settings, configure
 from policies.sampling import Sampling, keyed_uniforms
 
@@ -35,11 +34,11 @@ def patched(module: Any, name: str, value: Any) -> Plant:
     return lambda monkeypatch: monkeypatch.setattr(module, name, value)
 
 
-class SplitPen(Pen):
+class Split(DraftSampler):
     """Draws from one law and keeps another."""
 
-    drawn: Callable[[SplitPen, Tensor], Tensor]
-    kept: Callable[[SplitPen, Tensor], Tensor]
+    drawn: Callable[[Split, Tensor], Tensor]
+    kept: Callable[[Split, Tensor], Tensor]
 
     def choose(self, logits: Tensor) -> Tensor:
         drawn, kept = type(self).drawn(self, logits), type(self).kept(self, logits)
@@ -63,7 +62,7 @@ class SplitPen(Pen):
 
 
 def split(drawn: Any, kept: Any) -> Plant:
-    return patched(draft_handler, "Pen", type("Mutant", (SplitPen,), {"drawn": drawn, "kept": kept}))
+    return patched(chains, "DraftSampler", type("Mutant", (Split,), {"drawn": drawn, "kept": kept}))
 
 
 def likes_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +88,7 @@ def likes_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification.Proposals, "best", None, raising=False)
     monkeypatch.setattr(verification.Proposals, "masses", masses)
     monkeypatch.setattr(verification.Proposals, "laws", laws)
-    monkeypatch.setattr(verify_handler, "judge_chains", judge)
+    monkeypatch.setattr(chains, "judge_chains", judge)
 
 
 no_residual = patched(verification, "residual", lambda p, sigma: p)
@@ -118,7 +117,7 @@ def fresh(p: Tensor, proposals: Any, leave_open: Any) -> Any:
 
 def stale_handles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verifies with the laws of the round before."""
-    correct = verify_handler.Proposals
+    correct = chains.Proposals
     previous: dict[int, int] = {}
 
     def stale(rows: Any, *rest: Any) -> Any:
@@ -126,7 +125,7 @@ def stale_handles(monkeypatch: pytest.MonkeyPatch) -> None:
         previous.update({row.slot: row.law for row in rows if row.law >= 0})
         return correct(late, *rest)
 
-    monkeypatch.setattr(verify_handler, "Proposals", stale)
+    monkeypatch.setattr(chains, "Proposals", stale)
 
 
 def stale_laws(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,12 +161,12 @@ MUTANTS = [
         "sigma for the residual", SD, patched(verification, "residual", lambda p, sigma: sigma), 121, 2783
     ),
     Mutant("the residual is not normalised", SD, patched(verification, "draw", unscaled_draw), 121, 1472),
-    Mutant("C forgotten in verification", SAGUARO, split(SplitPen.scaled, SplitPen.plain), 89, 3746),
-    Mutant("C forgotten in drafting", SAGUARO, split(SplitPen.plain, SplitPen.scaled), 89, 3222),
-    Mutant("top-p forgotten in verification", TOP_P, split(SplitPen.plain, SplitPen.uncut), 13, 1865),
-    Mutant("a greedy draft judged by q", SD, split(SplitPen.first_choice, SplitPen.plain), 121, 11065),
+    Mutant("C forgotten in verification", SAGUARO, split(Split.scaled, Split.plain), 89, 3746),
+    Mutant("C forgotten in drafting", SAGUARO, split(Split.plain, Split.scaled), 89, 3222),
+    Mutant("top-p forgotten in verification", TOP_P, split(Split.plain, Split.uncut), 13, 1865),
+    Mutant("a greedy draft judged by q", SD, split(Split.first_choice, Split.plain), 121, 11065),
     Mutant("a rejected token is judged again", SD, patched(verification, "accepted_run", again), 121, 1491),
-    Mutant("PEARL settles by a fresh draw", PEARL, patched(verify_handler, "judge_chains", fresh), 85, 908),
+    Mutant("PEARL settles by a fresh draw", PEARL, patched(chains, "judge_chains", fresh), 85, 908),
     Mutant("one luck drafts and accepts", SD, patched(verification, "ACCEPTED", DRAFTED), 121, 2498),
     Mutant("one luck accepts and corrects", SD, patched(verification, "BONUS", ACCEPTED), 121, 996),
     Mutant("one luck drafts and corrects", PEARL, patched(verification, "BONUS", DRAFTED), 85, 429),

@@ -33,11 +33,11 @@ from calibrate.live.streams import load_streams, save_streams, stream_sight
 from calibrate.live.world import LiveWorld
 from calibrate.pair.heads import stream_logits
 from policies.laws.mirror import streaming_bound, streaming_steps
-from policies.operations import BoolArray, IntArray, Request
 from policies.registry import SettingError, Settings, configure, start
 from policies.rows import Rows
 from policies.sampling import GREEDY
 from policies.tokentree import ROOT
+from policies.values import BoolArray, IntArray, Request
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin

@@ -14,17 +14,17 @@ from streams_support import TableNodes, emissions, windows
 from test_live_mirror_sampling import HOPELESS, table_world
 
 from calibrate.live import streaming
-from calibrate.live.handlers import mirror_streams as handlers
-from policies.operations import Request
+from calibrate.live.handlers import mirror as handlers
 from policies.registry import configure, start
 from policies.rows import Rows
+from policies.values import Request
 
 KNOBS: dict[str, Any] = {"lookahead": 3, "kappa": 2, "temperature": 0.9, "seed": 2}
 
 
 def sampled(requests: int, **more: Any) -> tuple[InlineWorld, Rows]:
     world = table_world()
-    world.draft.executor.kept[handlers.KEPT] = SimpleNamespace(streams=2, share=0.5)
+    world.draft.executor.kept[handlers.STREAMS] = SimpleNamespace(streams=2, share=0.5)
     queue = [Request(i, len(p), LENGTH, p) for i, p in zip(range(requests), itertools.cycle(PROMPTS))]
     rows = Rows(queue, BATCH, keep_tokens=True)
     world.run(start(world, rows, configure("mirror", **KNOBS, **more)))

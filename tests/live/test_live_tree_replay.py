@@ -11,9 +11,9 @@ from calibrate.runs import run_live
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.trace_schema import TraceMeta, TraceRequest
 from policies.config import SettingError
-from policies.operations import Request
 from policies.registry import Settings, configure
 from policies.rows import Round, Rows
+from policies.values import Request
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, Simulated, simulate
 from simulator.tokens import coin

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from live_support import LIMIT, InlineWorld, Reference, inline_world, serve, texts_of
+from live_support import LIMIT, InlineWorld, Reference, inline_world, prefilled, serve, texts_of, view_of
 from tiny_models import VOCABULARY
 from transformers import PreTrainedModel
 
 from calibrate.live.capture import is_compilable
+from calibrate.live.engine.rows import Row
 from calibrate.live.errors import AuditError
 from calibrate.live.executor import Executor
-from calibrate.live.messages import PrefillRows, Row, RowwiseRows
 from calibrate.live.placement import Mode
 from calibrate.live.plain import plain_decode
 from calibrate.live.runner import ModelRunner
 from policies.registry import Settings, configure
 from policies.rows import Rows
-from policies.tokentree import DraftTree, TokenTree, TreeDrafted, TreeVerdict
+from policies.tokentree import DraftTree, TokenTree, TreeDrafted, TreeVerdict, VerifyTree
 
 Prompts = list[tuple[int, ...]]
 
@@ -28,8 +28,8 @@ Prompts = list[tuple[int, ...]]
 def verify(
     executor: Executor, texts: Sequence[Sequence[int]], trees: Sequence[TokenTree], room: int = 99
 ) -> list[TreeVerdict]:
-    rows = tuple(Row(slot, slot, 0, len(text), tuple(text[-2:]), room) for slot, text in enumerate(texts))
-    return list(executor.execute(RowwiseRows("verifytree", rows, tuple(trees))))  # type: ignore[arg-type]
+    rows = [Row(slot, slot, 0, len(text), tuple(text[-2:]), room) for slot, text in enumerate(texts)]
+    return list(executor.execute(VerifyTree(view_of(*rows), len(rows), tuple(trees))))
 
 
 def bushy(right: Sequence[int], depth: int, luck: np.random.Generator) -> TokenTree:
@@ -57,7 +57,7 @@ def test_trees_emit_and_keep_what_plain_decoding_does(
     texts = [list(prompt) for prompt in prompts[::3][:batch]]
     right = [plain_decode(target_model, text, 48) for text in texts]
     starts = [len(text) for text in texts]
-    executor.execute(PrefillRows(tuple(range(batch)), tuple(map(tuple, texts))))
+    prefilled(executor, dict(enumerate(map(tuple, texts))))
     seen = set()
     while min(len(t) - s for t, s in zip(texts, starts, strict=True)) < 36:
         depths = luck.integers(6, size=batch).tolist()
@@ -143,13 +143,12 @@ def test_requests_stop_at_the_end_token(settings: Settings, reference: Reference
 def test_a_draft_is_told_what_it_has_not_seen(draft_model: PreTrainedModel) -> None:
     """Neither more nor less, and the end of the very text that it holds."""
     executor = Executor(ModelRunner(draft_model))
-    executor.execute(PrefillRows((0,), ((3, 1, 4, 1, 5),)))
+    prefilled(executor, {0: (3, 1, 4, 1, 5)})
 
     def draft(context: int, tail: tuple[int, ...], unseen: tuple[int, ...]) -> TreeDrafted:
-        options = {"plan": "static", "widths": (2,), "depth": 1, "topk": 1, "budget": 1, "root_top": 0}
-        row = Row(0, 0, 0, context, tail)
-        message = RowwiseRows("drafttree", (row,), (unseen,), tuple(options.items()))
-        (reply,) = executor.execute(message)  # type: ignore[misc]
+        view = view_of(Row(0, 0, 0, context, tail))
+        (reply,) = executor.execute(DraftTree(view, 1, (unseen,), widths=(2,)))
+        assert isinstance(reply, TreeDrafted)
         return reply
 
     assert draft(5, (1, 5), (5,)).tree == draft(5, (1, 5), (1, 5)).tree
@@ -179,7 +178,7 @@ def check_trees(world: InlineWorld, rows: Rows, prompts: Prompts, draft: PreTrai
             sum(tokens for _, tokens in parts)
             for parts in zip(*(answer[s].work for s in view.slots), strict=True)
         ]
-        assert steps == [sum(map(len, operation.asks)), *(n * len(view.slots) for n in operation.shape.fed)]
+        assert steps == [sum(map(len, operation.inputs)), *(n * len(view.slots) for n in operation.shape.fed)]
     assert compared > 5
 
 

@@ -15,10 +15,10 @@ from policies.config import SettingError
 from policies.double import Ask, Outcome, outcome_of
 from policies.laws.double import draft_length, pearl_speedup, step
 from policies.laws.retrieval import common_prefix
-from policies.operations import Request
+from policies.operation import RowOperation
 from policies.registry import configure, start
 from policies.rows import Rows
-from policies.rowwise import Rowwise
+from policies.values import Request
 from simulator.contents import Decided, Imagined
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate
@@ -93,8 +93,8 @@ class Spy(Decided):
         super().__init__(decisions, 1)
         self.asked: dict[tuple[str, int], Any] = {}
 
-    def replies(self, operation: Rowwise) -> list[Any]:
-        self.asked[operation.kind, int(operation.view.positions[0])] = operation.asks[0]
+    def replies(self, operation: RowOperation) -> list[Any]:
+        self.asked[operation.kind, int(operation.view.positions[0])] = operation.inputs[0]
         return super().replies(operation)
 
 

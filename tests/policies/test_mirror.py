@@ -34,10 +34,9 @@ from policies.mirror import (
     speculation_of,
     window_of,
 )
-from policies.operations import NO_LAW, UNKNOWN, Request, Source, Speculation, View
 from policies.registry import SettingError, configure
 from policies.rows import Rows
-from policies.rowwise import RowVerdict
+from policies.values import NO_LAW, UNKNOWN, Request, RowVerdict, Source, Speculation, View
 from simulator.contents import Decided, Imagined
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate

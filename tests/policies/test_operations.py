@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from policies.guesses import lookup
-from policies.operations import Prespeculate, Request, Source, Speculation, Verdict
+from policies.operation import Prespeculate
 from policies.rows import Rows
 from policies.ssd import JoinedCache
+from policies.values import Request, Source, Speculation, Verdict
 
 PRIMARY, NGRAM = int(Source.PRIMARY), int(Source.NGRAM)
 

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from hardware_profiles.datastore import Datastore
 from policies.config import SettingError
 from policies.laws import rasd as laws
-from policies.operations import NO_LAW, Source
 from policies.rasd import RasdConfig, RasdKnobs, candidates, fused, pruned, unfused
 from policies.registry import configure
 from policies.retrieval import (
     RetrievalAsk,
     Retrieved,
     Search,
-    ask,
     frequent_beginnings,
     retrieve,
+    row_input,
     text_candidates,
 )
 from policies.sampling import GREEDY, Sampling
 from policies.tokentree import ROOT, TokenTree, TreeDrafted, TreePlan
+from policies.values import NO_LAW, Source
 
 VOCABULARY = 4
 TOKENS = st.integers(0, VOCABULARY - 1)
@@ -115,8 +115,8 @@ def test_what_is_found_at_once_ends_the_search() -> None:
 
 def test_only_what_is_searched_by_crosses_to_the_device() -> None:
     search = Search(longest=2)
-    assert ask((1, 2, 3), "stdlib", search).text == (2, 3)
-    assert ask((1, 2, 3), "prompt", search).text == (1, 2, 3)
+    assert row_input((1, 2, 3), "stdlib", search).text == (2, 3)
+    assert row_input((1, 2, 3), "prompt", search).text == (1, 2, 3)
 
 
 @given(PATHS, st.integers(0, VOCABULARY))

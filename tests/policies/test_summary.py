@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.operations import Request, Source, Speculation, Verdict
 from policies.rows import Rows
 from policies.summary import Summary, mean_summary, summarise
+from policies.values import Request, Source, Speculation, Verdict
 
 PRIMARY = int(Source.PRIMARY)
 

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.config import SettingError
-from policies.operations import NO_LAW, Source
 from policies.registry import configure
-from policies.rowwise import RowVerdict
 from policies.tokentree import ROOT, TokenTree, TreePlan, TreeVerdict
 from policies.tree import TreeConfig, levels_tried
+from policies.values import NO_LAW, RowVerdict, Source
 
 PATHS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=6)
 

@@ -12,10 +12,10 @@ from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions
 from hardware_profiles.optime import KindPace, OperationHost
 from hardware_profiles.trace_schema import TraceError, TraceMeta, TraceRequest
 from policies.config import SettingError
-from policies.operations import Request, Speculation
+from policies.operation import CostClass, RowOperation, Work
 from policies.protocols import Steps, World
 from policies.rows import Rows
-from policies.rowwise import Like, RowVerdict, Rowwise, Work, cut_to, joined, verdict_of
+from policies.values import Request, RowVerdict, Speculation, cut_to, joined, verdict_of
 from simulator.contents import Decided, revive
 from simulator.costs import TextbookCosts
 from simulator.tokens import coin
@@ -32,12 +32,12 @@ class Said(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Judge(Rowwise):
+class Judge(RowOperation):
     kind: ClassVar[str] = "judge"
-    like: ClassVar[Like] = "verify"
+    cost_class: ClassVar[CostClass] = "verify"
     reply: ClassVar[type[Any]] = Reply
-    mark: ClassVar[type[Any] | None] = Said
-    announced_after: ClassVar[str] = "early"
+    early_reply: ClassVar[type[Any] | None] = Said
+    early_after: ClassVar[str] = "early"
 
     depth: int = 0
 
@@ -55,10 +55,10 @@ def run(world: SimulatedWorld, rows: Rows, marks: list[tuple[float, Any]] | None
             rows.admit(world.now)
             view = rows.view()
             task = world.target.submit(
-                Judge(view, rows.width, ((),) * len(view.slots), announce=marks is not None)
+                Judge(view, rows.width, ((),) * len(view.slots), early=marks is not None)
             )
             if marks is not None:
-                said = yield task.mark
+                said = yield task.early
                 marks.append((world.now, said[0].candidates))
             found = yield task
             verdict = verdict_of(rows.width, {slot: found[slot].verdict for slot in view.slots.tolist()})

@@ -10,19 +10,10 @@ import pytest
 
 from hardware_profiles.latency import LatencySurface
 from hardware_profiles.profile import ConstantCost, GridCost, Point
-from policies.operations import (
-    Draft,
-    Prefill,
-    Prespeculate,
-    Settle,
-    Source,
-    Speculation,
-    Verdict,
-    Verify,
-    View,
-)
+from policies.operation import Draft, Prefill, Prespeculate, Settle, Verify
 from policies.sampling import GREEDY
-from simulator.costs import Effects, branches_per_row, tokens_fed
+from policies.values import Source, Speculation, Verdict, View
+from simulator.costs import Effects
 from simulator.measured import ProfileCosts
 
 
@@ -65,13 +56,13 @@ def prespeculate(**knobs: Any) -> Prespeculate:
 
 def test_branches_by_what_a_row_verifies() -> None:
     # Primary: 1 + 2 + 3.  Nothing: F_0 of the backup's.  Random: 5 + 1 + 0.
-    assert branches_per_row(prespeculate()).tolist() == [6, 5, 6]
-    assert branches_per_row(Prespeculate(view(3), MIXED, 2, (1, 2, 3))).tolist() == [6, 1, 6]
+    assert prespeculate().branches.tolist() == [6, 5, 6]
+    assert Prespeculate(view(3), MIXED, 2, (1, 2, 3)).branches.tolist() == [6, 1, 6]
 
 
 def test_a_device_prepares_its_share_rounded_up() -> None:
-    assert branches_per_row(prespeculate(part=(1, 4))).tolist() == [2, 2, 2]
-    assert branches_per_row(prespeculate(part=(0, 2))).tolist() == [3, 3, 3]
+    assert prespeculate(part=(1, 4)).branches.tolist() == [2, 2, 2]
+    assert prespeculate(part=(0, 2)).branches.tolist() == [3, 3, 3]
 
 
 def test_a_batched_tree_step_costs_rows_times_the_widest_row() -> None:
@@ -139,6 +130,6 @@ def test_tokens_fed_leave_padding_out() -> None:
     # Rows that verify 2 tokens and none: 3 + 1 go through the glue step; F = 2 at each position makes 6 and
     # 2 branches, over K = 2 steps.
     rows, mixed = view(2), speculation([2, 0], [Source.PRIMARY, Source.NONE])
-    assert tokens_fed(Verify(rows, mixed)) == 3 + 1
-    assert tokens_fed(Prespeculate(rows, mixed, 2, (2, 2, 2))) == 4 + 2 * (6 + 2)
-    assert tokens_fed(Draft(rows, 3, np.array([2, 1]))) == (2 + 2) + (1 + 2)
+    assert Verify(rows, mixed).tokens_fed == 3 + 1
+    assert Prespeculate(rows, mixed, 2, (2, 2, 2)).tokens_fed == 4 + 2 * (6 + 2)
+    assert Draft(rows, 3, np.array([2, 1])).tokens_fed == (2 + 2) + (1 + 2)

@@ -10,7 +10,8 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.operations import Draft, Operation, Speculation, Verify, View
+from policies.operation import Draft, Operation, Verify
+from policies.values import Speculation, View
 from simulator.devices import SimulatedDevice
 from simulator.machine import Machine
 
@@ -32,7 +33,7 @@ class Seconds:
     def latency(self, operation: Operation) -> tuple[float, float]:
         return self.host
 
-    def mark_latency(self, operation: Operation) -> float:
+    def early_latency(self, operation: Operation) -> float:
         return self.host[1]
 
     def answer(self, operation: Operation, completed: int | None) -> Any:

@@ -14,8 +14,9 @@ from hardware_profiles.decisions import DecisionTrace, read_decisions
 from hardware_profiles.latency import LatencySurface
 from hardware_profiles.profile import Profile, load_profile
 from hardware_profiles.store import find_decisions, find_profile, shipped_profiles
-from policies.operations import Draft, Prespeculate, Source, Speculation, Verify, View
+from policies.operation import Draft, Prespeculate, Verify
 from policies.registry import POLICIES, configure
+from policies.values import Source, Speculation, View
 from simulator.costs import Effects
 from simulator.measured import PAGE, ProfileCosts
 from simulator.run import Scenario, simulate

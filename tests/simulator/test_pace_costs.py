@@ -34,11 +34,11 @@ from hardware_profiles.profile import Profile, load_profile
 from hardware_profiles.store import find_profile
 from hardware_profiles.trace_schema import TraceMeta, TraceRequest
 from policies.config import SettingError
-from policies.operations import Request, Speculation, View
+from policies.operation import CostClass, RowOperation, Work
 from policies.protocols import Steps, World
 from policies.registry import configure
 from policies.rows import Rows
-from policies.rowwise import Like, RowVerdict, Rowwise, Work, verdict_of
+from policies.values import Request, RowVerdict, Speculation, View, verdict_of
 from simulator.contents import Decided, Imagined
 from simulator.costs import Effects, TextbookCosts
 from simulator.measured import ProfileCosts
@@ -54,9 +54,9 @@ class Reply(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Judge(Rowwise):
+class Judge(RowOperation):
     kind: ClassVar[str] = "judge"
-    like: ClassVar[Like] = "verify"
+    cost_class: ClassVar[CostClass] = "verify"
     reply: ClassVar[type[Any]] = Reply
 
 

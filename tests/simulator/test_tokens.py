@@ -10,19 +10,10 @@ from text_by_hand import GREEDY_TEXT, SAMPLED, TEXT, VIEW, coins, drafted
 from tiny_worlds import outcomes, run, tokens_by_hand
 
 from hardware_profiles.trace import Trace, TraceError
-from policies.operations import (
-    UNKNOWN,
-    Continue,
-    Prespeculate,
-    Settle,
-    Source,
-    Speculation,
-    Verdict,
-    Verify,
-    View,
-)
+from policies.operation import Continue, Prespeculate, Settle, Verify
 from policies.registry import SettingError
 from policies.sampling import GREEDY, Sampling
+from policies.values import UNKNOWN, Source, Speculation, Verdict, View
 from simulator.tokens import TokenModel, replay, sampled
 
 

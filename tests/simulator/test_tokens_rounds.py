@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from text_by_hand import ONE, SAMPLED, VIEW, coins, drafted
 from tiny_worlds import tokens_by_hand
 
-from policies.operations import Prespeculate, Source, Speculation, Verdict, Verify, View
+from policies.operation import Prespeculate, Verify
 from policies.registry import configure
 from policies.sampling import Sampling
+from policies.values import Source, Speculation, Verdict, View
 from simulator.tokens import NEVER, TokenModel, accepted_runs, replay
 from simulator.tokens.outcomes import Outcomes, shaped_runs
 

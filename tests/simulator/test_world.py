@@ -11,11 +11,12 @@ from tiny_worlds import events, outcomes, run, tokens_by_hand
 from hardware_profiles.latency import LatencySurface
 from hardware_profiles.optime import Host, OperationHost
 from hardware_profiles.profile import ConstantCost, GridCost, Point, Profile
-from policies.operations import Draft, Prespeculate, Speculation, Verify
+from policies.operation import Draft, Prespeculate, Verify
 from policies.protocols import Steps
 from policies.registry import SettingError, configure, start
 from policies.rows import NO_CACHE, Rows
 from policies.sampling import Sampling
+from policies.values import Speculation
 from simulator.costs import Effects, TextbookCosts
 from simulator.measured import ProfileCosts
 from simulator.run import Scenario, simulate

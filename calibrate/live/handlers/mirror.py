@@ -1,66 +1,90 @@
-"""Mirror-SD's operations (`policies.mirror`) on a worker: the speaking verification, and the rollouts."""
+"""Mirror-SD's operations (`policies.mirror`, `policies.mirror`): the verification with an early result,
+rollouts, and windows that the draft's streams write in fewer passes.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from calibrate.live.choice import BONUS, draw, law, top_tokens
+from calibrate.live.engine.rows import Row, proposing, rows_of
+from calibrate.live.errors import ModelError
 from calibrate.live.exits import Exits, load_exits
-from calibrate.live.handlers.prespeculate import grow
-from calibrate.live.messages import Outcome, PrespeculateRows, Row, RowwiseRows, Step, Verified
+from calibrate.live.handlers import handles
+from calibrate.live.handlers.chains import branch_keys, grow, sampler_of
 from calibrate.live.outcomes import cut, judge
+from calibrate.live.streaming import Nodes, StreamBranching, Text, Writing
+from calibrate.live.streams import ModelStreams, load_streams
+from calibrate.live.transport.wire import Step
 from calibrate.live.verification import Proposals, judge_chains
-from policies.mirror import Branch, Candidates, EarlyVerdict, Plan, Rolled, Window, forks
-from policies.operations import Source
-from policies.rowwise import RowVerdict
+from policies.mirror import (
+    Branch,
+    Candidates,
+    EarlyVerdict,
+    EarlyVerify,
+    Rolled,
+    Rollout,
+    StreamDraft,
+    StreamRolled,
+    StreamRollout,
+    StreamWindow,
+    forks,
+    passes,
+)
+from policies.operation import Work
 from policies.sampling import keyed_uniforms
+from policies.tokentree import ROOT
+from policies.values import Outcome, RowVerdict
 
 if TYPE_CHECKING:
     from calibrate.live.executor import Executor
 
-KEPT = "exits"
+EXITS = "exits"
 """Name under which an executor keeps its model's early exits."""
+STREAMS = "streams"
+"""Name under which an executor keeps its model's streams."""
 
 
 def exits_of(executor: Executor) -> Exits:
     """The early exits of the executor's model, loaded on first use."""
-    return executor.once(KEPT, lambda: load_exits(executor.runner.model))
+    return executor.once(EXITS, lambda: load_exits(executor.runner.model))
 
 
 class Exit:
-    """Looks at a forward on its way, and says what an early exit takes for the next tokens.
+    """Looks at a forward on its way, and says early what an exit takes for the next tokens.
 
     Args:
         executor: Says it.
-        message: A speaking verification.
+        operation: A verification with an early result.
         counts: [R] tokens fed to each row.
 
     Attributes:
         began: When the exit layer was done.
-        ended: When the word was out; the layers after the exit run from then on.
+        ended: When the early result was out; the layers after the exit run from then on.
     """
 
-    def __init__(self, executor: Executor, message: RowwiseRows, counts: Sequence[int]) -> None:
+    def __init__(self, executor: Executor, operation: EarlyVerify, counts: Sequence[int]) -> None:
         self.exits = exits_of(executor)
-        self.name = str(message.option("exit"))
+        self.name = operation.exit
         self.layer = self.exits.layer(self.name)
-        self.kappa = int(message.option("kappa"))
-        self.counts = [1] * len(counts) if message.option("candidates") == "first" else list(counts)
+        self.kappa = operation.kappa
+        self.counts = [1] * len(counts) if operation.candidates == "first" else list(counts)
         self.began = self.ended = 0.0
         self._executor = executor
 
     def see(self, hidden: Tensor) -> None:
-        """Announce the candidates of each row at the positions that count, from hidden states [R, n, H]."""
+        """Send the candidates of each row at the positions that count, from hidden states [R, n, H]."""
         self.began = time.perf_counter()
         table = self.exits.logits(self.name, hidden[:, : max(self.counts)])
         ranked = iter(top_tokens(_joined(table, self.counts), self.kappa))
-        self._executor.announce(
-            tuple(Candidates(tuple(tuple(next(ranked)) for _ in range(count))) for count in self.counts)
+        self._executor.say_early(
+            [Candidates(tuple(tuple(next(ranked)) for _ in range(count))) for count in self.counts]
         )
         self.ended = time.perf_counter()
 
@@ -73,50 +97,39 @@ class Exit:
 
 def _joined(table: Tensor, counts: Sequence[int]) -> Tensor:
     """[sum counts, V] the first `counts` [R] entries of each row of a table [R, n, V]."""
-    from torch import cat
-
-    return cat([table[i, :count] for i, count in enumerate(counts)])
+    return torch.cat([table[i, :count] for i, count in enumerate(counts)])
 
 
-def verify_early(executor: Executor, message: RowwiseRows) -> tuple[EarlyVerdict, ...]:
-    """One forward that speaks on its way; see `policies.mirror.EarlyVerify`."""
-    rows = _with_windows(message)
+@handles(EarlyVerify)
+def verify_early(executor: Executor, operation: EarlyVerify) -> list[EarlyVerdict]:
+    """One forward with an early result."""
+    rows = list(map(proposing, rows_of(operation.view), *zip(*operation.inputs, strict=True)))
     for row in rows:
         executor.rewind(row)
     chains = [(row.tail[-1], *row.tokens) for row in rows]
-    exit_ = Exit(executor, message, [len(chain) for chain in chains])
+    exit_ = Exit(executor, operation, [len(chain) for chain in chains])
     start, fed = time.perf_counter(), executor.runner.fed
     logits = executor.runner.forward_through([row.slot for row in rows], chains, exit_.layer, exit_.see)
-    verified = judged(executor, message, rows, logits)
+    verdicts = judged(executor, operation, rows, logits)
     _stamp(executor, exit_, start, executor.runner.fed - fed, chains)
     executor.audit_fed(sum(map(len, chains)), "EarlyVerify")
     early, late = exit_.shares
-    return tuple(
-        EarlyVerdict(
-            RowVerdict(found.accepted, found.emitted, found.ended, found.bonus),
-            ((early, len(chain)), ("exit", 0), (late, 0)),
-        )
-        for found, chain in zip(verified, chains, strict=True)
-    )
+    return [
+        EarlyVerdict(verdict, ((early, len(chain)), ("exit", 0), (late, 0)))
+        for verdict, chain in zip(verdicts, chains, strict=True)
+    ]
 
 
-def _with_windows(message: RowwiseRows) -> list[Row]:
-    rows = []
-    for row, ask in zip(message.rows, message.asks, strict=True):
-        window = Window._make(ask)
-        source = Source.PRIMARY if window.tokens else Source.NONE
-        rows.append(row._replace(tokens=window.tokens, law=window.law, source=int(source)))
-    return rows
-
-
-def judged(executor: Executor, message: RowwiseRows, rows: Sequence[Row], logits: Tensor) -> list[Verified]:
-    """[R] outcomes, by the rule that the message names, from the target's logits [R, n, V]."""
-    if message.sampling.greedy:
+def judged(
+    executor: Executor, operation: EarlyVerify, rows: Sequence[Row], logits: Tensor
+) -> list[RowVerdict]:
+    """[R] outcomes, by the rule that is asked for, from the target's logits [R, n, V]."""
+    if operation.sampling.greedy:
         return matched(executor, rows, logits.argmax(dim=-1).tolist())
-    p = law(logits, message.sampling)
-    if message.option("rule") == "matching":
-        return matched(executor, rows, own_draws(rows, p, message.sampling.seed))
-    proposals = Proposals(rows, message.sampling, p.shape[-1], executor.reader)
+    p = law(logits, operation.sampling)
+    if operation.rule == "matching":
+        return matched(executor, rows, own_draws(rows, p, operation.sampling.seed))
+    proposals = Proposals(rows, operation.sampling, p.shape[-1], executor.reader)
     accepted, following = judge_chains(p, proposals, np.zeros(len(rows), dtype=np.bool_))
     return [
         cut(row.tokens[:run], bonus, row.room, executor.end_token_ids)
@@ -124,7 +137,7 @@ def judged(executor: Executor, message: RowwiseRows, rows: Sequence[Row], logits
     ]
 
 
-def matched(executor: Executor, rows: Sequence[Row], own: Sequence[Sequence[int]]) -> list[Verified]:
+def matched(executor: Executor, rows: Sequence[Row], own: Sequence[Sequence[int]]) -> list[RowVerdict]:
     """[R] outcomes of accepting what equals the target's own tokens [R, n] (`mirror.eq3`, `mirror.eq11`)."""
     return [
         judge(row.tokens, tokens[: len(row.tokens) + 1], row.room, executor.end_token_ids)
@@ -157,46 +170,163 @@ def _stamp(executor: Executor, exit_: Exit, start: float, fed: int, chains: Sequ
     ]
 
 
-def roll_out(executor: Executor, message: RowwiseRows) -> tuple[Rolled, ...]:
-    """A glue step, then all branches side by side; see `policies.mirror.Rollout`."""
-    plans = [Plan(Window._make(ask[0]), ask[1]) for ask in message.asks]
-    rows = [row._replace(tokens=plan.window.tokens) for row, plan in zip(message.rows, plans, strict=True)]
+def _rewound(executor: Executor, operation: Rollout) -> list[Row]:
+    """Rows with their windows, rolled back to the committed text but its last token."""
+    plans = zip(rows_of(operation.view), operation.inputs, strict=True)
+    rows = [row._replace(tokens=plan.window.tokens) for row, plan in plans]
     for row in rows:
         executor.rewind(row)
+    return rows
+
+
+def _glue(
+    executor: Executor, rows: Sequence[Row], forward: Callable[[list[tuple[int, ...]]], Tensor]
+) -> list[tuple[int, ...]]:
+    """A stamped step over each row's last committed token and its window; what was fed."""
     chains = [(row.tail[-1], *row.tokens) for row in rows]
     start, fed = time.perf_counter(), executor.runner.fed
-    logits = executor.runner.forward([row.slot for row in rows], chains)
-    logits[0, 0, 0].item()  # the stamp is of done work
+    forward(chains)[0, 0, 0].item()  # the stamp is of done work
     executor.stamp("glue", start, fed, chains)
-    lookahead = int(message.option("lookahead"))
-    outcomes: list[tuple[Outcome, ...]] = [forks(plan) for plan in plans]
-    branches = _grown(executor, message, rows, outcomes, lookahead)
-    executor.audit_fed(sum(map(len, chains)) + lookahead * sum(map(len, outcomes)), "Rollout")
-    return tuple(
+    return chains
+
+
+def _branches(found: Sequence[Outcome], texts: Sequence[tuple[Sequence[int], int]]) -> tuple[Branch, ...]:
+    """A row's branches, from what was drafted after each outcome with the handle of its laws."""
+    return tuple(Branch(k, (token, *text), law) for (k, token), (text, law) in zip(found, texts, strict=True))
+
+
+@handles(Rollout)
+def roll_out(executor: Executor, operation: Rollout) -> list[Rolled]:
+    """A glue step, then all branches side by side."""
+    rows, depth = _rewound(executor, operation), operation.lookahead
+    slots = [row.slot for row in rows]
+    chains = _glue(executor, rows, lambda chains: executor.runner.forward(slots, chains))
+    outcomes = list(map(forks, operation.inputs))
+    keys = branch_keys(rows, outcomes)
+    grown = grow(executor, rows, outcomes, sampler_of(executor, keys, depth, operation.sampling))
+    executor.audit_fed(sum(map(len, chains)) + depth * len(keys), "Rollout")
+    return [
         Rolled(
-            tuple(tuple(branch) for branch in found),
-            (("glue", len(chain)), *[("tree", len(found))] * (lookahead if found else 0)),
+            tuple(
+                Branch(k, (token, *text), law) for (k, token), (text, law) in zip(found, texts, strict=True)
+            ),
+            (("glue", len(chain)), *[("tree", len(found))] * (depth if found else 0)),
         )
-        for found, chain in zip(branches, chains, strict=True)
+        for found, texts, chain in zip(outcomes, grown, chains, strict=True)
+    ]
+
+
+def streams_of(executor: Executor) -> ModelStreams:
+    """The streams of the executor's model, loaded on first use."""
+    return executor.once(STREAMS, lambda: load_streams(executor.runner.model))
+
+
+def nodes_of(executor: Executor, rows: Sequence[Row]) -> Nodes:
+    """Nodes over what the rows' slots hold."""
+    return StreamBranching(executor.runner, [row.slot for row in rows], streams_of(executor))
+
+
+@handles(StreamDraft)
+def draft(executor: Executor, operation: StreamDraft) -> list[StreamWindow]:
+    """Windows in fewer passes than tokens."""
+    rows = rows_of(operation.view)
+    for row in rows:
+        executor.rewind(row)
+    texts = [Text(i, ROOT, row.tail[-1], row.request, row.position) for i, row in enumerate(rows)]
+    writing = _writing(executor, operation, texts)
+    write(executor, nodes_of(executor, rows), writing, "draft")
+    works = _works(executor, writing, "draft")
+    executor.audit_fed(sum(tokens for work in works for _, tokens in work), "StreamDraft")
+    return [
+        StreamWindow(tuple(text.written), law, tuple(text.emitted), work)
+        for text, law, work in zip(texts, writing.seal(), works, strict=True)
+    ]
+
+
+@handles(StreamRollout)
+def roll_out_by_streams(executor: Executor, operation: StreamRollout) -> list[StreamRolled]:
+    """As `roll_out`, in fewer passes."""
+    rows = _rewound(executor, operation)
+    nodes = nodes_of(executor, rows)
+    chains = _glue(
+        executor, rows, lambda chains: nodes.feed(chains, [range(ROOT, len(chain) - 1) for chain in chains])
+    )
+    outcomes = list(map(forks, operation.inputs))
+    texts = [
+        # Node k is the k-th drafted token; the candidate itself has the position after it.
+        Text(i, k, token, row.request, row.position + k + 1)
+        for i, (row, found) in enumerate(zip(rows, outcomes, strict=True))
+        for k, token in found
+    ]
+    writing = _writing(executor, operation, texts)
+    write(executor, nodes, writing, "tree")
+    nodes.keep([range(len(chain)) for chain in chains])
+    works = _works(executor, writing, "tree")
+    grown = sum(tokens for work in works for _, tokens in work)
+    executor.audit_fed(sum(map(len, chains)) + grown, "StreamRollout")
+    return _rolled(outcomes, chains, writing, works)
+
+
+def _rolled(
+    outcomes: Sequence[Sequence[tuple[int, int]]],
+    chains: Sequence[Sequence[int]],
+    writing: Writing,
+    works: Sequence[Work],
+) -> list[StreamRolled]:
+    written = iter(zip(writing.texts, writing.seal(), strict=True))
+    replies = []
+    for found, chain, work in zip(outcomes, chains, works, strict=True):
+        grown = [next(written) for _ in found]
+        branches = _branches(found, [(text.written, law) for text, law in grown])
+        emitted = tuple(tuple(text.emitted) for text, _ in grown)
+        replies.append(StreamRolled(branches, emitted, (("glue", len(chain)), *work)))
+    return replies
+
+
+def write(executor: Executor, nodes: Nodes, writing: Writing, name: str) -> None:
+    """Stamped passes until all texts are written.
+
+    Args:
+        executor: Stamps.
+        nodes: What the texts hang on.
+        writing: The texts.
+        name: Of a pass's first step; `name:s` are its streams.
+    """
+    runner = executor.runner
+    while writing.growing:
+        first = [len(row) for row in nodes.tokens]
+        tokens, parents = writing.pending(first)
+        asking = writing.asking()
+        start, fed = time.perf_counter(), runner.fed
+        tips = writing.write(first, nodes.feed(tokens, parents))
+        executor.stamp(name, start, fed, tokens)
+        asked = [len(row) * streams for row, streams in zip(tokens, asking, strict=True)]
+        for own, row, streams in zip(writing.counts, tokens, asked, strict=True):
+            if row:
+                own.append((len(row), streams))
+        if any(asked):
+            start, fed = time.perf_counter(), runner.fed
+            writing.take(tips, nodes.propose(max(asking), asked))
+            executor.stamp(f"{name}:{streams_of(executor).share:.4g}", start, fed, [range(n) for n in asked])
+
+
+def _writing(executor: Executor, operation: StreamDraft | StreamRollout, texts: Sequence[Text]) -> Writing:
+    streams, there = operation.streams, streams_of(executor).streams
+    if streams > there:
+        raise ModelError(
+            f"the draft has {there} streams, {streams} were asked for; use `--streams {there}`, or train "
+            "more of them with `calibrate pair streams --streams`"
+        )
+    return Writing(
+        texts,
+        len(operation.view.slots),
+        lookahead=operation.lookahead,
+        streams=streams,
+        sampling=operation.sampling,
+        writer=executor.writer,
     )
 
 
-def _grown(
-    executor: Executor,
-    message: RowwiseRows,
-    rows: Sequence[Row],
-    outcomes: Sequence[Sequence[Outcome]],
-    lookahead: int,
-) -> list[list[Branch]]:
-    """[R] branches of each row, of all rows in the same steps."""
-    grown = [i for i, found in enumerate(outcomes) if found]
-    branches: list[list[Branch]] = [[] for _ in rows]
-    if not grown:
-        return branches
-    tree = PrespeculateRows(tuple(rows), lookahead, (), message.sampling)
-    drafted: Any = iter(grow(executor, tree, grown, [outcomes[i] for i in grown]))
-    for i in grown:
-        for accepted, token in outcomes[i]:
-            tokens, handle = next(drafted)
-            branches[i].append(Branch(accepted, (token, *tokens), handle))
-    return branches
+def _works(executor: Executor, writing: Writing, name: str) -> list[Work]:
+    share = streams_of(executor).share
+    return [passes(name, share, counts) for counts in writing.counts]

@@ -1,4 +1,4 @@
-"""Verification of token trees by the target."""
+"""Operations on token trees: their drafting, their verification, and retrieval, which calls no model."""
 
 from __future__ import annotations
 
@@ -6,19 +6,67 @@ import time
 from typing import TYPE_CHECKING
 
 from calibrate.live.branching import Branching
+from calibrate.live.choice import top_tokens
+from calibrate.live.engine.rows import Row, rows_of
+from calibrate.live.errors import AuditError, ModelError
+from calibrate.live.handlers import handles
 from calibrate.live.outcomes import cut
+from calibrate.live.treegrowth import Dynamic, Static
 from calibrate.live.treejudge import TreeJudge, judge_greedy
-from policies.rowwise import RowVerdict
-from policies.tokentree import ROOT, TokenTree, TreeVerdict
+from hardware_profiles.datastore import Datastore, datastore_path
+from policies.retrieval import PROMPT, Retrieved, RetrieveTree, retrieve
+from policies.tokentree import ROOT, DraftTree, TreeDrafted, TreeVerdict, VerifyTree
 
 if TYPE_CHECKING:
     from calibrate.live.executor import Executor
-    from calibrate.live.messages import RowwiseRows
 
 
-def verify_trees(executor: Executor, message: RowwiseRows) -> tuple[TreeVerdict, ...]:
-    """Handler of `policies.tokentree.VerifyTree`."""
-    rows, trees = message.rows, [TokenTree._make(ask) for ask in message.asks]
+@handles(DraftTree)
+def draft_trees(executor: Executor, operation: DraftTree) -> list[TreeDrafted]:
+    """A forward over what is unseen, then one per level of the trees but the last."""
+    plan, feeds = operation.shape, operation.inputs
+    rows, runner = rows_of(operation.view), executor.runner
+    for row, unseen in zip(rows, feeds, strict=True):
+        _rewind(executor, row, unseen)
+    if plan.kind == "dynamic":
+        grower: Static | Dynamic = Dynamic(plan, len(rows))
+    else:
+        grower = Static(plan, rows, operation.sampling, executor.writer)
+    slots = [row.slot for row in rows]
+    start, fed = time.perf_counter(), runner.fed
+    first = runner.forward(slots, feeds, last_only=True)
+    wanted = operation.root_top
+    tops = top_tokens(first[:, 0], wanted) if wanted else [[] for _ in rows]
+    more = grower.grow(first)
+    executor.stamp("feed", start, fed, feeds)
+    branching = Branching(runner, slots)
+    while more:
+        start, fed = time.perf_counter(), runner.fed
+        tokens, parents = grower.pending()
+        more = grower.grow(branching.feed(tokens, parents))
+        executor.stamp("tree", start, fed, tokens)
+    executor.audit_fed(sum(map(len, feeds)) + len(rows) * sum(plan.fed), "DraftTree")
+    return [
+        TreeDrafted(tree, (("feed", len(unseen)), *(("tree", n) for n in plan.fed)), tuple(top))
+        for tree, unseen, top in zip(grower.trees(), feeds, tops, strict=True)
+    ]
+
+
+def _rewind(executor: Executor, row: Row, unseen: tuple[int, ...]) -> None:
+    """Roll back to the committed text without its unseen end; nothing else may be missing."""
+    held, keep = executor.runner.held(row.slot), row.context - len(unseen)
+    before = row.tail[: max(0, len(row.tail) - len(unseen))]
+    if not unseen or keep < 0 or tuple(unseen[-len(row.tail) :]) != row.tail[-len(unseen) :]:
+        raise AuditError(f"a text of {row.context} tokens ends in {row.tail}, not in {unseen} (DraftTree)")
+    if len(held) < keep or tuple(held[keep - len(before) : keep]) != before:
+        raise AuditError(f"slot {row.slot} misses more than the {len(unseen)} unseen tokens (DraftTree)")
+    executor.runner.rollback(row.slot, keep)
+
+
+@handles(VerifyTree)
+def verify_trees(executor: Executor, operation: VerifyTree) -> list[TreeVerdict]:
+    """One forward over the last committed token and all nodes of each row's tree."""
+    rows, trees = rows_of(operation.view), operation.inputs
     for row in rows:
         executor.rewind(row)
     # The last committed token is node 0, from which the trees grow.
@@ -27,16 +75,53 @@ def verify_trees(executor: Executor, message: RowwiseRows) -> tuple[TreeVerdict,
     start, fed = time.perf_counter(), executor.runner.fed
     branching = Branching(executor.runner, [row.slot for row in rows])
     logits = branching.feed(tokens, parents)
-    if message.sampling.greedy:
+    if operation.sampling.greedy:
         judged = judge_greedy(logits, trees)
     else:
-        judged = TreeJudge(rows, trees, message.sampling, executor.reader).judge(logits)
+        judged = TreeJudge(rows, trees, operation.sampling, executor.reader).judge(logits)
     branching.keep([(0, *(1 + node for node in found.path)) for found in judged])
     executor.stamp("verify", start, fed, tokens)
     executor.audit_fed(sum(map(len, tokens)), "VerifyTree")
     replies = []
     for row, tree, found in zip(rows, trees, judged, strict=True):
         verified = cut([tree.tokens[n] for n in found.path], found.bonus, row.room, executor.end_token_ids)
-        work = (("verify", 1 + len(tree.tokens)),)
-        replies.append(TreeVerdict(RowVerdict(*verified), found.path, work))
-    return tuple(replies)
+        replies.append(TreeVerdict(verified, found.path, (("verify", 1 + len(tree.tokens)),)))
+    return replies
+
+
+@handles(RetrieveTree)
+def retrieve_trees(executor: Executor, operation: RetrieveTree) -> list[Retrieved]:
+    """Looks words up in a row's own text or in a datastore."""
+    name, search = operation.datastore, operation.search
+    datastore = None if name == PROMPT else opened(executor, name)
+    start, fed = time.perf_counter(), executor.runner.fed
+    replies = [retrieve(asked, search, datastore) for asked in operation.inputs]
+    executor.stamp("retrieve", start, fed, [()] * len(replies))
+    executor.audit_fed(0, "RetrieveTree")
+    return replies
+
+
+def opened(executor: Executor, name: str) -> Datastore:
+    """The datastore of a name or path, opened once per worker and kept.
+
+    Raises:
+        DatastoreError: There is none.
+        ModelError: It was made with a tokenizer of more ids than the model knows.
+    """
+    return executor.once(f"datastore {name}", lambda: _open(executor, name))
+
+
+def _open(executor: Executor, name: str) -> Datastore:
+    datastore = Datastore.open(datastore_path(name))
+    known = _vocabulary(executor)
+    if known is not None and datastore.meta.vocabulary > known:
+        raise ModelError(
+            f"datastore {name!r} holds ids up to {datastore.meta.vocabulary - 1}, the model knows "
+            f"{known}: build it with the model's own tokenizer (calibrate datastore build --tokenizer)"
+        )
+    return datastore
+
+
+def _vocabulary(executor: Executor) -> int | None:
+    config = getattr(executor.runner, "config", None)
+    return None if config is None else int(config.get_text_config().vocab_size)

@@ -1,7 +1,7 @@
-"""What a policy asks of a device, and what it gets back.
+"""Values that policies and devices exchange: requests, views, speculations, verdicts, speculation caches.
 
-Requests and answers are frozen values: they may cross a process boundary.  KV caches and logits
-never do; a device keeps them and finds them again by `slot`.
+They are frozen and may cross a process boundary.  KV caches and logits never do; a device keeps them and
+finds them again by `slot`.
 
 Shapes: B is the number of slots of the batch (its *width*), K the lookahead.  Every per-row array of a
 value has length B and is indexed by slot, whether or not the row takes part; `View.slots` says which
@@ -13,19 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-from policies.sampling import GREEDY, Sampling
 
 IntArray: TypeAlias = NDArray[np.int64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 
 UNKNOWN = -1
 """Token id of content that the world at hand does not know (coin tosses, off the recorded path)."""
-
 
 NO_LAW = -1
 """Handle of a row whose tokens were drawn from no law that is kept."""
@@ -194,154 +191,113 @@ class Verdict:
     tokens: tuple[tuple[int, ...], ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """Fill the KV cache with the prompt but its last token.  Answer: None.
-
-    The last prompt token is fed by the first verification, so that every emitted token comes out of
-    a round and all rounds look alike.
+class RowVerdict(NamedTuple):
+    """A row's verification after the cuts at the end token and the limit; see `Verdict`.
 
     Attributes:
-        view: The new rows.
-        prompts: Their prompts; None in a world without token ids.
+        accepted: Drafted tokens accepted and emitted.
+        emitted: Ids emitted, the bonus token among them.
+        ended: Whether the row emitted its last token.
+        bonus: The bonus token; UNKNOWN if it was cut off.
     """
 
-    view: View
-    prompts: tuple[tuple[int, ...], ...] | None = None
+    accepted: int
+    emitted: tuple[int, ...]
+    ended: bool
+    bonus: int = UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Verify:
-    """One target forward over `1 + speculation.lengths` new tokens per row.  Answer: `Verdict`.
+def verdict_of(width: int, rows: Mapping[int, RowVerdict]) -> Verdict:
+    """The batch's verdict, from those of its rows by slot."""
+    accepted, emitted = np.zeros((2, width), dtype=np.int64)
+    bonus = np.full(width, UNKNOWN, dtype=np.int64)
+    ended = np.zeros(width, dtype=np.bool_)
+    tokens: list[tuple[int, ...]] = [()] * width
+    for slot, row in rows.items():
+        accepted[slot], emitted[slot] = row.accepted, len(row.emitted)
+        ended[slot], bonus[slot], tokens[slot] = row.ended, row.bonus, tuple(row.emitted)
+    return Verdict(accepted, emitted, ended, bonus, tuple(tokens))
 
-    The prefix is never recomputed: the KV cache holds all committed tokens but the last.  With an
-    empty speculation this is one step of plain decoding.
 
-    Attributes:
-        view: Rows to verify.
-        speculation: What was drafted for them.
-        sampling: How tokens are chosen.
-        leave_open: Do not choose the bonus token of rows whose drafted tokens were all accepted; a
-            `Settle` will.  Their verdict counts the accepted tokens alone.
+def joined(first: RowVerdict, then: RowVerdict, room: int) -> RowVerdict:
+    """A verification that left its end open, and what settled it, as one.
+
+    Args:
+        first: What was emitted before the open position.
+        then: What was emitted from there on.
+        room: Tokens that the row might emit when the round began; a recording may have been given more.
+    """
+    whole = RowVerdict(
+        first.accepted + then.accepted, (*first.emitted, *then.emitted), then.ended, then.bonus
+    )
+    return cut_to(whole, room)
+
+
+def cut_to(verdict: RowVerdict, room: int) -> RowVerdict:
+    """A verdict with no more tokens than there is room for, with which the row ends."""
+    if len(verdict.emitted) < room:
+        return verdict
+    emitted = verdict.emitted[:room]
+    bonus = verdict.bonus if len(emitted) == len(verdict.emitted) else UNKNOWN
+    return RowVerdict(min(verdict.accepted, len(emitted)), emitted, True, bonus)
+
+
+class Drafted(NamedTuple):
+    """Tokens that continue a text, and the handle of the laws they were drawn from (NO_LAW: of none)."""
+
+    tokens: tuple[int, ...]
+    law: int = NO_LAW
+
+
+Outcome: TypeAlias = tuple[int, int]
+"""Number of accepted tokens and the bonus token."""
+
+
+class Prepared(NamedTuple):
+    """A row's speculations by outcome, in the order (accepted, rank of the bonus token)."""
+
+    entries: tuple[tuple[Outcome, Drafted], ...]
+
+
+class OutcomeCache:
+    """Speculation cache of one round that knows its tokens (see `policies.protocols.Cache`).
+
+    Args:
+        width: Slots of the batch.
+        entries: Per slot that took part, drafted tokens by outcome.
+        openings: Per slot the first token past what is verified; of a cache with one outcome per row.
     """
 
-    view: View
-    speculation: Speculation
-    sampling: Sampling = GREEDY
-    leave_open: bool = False
+    def __init__(
+        self,
+        width: int,
+        entries: Mapping[int, Mapping[Outcome, Drafted]],
+        openings: Mapping[int, Drafted] | None = None,
+    ) -> None:
+        self.width = width
+        self.entries = entries
+        self.openings = openings
 
+    def lookup(self, verdict: Verdict) -> BoolArray:
+        """[B] whether each row's outcome was prepared for; False for ended rows."""
+        hits = np.zeros(self.width, dtype=np.bool_)
+        outcomes = list(zip(verdict.accepted.tolist(), verdict.bonus.tolist(), strict=True))
+        for slot, entries in self.entries.items():
+            hits[slot] = not verdict.ended[slot] and outcomes[slot] in entries
+        return hits
 
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """Verify one token more where a `Verify` left the bonus open.  Answer: the completed `Verdict`.
+    def take(self, verdict: Verdict, hits: BoolArray) -> Speculation:
+        """The prepared speculation of the rows marked in `hits` [B]; empty for all others."""
+        outcomes = list(zip(verdict.accepted.tolist(), verdict.bonus.tolist(), strict=True))
+        chosen = {slot: self.entries[slot][outcomes[slot]] for slot in np.flatnonzero(hits).tolist()}
+        return Speculation.drafted(self.width, chosen)
 
-    No forward: the target still has the law of the open position.  The proposed token becomes the bonus
-    if it is accepted, else the bonus comes from the residual (sampled PEARL's check of the first token
-    past a block).
+    def opening(self) -> Speculation:
+        """The first token drafted past each row's speculation.
 
-    Attributes:
-        view: The rows as in the verification.
-        verdict: Its outcome.
-        speculation: What it verified.
-        proposal: One token per row.
-        sampling: As in the verification.
-    """
-
-    view: View
-    verdict: Verdict
-    speculation: Speculation
-    proposal: Speculation
-    sampling: Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Draft `lookahead` tokens autoregressively from the committed text.  Answer: `Speculation`.
-
-    May be stopped at a step boundary; the answer then holds the tokens drafted so far.
-
-    Attributes:
-        view: Rows to draft for.
-        lookahead: Tokens per row, at least 1.
-        unseen: [B] committed tokens of each row that the draft has not processed yet (at least 1,
-            the last token itself; 2 after all of a chain was accepted).
-        sampling: How tokens are chosen.
-        shape: F_0 ... F_(K-1) for Saguaro sampling; None to draw from q itself.
-    """
-
-    view: View
-    lookahead: int
-    unseen: IntArray
-    sampling: Sampling = GREEDY
-    shape: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Prespeculate:
-    """Draft a speculation for the likely outcomes of verifying `speculation` (SSD, definitions 2-6, 10).
-
-    One *glue* forward over the last committed token and the speculation ranks the candidates for the
-    verified token after each number k of accepted tokens; `lookahead` tree steps then continue the
-    `fanout[k]` best of each, the rejected token left out.  Answer: `Cache`.  Interruptible only if it
-    announces its outcomes; what was stopped answers with incomplete speculations.
-
-    Attributes:
-        view: Rows to prepare for.
-        speculation: What is being verified meanwhile.
-        lookahead: Tokens per cached speculation.
-        fanout: `lookahead + 1` numbers F_k of cached outcomes with k tokens accepted, for rows that
-            verify the primary draft's tokens.
-        fanout_backup: The same for rows that verify a backup's tokens or nothing; None: as `fanout`.  A
-            row that verifies nothing has the single position k = 0 and gets F_0 outcomes.
-        sampling: How tokens are chosen.
-        shape: F_0 ... F_(K-1) for Saguaro sampling of the cached speculations; None to draw from q.
-        keep_rejected: Whether the cached set is the draft's top F_k as it stands (proof of Theorem 15)
-            instead of leaving out the rejected token (the paper's A.3.1).
-        part: (i, n): prepare every n-th outcome from the i-th on, the share of one of n draft devices.
-        announce: Whether the task's mark fires after the glue step, with a `Cache` of the outcomes alone.
-    """
-
-    view: View
-    speculation: Speculation
-    lookahead: int
-    fanout: tuple[int, ...]
-    fanout_backup: tuple[int, ...] | None = None
-    sampling: Sampling = GREEDY
-    shape: tuple[int, ...] | None = None
-    keep_rejected: bool = False
-    part: tuple[int, int] = (0, 1)
-    announce: bool = False
-
-    def fanout_of(self, slot: int) -> tuple[int, ...]:
-        """The fan-outs that apply to the row in `slot`."""
-        primary = int(self.speculation.sources[slot]) == Source.PRIMARY
-        return self.fanout if primary or self.fanout_backup is None else self.fanout_backup
-
-
-@dataclass(frozen=True, slots=True)
-class Continue:
-    """Draft on past `speculation`, on the bet that all of it will be accepted (PEARL).  Answer: `Cache`.
-
-    The cache holds one outcome: everything accepted and the bonus token equal to the first of the
-    `lookahead` newly drafted tokens; its speculation is the remaining `lookahead - 1`.
-
-    Attributes:
-        view: Rows to draft for.
-        speculation: What is being verified meanwhile.
-        lookahead: Tokens to draft, at least 1.
-        sampling: How tokens are chosen.
-    """
-
-    view: View
-    speculation: Speculation
-    lookahead: int
-    sampling: Sampling = GREEDY
-
-
-Operation: TypeAlias = Prefill | Verify | Settle | Draft | Prespeculate | Continue
-
-
-def operation_name(operation: object) -> str:
-    """Name of an operation in timelines and logs: its kind, or its class name in lower case."""
-    kind: str = getattr(operation, "kind", "")
-    return kind or type(operation).__name__.lower()
+        Raises:
+            ValueError: This cache holds more than one outcome per row.
+        """
+        if self.openings is None:
+            raise ValueError("only the cache of a `Continue` has an opening")
+        return Speculation.drafted(self.width, self.openings)

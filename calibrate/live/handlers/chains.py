@@ -1,0 +1,324 @@
+"""Operations on chains: prefill, verification, drafting, and SSD's pre-speculation of a chain's outcomes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrate.live.choice import law, top_tokens
+from calibrate.live.drafting import DraftSampler
+from calibrate.live.engine.rows import Row, open_rows, rows_of
+from calibrate.live.errors import AuditError
+from calibrate.live.handlers import handles
+from calibrate.live.outcomes import agreement, cut, judge, prepared_outcomes
+from calibrate.live.tree import Tree
+from calibrate.live.verification import Proposals, judge_chains
+from policies.operation import Continue, Draft, Prefill, Prespeculate, Settle, Verify
+from policies.sampling import Sampling
+from policies.values import Drafted, Outcome, Prepared, RowVerdict
+
+if TYPE_CHECKING:
+    from calibrate.live.executor import Executor
+
+
+@handles(Prefill)
+def prefill(executor: Executor, operation: Prefill) -> list[None]:
+    """Feed all of each prompt but its last token, which the first verification feeds."""
+    slots, prompts = operation.view.slots.tolist(), operation.prompts or ()
+    executor.begin(slots)
+    longer = [i for i, prompt in enumerate(prompts) if len(prompt) > 1]
+    if longer:
+        fill(executor, "prefill", [slots[i] for i in longer], [prompts[i][:-1] for i in longer])
+    return [None] * len(slots)
+
+
+def fill(executor: Executor, name: str, slots: Sequence[int], chains: Sequence[Sequence[int]]) -> None:
+    """One stamped step that fills the cache and selects nothing."""
+    start, fed = time.perf_counter(), executor.runner.fed
+    logits = executor.runner.forward(slots, chains, last_only=True)
+    logits[0, 0, 0].item()  # as in `tree_step`: the stamp is of done work
+    executor.stamp(name, start, fed, chains)
+
+
+@handles(Verify)
+def verify(executor: Executor, operation: Verify) -> list[RowVerdict]:
+    """Judge every row's chain in one forward."""
+    rows = rows_of(operation.view, operation.speculation)
+    return verify_chains(executor, rows, operation.sampling, leave_open=operation.leave_open)
+
+
+def verify_chains(
+    executor: Executor, rows: Sequence[Row], sampling: Sampling, *, leave_open: bool
+) -> list[RowVerdict]:
+    """[R] outcomes of verifying each row's `tokens` after its committed text.
+
+    Args:
+        executor: Of the target.
+        rows: What to verify.
+        sampling: How tokens are chosen.
+        leave_open: Leave the bonus token of rows that accept everything to be settled.
+    """
+    for row in rows:
+        executor.rewind(row)
+    chains = [(row.tail[-1], *row.tokens) for row in rows]
+    start, fed = time.perf_counter(), executor.runner.fed
+    logits = executor.runner.forward([row.slot for row in rows], chains)
+    if sampling.greedy and not leave_open:
+        best = logits.argmax(dim=-1).tolist()
+        verdicts = [
+            judge(row.tokens, judged[: len(row.tokens) + 1], row.room, executor.end_token_ids)
+            for row, judged in zip(rows, best, strict=True)
+        ]
+    else:
+        verdicts = _verify_sampled(executor, rows, sampling, law(logits, sampling), leave_open=leave_open)
+    executor.stamp("verify", start, fed, chains)
+    executor.audit_fed(sum(map(len, chains)), "Verify")
+    return verdicts
+
+
+def _verify_sampled(
+    executor: Executor, rows: Sequence[Row], sampling: Sampling, p: Tensor, *, leave_open: bool
+) -> list[RowVerdict]:
+    """As `verify_chains`, from the target's probabilities [R, n, V]; keeps those of positions left open."""
+    proposals = Proposals(rows, sampling, p.shape[-1], executor.reader)
+    judged = judge_chains(p, proposals, np.full(len(rows), leave_open))
+    verdicts = []
+    for i, (row, run, bonus) in enumerate(zip(rows, *judged, strict=True)):
+        verdicts.append(cut(row.tokens[:run], bonus, row.room, executor.end_token_ids))
+        if bonus is None and not verdicts[-1].ended:
+            executor.leave_open(row, row.position + run, p[i, run].clone())
+    return verdicts
+
+
+@handles(Settle)
+def settle(executor: Executor, operation: Settle) -> list[RowVerdict]:
+    """Decide the positions that a verification left open; no forward, for their probabilities were kept."""
+    rows = open_rows(operation)
+    if not rows:
+        return []
+    p = executor.open_laws(rows)[:, None]
+    proposals = Proposals(rows, operation.sampling, p.shape[-1], executor.reader)
+    _, following = judge_chains(p, proposals, proposals.lengths > 0)
+    return [
+        cut((), row.tokens[0] if bonus is None else bonus, row.room, executor.end_token_ids)
+        for row, bonus in zip(rows, following, strict=True)
+    ]
+
+
+@handles(Draft)
+def draft(executor: Executor, operation: Draft) -> list[Drafted]:
+    """Draft past each row's committed text; fewer tokens if stopped."""
+    rows, runner = rows_of(operation.view), executor.runner
+    unseen = operation.unseen[operation.view.slots].tolist()
+    keeps = [agreement(runner.held(row.slot), row.context, row.tail) for row in rows]
+    for row, keep, count in zip(rows, keeps, unseen, strict=True):
+        if row.context - keep != count:
+            raise AuditError(f"Draft was told of {count} unseen tokens but has to feed {row.context - keep}")
+    if executor.stopped():
+        return [Drafted(())] * len(rows)
+    for row, keep in zip(rows, keeps, strict=True):
+        runner.rollback(row.slot, keep)
+    feeds = [row.tail[-count:] for row, count in zip(rows, unseen, strict=True)]
+    keys = [(row.request, row.position) for row in rows]
+    sampler = sampler_of(executor, keys, operation.lookahead, operation.sampling, operation.shape)
+    return _extend(executor, rows, feeds, sampler, stoppable=True)
+
+
+@handles(Continue)
+def go_on(executor: Executor, operation: Continue) -> list[Drafted]:
+    """Draft past the tokens under verification."""
+    rows = rows_of(operation.view, operation.speculation)
+    feeds: list[tuple[int, ...]] = []
+    for row in rows:
+        keep = agreement(executor.runner.held(row.slot), row.context, row.tail, row.tokens)
+        feeds.append((*row.tail, *row.tokens)[keep - (row.context - len(row.tail)) :])
+        if len(feeds[-1]) != 1:
+            raise AuditError(f"Continue has to feed {len(feeds[-1])} tokens; after a round it is always 1")
+        executor.runner.rollback(row.slot, keep)
+    keys = [(row.request, row.position + len(row.tokens)) for row in rows]
+    sampler = sampler_of(executor, keys, operation.lookahead, operation.sampling)
+    return _extend(executor, rows, feeds, sampler, stoppable=False)
+
+
+def _extend(
+    executor: Executor,
+    rows: Sequence[Row],
+    feeds: Sequence[tuple[int, ...]],
+    sampler: DraftSampler,
+    *,
+    stoppable: bool,
+) -> list[Drafted]:
+    """Feed tokens, then draft; `sampler.depth` tokens per row in all, fewer if stopped."""
+    slots = [row.slot for row in rows]
+    columns: list[list[int]] = []
+    chains: Sequence[Sequence[int]] = feeds
+    while len(columns) < sampler.depth and not (columns and stoppable and executor.stopped()):
+        start, fed = time.perf_counter(), executor.runner.fed
+        logits = executor.runner.forward(slots, chains, last_only=True)[:, 0]
+        columns.append(sampler.choose(logits).tolist())
+        executor.stamp("draft" if len(columns) > 1 else "feed", start, fed, chains)
+        chains = [(token,) for token in columns[-1]]
+    return drafted(columns, sampler)
+
+
+def sampler_of(
+    executor: Executor,
+    keys: Sequence[tuple[int, int]],
+    depth: int,
+    sampling: Sampling,
+    shape: tuple[int, ...] | None = None,
+) -> DraftSampler:
+    """What chooses `depth` tokens of each text from the positions `keys` (request, position) on."""
+    requests, positions = [request for request, _ in keys], [position for _, position in keys]
+    return DraftSampler(requests, positions, depth, sampling, shape=shape, writer=executor.writer)
+
+
+def drafted(columns: Sequence[Sequence[int]], sampler: DraftSampler) -> list[Drafted]:
+    """The tokens of each text, from those of each step."""
+    texts = zip(zip(*columns, strict=True), sampler.seal(), strict=True)
+    return [Drafted(tokens, handle) for tokens, handle in texts]
+
+
+@handles(Prespeculate)
+def prespeculate(executor: Executor, operation: Prespeculate) -> list[Prepared]:
+    """A glue step finds the outcomes that each row's fan-outs ask for, then a tree continues them."""
+    rows = rows_of(operation.view, operation.speculation)
+    for row in rows:
+        executor.rewind(row)
+    fanouts = [operation.fanout_of(row.slot) for row in rows]
+    outcomes = glue(
+        executor, "glue", rows, fanouts, keep_rejected=operation.keep_rejected, part=operation.part
+    )
+    if operation.early:
+        executor.say_early([Prepared(tuple((o, Drafted(())) for o in found)) for found in outcomes])
+    depth = operation.lookahead
+    keys = branch_keys(rows, outcomes)
+    sampler = sampler_of(executor, keys, depth, operation.sampling, operation.shape)
+    texts = grow(executor, rows, outcomes, sampler, stoppable=operation.early)
+    trunks = sum(1 + len(row.tokens) for row in rows)
+    if operation.early:  # then it may have been stopped
+        depth = sum(step.name == "tree" for step in executor.steps)
+    executor.audit_fed(trunks + depth * len(keys), "Prespeculate")
+    return [Prepared(tuple(zip(found, own, strict=True))) for found, own in zip(outcomes, texts, strict=True)]
+
+
+def glue(
+    executor: Executor,
+    name: str,
+    rows: Sequence[Row],
+    fanouts: Sequence[Sequence[int]],
+    *,
+    keep_rejected: bool = False,
+    part: tuple[int, int] = (0, 1),
+) -> list[list[Outcome]]:
+    """One stamped step: feed the last committed token and the drafted ones, choose the outcomes.
+
+    Returns:
+        The outcomes to prepare for of every row.
+    """
+    chains = [(row.tail[-1], *row.tokens) for row in rows]
+    counts = [len(chain) for chain in chains]
+    start, fed = time.perf_counter(), executor.runner.fed
+    logits = executor.runner.forward([row.slot for row in rows], chains)
+    flat = torch.cat([logits[i, :count] for i, count in enumerate(counts)])
+    # One more than the fan-out, since the rejected token is left out.
+    most = 1 + max(max(fanout[:n]) for fanout, n in zip(fanouts, counts, strict=True))
+    ranked = iter(top_tokens(flat, most))
+    outcomes = [
+        prepared_outcomes(
+            [next(ranked) for _ in range(count)],
+            row.tokens,
+            fanout,
+            keep_rejected=keep_rejected,
+            part=part,
+        )
+        for row, count, fanout in zip(rows, counts, fanouts, strict=True)
+    ]
+    executor.stamp(name, start, fed, chains)
+    return outcomes
+
+
+def branch_keys(rows: Sequence[Row], outcomes: Sequence[Sequence[Outcome]]) -> list[tuple[int, int]]:
+    """(request, position) of the first token drafted after each outcome, row after row.
+
+    The verified token of an outcome has the position after its k accepted ones; this is the next one.
+    """
+    return [
+        (row.request, row.position + k + 1)
+        for row, found in zip(rows, outcomes, strict=True)
+        for k, _ in found
+    ]
+
+
+def grow(
+    executor: Executor,
+    rows: Sequence[Row],
+    outcomes: Sequence[Sequence[Outcome]],
+    sampler: DraftSampler,
+    *,
+    stoppable: bool = False,
+) -> list[list[Drafted]]:
+    """Continue every outcome by `sampler.depth` tokens, all at once.
+
+    Returns:
+        [R] the speculation of each of a row's outcomes.
+    """
+    grown = [(row, found) for row, found in zip(rows, outcomes, strict=True) if found]
+    if not grown:
+        return [[] for _ in rows]
+    # After k accepted tokens the last trunk token seen is the k-th drafted one.
+    forks = [[row.context - 1 + k for k, _ in found] for row, found in grown]
+    tree = executor.runner.open_tree([row.slot for row, _ in grown], forks, sampler.depth)
+    bonuses = [[bonus for _, bonus in found] for _, found in grown]
+    tokens, real = branch_tokens(bonuses, executor.runner.device)
+    columns: list[list[int]] = []
+    while len(columns) < sampler.depth and not (stoppable and executor.stopped()):
+        columns.append(tree_step(executor, tree, tokens, real, sampler))
+    executor.runner.close_tree(tree)
+    if len(columns) < sampler.depth:  # nobody will ask for these
+        return [[Drafted(())] * len(found) for found in outcomes]
+    texts = iter(drafted(columns, sampler))
+    return [[next(texts) for _ in found] for found in outcomes]
+
+
+def branch_tokens(tokens: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """[R, N] tokens, and which of them are real; None if all are."""
+    width = max(map(len, tokens))
+    padded = [[*row, *[0] * (width - len(row))] for row in tokens]
+    table = torch.tensor(padded, dtype=torch.long, device=device)
+    if min(map(len, tokens)) == width:
+        return table, None
+    counts = torch.tensor([len(row) for row in tokens], device=device)
+    return table, torch.arange(width, device=device) < counts[:, None]
+
+
+def tree_step(
+    executor: Executor,
+    tree: Tree,
+    tokens: Tensor,
+    real: Tensor | None,
+    sampler: DraftSampler,
+    *,
+    name: str = "tree",
+) -> list[int]:
+    """One stamped step of every branch; overwrites `tokens` [R, N] by the next ones.
+
+    Returns:
+        The next token of every real branch, row after row.
+    """
+    start, fed = time.perf_counter(), executor.runner.fed
+    logits = executor.runner.tree_forward(tree, tokens)
+    chosen = sampler.choose(logits.flatten(0, 1) if real is None else logits[real])
+    if real is None:
+        tokens.copy_(chosen.view(tokens.shape))
+    else:
+        tokens[real] = chosen
+    # The stamp below is of done work, also where kernels run asynchronously.
+    column: list[int] = chosen.tolist()
+    executor.stamp(name, start, fed, [range(count) for count in tree.counts])
+    return column

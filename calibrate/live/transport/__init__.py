@@ -1,0 +1,1 @@
+"""Worker processes and what connects them: the wire, shared memory, devices and the live world."""

@@ -1,0 +1,476 @@
+"""What a policy asks of a device: the one operation language of both worlds.
+
+An operation is about some rows of a batch.  Its class says all that a world has to know of it, so that
+neither world names operations one by one:
+
+- `kind`, its name in timelines, in recordings and on the way to a worker, whither its fields go as they are;
+- `cost_class`, the operation whose host time and contention it shares;
+- `reply`, the type of a row's reply, and `answer`, what the policy gets out of the replies of all rows;
+- `early_reply` and `early_after`, what it says on the way, and after which of its steps; `stoppable`.
+
+The outcome of a verified chain follows from a path recorded by plain decoding (docs/replay.md), so that the
+simulated world answers `Verify`, `Settle`, `Draft`, `Prespeculate` and `Continue` from a token model.  What a
+draft puts into a tree, what a datastore returns, which of several candidates survives, does not: it is fed by
+tokens off that path.  Such an operation is a `RowOperation`.  Its replies are recorded in live runs: a reply
+trace keeps every row's by (kind, part, request, position), and the simulated world answers with it, in any
+batch and on any profile.
+
+A new operation is a subclass, a handler in `calibrate/live/handlers`, and nothing else:
+
+    @dataclass(frozen=True, slots=True)
+    class DraftTree(RowOperation):
+        kind: ClassVar[str] = "drafttree"
+        cost_class: ClassVar[CostClass] = "draft"
+        reply: ClassVar[type[Any]] = TreeReply
+        inputs: tuple[tuple[int, ...], ...]
+        shape: tuple[int, ...] = ()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from policies.sampling import GREEDY, Sampling
+from policies.values import (
+    NO_LAW,
+    UNKNOWN,
+    Drafted,
+    IntArray,
+    Outcome,
+    OutcomeCache,
+    Prepared,
+    RowVerdict,
+    Source,
+    Speculation,
+    Verdict,
+    View,
+    verdict_of,
+)
+
+Work: TypeAlias = tuple[tuple[str, int], ...]
+"""What a row's share of an operation was: (name of a step, tokens of the row that went through the model)."""
+CostClass: TypeAlias = Literal["prefill", "verify", "settle", "draft", "prespeculate", "continue"]
+
+
+class RowReply(Protocol):
+    """A row's recorded reply: a named tuple of integers, strings and tuples of them, with a field `work`."""
+
+    @property
+    def work(self) -> Work:
+        """The row's steps, in order; the i-th steps of all rows of an operation are one model call."""
+        ...
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowAnswers:
+    """The replies of an operation, by slot.
+
+    Attributes:
+        width: B.
+        rows: Slot to reply.
+    """
+
+    width: int
+    rows: Mapping[int, Any]
+
+    def __getitem__(self, slot: int) -> Any:
+        return self.rows[slot]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What a device is asked to do for some rows.
+
+    Attributes:
+        kind: Its name.
+        cost_class: The operation whose host time and contention it shares.
+        reply: Type of a row's reply.
+        early_reply: Type of what a row says on the way, where `early` is set; None: nothing.
+        early_after: Step after which it does; without such a step, at the beginning.
+    """
+
+    kind: ClassVar[str] = ""
+    cost_class: ClassVar[CostClass] = "verify"
+    reply: ClassVar[Any] = None
+    early_reply: ClassVar[Any] = None
+    early_after: ClassVar[str] = ""
+
+    if TYPE_CHECKING:
+
+        @property
+        def view(self) -> View:
+            """The rows."""
+            ...
+
+        @property
+        def width(self) -> int:
+            """B, slots of the batch that it belongs to."""
+            ...
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are chosen."""
+        return GREEDY
+
+    @property
+    def early(self) -> bool:
+        """Whether the task's `early` event fires."""
+        return False
+
+    @property
+    def stoppable(self) -> bool:
+        """Whether it can be stopped at a step boundary, and then answers with what it has."""
+        return False
+
+    @property
+    def tokens_fed(self) -> int:
+        """Tokens that go through the model, as far as the operation itself tells; padding is not counted."""
+        return 0
+
+    def answer(self, replies: Sequence[Any]) -> Any:
+        """What the policy gets.
+
+        Args:
+            replies: One of each row of the view.
+        """
+        return RowAnswers(self.width, dict(zip(self.view.slots.tolist(), replies, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class RowOperation(Operation):
+    """An operation whose replies are recorded and replayed row by row.  Answer: `RowAnswers`.
+
+    Attributes:
+        view: The rows.
+        width: B, slots of the batch.
+        inputs: [n] what each row of the view is given: integers, strings and tuples of them.
+        sampling: How tokens are chosen.
+        part: Tells operations of one kind about the same position of a request apart.
+        early: Whether it says something on the way.
+    """
+
+    view: View
+    width: int
+    inputs: tuple[Any, ...]
+    sampling: Sampling = GREEDY
+    part: int = 0
+    early: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.view.slots):
+            raise ValueError(f"{self.kind}: {len(self.view.slots)} rows, {len(self.inputs)} inputs")
+
+    def reply_keys(self) -> list[tuple[str, int, int, int]]:
+        """[n] (kind, part, request, position) of each row's reply in a trace."""
+        view = self.view
+        return [
+            (self.kind, self.part, request, position)
+            for request, position in zip(view.requests.tolist(), view.positions.tolist(), strict=True)
+        ]
+
+
+def total_tokens(replies: Sequence[RowReply]) -> int:
+    """Tokens that went through the model, of all rows together."""
+    return sum(tokens for reply in replies for _, tokens in reply.work)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill(Operation):
+    """Fill the KV cache with the prompt but its last token.  Answer: None.
+
+    The last prompt token is fed by the first verification, so that every emitted token comes out of
+    a round and all rounds look alike.
+
+    Attributes:
+        view: The new rows.
+        prompts: Their prompts; None in a world without token ids.
+    """
+
+    kind: ClassVar[str] = "prefill"
+    cost_class: ClassVar[CostClass] = "prefill"
+
+    view: View
+    prompts: tuple[tuple[int, ...], ...] | None = None
+
+    def answer(self, replies: Sequence[None]) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verify(Operation):
+    """One target forward over `1 + speculation.lengths` new tokens per row.  Answer: `Verdict`.
+
+    The prefix is never recomputed: the KV cache holds all committed tokens but the last.  With an
+    empty speculation this is one step of plain decoding.
+
+    Attributes:
+        view: Rows to verify.
+        speculation: What was drafted for them.
+        sampling: How tokens are chosen.
+        leave_open: Do not choose the bonus token of rows whose drafted tokens were all accepted; a
+            `Settle` will.  Their verdict counts the accepted tokens alone.
+    """
+
+    kind: ClassVar[str] = "verify"
+    reply: ClassVar[Any] = RowVerdict
+
+    view: View
+    speculation: Speculation
+    sampling: Sampling = GREEDY
+    leave_open: bool = False
+
+    @property
+    def width(self) -> int:
+        """B."""
+        return len(self.speculation.lengths)
+
+    @property
+    def tokens_fed(self) -> int:
+        """Tokens that go through the model, padding of shorter rows not counted."""
+        return _chains(self.view, self.speculation)
+
+    def answer(self, replies: Sequence[RowVerdict]) -> Verdict:
+        """The batch's verdict."""
+        return verdict_of(self.width, dict(zip(self.view.slots.tolist(), replies, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Settle(Operation):
+    """Verify one token more where a `Verify` left the bonus open.  Answer: the completed `Verdict`.
+
+    No forward: the target still has the probabilities of the open position.  The proposed token becomes the
+    bonus if it is accepted, else the bonus comes from the residual (sampled PEARL's check of the first token
+    past a block).
+
+    Attributes:
+        view: The rows as in the verification.
+        verdict: Its outcome.
+        speculation: What it verified.
+        proposal: One token per row.
+        sampling: As in the verification.
+    """
+
+    kind: ClassVar[str] = "settle"
+    cost_class: ClassVar[CostClass] = "settle"
+    reply: ClassVar[Any] = RowVerdict
+
+    view: View
+    verdict: Verdict
+    speculation: Speculation
+    proposal: Speculation
+    sampling: Sampling = GREEDY
+
+    @property
+    def width(self) -> int:
+        """B."""
+        return len(self.speculation.lengths)
+
+    @property
+    def open_rows(self) -> IntArray:
+        """Indices, within the view, of the rows whose bonus token is open.
+
+        A row that emitted no bonus token has either ended or is open.
+        """
+        slots = self.view.slots
+        return np.flatnonzero(~self.verdict.ended[slots] & (self.verdict.bonus[slots] == UNKNOWN))
+
+    def answer(self, replies: Sequence[RowVerdict]) -> Verdict:
+        """The verdict with the bonus tokens of its open rows, of which alone there are replies."""
+        verdict = self.verdict
+        emitted, ended, bonus = verdict.emitted.copy(), verdict.ended.copy(), verdict.bonus.copy()
+        tokens = list(verdict.tokens or [()] * len(emitted))
+        for i, row in zip(self.open_rows.tolist(), replies, strict=True):
+            slot = int(self.view.slots[i])
+            emitted[slot] += len(row.emitted)
+            ended[slot] = row.ended
+            bonus[slot] = row.bonus
+            tokens[slot] = (*tokens[slot], *row.emitted)
+        return Verdict(verdict.accepted, emitted, ended, bonus, tuple(tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Draft(Operation):
+    """Draft `lookahead` tokens autoregressively from the committed text.  Answer: `Speculation`.
+
+    May be stopped at a step boundary; the answer then holds the tokens drafted so far.
+
+    Attributes:
+        view: Rows to draft for.
+        lookahead: Tokens per row, at least 1.
+        unseen: [B] committed tokens of each row that the draft has not processed yet (at least 1,
+            the last token itself; 2 after all of a chain was accepted).
+        sampling: How tokens are chosen.
+        shape: F_0 ... F_(K-1) for Saguaro sampling; None to draw from q itself.
+    """
+
+    kind: ClassVar[str] = "draft"
+    cost_class: ClassVar[CostClass] = "draft"
+    reply: ClassVar[Any] = Drafted
+
+    view: View
+    lookahead: int
+    unseen: IntArray
+    sampling: Sampling = GREEDY
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def width(self) -> int:
+        """B."""
+        return len(self.unseen)
+
+    @property
+    def stoppable(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def tokens_fed(self) -> int:
+        """Tokens that go through the model."""
+        slots = self.view.slots
+        return int(self.unseen[slots].sum()) + len(slots) * (self.lookahead - 1)
+
+    def answer(self, replies: Sequence[Drafted]) -> Speculation:
+        """The batch's speculation."""
+        return Speculation.drafted(self.width, dict(zip(self.view.slots.tolist(), replies, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Prespeculate(Operation):
+    """Draft a speculation for the likely outcomes of verifying `speculation` (SSD, definitions 2-6, 10).
+
+    One *glue* forward over the last committed token and the speculation ranks the candidates for the
+    verified token after each number k of accepted tokens; `lookahead` tree steps then continue the
+    `fanout[k]` best of each, the rejected token left out.  Answer: `Cache`.  Stoppable only if it says early
+    which outcomes it prepares for; what was stopped answers with incomplete speculations.
+
+    Attributes:
+        view: Rows to prepare for.
+        speculation: What is being verified meanwhile.
+        lookahead: Tokens per cached speculation.
+        fanout: `lookahead + 1` numbers F_k of cached outcomes with k tokens accepted, for rows that
+            verify the primary draft's tokens.
+        fanout_backup: The same for rows that verify a backup's tokens or nothing; None: as `fanout`.  A
+            row that verifies nothing has the single position k = 0 and gets F_0 outcomes.
+        sampling: How tokens are chosen.
+        shape: F_0 ... F_(K-1) for Saguaro sampling of the cached speculations; None to draw from q.
+        keep_rejected: Whether the cached set is the draft's top F_k as it stands (proof of Theorem 15)
+            instead of leaving out the rejected token (the paper's A.3.1).
+        part: (i, n): prepare every n-th outcome from the i-th on, the share of one of n draft devices.
+        early: Whether the task's early event fires after the glue step, with a `Cache` of the outcomes alone.
+    """
+
+    kind: ClassVar[str] = "prespeculate"
+    cost_class: ClassVar[CostClass] = "prespeculate"
+    reply: ClassVar[Any] = Prepared
+    early_reply: ClassVar[Any] = Prepared
+    early_after: ClassVar[str] = "glue"
+
+    view: View
+    speculation: Speculation
+    lookahead: int
+    fanout: tuple[int, ...]
+    fanout_backup: tuple[int, ...] | None = None
+    sampling: Sampling = GREEDY
+    shape: tuple[int, ...] | None = None
+    keep_rejected: bool = False
+    part: tuple[int, int] = (0, 1)
+    early: bool = False
+
+    @property
+    def width(self) -> int:
+        """B."""
+        return len(self.speculation.lengths)
+
+    @property
+    def stoppable(self) -> bool:
+        """Where nobody waits for the rest."""
+        return self.early
+
+    def fanout_of(self, slot: int) -> tuple[int, ...]:
+        """The fan-outs that apply to the row in `slot`."""
+        primary = int(self.speculation.sources[slot]) == Source.PRIMARY
+        return self.fanout if primary or self.fanout_backup is None else self.fanout_backup
+
+    @property
+    def branches(self) -> IntArray:
+        """[n] outcomes that one draft device prepares for in each row: its share, rounded up.
+
+        A row that verifies l tokens has the positions 0 ... l, with the fan-outs that belong to where its
+        tokens come from.
+        """
+        slots = self.view.slots
+        lengths = self.speculation.lengths[slots]
+        branches = np.cumsum(self.fanout)[lengths]
+        if self.fanout_backup is not None:
+            guessed = self.speculation.sources[slots] != Source.PRIMARY
+            branches = np.where(guessed, np.cumsum(self.fanout_backup)[lengths], branches)
+        share: IntArray = -(-branches // self.part[1])
+        return share
+
+    @property
+    def tokens_fed(self) -> int:
+        """Tokens that go through the model, padding of shorter rows not counted."""
+        return _chains(self.view, self.speculation) + self.lookahead * int(self.branches.sum())
+
+    def answer(self, replies: Sequence[Prepared]) -> OutcomeCache:
+        """The speculation cache, or where it is early that of the outcomes alone."""
+        slots = self.view.slots.tolist()
+        entries = {slot: dict(row.entries) for slot, row in zip(slots, replies, strict=True)}
+        return OutcomeCache(self.width, entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Continue(Operation):
+    """Draft on past `speculation`, on the bet that all of it will be accepted (PEARL).  Answer: `Cache`.
+
+    The cache holds one outcome: everything accepted and the bonus token equal to the first of the
+    `lookahead` newly drafted tokens; its speculation is the remaining `lookahead - 1`.
+
+    Attributes:
+        view: Rows to draft for.
+        speculation: What is being verified meanwhile.
+        lookahead: Tokens to draft, at least 1.
+        sampling: How tokens are chosen.
+    """
+
+    kind: ClassVar[str] = "continue"
+    cost_class: ClassVar[CostClass] = "continue"
+    reply: ClassVar[Any] = Drafted
+
+    view: View
+    speculation: Speculation
+    lookahead: int
+    sampling: Sampling = GREEDY
+
+    @property
+    def width(self) -> int:
+        """B."""
+        return len(self.speculation.lengths)
+
+    @property
+    def tokens_fed(self) -> int:
+        """Tokens that go through the model."""
+        return len(self.view.slots) * self.lookahead
+
+    def answer(self, replies: Sequence[Drafted]) -> OutcomeCache:
+        """One outcome per row: all accepted, and the first drafted token after them."""
+        entries: dict[int, dict[Outcome, Drafted]] = {}
+        openings = {}
+        for slot, (tokens, law) in zip(self.view.slots.tolist(), replies, strict=True):
+            outcome = (int(self.speculation.lengths[slot]), tokens[0])
+            # Records lie one after another, and the opening's is the first.
+            rest = NO_LAW if law == NO_LAW or len(tokens) == 1 else law + 1
+            entries[slot] = {outcome: Drafted(tokens[1:], rest)}
+            openings[slot] = Drafted(tokens[:1], law)
+        return OutcomeCache(self.width, entries, openings)
+
+
+def _chains(view: View, speculation: Speculation) -> int:
+    """Tokens of a forward over each row's last committed token and its drafted ones."""
+    return len(view.slots) + int(speculation.lengths[view.slots].sum())
