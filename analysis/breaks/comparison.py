@@ -10,6 +10,7 @@ import numpy as np
 
 from analysis.breaks.bench import Bench, Estimate
 from analysis.breaks.points import Case, Point
+from policies.laws.catalogue import apply, evaluate
 
 Kind: TypeAlias = Literal["value", "upper bound", "lower bound", "choice"]
 Form: TypeAlias = Literal["as printed", "corrected", "printed = corrected", "not printed"]
@@ -38,6 +39,27 @@ class Comparison:
     uncertainty: float
 
 
+Compare: TypeAlias = Callable[[Bench, Case], Comparison | None]
+"""A law beside a simulated case; None where the law does not commit itself, or nothing is to be seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparer:
+    """How a law is compared.
+
+    Attributes:
+        kind: With a value, a bound or a choice.
+        compare: The comparison.
+    """
+
+    kind: Kind
+    compare: Compare
+
+    def __call__(self, bench: Bench, case: Case) -> Comparison | None:
+        """The comparison."""
+        return self.compare(bench, case)
+
+
 @dataclass(frozen=True)
 class Law:
     """A law of a system that the simulator has.
@@ -46,22 +68,25 @@ class Law:
         name: As on the command line: the statement's id, and the reading where there are several.
         form: Whose form it is.
         title: What it says, with its formula.
-        kind: How it is compared.
         points: Operating points it is tried at, all within its domain.
         relaxations: Names of the relaxations that touch it, and what it has to say of each: why it errs, or
             why it does not.
-        compare: The comparison, None where the law does not commit itself at a point.
+        compare: The comparison.
         fault: Why it does not agree even where its own assumptions hold; empty if it does.
     """
 
     name: str
     form: Form
     title: str
-    kind: Kind
     points: tuple[Point, ...]
     relaxations: dict[str, str]
-    compare: Callable[[Bench, Case], Comparison | None]
+    compare: Comparer
     fault: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        """How it is compared."""
+        return self.compare.kind
 
 
 Predict: TypeAlias = Callable[[Point], float]
@@ -69,7 +94,50 @@ Observe: TypeAlias = Callable[[Bench, Case], Estimate | None]
 """What was seen; None where there is nothing to see (a setting that was not recorded)."""
 
 
-def by_value(predict: Predict, observe: Observe) -> Callable[[Bench, Case], Comparison | None]:
+def says(statement: str, *, printed: bool = False, part: int | None = None) -> Predict:
+    """What a statement of the catalogue says at a point, or a part of it where it says several numbers."""
+
+    def predict(point: Point) -> float:
+        value = evaluate(statement, printed=printed, **point.known)
+        return float(value if part is None else value[part])
+
+    return predict
+
+
+def applied(law: Callable[..., float]) -> Predict:
+    """What a function of the papers' laws gives at a point."""
+    return lambda point: float(apply(law, point.known))
+
+
+def twins(
+    statement: str,
+    titles: tuple[str, str],
+    points: tuple[Point, ...],
+    relaxations: dict[str, str],
+    observe: Observe,
+    *,
+    fault: str = "",
+    corrected: dict[str, str] | None = None,
+) -> tuple[Law, Law]:
+    """A statement as printed and corrected, whose values are compared with the same observation.
+
+    Args:
+        statement: Id in the catalogue.
+        titles: As printed, corrected.
+        points: Of both.
+        relaxations: Of both.
+        observe: What is seen.
+        fault: Of the printed form.
+        corrected: Relaxations of the corrected form where it has other things to say.
+    """
+    printed, own = (by_value(says(statement, printed=form), observe) for form in (True, False))
+    return (
+        Law(f"{statement}.printed", "as printed", titles[0], points, relaxations, printed, fault),
+        Law(statement, "corrected", titles[1], points, relaxations | (corrected or {}), own),
+    )
+
+
+def by_value(predict: Predict, observe: Observe) -> Comparer:
     """Relative error law / simulated - 1."""
 
     def compare(bench: Bench, case: Case) -> Comparison | None:
@@ -79,12 +147,10 @@ def by_value(predict: Predict, observe: Observe) -> Callable[[Bench, Case], Comp
         law = predict(case.point)
         return Comparison(law, seen.value, law / seen.value - 1.0, law * seen.error / seen.value**2)
 
-    return compare
+    return Comparer("value", compare)
 
 
-def by_bound(
-    predict: Predict, observe: Observe, *, upper: bool
-) -> Callable[[Bench, Case], Comparison | None]:
+def by_bound(predict: Predict, observe: Observe, *, upper: bool) -> Comparer:
     """The part of law / simulated - 1 that violates a bound."""
     exact = by_value(predict, observe)
 
@@ -97,14 +163,14 @@ def by_bound(
         spare = abs(found.error - violation) / LEVEL
         return Comparison(found.law, found.simulated, violation, max(0.0, found.uncertainty - spare))
 
-    return compare
+    return Comparer("upper bound" if upper else "lower bound", compare)
 
 
 def by_choice(
     choose: Callable[[Point], int],
     options: Callable[[Point], tuple[int, ...]],
     speed: Callable[[Bench, Case, int], Estimate],
-) -> Callable[[Bench, Case], Comparison]:
+) -> Comparer:
     """Loss best / chosen - 1 over whole numbers; `law` and `simulated` are the chosen and the best one."""
 
     def compare(bench: Bench, case: Case) -> Comparison:
@@ -114,7 +180,7 @@ def by_choice(
         gain = speeds[best].over(speeds[chosen])
         return Comparison(chosen, best, gain.value - 1.0, gain.error)
 
-    return compare
+    return Comparer("choice", compare)
 
 
 def between(low: Estimate, high: Estimate, share: float) -> Estimate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from policies.laws.fanout import geometric_fanout, round_fanout
 from policies.laws.ssd import expected_tokens, hit_rate, hit_rate_primary, power_law_hit
@@ -101,6 +102,26 @@ class Point:
     def p_hit(self) -> float:
         """Long-run hit rate (`ssd.eq1`)."""
         return hit_rate(self.p_primary, self.p_backup)
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What the papers' laws may be told here, by the glossary's names.
+
+        SD's draft is the primary's, so that both draft the same tokens in the same time.
+        """
+        known: dict[str, Any] = {
+            "acceptance": self.acceptance,
+            "lookahead": self.lookahead,
+            "t_draft": self.draft_s,
+            "speed_ratio": self.ratio,
+            "batch": self.batch,
+            "matched": self.matched,
+        }
+        if self.fanout:
+            known |= {"p_hit": self.p_hit, "p_hit_primary": self.p_primary, "p_hit_backup": self.p_backup}
+            known |= {"e_hit": self.e_hit, "e_miss": self.e_miss, "e_sd": self.e_hit}
+            known |= {"t_primary": self.t_primary, "t_backup": self.t_backup, "t_sd": self.t_primary}
+        return known
 
     def with_closed_form(self) -> Point:
         """This point with its budget spread by the closed form of `ssd.thm12`, rounded."""

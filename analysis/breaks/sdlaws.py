@@ -5,21 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analysis.breaks.bench import Bench, Estimate
-from analysis.breaks.comparison import Law, Observe, by_bound, by_choice, by_value
+from analysis.breaks.comparison import Law, Observe, applied, by_bound, by_choice, by_value, says, twins
 from analysis.breaks.points import Case, Point
-from policies.laws.double import (
-    balanced_lookahead,
-    pearl_speedup,
-    plain_pipeline_speedup,
-    psd_ceiling,
-    psd_speedup_printed,
-    rounds_per_run,
-    run_tokens,
-    run_tokens_printed,
-    sd_run_speedup,
-    sd_run_speedup_printed,
-)
-from policies.laws.ssd import expected_tokens
+from policies.laws import double
 
 DRAFTED = (Point(0.8, 4, 0.1), Point(0.6, 3, 0.2), Point(0.9, 8, 0.1))
 BALANCED = (Point(0.8, 4, 1 / 4), Point(0.6, 3, 1 / 3), Point(0.9, 8, 1 / 8))
@@ -41,11 +29,6 @@ _WAITS = {
     "contention": "both devices run slower while they overlap, the whole round long",
 }
 _PIPELINE_SHORT = "every output starts with an empty pipeline and throws away what is drafted past its end"
-
-
-def rounds_per_rejection(point: Point) -> float:
-    """Rounds up to and including the first that rejects (`double.eq8`)."""
-    return float(rounds_per_run(point.acceptance, point.lookahead))
 
 
 def _sd(above: str, below: str) -> Observe:
@@ -74,21 +57,16 @@ def _around(point: Point) -> tuple[int, ...]:
     return tuple(sorted({max(1, ratio // 2), 3 * ratio // 4, ratio - 1, ratio, ratio + 1}))
 
 
-def psd_printed(point: Point) -> float:
-    """S_PSD as printed (`double.thm3`)."""
-    return psd_speedup_printed(point.acceptance, point.lookahead, point.ratio)
-
-
 _THM2_FAULT = "the last round of a run is one that rejects, which the printed form does not condition on"
 _PSD_FAULT = f"{_THM2_FAULT}, so that it overcounts"
 _PIPELINED = {**_TOKENS, **_WAITS, "short": _PIPELINE_SHORT}
+_RUN = {**_TOKENS, "short": "a cut round is no rejection, and a run ends with its output"}
 
 SD_LAWS = (
     Law(
         "ar",
         "printed = corrected",
         "plain decoding: a token per step, whatever the batch",
-        "value",
         (Point(0.8, 1, 0.1), Point(0.8, 1, 0.1, batch=8)),
         {
             "jitter": "none: the mean of a sum is the sum of the means",
@@ -100,123 +78,83 @@ SD_LAWS = (
         "double.thm1",
         "printed = corrected",
         "tokens of a round: E(a, K)",
-        "value",
         DRAFTED,
         {**_TOKENS, "short": _CUT},
-        by_value(lambda point: expected_tokens(point.acceptance, point.lookahead), _sd("tokens", "rounds")),
+        by_value(says("double.thm1"), _sd("tokens", "rounds")),
     ),
     Law(
         "double.eq8",
         "printed = corrected",
         "rounds up to the first rejection: k = 1/(1 - a^g)",
-        "value",
         DRAFTED,
-        {**_TOKENS, "short": "a cut round is no rejection, and a run ends with its output"},
-        by_value(rounds_per_rejection, _sd("rounds", "rejected")),
+        _RUN,
+        by_value(says("double.eq8"), _sd("rounds", "rejected")),
     ),
-    Law(
-        "double.thm2.printed",
-        "as printed",
-        "tokens up to the first rejection: (k - 1)(g + 1) + E(a, g)",
-        "value",
-        DRAFTED,
-        {**_TOKENS, "short": "a cut round is no rejection, and a run ends with its output"},
-        by_value(
-            lambda point: float(run_tokens_printed(point.acceptance, point.lookahead)),
-            _sd("tokens", "rejected"),
+    *twins(
+        "double.thm2",
+        (
+            "tokens up to the first rejection: (k - 1)(g + 1) + E(a, g)",
+            "tokens up to the first rejection: k E(a, g)",
         ),
+        DRAFTED,
+        _RUN,
+        _sd("tokens", "rejected"),
         fault=_THM2_FAULT,
     ),
-    Law(
-        "double.thm2",
-        "corrected",
-        "tokens up to the first rejection: k E(a, g)",
-        "value",
-        DRAFTED,
-        {**_TOKENS, "short": "a cut round is no rejection, and a run ends with its output"},
-        by_value(
-            lambda point: float(run_tokens(point.acceptance, point.lookahead)), _sd("tokens", "rejected")
-        ),
-    ),
-    Law(
-        "double.eq11.printed",
-        "as printed",
-        "speedup of SD: E[L_k] C / (k (g + C))",
-        "value",
-        (*DRAFTED, BALANCED[0]),
-        {**_TOKENS, **_LEVEL, "short": _CUT},
-        by_value(
-            lambda point: float(sd_run_speedup_printed(point.acceptance, point.lookahead, point.ratio)),
-            _sd_speed,
-        ),
-        fault=_PSD_FAULT,
-    ),
-    Law(
+    *twins(
         "double.eq11",
-        "corrected",
-        "speedup of SD: E(a, g) C / (g + C)",
-        "value",
+        ("speedup of SD: E[L_k] C / (k (g + C))", "speedup of SD: E(a, g) C / (g + C)"),
         (*DRAFTED, BALANCED[0]),
         {**_TOKENS, **_LEVEL, "short": _CUT},
-        by_value(
-            lambda point: float(sd_run_speedup(point.acceptance, point.lookahead, point.ratio)), _sd_speed
-        ),
+        _sd_speed,
+        fault=_PSD_FAULT,
     ),
     Law(
         "double.thm3.printed",
         "as printed",
         "S_PSD against the plain pipeline that it describes",
-        "value",
         BALANCED,
         _PIPELINED,
-        by_value(psd_printed, _pipeline_speed),
+        by_value(says("double.thm3", printed=True), _pipeline_speed),
         fault=_PSD_FAULT,
     ),
     Law(
         "double.thm3.printed-pearl",
         "as printed",
         "S_PSD against PEARL, which it is said to be of",
-        "value",
         BALANCED,
         _PIPELINED,
-        by_value(psd_printed, _pearl_speed),
+        by_value(says("double.thm3", printed=True), _pearl_speed),
         fault=f"{_PSD_FAULT}, and knows no pre-verification, so that it undercounts where little is accepted",
     ),
     Law(
         "double.thm3.plain",
         "corrected",
         "S_plain, the exact rate of a plain pipeline",
-        "value",
         BALANCED,
         _PIPELINED,
-        by_value(
-            lambda point: plain_pipeline_speedup(point.acceptance, point.lookahead, point.ratio),
-            _pipeline_speed,
-        ),
+        by_value(says("double.thm3"), _pipeline_speed),
     ),
     Law(
         "double.thm3.pearl",
         "corrected",
         "S_PEARL, the exact rate with pre-verification",
-        "value",
         (*BALANCED, Point(0.8, 4, 0.1)),
         _PIPELINED,
-        by_value(lambda point: pearl_speedup(point.acceptance, point.lookahead, point.ratio), _pearl_speed),
+        by_value(applied(double.pearl_speedup), _pearl_speed),
     ),
     Law(
         "double.thm3.ceiling",
         "printed = corrected",
         "no pipeline exceeds C",
-        "upper bound",
         (*BALANCED, Point(0.95, 12, 1 / 4)),
         _PIPELINED,
-        by_bound(lambda point: psd_ceiling(point.ratio), _pearl_speed, upper=True),
+        by_bound(applied(double.psd_ceiling), _pearl_speed, upper=True),
     ),
     Law(
         "duo.budget",
         "printed = corrected",
         "the best lookahead of a pipeline is C",
-        "choice",
         (Point(0.8, 8, 1 / 8), Point(0.6, 8, 1 / 8)),
         {
             "position": "none: up to C a longer block costs no time, however little its end is accepted",
@@ -226,6 +164,6 @@ SD_LAWS = (
             "contention": "a shorter block overlaps less",
             "short": "none: overshoot costs no time either",
         },
-        by_choice(lambda point: balanced_lookahead(point.ratio), _around, _pearl_at),
+        by_choice(lambda point: double.balanced_lookahead(point.ratio), _around, _pearl_at),
     ),
 )

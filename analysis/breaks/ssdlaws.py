@@ -7,20 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from analysis.breaks.bench import Bench, Estimate
-from analysis.breaks.comparison import Comparison, Law, between, by_bound, by_value
+from analysis.breaks.comparison import Comparer, Comparison, Law, between, by_bound, by_value, says, twins
 from analysis.breaks.points import Case, Point
 from policies.laws.fanout import exact_fanout, power_law_table
-from policies.laws.ssd import (
-    outcome_weights,
-    speedup_sandwich,
-    speedup_sandwich_printed,
-    ssd_over_sd,
-    ssd_over_sd_printed,
-    ssd_speedup,
-    ssd_speedup_printed,
-    switch_batch,
-    switch_batch_printed,
-)
+from policies.laws.ssd import outcome_weights
 
 DEEPEST = 15
 """Largest fan-out that the recording can decide."""
@@ -71,38 +61,6 @@ def _over_sd(bench: Bench, case: Case) -> Estimate:
     return _saguaro_speed(bench, case).over(bench.speedup(bench.sd(case), case))
 
 
-def speedup(point: Point) -> float:
-    """`ssd.thm7` and `ssd.cor16` with `ssd.eq1`, corrected for T_p > 1."""
-    told = (point.p_hit, point.e_hit, point.e_miss, point.t_primary, point.t_backup)
-    return ssd_speedup(*told, batch=point.batch)
-
-
-def speedup_printed(point: Point) -> float:
-    """The same as printed."""
-    told = (point.p_hit, point.e_hit, point.e_miss, point.t_primary, point.t_backup)
-    return ssd_speedup_printed(*told, batch=point.batch)
-
-
-def gain_over_sd(point: Point) -> float:
-    """`ssd.cor8`, corrected: a miss waits for a tree of T_p > 1."""
-    return ssd_over_sd(point.p_hit, point.t_primary)
-
-
-def gain_over_sd_printed(point: Point) -> float:
-    """`ssd.cor8` as printed."""
-    return ssd_over_sd_printed(point.p_hit, point.t_primary)
-
-
-def sandwich(point: Point) -> tuple[float, float]:
-    """Bounds of `ssd.cor9`, corrected; E_SD and T_SD are those of the same draft."""
-    return speedup_sandwich(point.p_hit, point.e_hit, point.e_miss, point.e_hit, point.t_primary)
-
-
-def sandwich_printed(point: Point) -> tuple[float, float]:
-    """Bounds of `ssd.cor9` as printed."""
-    return speedup_sandwich_printed(point.p_hit, point.e_hit, point.e_hit, point.t_primary)
-
-
 def _exact(point: Point) -> Point:
     weights = outcome_weights(point.acceptance, point.lookahead)
     table = power_law_table(point.lookahead + 1, point.exponent, point.scale, DEEPEST)
@@ -124,11 +82,11 @@ def _lost_by_closed_form(bench: Bench, case: Case) -> Comparison:
     return Comparison(closed.value, exact.value, gain.value - 1.0, gain.error)
 
 
-def _switch(predict: Callable[[Point], float]) -> Callable[[Bench, Case], Comparison | None]:
+def _switch(*, printed: bool) -> Comparer:
     """At b* both backups are equally fast: law 1, simulated fast / slow there, between whole batches."""
 
     def compare(bench: Bench, case: Case) -> Comparison | None:
-        b = predict(case.point)
+        b = switch_at(case.point, printed=printed)
         if b == math.inf:  # never, which no batch can show
             return None
         if b < 1.0:  # always: at a batch of one the fast backup has to be no slower
@@ -143,7 +101,7 @@ def _switch(predict: Callable[[Point], float]) -> Callable[[Bench, Case], Compar
             seen = between(seen, _fast_over_slow(bench, case, low + step), share)
         return Comparison(1.0, seen.value, 1.0 / seen.value - 1.0, seen.error / seen.value**2)
 
-    return compare
+    return Comparer("value", compare)
 
 
 def _fast_over_slow(bench: Bench, case: Case, batch: int) -> Estimate:
@@ -155,21 +113,9 @@ def _fast_over_slow(bench: Bench, case: Case, batch: int) -> Estimate:
     return fast.over(slow)
 
 
-def _switch_told(point: Point) -> tuple[float, float]:
-    """Hit rates by what was verified: the primary's tokens, or nothing."""
-    return point.p_primary, replace(point, backup="plain").p_backup
-
-
-def switch_at(point: Point) -> float:
-    """b* corrected (`ssd.thm17`)."""
-    p_primary, p_backup = _switch_told(point)
-    return switch_batch(p_primary, p_backup, point.e_hit, 1.0, point.t_primary)
-
-
-def switch_at_printed(point: Point) -> float:
-    """b* as printed, with the long-run hit rate of the fast backup for its one p_hit."""
-    p_hit = replace(point, backup="plain").p_hit
-    return switch_batch_printed(p_hit, point.e_hit, 1.0, point.t_primary)
+def switch_at(point: Point, *, printed: bool) -> float:
+    """b* (`ssd.thm17`), told the hit rates by what was verified: the primary's tokens, or nothing."""
+    return says("ssd.thm17", printed=printed)(replace(point, backup="plain"))
 
 
 _SWITCH = {**_SPEED, **_BATCH}
@@ -185,128 +131,93 @@ SSD_LAWS = (
         "ssd.eq1",
         "printed = corrected",
         "long-run hit rate p_b / (1 + p_b - p_p)",
-        "value",
         PLAIN,
         {**_HITS, "short": "every output starts from a primary draft, not from the long run"},
-        by_value(lambda p: p.p_hit, lambda bench, case: bench.saguaro(case).ratio("hits", "looked_up")),
+        by_value(says("ssd.eq1"), lambda bench, case: bench.saguaro(case).ratio("hits", "looked_up")),
     ),
-    Law(
-        "ssd.thm7.printed",
-        "as printed",
-        "speedup of SSD; a miss takes 1 + T_b",
-        "value",
-        (*PLAIN, A, D),
-        _SPEED,
-        by_value(speedup_printed, _saguaro_speed),
-    ),
-    Law(
+    *twins(
         "ssd.thm7",
-        "corrected",
-        "speedup of SSD; a miss takes max(1, T_p) + T_b",
-        "value",
+        ("speedup of SSD; a miss takes 1 + T_b", "speedup of SSD; a miss takes max(1, T_p) + T_b"),
         (*PLAIN, A, D),
-        _TREE_KNOWN,
-        by_value(speedup, _saguaro_speed),
+        _SPEED,
+        _saguaro_speed,
+        corrected=_TREE_KNOWN,
     ),
-    Law(
-        "ssd.cor8.printed",
-        "as printed",
-        "SSD over SD with the same draft on a miss",
-        "value",
+    *twins(
+        "ssd.cor8",
+        ("SSD over SD with the same draft on a miss", "the same where a miss takes max(1, T) + T"),
         PRIMARY,
         _SPEED,
-        by_value(gain_over_sd_printed, _over_sd),
-    ),
-    Law(
-        "ssd.cor8",
-        "corrected",
-        "the same where a miss takes max(1, T) + T",
-        "value",
-        PRIMARY,
-        _TREE_KNOWN,
-        by_value(gain_over_sd, _over_sd),
+        _over_sd,
+        corrected=_TREE_KNOWN,
     ),
     Law(
         "ssd.cor9.upper",
         "printed = corrected",
         "SSD over SD is at most (1 + T_SD) E_hit/E_SD",
-        "upper bound",
         PLAIN,
         _SPEED,
-        by_bound(lambda point: sandwich(point)[1], _over_sd, upper=True),
+        by_bound(says("ssd.cor9", part=1), _over_sd, upper=True),
     ),
     Law(
         "ssd.cor9.lower.printed",
         "as printed",
         "SSD over SD is at least (1 + T_SD) p E_hit/E_SD",
-        "lower bound",
         PLAIN,
         _SPEED,
-        by_bound(lambda point: sandwich_printed(point)[0], _over_sd, upper=False),
+        by_bound(says("ssd.cor9", printed=True, part=0), _over_sd, upper=False),
     ),
     Law(
         "ssd.cor9.lower",
         "corrected",
         "SSD over SD is at least (1 + T_SD)(p E_hit + 1 - p)/E_SD; T_p <= 1",
-        "lower bound",
         PLAIN,
         _SPEED,
-        by_bound(lambda point: sandwich(point)[0], _over_sd, upper=False),
+        by_bound(says("ssd.cor9", part=0), _over_sd, upper=False),
     ),
     Law(
         "ssd.thm12.printed",
         "as printed",
         "the closed form's fan-outs, rounded, hit most often",
-        "choice",
         SPREAD,
         _LOST,
-        _lost_by_closed_form,
+        Comparer("choice", _lost_by_closed_form),
         fault="a small budget puts less than one guess on unlikely positions, which hits less than nothing",
     ),
     Law(
         "ssd.thm12",
         "corrected",
         "p_hit,p of the exact whole-numbered fan-outs",
-        "value",
         SPREAD,
         _THM12,
         by_value(lambda point: _exact(point).p_primary, _hits_of(_exact)),
     ),
-    Law(
-        "ssd.cor16.printed",
-        "as printed",
-        "speedup of a batch that stalls on any miss, which takes 1 + T_b",
-        "value",
+    *twins(
+        "ssd.cor16",
+        (
+            "speedup of a batch that stalls on any miss, which takes 1 + T_b",
+            "speedup of a batch that stalls on any miss, which takes max(1, T_p) + T_b",
+        ),
         BATCHED,
         {**_SPEED, **_BATCH},
-        by_value(speedup_printed, _saguaro_speed),
-    ),
-    Law(
-        "ssd.cor16",
-        "corrected",
-        "speedup of a batch that stalls on any miss, which takes max(1, T_p) + T_b",
-        "value",
-        BATCHED,
-        {**_TREE_KNOWN, **_BATCH},
-        by_value(speedup, _saguaro_speed),
+        _saguaro_speed,
+        corrected=_TREE_KNOWN | _BATCH,
     ),
     Law(
         "ssd.thm17.printed",
         "as printed",
         "batch b* at which the slow and the fast backup are equally fast",
-        "value",
         SWITCHED,
         _SWITCH,
-        _switch(switch_at_printed),
+        _switch(printed=True),
         fault="the backup changes the hit rate, for which the printed form has one symbol",
     ),
     Law(
         "ssd.thm17",
         "corrected",
         "the same with a hit rate for each backup",
-        "value",
         SWITCHED,
         {**_SWITCH, "tree": "none: the corrected form charges max(1, T_p) to a miss"},
-        _switch(switch_at),
+        _switch(printed=False),
     ),
 )

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 from analysis.breaks.bench import Bench, Estimate, Stretches
-from analysis.breaks.comparison import Law, Observe, by_bound, by_value
+from analysis.breaks.comparison import Law, Observe, applied, by_bound, by_value
 from analysis.breaks.points import Case, Point
-from analysis.breaks.sdlaws import psd_printed
 from analysis.papers.rasd import fused_tau
-from policies.laws.double import draft_length, psd_ceiling, rounds_per_run
+from policies.laws import double, mirror
 from policies.laws.duo import duo_speedup
-from policies.laws.mirror import fallback, fallback_bound_printed, mirror_step_time_printed
 from policies.laws.ssd import hit_rate_primary, power_law_hit
 
 EXIT = 0.5
@@ -53,7 +50,7 @@ def all_fallbacks(point: Point) -> float:
 def mirror_step(point: Point, fallbacks: float) -> float:
     """`mirror.eq10`, corrected; a rollout takes a step more than a draft anew, its glue step."""
     rollout = point.t_primary + point.draft_s
-    step = mirror_step_time_printed(EXIT, 1.0 - EXIT, rollout, 0.0)
+    step = mirror.mirror_step_time_printed(EXIT, 1.0 - EXIT, rollout, 0.0)
     return step + fallbacks * point.t_primary
 
 
@@ -107,11 +104,11 @@ def two_sequences_speed(point: Point) -> float:
 
 def double_speed_printed(point: Point) -> float:
     """`double.eq7` as printed, its gamma in tokens, with L_d of `double.thm3` and L_b = AMT per run."""
-    drafted = float(draft_length(point.lookahead, point.matched))
+    drafted = applied(double.draft_length)(point)
     quick = point.ratio * (1.0 + point.matched)
-    k = float(rounds_per_run(point.acceptance, drafted))
+    k = double.rounds_per_run(point.acceptance, drafted)
     bonus = point.matched * quick / (k * drafted + quick)
-    return psd_printed(replace(point, lookahead=math.ceil(drafted), draft_s=1.0 / quick)) + bonus
+    return double.psd_speedup_printed(point.acceptance, math.ceil(drafted), quick) + bonus
 
 
 def _seen(run: Callable[[Bench, Case], Stretches | None], above: str, below: str) -> Observe:
@@ -161,7 +158,6 @@ SYSTEM_LAWS = (
         "mirror.eq10.printed",
         "as printed",
         "step of Mirror-SD: T_prefix + max(Delta, T_draft)",
-        "value",
         EXITS,
         _STEP_RELAXED,
         by_value(lambda point: mirror_step(point, 0.0), _STEP),
@@ -171,7 +167,6 @@ SYSTEM_LAWS = (
         "mirror.eq10",
         "corrected",
         "step of Mirror-SD: the same + FF T_draft",
-        "value",
         EXITS,
         _STEP_RELAXED,
         by_value(lambda point: mirror_step(point, all_fallbacks(point)), _STEP),
@@ -180,26 +175,23 @@ SYSTEM_LAWS = (
         "mirror.prop1.printed",
         "as printed",
         "at most a share 1 - Omega of the rounds falls back",
-        "upper bound",
         UNSURE_EXITS,
         _FALLBACK_RELAXED,
-        by_bound(lambda point: fallback_bound_printed(omega(point)), _FALLBACKS, upper=True),
+        by_bound(lambda point: mirror.fallback_bound_printed(omega(point)), _FALLBACKS, upper=True),
         fault="a window has as many chances to fall back as tokens; the bound counts one",
     ),
     Law(
         "mirror.prop1",
         "corrected",
         "share of rounds that fall back: (1 - Omega)(1 + a + ... + a^(g-1))",
-        "value",
         UNSURE_EXITS,
         _FALLBACK_RELAXED,
-        by_value(lambda point: fallback(point.acceptance, omega(point), point.lookahead), _FALLBACKS),
+        by_value(lambda point: mirror.fallback(point.acceptance, omega(point), point.lookahead), _FALLBACKS),
     ),
     Law(
         "double.eq7.printed",
         "as printed",
         "speedup of DOUBLE: (L_d + L_b) C'/(k g + C'), C' = C (1 + AMT), g in tokens",
-        "value",
         RETRIEVING,
         _DOUBLE_RELAXED,
         by_value(double_speed_printed, _speed(Bench.double)),
@@ -209,7 +201,6 @@ SYSTEM_LAWS = (
         "double.eq7",
         "corrected",
         "speedup of DOUBLE: exact tokens of a round over max(1, g/C)",
-        "value",
         RETRIEVING,
         _DOUBLE_RELAXED,
         by_value(double_speed, _speed(Bench.double)),
@@ -218,19 +209,15 @@ SYSTEM_LAWS = (
         "double.eq7.ceiling",
         "as printed",
         "no speedup of DOUBLE exceeds C (1 + AMT)",
-        "upper bound",
         (UNBOUND, *RETRIEVING),
         _DOUBLE_RELAXED,
-        by_bound(
-            lambda point: psd_ceiling(point.ratio) * (1.0 + point.matched), _speed(Bench.double), upper=True
-        ),
+        by_bound(lambda point: point.ratio * (1.0 + point.matched), _speed(Bench.double), upper=True),
         fault="tokens that the target retrieves take no time of the draft's, so that C does not bound them",
     ),
     Law(
         "duo.alg1",
         "printed = corrected",
         "speedup of DuoDecoding with one sequence: that of a pre-verifying pipeline",
-        "value",
         SEQUENCES,
         {
             "position": "a block begins with tokens better than the mean and ends with worse",
@@ -238,15 +225,12 @@ SYSTEM_LAWS = (
             "and shorten the block",
             **_WAITS,
         },
-        by_value(
-            lambda point: duo_speedup(point.acceptance, point.lookahead, point.ratio), _speed(Bench.duo)
-        ),
+        by_value(applied(duo_speedup), _speed(Bench.duo)),
     ),
     Law(
         "duo.sequences",
         "not printed",
         "speedup of DuoDecoding with two sequences: exact tokens of a round",
-        "value",
         TWO_SEQUENCES,
         {
             "decided": "the draft's second choice is right where its first is in doubt, where it counts",
@@ -259,7 +243,6 @@ SYSTEM_LAWS = (
         "rasd.fuse",
         "not printed",
         "tau of a fused tree: the longer of two independent geometric matches",
-        "value",
         HALVES,
         _FUSED_RELAXED,
         by_value(lambda point: fused_tau(*point.halves), _FUSED),
@@ -268,7 +251,6 @@ SYSTEM_LAWS = (
         "rasd.fuse.upper",
         "not printed",
         "tau of a fused tree is at most the sum of its halves'",
-        "upper bound",
         HALVES,
         _FUSED_RELAXED,
         by_bound(lambda point: math.fsum(point.halves), _FUSED, upper=True),
@@ -277,7 +259,6 @@ SYSTEM_LAWS = (
         "rasd.fuse.lower",
         "not printed",
         "tau of a fused tree is at least that of its better half",
-        "lower bound",
         HALVES,
         _FUSED_RELAXED,
         by_bound(lambda point: max(point.halves), _FUSED, upper=False),

@@ -88,17 +88,18 @@ STATEMENTS: dict[str, Statement] = {
 }
 
 
+_BY_NAME = {name: known for known in STATEMENTS.values() for name in (known.id, *known.aliases)}
+
+
 def find(name: str) -> Statement:
     """The statement of an id or alias.
 
     Raises:
         ValueError: Unknown; names the nearest ones.
     """
-    by_name = {alias: statement for statement in STATEMENTS.values() for alias in statement.aliases}
-    by_name |= STATEMENTS
-    if name in by_name:
-        return by_name[name]
-    raise ValueError(f"no statement {name!r}{did_you_mean(name, by_name)}; `laws list` names all of them")
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    raise ValueError(f"no statement {name!r}{did_you_mean(name, _BY_NAME)}; `laws list` names all of them")
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

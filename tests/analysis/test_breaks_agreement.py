@@ -12,10 +12,8 @@ import pytest
 
 from analysis.breaks.bench import Bench, Estimate
 from analysis.breaks.catalogue import LAWS
-from analysis.breaks.comparison import Comparison, by_value
+from analysis.breaks.comparison import Comparison, by_value, says
 from analysis.breaks.points import Case, Point
-from analysis.breaks.sdlaws import rounds_per_rejection
-from analysis.breaks.ssdlaws import gain_over_sd, speedup
 from analysis.breaks.store import load_map
 from analysis.breaks.sweep import MARGIN, OWN_ASSUMPTIONS, agrees, differs, under_own_assumptions
 from policies.laws.double import pearl_speedup, plain_pipeline_speedup
@@ -79,7 +77,7 @@ PLANTED: dict[str, tuple[Callable[[Point], float], Callable[[Bench, Case], Estim
         lambda p: expected_tokens(p.acceptance, p.lookahead + 1),
         lambda bench, case: bench.sd(case).ratio("tokens", "rounds"),
     ),
-    "k at g + 1": (one_more(rounds_per_rejection), lambda b, case: b.sd(case).ratio("rounds", "rejected")),
+    "k at g + 1": (one_more(says("double.eq8")), lambda b, case: b.sd(case).ratio("rounds", "rejected")),
     "S_PEARL at g + 1": (
         lambda p: pearl_speedup(p.acceptance, p.lookahead + 1, p.ratio),
         lambda bench, case: bench.speedup(bench.pearl(case), case),
@@ -89,11 +87,11 @@ PLANTED: dict[str, tuple[Callable[[Point], float], Callable[[Bench, Case], Estim
         lambda bench, case: bench.speedup(bench.pipeline(case), case),
     ),
     "Saguaro at K + 1": (
-        lambda p: speedup(replace(p, lookahead=p.lookahead + 1, fanout=(*p.fanout, 3))),
+        lambda p: says("ssd.thm7")(replace(p, lookahead=p.lookahead + 1, fanout=(*p.fanout, 3))),
         lambda bench, case: bench.speedup(bench.saguaro(case), case),
     ),
     "SSD over SD at K + 1": (
-        lambda p: gain_over_sd(replace(p, lookahead=p.lookahead + 1, fanout=(*p.fanout, 3))),
+        lambda p: says("ssd.cor8")(replace(p, lookahead=p.lookahead + 1, fanout=(*p.fanout, 3))),
         lambda b, c: b.speedup(b.saguaro(c), c).over(b.speedup(b.sd(c), c)),
     ),
 }
