@@ -62,7 +62,7 @@ def test_a_stored_map_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "no JSON"),
+        ("{", "is not JSON"),
         ("{}", "no map of this version"),
         (as_json(TINY).replace("ssd.thm7", "ssd.thm77"), "'ssd.thm77' is no longer"),
         (as_json(TINY).replace('"seed"', '"sed"'), "missing or unknown"),
