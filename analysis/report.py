@@ -126,7 +126,7 @@ def summary(validation: Validation) -> dict[str, Any]:
 
 
 def as_json(validation: Validation) -> str:
-    """The documented JSON object (docs/json.md)."""
+    """The documented JSON object (docs/reference/json.md)."""
     meta = validation.trace.meta
     return to_json(
         {

@@ -134,7 +134,7 @@ class Row:
         return float((values.max() - values.min()) / 2 / values.mean())
 
     def as_dict(self) -> dict[str, Any]:
-        """Flat values for JSON and CSV (docs/json.md)."""
+        """Flat values for JSON and CSV (docs/reference/json.md)."""
         s, agreement = self.settings, self.agreement
         compared = agreement is not None
         runs = [p.simulated for p in self.predictions]

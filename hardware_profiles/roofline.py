@@ -3,9 +3,10 @@
     seconds = flop_cost * FLOPs / (G * peak) + byte_cost * bytes / (G * bandwidth)
               + layers * layer_s + 2 layers * (alpha ln G + beta M)
 
-over G devices of a tensor-parallel group.  The terms are added rather than the larger one taken: on both
-profiles measured here the sum leaves a smaller error on points held out (docs/hardware.md); a device that
-overlaps the two perfectly is at most twice as fast as the sum says, where both are equal.
+over G devices of a tensor-parallel group. The terms are added rather than the larger one taken: on both
+profiles measured here the sum leaves a smaller error on points held out (docs/how-to/unmeasured-
+hardware.md); a device that overlaps the two perfectly is at most twice as fast as the sum says, where both
+are equal.
 
 What is counted, for B rows of n new tokens over c cached ones (T = B n tokens):
 

@@ -11,10 +11,10 @@ in the round before and nothing has judged them.
   beyond it is pending next where X_q begins with the guidance (*post-verify* comes next), and goes otherwise
   (correction, extension; *pre-verify* comes next: nothing is pending).
 
-With sampled drafts the first tokens of X_q are judged before the guidance is: see `Guide`.  With
-`overlap off` the models take turns: X_q is drafted from the committed text and verified in the same round,
-and nothing is ever pending (the paper's single-GPU mode).  docs/double.md has the ambiguities of the paper
-and why nothing of this changes the target's law.
+With sampled drafts the first tokens of X_q are judged before the guidance is: see `Guide`. With `overlap
+off` the models take turns: X_q is drafted from the committed text and verified in the same round, and
+nothing is ever pending (the paper's single-GPU mode). docs/explanation/systems.md has the paper's
+ambiguities and why nothing of this changes the target's law.
 """
 
 from __future__ import annotations

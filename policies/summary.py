@@ -1,4 +1,4 @@
-"""Metrics of a run, defined once for both worlds (docs/metrics.md gives the symbols)."""
+"""Metrics of a run, defined once for both worlds (docs/reference/metrics.md gives the symbols)."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Report:
         return {kind: text for kind, text in self.sources.items() if kind.startswith(WARNING)}
 
     def as_dict(self) -> dict[str, Any]:
-        """The documented JSON object (docs/json.md)."""
+        """The documented JSON object (docs/reference/json.md)."""
         settings, summary = self.run.settings, self.run.summary
         return {
             "policy": settings.policy,

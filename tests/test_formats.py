@@ -1,4 +1,4 @@
-"""docs/formats.md: its examples run as printed, and it names every field that the readers know."""
+"""docs/reference/formats.md: its examples run as printed, and it names every field that the readers know."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hardware_profiles.trace_schema import COLUMNS, TraceMeta, TraceRequest
 from simulator.cli import main as simulate
 from simulator.imports.acceptance import AcceptanceFile
 
-PAGE = (Path(__file__).parents[1] / "docs" / "formats.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "formats.md").read_text()
 COMMANDS = {"simulate": simulate, "recommend": recommend}
 PARTS = (
     Profile, Role, DeviceInfo, Host, OperationHost, Overlap, MeasuredRun, GridCost, Point, InterpolationError,
@@ -46,7 +46,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if kind == "json":
             Path(name).write_text(text)
         elif kind == "python":
-            exec(compile(text, "docs/formats.md", "exec"), {})
+            exec(compile(text, "docs/reference/formats.md", "exec"), {})
     return tmp_path
 
 

@@ -45,7 +45,7 @@ Examples:
 def main(**options: Any) -> None:
     """Put laws to the test: first under their own assumptions, then with one assumption relaxed at a time.
 
-    LAW is a statement's id, as in docs/breaks.md; one with several readings stands for all of them.  All
+    LAW is a statement's id (docs/results/breaks.md); one with several readings stands for all of them.  All
     laws by default, which takes some minutes.
     """
     with refusals(INCOMPLETE, BAD_INPUT):

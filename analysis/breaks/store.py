@@ -15,7 +15,7 @@ from hardware_profiles.jsonfile import read_json, to_json
 
 SCHEMA = "spectwin/breaks/1"
 STORED = Path(__file__).resolve().parents[1] / "results" / "breaks" / "map.json"
-"""The map that docs/breaks.md is written from."""
+"""The map that docs/results/breaks.md is written from."""
 
 
 @dataclass(frozen=True)

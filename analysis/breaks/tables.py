@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 BEGIN, END = "<!-- breaks: {} -->", "<!-- /breaks -->"
-"""Around what docs/breaks.md takes from the command."""
+"""Around what docs/results/breaks.md takes from the command."""
 
 Line = Sequence[str]
 
@@ -94,17 +94,17 @@ def _from(cells: Sequence[Cell]) -> str:
 
 
 def markdown(found: Map) -> str:
-    """Everything that docs/breaks.md takes from the map, block by block."""
-    return "\n\n".join(f"{BEGIN.format(name)}\n{text}\n{END}" for name, text in blocks(found).items())
+    """What docs/results/breaks.md takes from the map, block by block, and then every law by itself."""
+    page = [f"{BEGIN.format(name)}\n{text}\n{END}" for name, text in blocks(found).items()]
+    overall = _markdown_table(overview(found), numbers=range(1, 99))
+    return "\n\n".join([*page, overall, *(_section(found, law) for law in found.laws)])
 
 
 def blocks(found: Map) -> dict[str, str]:
-    """Blocks of Markdown by name."""
+    """Blocks of Markdown of the page, by name."""
     return {
-        "overview": _markdown_table(overview(found), numbers=range(1, 99)),
         "relaxations": _markdown_table(by_relaxation(found), numbers=(2,)),
         "measured": _measured(),
-        "laws": "\n\n".join(_section(found, law) for law in found.laws),
     }
 
 

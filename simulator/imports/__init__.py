@@ -2,5 +2,5 @@
 
 `reading.read_file` reads an engine's output, `acceptance.acceptance_of` turns a measurement into a file that
 `simulate --acceptance` takes, `export` prints settings as vLLM, SGLang and llama.cpp take them.
-docs/imports.md has what every source says and leaves out.
+docs/how-to/import.md has what every source says and leaves out.
 """

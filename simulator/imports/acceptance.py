@@ -1,4 +1,4 @@
-"""The acceptance file: what an import knows, for `simulate --acceptance FILE` (docs/imports.md)."""
+"""The acceptance file: what an import knows, for `simulate --acceptance FILE` (docs/how-to/import.md)."""
 
 from __future__ import annotations
 

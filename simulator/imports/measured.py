@@ -1,4 +1,4 @@
-"""What an engine measured, in this project's names (docs/metrics.md), whatever the engine calls it.
+"""What an engine measured, in this project's names (docs/reference/metrics.md), whatever the engine calls it.
 
 Two lists per position must never be mixed up.  *Joint*: the share of rounds whose first i drafted tokens were
 all accepted; it never rises.  *Conditional*: the share of those that got as far as token i; it may do
@@ -151,7 +151,7 @@ class Imported:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted over verified positions (docs/metrics.md), in full rounds; None without positions."""
+        """Accepted over verified positions (docs/reference/metrics.md); None without positions."""
         joint = self.joint_acceptance_at_position
         return None if not joint else sum(joint) / (1.0 + sum(joint[:-1]))
 

@@ -1,4 +1,4 @@
-"""Replay: the token model of a recorded trace, greedy or sampled (docs/replay.md)."""
+"""Replay: the token model of a recorded trace, greedy or sampled (docs/explanation/replay.md)."""
 
 from __future__ import annotations
 

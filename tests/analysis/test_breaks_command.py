@@ -17,7 +17,7 @@ from analysis.breaks.sweep import OWN_ASSUMPTIONS, Cell, sweep
 from analysis.breaks.tables import BEGIN, END, blocks, of_law, overview
 from policies.registry import SettingError
 
-PAGE = Path(__file__).parents[2] / "docs" / "breaks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "breaks.md"
 
 
 def command(*arguments: str) -> Result:
@@ -143,7 +143,7 @@ def test_pictures(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", ["overview", "relaxations", "measured", "laws"])
+@pytest.mark.parametrize("name", ["relaxations", "measured"])
 def test_the_page_is_what_the_stored_map_says(name: str) -> None:
     pattern = re.escape(BEGIN.format(name)) + r"\n(.*?)\n" + re.escape(END)
     found = re.findall(pattern, PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""The commands of docs/gpu.md: each is read as it stands, on a machine said to have a GPU; and run in small.
+"""The commands of docs/how-to/gpu.md: each is read as it stands, as if there were a GPU; and run in small.
 
 Reading goes through everything before the first worker starts: options, architectures, devices, memory.
 """
@@ -40,7 +40,7 @@ GPU = Machine("Some CPU", CORES, ("cuda: GPU",), None, (Found("cuda:0", "GPU", 1
 
 def commands() -> list[list[str]]:
     """Every line within a fence of the page, split as a shell does."""
-    blocks = (REPOSITORY / "docs" / "gpu.md").read_text(encoding="utf-8").split("```")[1::2]
+    blocks = (REPOSITORY / "docs" / "how-to" / "gpu.md").read_text(encoding="utf-8").split("```")[1::2]
     return [shlex.split(line) for block in blocks for line in block.strip().splitlines()]
 
 

@@ -185,7 +185,7 @@ def test_a_shipped_profile_is_fitted_within_its_stated_error() -> None:
     setting = setting_of(profile.roles.target)
     assert (setting.shape.name, setting.device.name) == ("pair:x5", "cpu-core")
     found = fit_roofline("target.forward", profile.operations["target.forward"], setting)
-    # docs/hardware.md: median 4.8 %, 95 % below 17.3 %.
+    # docs/how-to/unmeasured-hardware.md: median 4.8 %, 95 % below 17.3 %.
     assert found.error.median == pytest.approx(0.048, abs=0.003)
     assert found.error.p95 == pytest.approx(0.173, abs=0.01)
 

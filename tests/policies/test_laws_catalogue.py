@@ -166,7 +166,7 @@ def test_a_wrong_statement_s_example_shows_the_difference(name: str) -> None:
 
 def test_the_docs_have_the_table_as_the_command_prints_it() -> None:
     """Made with `laws list --markdown`."""
-    text = (ROOT / "docs" / "laws.md").read_text()
+    text = (ROOT / "docs" / "reference" / "laws.md").read_text()
     found = re.search(r"<!-- laws list --markdown -->\n(.*?)\n<!-- end -->", text, re.DOTALL)
     assert found is not None
     assert found.group(1) == markdown(STATEMENTS.values()), "put the output of `laws list --markdown` there"
