@@ -8,12 +8,12 @@ neither world names operations one by one:
 - `reply`, the type of a row's reply, and `answer`, what the policy gets out of the replies of all rows;
 - `early_reply` and `early_after`, what it says on the way, and after which of its steps; `stoppable`.
 
-The outcome of a verified chain follows from a path recorded by plain decoding (docs/explanation/replay.md), so that the
-simulated world answers `Verify`, `Settle`, `Draft`, `Prespeculate` and `Continue` from a token model.  What a
-draft puts into a tree, what a datastore returns, which of several candidates survives, does not: it is fed by
-tokens off that path.  Such an operation is a `RowOperation`.  Its replies are recorded in live runs: a reply
-trace keeps every row's by (kind, part, request, position), and the simulated world answers with it, in any
-batch and on any profile.
+The outcome of a verified chain follows from a path recorded by plain decoding (docs/explanation/replay.md),
+so that the simulated world answers `Verify`, `Settle`, `Draft`, `Prespeculate` and `Continue` from a token
+model. What a draft puts into a tree, what a datastore returns, which of several candidates survives, does
+not: it is fed by tokens off that path. Such an operation is a `RowOperation`. Its replies are recorded in
+live runs: a reply trace keeps every row's by (kind, part, request, position), and the simulated world
+answers with it, in any batch and on any profile.
 
 A new operation is a subclass, a handler in `calibrate/live/handlers`, and nothing else:
 
