@@ -19,6 +19,11 @@ class ArConfig(PolicyConfig):
 
     policy: ClassVar[str] = "ar"
 
+    @property
+    def longest_run(self) -> int:
+        """Nothing is drafted."""
+        return 0
+
 
 def autoregressive(world: World, rows: Rows, config: ArConfig, sampling: Sampling = GREEDY) -> Steps:
     """One target step per token; a verification of nothing."""

@@ -12,9 +12,9 @@ import io
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -25,8 +25,10 @@ from policies.config import Knob, SettingError, shown
 from policies.registry import KNOBS, POLICIES
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from rich.console import Console
 
+Request = TypeVar("Request", bound="DataclassInstance")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -339,6 +341,18 @@ _READ: dict[str, Callable[[str], Any]] = {
     "number": float,
     "integers": lambda text: tuple(int(part) for part in text.split(",")),
 }
+
+
+def typed(kind: type[Request], options: Mapping[str, Any], **more: Any) -> Request:
+    """What a command is asked, as one frozen value: the options by the names of its fields.
+
+    Args:
+        kind: A dataclass.
+        options: As click has them.
+        more: Fields that are no options.
+    """
+    names = [each.name for each in fields(kind) if each.name in options]
+    return kind(**{name: options[name] for name in names}, **more)
 
 
 def knob_options(*, exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:

@@ -32,6 +32,10 @@ Kind: TypeAlias = Literal["integer", "number", "name", "integers", "text"]
 WorldName: TypeAlias = Literal["simulated", "live"]
 OnOff: TypeAlias = Literal["on", "off"]
 
+LookaheadRule: TypeAlias = Literal["fastest", "balanced", "cost ratio"]
+"""How a lookahead is chosen that is left open: the fastest by law and simulation; the one at which a block is
+drafted while the target takes a step; what the ratio of costs gives, searched with a single sequence."""
+
 DEFAULT_LOOKAHEAD = 4
 MAX_LOOKAHEAD = 64
 EXACT = "exact on the on-path trace"
@@ -140,6 +144,7 @@ class PolicyConfig:
     """
 
     policy: ClassVar[str]
+    lookahead_rule: ClassVar[LookaheadRule] = "fastest"
 
     @classmethod
     def of(cls, **values: Any) -> Self:
@@ -169,6 +174,11 @@ class PolicyConfig:
         return self.ahead
 
     @property
+    def longest_run(self) -> int:
+        """Drafted tokens that may be accepted one after the other."""
+        return DEFAULT_LOOKAHEAD
+
+    @property
     def cached_tokens(self) -> int:
         """Tokens per row in the speculation cache of one draft device."""
         return 0
@@ -182,6 +192,11 @@ class PolicyConfig:
         """What is left of it where retrieval finds nothing and no draft is ever confident."""
         return self
 
+    @property
+    def single_sequence(self) -> PolicyConfig:
+        """What it is with one sequence, which any recording replays at every lookahead."""
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class LookaheadConfig(PolicyConfig):
@@ -193,8 +208,17 @@ class LookaheadConfig(PolicyConfig):
 
     lookahead: Lookahead = DEFAULT_LOOKAHEAD
 
+    def deeper(self, lookahead: int) -> Self:
+        """The same with another K."""
+        return replace(self, lookahead=lookahead)
+
     @property
     def ahead(self) -> int:
+        """K."""
+        return self.lookahead
+
+    @property
+    def longest_run(self) -> int:
         """K."""
         return self.lookahead
 

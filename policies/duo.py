@@ -29,9 +29,19 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from policies.config import DECISIONS, About, DraftSampling, LookaheadConfig, PolicyInfo, SettingError
+from policies.config import (
+    DECISIONS,
+    About,
+    DraftSampling,
+    LookaheadConfig,
+    LookaheadRule,
+    PolicyConfig,
+    PolicyInfo,
+    SettingError,
+)
 from policies.laws.ssd import power_law_hit
 from policies.operation import CostClass, RowAnswers, RowOperation, Work
+from policies.pearl import PearlConfig
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
@@ -186,6 +196,7 @@ class DuoConfig(LookaheadConfig):
     """
 
     policy: ClassVar[str] = "duo"
+    lookahead_rule: ClassVar[LookaheadRule] = "cost ratio"
     draft_sampling: DraftSampling = "sampled"
     sequences: Annotated[
         SequenceCount,
@@ -196,6 +207,11 @@ class DuoConfig(LookaheadConfig):
     def count(self) -> int:
         """Sequences; 0: by the threshold."""
         return 0 if self.sequences == "dynamic" else int(self.sequences)
+
+    @property
+    def single_sequence(self) -> PolicyConfig:
+        """PEARL."""
+        return PearlConfig(self.lookahead, self.draft_sampling)
 
     def check(self, sampling: Sampling) -> None:
         """Refuse more sequences than the budget has room for."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.config import DraftSampling, LookaheadConfig, PolicyInfo
+from policies.config import MAX_LOOKAHEAD, DraftSampling, LookaheadConfig, LookaheadRule, PolicyInfo
 from policies.operation import Continue, Settle, Verify
 from policies.protocols import Cache, Steps, World
 from policies.rows import Rows, admit
@@ -35,7 +35,13 @@ class PearlConfig(LookaheadConfig):
     """
 
     policy: ClassVar[str] = "pearl"
+    lookahead_rule: ClassVar[LookaheadRule] = "balanced"
     draft_sampling: DraftSampling = "sampled"
+
+    @property
+    def longest_run(self) -> int:
+        """Runs go on from block to block."""
+        return MAX_LOOKAHEAD
 
     @property
     def draft_ahead(self) -> int:

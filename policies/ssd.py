@@ -15,7 +15,7 @@ its code read differently, each reading has a name (design.md, section 7):
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
@@ -96,6 +96,15 @@ class SaguaroConfig(LookaheadConfig):
             n: _spread(values[n], positions) for n in ("fanout", "fanout_backup") if values.get(n) is not None
         }
         return cls(**{"fanout": (DEFAULT_FANOUT,) * positions, **values, **spread})
+
+    def deeper(self, lookahead: int) -> Self:
+        """The same with another K; fan-outs that are the same at every position stay so."""
+        spread = {
+            name: fanout[:1] * (lookahead + 1)
+            for name in ("fanout", "fanout_backup")
+            if (fanout := getattr(self, name)) is not None and len(set(fanout)) == 1
+        }
+        return replace(self, lookahead=lookahead, **spread)
 
     def check(self, sampling: Sampling) -> None:
         """Refuse knobs that change nothing with the others."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,20 @@ from policies.commandline import (
     integer_or_auto,
     knob_options,
     refusals,
+    typed,
     wide_console,
 )
 from policies.registry import KNOBS, POLICIES
-from simulator.options import DEFAULT_PROFILE, build_scenario
+from simulator.auto import resolve, settings_query
+from simulator.fanout import SHAPES
+from simulator.law import assume, opinion
+from simulator.report import Report, plot, print_report, write_timeline
+from simulator.request import DEFAULT_PROFILE, SimulationRequest, build_scenario
+from simulator.run import baselines, simulate
+from simulator.waterfall import waterfall
 
 LINE = 79
 """Characters of a line in lists."""
-SHAPES = ("uniform", "geometric", "exact")
 EXAMPLES = """
 \b
 Examples:
@@ -168,38 +175,42 @@ def main(**options: Any) -> None:
         list_policies(as_json=options["as_json"])
         return
     with refusals(INCOMPLETE, BAD_INPUT):
-        _answer(options)
+        knobs = {name: options[name] for name in (*KNOBS, "temperature", "top_p", "seed")}
+        query = settings_query(
+            options["policy"],
+            shape=options["shape"],
+            budget=options["budget"],
+            find_switch=options["find_switch"],
+            **knobs,
+        )
+        request = typed(SimulationRequest, options, query=query)
+        answer(request, typed(Output, options))
 
 
-def _answer(options: dict[str, Any]) -> None:
-    from simulator.law import assume, opinion
-    from simulator.report import Report, plot, print_report, write_timeline
-    from simulator.resolve import resolve
-    from simulator.run import baselines, simulate
-    from simulator.waterfall import waterfall
-    from simulator.wishes import Wish, check_wish
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Where an answer goes; every field is the option of its name."""
 
-    wish = Wish(
-        options["policy"],
-        options["lookahead"],
-        options["shape"],
-        options["budget"],
-        {name: options[name] for name in (*KNOBS, "temperature", "top_p", "seed") if name != "lookahead"},
-    )
-    check_wish(wish, find_switch=options["find_switch"])
-    scenario, sources = build_scenario(options)
-    found = resolve(scenario, wish, find_switch=options["find_switch"])
+    as_json: bool
+    timeline: Path | None
+    plot: Path | None
+
+
+def answer(request: SimulationRequest, output: Output) -> None:
+    """Simulate what is asked, and print or write it."""
+    scenario, sources = build_scenario(request)
+    found = resolve(scenario, request.query)
     settings = found.settings
     law = opinion(settings, assume(scenario, settings), batch=scenario.batch)
-    run = simulate(scenario, settings, timeline=options["timeline"] is not None)
+    run = simulate(scenario, settings, timeline=output.timeline is not None)
     ar, sd = baselines(scenario, settings)
     why = waterfall(scenario, settings, law)
     report = Report(scenario, run, ar, sd, law, why, sources, found.choices)
-    if options["timeline"]:
-        write_timeline(report, options["timeline"])
-    if options["plot"]:
-        plot(report, options["plot"])
-    if options["as_json"]:
+    if output.timeline:
+        write_timeline(report, output.timeline)
+    if output.plot:
+        plot(report, output.plot)
+    if output.as_json:
         click.echo(to_json(report.as_dict(), indent=2))
         return
     print_report(report, wide_console())

@@ -12,12 +12,12 @@ import numpy as np
 from policies.registry import find_policy
 from policies.summary import Summary
 from policies.timeline import chrome_trace
+from simulator.auto import Choice
 from simulator.law import Opinion, manner_of
-from simulator.options import WARNING
 from simulator.placement import DeviceCount, count_devices
+from simulator.request import WARNING
 from simulator.run import Scenario, Simulated
 from simulator.waterfall import Stage
-from simulator.wishes import Choice
 
 if TYPE_CHECKING:
     from rich.console import Console

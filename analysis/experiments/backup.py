@@ -11,7 +11,7 @@ from analysis.experiments.pictures import COLOURS, draw_worlds, finish, parity
 from policies.laws.fanout import expected_hit
 from policies.laws.ssd import switch_batch, switch_batch_printed
 from policies.registry import Settings, configure
-from simulator.budget import step_times
+from simulator.fanout import step_times
 from simulator.probe import Manner, round_statistics
 from simulator.run import simulate
 

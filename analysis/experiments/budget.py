@@ -9,9 +9,8 @@ import numpy as np
 from analysis.experiments.bench import Bench, Row, column
 from analysis.experiments.pictures import COLOURS, draw_worlds, finish, parity
 from policies.registry import Settings
-from simulator.resolve import resolve
-from simulator.shapes import SHAPES
-from simulator.wishes import Wish
+from simulator.auto import resolve, settings_query
+from simulator.fanout import SHAPES
 
 LOOKAHEAD = 4
 BUDGETS = (2, 5, 10, 15, 25)
@@ -22,8 +21,8 @@ def settings(bench: Bench) -> dict[tuple[str, int], Settings]:
     found: dict[tuple[str, int], Settings] = {}
     for shape in SHAPES:
         for budget in BUDGETS:
-            wish = Wish("saguaro", LOOKAHEAD, shape, budget, {"backup": "plain"})
-            found[shape, budget] = resolve(bench.scenario(0.0), wish).settings
+            query = settings_query("saguaro", LOOKAHEAD, shape, budget, backup="plain")
+            found[shape, budget] = resolve(bench.scenario(0.0), query).settings
     return found
 
 

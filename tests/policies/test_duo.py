@@ -13,13 +13,12 @@ from policies.duo import mean_sequences, most_sequences, openings, sequence_leng
 from policies.laws.duo import draft_sequences, duo_speedup
 from policies.registry import configure, start
 from policies.rows import Rows
+from simulator.auto import resolve, settings_query
 from simulator.contents import Imagined
 from simulator.costs import TextbookCosts
 from simulator.law import Assumptions, opinion
-from simulator.resolve import resolve
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel, coin
-from simulator.wishes import Wish
 from simulator.world import SimulatedWorld
 
 # Eight tokens; the draft's first choice is right at positions 0, 1, 3, 4, 6 and 7, its second at 2, its
@@ -175,7 +174,7 @@ def test_simulation_agrees_with_the_law(acceptance: float, lookahead: int) -> No
 def test_the_budget_is_the_cost_ratio_where_costs_are_even() -> None:
     tokens = coin(0.8, exponent=1.0, requests=8, length=400, prompt_length=1, seed=0)
     scenario = Scenario(tokens=tokens, textbook=TextbookCosts(1.0, 0.125))
-    found = resolve(scenario, Wish("duo", "auto", knobs={"sequences": "2"}))
+    found = resolve(scenario, settings_query("duo", "auto", sequences="2"))
     (choice,) = found.choices
     assert found.settings.label == f"duo K={choice.value} sequences=2"
     assert choice.numbers["cost_ratio"] == pytest.approx(8.0)

@@ -8,7 +8,7 @@ from hardware_profiles.costs import ConstantCost, Provenance
 from hardware_profiles.parts import DeviceInfo, Role, Roles
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace_schema import TraceMeta
-from simulator.options import _other_draft
+from simulator.request import _other_draft
 
 
 def told(recorded: tuple[str, str], timed: tuple[str | None, str | None]) -> str:

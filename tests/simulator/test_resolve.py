@@ -15,15 +15,12 @@ from hardware_profiles.trace import read_trace
 from policies.curves import round_curves
 from policies.laws.ssd import expected_tokens, hit_rate_primary, outcome_weights, switch_batch
 from policies.registry import SettingError, configure
-from simulator.budget import fitting_budget, step_times
-from simulator.cli import SHAPES as CLI_SHAPES
+from simulator.auto import resolve, settings_query
 from simulator.costs import TextbookCosts
+from simulator.fanout import SHAPES, fitting_budget, shape_after_backup, step_times
 from simulator.probe import Manner, mean_acceptance, round_statistics
-from simulator.resolve import resolve
 from simulator.run import Scenario
-from simulator.shapes import SHAPES, shape_after_backup
 from simulator.tokens import coin, replay
-from simulator.wishes import Wish
 
 LINEAR = {
     "axes": ["branches"],
@@ -110,13 +107,13 @@ def test_step_times() -> None:
 def test_pearl_is_balanced() -> None:
     # ceil(1 / .3) = 4; three steps of .25 s and a bit.
     for draft_s, lookahead in ((0.3, 4), (0.25, 4), (0.1, 10)):
-        found = resolve(constant(1.0, draft_s), Wish("pearl", "auto"))
+        found = resolve(constant(1.0, draft_s), settings_query("pearl", "auto"))
         assert found.settings == configure("pearl", lookahead=lookahead)
         assert found.choices[0].numbers == {"target_s": 1.0, "draft_s": draft_s}
 
 
 def test_the_lookahead_is_the_fastest_in_its_neighbourhood() -> None:
-    found = resolve(constant(1.0, 0.1), Wish("sd", "auto"))
+    found = resolve(constant(1.0, 0.1), settings_query("sd", "auto"))
     best = found.settings.lookahead
     speeds = found.choices[0].numbers["tokens_per_second"]
     # (1 + ... + .8^K) / (1 + .1 K) is 2.460 at K = 5, 2.470 at 6, 2.448 at 7.
@@ -126,17 +123,17 @@ def test_the_lookahead_is_the_fastest_in_its_neighbourhood() -> None:
 
 
 def test_uniform_and_geometric_by_hand() -> None:
-    found = resolve(constant(), Wish("saguaro", 2, "uniform", 8))
+    found = resolve(constant(), settings_query("saguaro", 2, "uniform", 8))
     assert found.settings.fanout == (3, 3, 2)
     # Weights .5, .25, .25 to the power 1/2: .7071, .5, .5; of a budget of 17: 7.04, 4.98, 4.98.
     scenario = replace(constant(), tokens=coins(acceptance=0.5, length=4000))
-    assert resolve(scenario, Wish("saguaro", 2, "geometric", 17)).settings.fanout == (7, 5, 5)
+    assert resolve(scenario, settings_query("saguaro", 2, "geometric", 17)).settings.fanout == (7, 5, 5)
 
 
 def test_after_a_backup_that_is_never_accepted_the_budget_belongs_to_position_0() -> None:
-    found = resolve(constant(), Wish("saguaro", 2, "uniform", 8, {"backup": "plain"}))
+    found = resolve(constant(), settings_query("saguaro", 2, "uniform", 8, backup="plain"))
     assert found.settings.fanout_backup == (8, 0, 0)
-    assert resolve(constant(), Wish("saguaro", 2, "uniform", 8)).settings.fanout_backup is None
+    assert resolve(constant(), settings_query("saguaro", 2, "uniform", 8)).settings.fanout_backup is None
     known = round_statistics(coins(), 2, Manner())
     assert shape_after_backup(known, 40, most=15) == (15, 0, 0)
 
@@ -147,7 +144,7 @@ def test_exact_is_no_worse_than_the_others_by_its_own_measure() -> None:
     known = round_statistics(scenario.tokens, 4, Manner())
     hits = {}
     for shape in SHAPES:
-        fanout = resolve(scenario, Wish("saguaro", 4, shape, 12)).settings.fanout
+        fanout = resolve(scenario, settings_query("saguaro", 4, shape, 12)).settings.fanout
         assert fanout is not None and sum(fanout) <= 12
         hits[shape] = float((known.weights * known.after_primary[np.arange(5), list(fanout)]).sum())
     assert hits["exact"] >= max(hits.values()) - 1e-9
@@ -158,7 +155,7 @@ def test_shapes_keep_below_what_the_recording_decides() -> None:
     scenario = Scenario(tokens=replay(trace), textbook=TextbookCosts(1.0, 0.1))
     most = scenario.tokens.max_fanout
     for shape in SHAPES:
-        fanout = resolve(scenario, Wish("saguaro", 3, shape, 4 * most)).settings.fanout
+        fanout = resolve(scenario, settings_query("saguaro", 3, shape, 4 * most)).settings.fanout
         assert fanout is not None and max(fanout) <= most
 
 
@@ -198,7 +195,7 @@ def auto_backup(batch: int, **flags: Any) -> Any:
     scenario = Scenario(
         tokens=coins(requests=6, length=6000), textbook=TextbookCosts(1.0, T), batch=batch, requests=6
     )
-    return resolve(scenario, Wish("saguaro", K, knobs={"fanout": (F,), "backup": "auto"}), **flags)
+    return resolve(scenario, settings_query("saguaro", K, fanout=(F,), backup="auto", **flags))
 
 
 def test_the_backup_switches_at_b_star() -> None:
@@ -221,36 +218,31 @@ def test_the_switch_is_found_by_simulation_if_asked() -> None:
 
 
 def test_nothing_open_is_left_alone() -> None:
-    found = resolve(constant(), Wish("saguaro", 3, knobs={"fanout": (2,), "backup": "random"}))
+    found = resolve(constant(), settings_query("saguaro", 3, fanout=(2,), backup="random"))
     assert found.settings == configure("saguaro", lookahead=3, fanout=(2,), backup="random")
     assert found.choices == ()
 
 
 @pytest.mark.parametrize(
-    ("wish", "message"),
+    ("asked", "message"),
     [
-        (Wish("pearl", budget=4), "no fan-out"),
-        (Wish("ar", "auto"), "no lookahead"),
-        (Wish("saguaro", budget=0), "at least 1"),
-        (Wish("saguaro", budget=3, knobs={"fanout": (2,)}), "either fan-outs or a shape"),
-        (Wish("saguaro", "auto", knobs={"fanout": (2, 1, 1)}), "single one"),
-        (Wish("saguaro", knobs={"fanout_backup": (2,)}), "changes nothing with backup 'primary'"),
-        (Wish("saguaro", knobs={"first": "backup"}), "changes nothing with backup 'primary'"),
-        (Wish("saguaro", knobs={"stall": "rows"}), "at batch 1"),
-        (Wish("saguaro", knobs={"draft_devices": 2}), "constant times"),
+        ({"policy": "pearl", "budget": 4}, "no fan-out"),
+        ({"policy": "ar", "lookahead": "auto"}, "no lookahead"),
+        ({"budget": 0}, "at least 1"),
+        ({"budget": 3, "fanout": (2,)}, "either fan-outs or a shape"),
+        ({"lookahead": "auto", "fanout": (2, 1, 1)}, "single one"),
+        ({"fanout_backup": (2,)}, "changes nothing with backup 'primary'"),
+        ({"first": "backup"}, "changes nothing with backup 'primary'"),
+        ({"stall": "rows"}, "at batch 1"),
+        ({"draft_devices": 2}, "constant times"),
+        ({"find_switch": True}, "backup 'auto' only"),
     ],
 )
-def test_contradictions_are_refused(wish: Wish, message: str) -> None:
+def test_contradictions_are_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        resolve(constant(), wish)
-    with pytest.raises(SettingError, match="backup 'auto' only"):
-        resolve(constant(), Wish("saguaro"), find_switch=True)
+        resolve(constant(), settings_query(**asked))
 
 
 def test_a_stall_of_rows_belongs_to_the_primary_backup_alone() -> None:
-    found = resolve(constant(batch=4), Wish("saguaro", 4, knobs={"backup": "auto", "stall": "rows"}))
+    found = resolve(constant(batch=4), settings_query("saguaro", 4, backup="auto", stall="rows"))
     assert found.settings.knobs["stall"] == ("rows" if found.settings.backup == "primary" else "batch")
-
-
-def test_the_command_line_knows_every_shape() -> None:
-    assert CLI_SHAPES == SHAPES

@@ -1,0 +1,357 @@
+"""What `simulate` is asked, the scenario that this describes, and where its numbers come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hardware_profiles.decisions import DecisionTrace, read_decisions
+from hardware_profiles.pace import Pace
+from hardware_profiles.pairs import other_pair
+from hardware_profiles.profile import Profile, load_profile, unmeasured
+from hardware_profiles.scaled import placement_note, replaced, rescaled
+from hardware_profiles.store import (
+    SHIPPED,
+    decisions_name,
+    find_decisions,
+    find_profile,
+    find_trace,
+    name_beside,
+    origin,
+    trace_name,
+)
+from hardware_profiles.trace import read_trace
+from hardware_profiles.trace_schema import TraceError, TraceMeta
+from policies.registry import SettingError, find_policy
+from policies.ssd import SaguaroConfig
+from simulator.auto import SettingsQuery
+from simulator.costs import Effects, TextbookCosts
+from simulator.pacing import find_pace
+from simulator.run import Scenario
+from simulator.tokens import REPLAY_COLUMNS, TokenModel, check_sampling, coin, replay
+
+DEFAULT_PROFILE = "cpu2-x5"
+LENGTH = 128
+"""Tokens of a prompt and of its continuation where neither is recorded."""
+GREEDY_COLUMNS = ("draft_rank", "draft_top_ids")
+"""Columns of a trace that a greedy replay reads; it does without the second (`simulator.tokens.replay`)."""
+WARNING = "warning"
+"""What a source's name begins with where it is one."""
+LLAMACPP = "llamacpp"
+"""The backend, as profiles and traces call it, whose drafts may be quantised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationRequest:
+    """What `simulate` is asked; every field is the option of its name.
+
+    Attributes:
+        query: The settings, some of which may be open.
+        batch: Rows served at once.
+        hw: Profile, a shipped name or a file; None: `DEFAULT_PROFILE`.
+        target_shape: Another target on the profile's device.
+        draft_shape: Another draft.
+        placement: Another placement than the profile's.
+        trace: Recorded trace; None: the profile's, at the temperature of the settings.
+        decisions: Decision trace; None: the profile's, of the policy, at that temperature.
+        prompt_category: Only prompts of this category.
+        prompt_length: Prompt tokens in place of the recorded ones.
+        requests: How many to serve; None: 8 per row, at least 48.
+        max_tokens: Most tokens per request.
+        target_time: Constant seconds of a target step, in place of a profile.
+        draft_time: Those of a draft step.
+        acceptance: Of coin tosses, or a file of imported acceptance, in place of a trace.
+        hit_exponent: r of the coins' hit curve.
+        hit_scale: c of it.
+        hit_curve: Both, of an imported acceptance.
+        jitter: Whether latencies vary.
+    """
+
+    query: SettingsQuery
+    batch: int = 1
+    hw: str | None = None
+    target_shape: str | None = None
+    draft_shape: str | None = None
+    placement: Literal["split", "shared"] | None = None
+    trace: str | None = None
+    decisions: str | None = None
+    prompt_category: str | None = None
+    prompt_length: int | None = None
+    requests: int | None = None
+    max_tokens: int | None = None
+    target_time: float | None = None
+    draft_time: float | None = None
+    acceptance: float | Path | None = None
+    hit_exponent: float | None = None
+    hit_scale: float | None = None
+    hit_curve: tuple[float, float] | None = None
+    jitter: bool = True
+
+    @property
+    def served(self) -> int:
+        """Requests to serve."""
+        return self.requests or max(48, 8 * self.batch)
+
+
+def build_scenario(request: SimulationRequest) -> tuple[Scenario, dict[str, str]]:
+    """The scenario that the command line asks for, and where its numbers come from.
+
+    Raises:
+        SettingError: Options that contradict each other or lack their partner.
+    """
+    _refuse_contradictions(request)
+    profile, textbook, sources = None, None, {}
+    if request.target_time is not None and request.draft_time is not None:
+        textbook = TextbookCosts(request.target_time, request.draft_time)
+        sources["latency"] = (
+            f"textbook constants, target {textbook.target_s:g} s, draft {textbook.draft_s:g} s (synthetic)"
+        )
+    else:
+        path = find_profile(DEFAULT_PROFILE if request.hw is None else request.hw)
+        profile = load_profile(path)
+        kind = profile.provenance.kind
+        sources["latency"] = f"profile {profile.name} ({kind}, {origin(path)}): {profile.description}"
+        profile = overridden(profile, request, sources)
+        sources |= unmeasured(profile)
+    tokens, sources["tokens"] = _tokens(request, profile, sources)
+    requests = request.served
+    if requests < request.batch:
+        sources["batch"] = f"{requests} of {request.batch} rows run: there are {requests} requests"
+    scenario = Scenario(
+        tokens=tokens,
+        profile=profile,
+        textbook=textbook,
+        batch=min(request.batch, requests),
+        requests=requests,
+        prompt_length=request.prompt_length,
+        effects=Effects(jitter=request.jitter),
+        seed=request.query.settings.seed,
+        decisions=_decisions(request, profile, sources),
+        measured_pace=_measured_pace(request, profile),
+    )
+    policy = find_policy(request.query.settings.policy)
+    if profile is not None and policy.needs_decisions:
+        sources["pace"] = scenario.pace_note(policy.name)
+    return scenario, sources
+
+
+def overridden(profile: Profile, request: SimulationRequest, sources: dict[str, str]) -> Profile:
+    """The profile with the models and the placement asked for; what that assumes is added to `sources`.
+
+    Raises:
+        ValueError: The profile cannot be carried there.
+    """
+    profile = rescaled(profile, target=request.target_shape, draft=request.draft_shape)
+    if request.target_shape or request.draft_shape:
+        models = f"{profile.roles.target.model} and {profile.roles.draft.model}"
+        sources["models"] = (
+            f"{models} in place of the profile's own: their times are extrapolated, and what is accepted is "
+            "still that of the tokens below"
+        )
+    if request.placement not in {None, profile.placement}:
+        profile = replaced(profile, request.placement)
+        sources["placement"] = placement_note(request.placement)
+    return profile
+
+
+def _measured_pace(request: SimulationRequest, profile: Profile | None) -> Pace | None:
+    """What is known by the profile's name; a decision trace that was asked for has its own."""
+    if profile is None or request.decisions is not None:
+        return None
+    name = _recorded_as(request, profile)
+    return find_pace(profile, request.query.settings.temperature, request.query.settings.top_p, name=name)
+
+
+def _recorded_as(request: SimulationRequest, profile: Profile | None) -> str:
+    """Name under which the recordings that belong to the profile are looked for."""
+    return name_beside(request.hw, profile.name if profile else DEFAULT_PROFILE)
+
+
+def _refuse_contradictions(request: SimulationRequest) -> None:
+    """No option is silently ignored: one that would change nothing is an error."""
+    if request.requests is not None and request.requests < 1:
+        raise SettingError(f"requests must be at least 1, got {request.requests}")
+    if request.target_time is not None or request.draft_time is not None:
+        _check_textbook(request)
+    imported = isinstance(request.acceptance, Path)
+    if request.hit_curve is not None and not imported:
+        raise SettingError(
+            "--hit-curve goes with --acceptance FILE; coins take --hit-exponent and --hit-scale"
+        )
+    if imported and (request.hit_exponent is not None or request.hit_scale is not None):
+        raise SettingError(
+            "an acceptance file takes --hit-curve R,C in place of --hit-exponent and --hit-scale"
+        )
+    if request.acceptance is not None:
+        _check_coins(request)
+    elif request.hit_exponent is not None or request.hit_scale is not None:
+        raise SettingError(
+            "--hit-exponent and --hit-scale shape coin tosses: give --acceptance too, or leave them out to "
+            "use the recorded trace"
+        )
+
+
+MOST_TOKENS = 100_000_000
+"""Of all requests of a made-up text together: all are kept in memory, and rates are known after far fewer."""
+
+
+def _check_coins(request: SimulationRequest) -> None:
+    requests = request.served
+    length = request.max_tokens or LENGTH
+    if requests * length > MOST_TOKENS:
+        raise SettingError(
+            f"{requests} requests of {length} tokens are more than {MOST_TOKENS:,} tokens, all kept "
+            "in memory: give fewer --requests or --max-tokens"
+        )
+    if request.trace is not None:
+        raise SettingError("give either --trace or --acceptance, not both")
+    if request.prompt_category is not None:
+        raise SettingError("--prompt-category chooses among recorded prompts: coins (--acceptance) have none")
+    if request.query.settings.temperature != 0.0:
+        raise SettingError("coins have no temperature: give --acceptance or --temperature, not both")
+    config = request.query.settings.config
+    if isinstance(config, SaguaroConfig) and config.cache_set == "top":
+        raise SettingError(
+            "--cache-set changes nothing with --acceptance: coins hit by the curve they are given"
+        )
+
+
+def _check_textbook(request: SimulationRequest) -> None:
+    if request.target_time is None or request.draft_time is None:
+        raise SettingError("--target-time and --draft-time go together")
+    if request.hw is not None:
+        raise SettingError("give either --hw or --target-time and --draft-time, not both")
+    if request.target_shape or request.draft_shape or request.placement:
+        raise SettingError(
+            "--target-shape, --draft-shape and --placement change a profile: leave out --target-time"
+        )
+    if not request.jitter:
+        raise SettingError("--no-jitter changes nothing with --target-time: constants do not vary")
+    if request.target_time <= 0 or request.draft_time < 0:
+        raise SettingError("--target-time must be above 0 and --draft-time at least 0")
+
+
+def _tokens(
+    request: SimulationRequest, profile: Profile | None, sources: dict[str, str]
+) -> tuple[TokenModel, str]:
+    if isinstance(request.acceptance, Path):
+        from simulator.imports.simulated import imported_tokens
+
+        return imported_tokens(
+            request.acceptance,
+            request.query.settings,
+            open_lookahead=request.query.open_lookahead,
+            hit_curve=request.hit_curve,
+            requests=request.served,
+            length=request.max_tokens or LENGTH,
+            prompt_length=request.prompt_length or LENGTH,
+        )
+    if request.acceptance is not None:
+        exponent = 1.0 if request.hit_exponent is None else request.hit_exponent
+        scale = 1.0 if request.hit_scale is None else request.hit_scale
+        model = coin(
+            request.acceptance,
+            exponent=exponent,
+            scale=scale,
+            requests=request.served,
+            length=request.max_tokens or LENGTH,
+            prompt_length=request.prompt_length or LENGTH,
+            seed=request.query.settings.seed,
+        )
+        described = f"acceptance {request.acceptance:g}, hit 1 - {scale:g} F^-{exponent:g}"
+        return model, f"coin tosses, {described} (synthetic)"
+    name, path = _find_trace(request, _recorded_as(request, profile))
+    temperature = request.query.settings.temperature
+    # None is asked for here: how the trace was recorded says which it needs, and comes first.
+    trace = read_trace(path, columns=(), optional=GREEDY_COLUMNS if temperature == 0.0 else REPLAY_COLUMNS)
+    try:
+        if request.prompt_category is not None:
+            trace = trace.of_category(request.prompt_category)
+        check_sampling(trace, temperature, request.query.settings.top_p)
+        model = replay(trace, limit=request.max_tokens, seed=request.query.settings.seed)
+    except (TraceError, SettingError) as error:
+        raise type(error)(f"{path}: {error}") from error
+    sampled = f" at temperature {temperature:g}" if temperature else ""
+    described = (
+        f"trace {name.removeprefix(SHIPPED)} ({origin(path)}): {len(trace)} tokens of "
+        f"{len(trace.requests)} {trace.meta.prompt_set} prompts, "
+        f"recorded by plain decoding of {trace.meta.target_model}{sampled}"
+    )
+    described += _other_draft(trace.meta, profile)
+    _note_pair("trace", trace.meta, profile, sources)
+    return model, described
+
+
+def _note_pair(what: str, meta: TraceMeta, profile: Profile | None, sources: dict[str, str]) -> None:
+    """Warn of a recording of another pair than the profile's."""
+    mixed = None if profile is None else other_pair(profile, meta)
+    if mixed is not None:
+        sources[f"{WARNING} ({what})"] = mixed
+
+
+def _other_draft(meta: TraceMeta, profile: Profile | None) -> str:
+    """What to know of a recording whose draft llama.cpp ran where the profile's was run otherwise, or the
+    other way round: a quantised draft is accepted differently.
+    """
+    if profile is None:
+        return ""
+    timed = (profile.roles.draft.backend, profile.roles.draft.precision)
+    recorded = (meta.backend, meta.precision)
+    if timed == recorded or LLAMACPP not in {timed[0], recorded[0]} or not (timed[0] and recorded[0]):
+        return ""
+    return (
+        f"; its draft was run by {recorded[0]} in {recorded[1]}, the profile's by {timed[0]} in {timed[1]}, "
+        "which is accepted differently"
+    )
+
+
+def _decisions(
+    request: SimulationRequest, profile: Profile | None, sources: dict[str, str]
+) -> DecisionTrace | None:
+    """The decision trace; None where the policy needs none, or where coins stand in for it."""
+    settings = request.query.settings
+    info = find_policy(settings.policy)
+    if not info.needs_decisions:
+        if request.decisions is not None:
+            raise SettingError(f"--decisions changes nothing: policy {info.name!r} is replayed on a trace")
+        return None
+    if request.acceptance is not None or "live" not in info.worlds:
+        return None
+    if request.decisions is None and settings.config.follows_path(settings.sampling):
+        return None
+    name = request.decisions
+    if name is None:
+        beside = _recorded_as(request, profile)
+        name = decisions_name(beside, info.name, settings.temperature, settings.top_p)
+    path = find_decisions(name)
+    trace = read_decisions(path).of_category(request.prompt_category)
+    sources["decisions"] = (
+        f"decision trace {name.removeprefix(SHIPPED)} ({origin(path)}): {len(trace.settings)} settings on "
+        f"{len(trace.requests)} {trace.meta.prompt_set} prompts"
+    )
+    _note_pair("decisions", trace.meta, profile, sources)
+    return trace
+
+
+def _find_trace(request: SimulationRequest, profile_name: str) -> tuple[str, Path]:
+    """Name and path of the trace: the one asked for, or the profile's at this temperature."""
+    temperature, top_p = request.query.settings.temperature, request.query.settings.top_p
+    if request.trace is not None:
+        return request.trace, find_trace(request.trace)
+    name = trace_name(profile_name, temperature, top_p)
+    try:
+        return name, find_trace(name)
+    except TraceError as error:
+        if temperature == 0.0:
+            raise SettingError(
+                f"profile {profile_name!r} has no recording of its own ({error}): give --acceptance, a "
+                "number or an imported file, or another pair's recording with --trace"
+            ) from error
+        more = f" --top-p {top_p:g}" if top_p < 1.0 else ""
+        raise SettingError(
+            f"no trace of profile {profile_name!r} at temperature {temperature:g}"
+            + (f" and top-p {top_p:g}" if more else "")
+            + f": every temperature needs a recording of its own.  Record one with `calibrate --temperature "
+            f"{temperature:g}{more}`, or name one with --trace ({error})"
+        ) from error
