@@ -12,6 +12,7 @@ from policies.commandline import HELP, Refusal, checked_group
 from policies.laws import report
 from policies.laws.catalogue import STATEMENTS, find
 from policies.laws.evaluate import answer, finite
+from policies.laws.glossary import FORMERLY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,7 +137,7 @@ def _found(name: str) -> Statement:
 
 
 def _with_example(statement: Statement, arguments: tuple[str, ...]) -> list[str]:
-    given = {item.partition("=")[0] for item in arguments}
+    given = {FORMERLY.get(name, name) for name in (item.partition("=")[0] for item in arguments)}
     return [*(item for item in statement.example.split() if item.partition("=")[0] not in given), *arguments]
 
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 from policies.laws.law import FloatArray, law
 from policies.laws.retrieval import Tokens, common_prefix
-from policies.laws.sampling import draw, reject, token_law
+from policies.laws.sampling import draw, reject, token_probs
 from policies.laws.ssd import expected_tokens
 
 # Runs of rounds
@@ -336,8 +336,8 @@ def guide(draft_tokens: Tokens, target_tokens: Tokens) -> Guided:
 def guide_sampled(
     draft_tokens: Tokens,
     target_tokens: Tokens,
-    target_laws: Sequence[FloatArray],
-    draft_laws: Sequence[FloatArray],
+    target_rows: Sequence[FloatArray],
+    draft_rows: Sequence[FloatArray],
     uniforms: Sequence[float],
 ) -> Guided:
     """The same with sampling (`double.eq19`): after a rejection the rest of the guidance is dropped.
@@ -346,40 +346,40 @@ def guide_sampled(
     norm(max(p - q, 0)), by which y_(i+1) ... lose their condition.  The target knows p only along its own
     tokens, so that an accepted token beside them leaves the rest of the draft pending.  Where all drafted
     tokens are accepted and lie on the guidance, its remainder is committed too.  Lossless if each
-    y_i was drawn from target_laws[i] and not from the coins used here.
+    y_i was drawn from target_rows[i] and not from the coins used here.
 
     Args:
         draft_tokens: X_q, L tokens.
         target_tokens: Y_p, s + 1 tokens, at least one.
-        target_laws: [s + 1, V] target's law of each token of the guidance.
-        draft_laws: [L, V] law that each drafted token was drawn from.
+        target_rows: [s + 1, V] target's distribution of each token of the guidance.
+        draft_rows: [L, V] distribution that each drafted token was drawn from.
         uniforms: [L + 1] coins in [0, 1): one per drafted token, the last for the residual.
 
     Raises:
         ValueError: Shapes or tokens that do not fit.
     """
-    judged = _first_rejected(draft_tokens, target_tokens, target_laws, draft_laws, uniforms)
+    judged = _first_rejected(draft_tokens, target_tokens, target_rows, draft_rows, uniforms)
     i = judged.accepted
     if judged.outcome != "correction":
         return judged
-    token = draw(reject(target_laws[i], draft_laws[i]), uniforms[-1])
+    token = draw(reject(target_rows[i], draft_rows[i]), uniforms[-1])
     return Guided((*judged.committed, token), i, (), "correction")
 
 
 def guide_sampled_printed(
     draft_tokens: Tokens,
     target_tokens: Tokens,
-    target_laws: Sequence[FloatArray],
-    draft_laws: Sequence[FloatArray],
+    target_rows: Sequence[FloatArray],
+    draft_rows: Sequence[FloatArray],
     uniforms: Sequence[float],
 ) -> Guided:
     """Equation 6 taken literally with sampling: a rejected x_i makes way for y_i ... y_(s+1); biased.
 
-    y_i comes from the target's law and not from the residual: p = (.9, .1) and q = (.5, .5) emit the first
-    token with min(p, q) + (1 - .6) p = .86 instead of .9.  Arguments and errors are those of `guide_sampled`;
-    the last coin is not used.
+    y_i comes from the target's distribution and not from the residual: p = (.9, .1) and q = (.5, .5) emit the
+    first token with min(p, q) + (1 - .6) p = .86 instead of .9.  Arguments and errors are those of
+    `guide_sampled`; the last coin is not used.
     """
-    judged = _first_rejected(draft_tokens, target_tokens, target_laws, draft_laws, uniforms)
+    judged = _first_rejected(draft_tokens, target_tokens, target_rows, draft_rows, uniforms)
     if judged.outcome != "correction":
         return judged
     committed = (*judged.committed, *target_tokens[judged.accepted :])
@@ -389,17 +389,17 @@ def guide_sampled_printed(
 def _first_rejected(
     draft_tokens: Tokens,
     target_tokens: Tokens,
-    target_laws: Sequence[FloatArray],
-    draft_laws: Sequence[FloatArray],
+    target_rows: Sequence[FloatArray],
+    draft_rows: Sequence[FloatArray],
     uniforms: Sequence[float],
 ) -> Guided:
     """What coins accept; a `correction` still lacks the token that replaces the rejected one."""
-    _check_sampled(draft_tokens, target_tokens, target_laws, draft_laws, uniforms)
+    _check_sampled(draft_tokens, target_tokens, target_rows, draft_rows, uniforms)
     done = tuple(draft_tokens)
     for i, token in enumerate(done):
         if i == len(target_tokens):
             return Guided(done[:i], i, done[i:], "pending")
-        if uniforms[i] * draft_laws[i][token] >= target_laws[i][token]:  # strict: probability 0 never passes
+        if uniforms[i] * draft_rows[i][token] >= target_rows[i][token]:  # strict: probability 0 never passes
             return Guided(done[:i], i, (), "correction")
         if token != target_tokens[i] and i + 1 < len(done):
             return Guided(done[: i + 1], i + 1, done[i + 1 :], "pending")
@@ -411,22 +411,23 @@ def _first_rejected(
 def _check_sampled(
     draft_tokens: Tokens,
     target_tokens: Tokens,
-    target_laws: Sequence[FloatArray],
-    draft_laws: Sequence[FloatArray],
+    target_rows: Sequence[FloatArray],
+    draft_rows: Sequence[FloatArray],
     uniforms: Sequence[float],
 ) -> None:
-    if not 0 < len(target_tokens) == len(target_laws):
+    if not 0 < len(target_tokens) == len(target_rows):
         raise ValueError(
-            f"needs a law for each of at least one target token: {len(target_tokens)}, {len(target_laws)}"
+            "needs a distribution for each of at least one target token: "
+            f"{len(target_tokens)}, {len(target_rows)}"
         )
-    if len(draft_tokens) != len(draft_laws) or len(uniforms) != len(draft_tokens) + 1:
+    if len(draft_tokens) != len(draft_rows) or len(uniforms) != len(draft_tokens) + 1:
         raise ValueError(
-            f"{len(draft_tokens)} drafted tokens need as many laws and one coin more: "
-            f"{len(draft_laws)}, {len(uniforms)}"
+            f"{len(draft_tokens)} drafted tokens need as many distributions and one coin more: "
+            f"{len(draft_rows)}, {len(uniforms)}"
         )
-    sizes = {len(token_law("law", row)) for row in (*target_laws, *draft_laws)}
+    sizes = {len(token_probs("a row", row)) for row in (*target_rows, *draft_rows)}
     if len(sizes) != 1 or not all(0 <= token < min(sizes) for token in (*draft_tokens, *target_tokens)):
-        raise ValueError(f"tokens and laws need one vocabulary, got laws of {sorted(sizes)} tokens")
+        raise ValueError(f"tokens and distributions need one vocabulary, got some of {sorted(sizes)} tokens")
 
 
 def step(

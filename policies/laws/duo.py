@@ -1,8 +1,8 @@
 """Laws of DuoDecoding: the draft on its own device, as long a draft as the target's step leaves time for.
 
-Per iteration the draft continues its text while the target judges the previous draft and gives the law of
-the first token of the current one (pre/post verification as in PEARL).  Times are in target steps.
-c (`speed_ratio`) is a target step over a draft step, g (`lookahead`) the drafting budget in tokens.
+Per iteration the draft continues its text while the target judges the previous draft and gives the
+distribution of the first token of the current one (pre/post verification as in PEARL).  Times are in target
+steps. c (`speed_ratio`) is a target step over a draft step, g (`lookahead`) the drafting budget in tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from policies.laws.double import pearl_speedup
 from policies.laws.law import FloatArray, law
-from policies.laws.sampling import candidates_law, token_law, top_tokens, verify_candidates
+from policies.laws.sampling import candidates_probs, token_probs, top_tokens, verify_candidates
 
 
 @law(t_verify="at least 0")
@@ -114,38 +114,40 @@ class Sequences:
     first_tokens: tuple[int, ...]
 
 
-def draft_sequences(draft_law: ArrayLike, next_top: float) -> Sequences:
+def draft_sequences(draft_probs: ArrayLike, next_top: float) -> Sequences:
     """First tokens that open a sequence: those likelier than theta = p(1,1) p(1,2), and the likeliest.
 
     `duo.theta`, corrected: the strict test alone turns away even the likeliest token where the draft is sure
     of the next one (next_top = 1), so that nothing would be drafted.  The sequences share one budget.
     """
-    printed = draft_sequences_printed(draft_law, next_top)
-    return printed if printed.first_tokens else Sequences(printed.theta, (int(top_tokens(draft_law, 1)[0]),))
+    printed = draft_sequences_printed(draft_probs, next_top)
+    return (
+        printed if printed.first_tokens else Sequences(printed.theta, (int(top_tokens(draft_probs, 1)[0]),))
+    )
 
 
 @law()
-def draft_sequences_printed(draft_law: ArrayLike, next_top: float) -> Sequences:
+def draft_sequences_printed(draft_probs: ArrayLike, next_top: float) -> Sequences:
     """First tokens with p(r,1) > theta as printed (`duo.theta`); none where next_top = 1."""
-    probs = token_law("draft_law", draft_law)
+    probs = token_probs("draft_probs", draft_probs)
     ranked = top_tokens(probs, len(probs))
     theta = float(probs[ranked[0]]) * next_top
     return Sequences(theta, tuple(int(token) for token in ranked if probs[token] > theta))
 
 
-def first_token_law(target_law: ArrayLike, first_tokens: Sequence[int]) -> FloatArray:
-    """[V] law of the token emitted after trying the first tokens of the sequences  (`duo.verify`).
+def first_token_probs(target_probs: ArrayLike, first_tokens: Sequence[int]) -> FloatArray:
+    """[V] distribution of the token emitted after trying the first tokens of the sequences  (`duo.verify`).
 
-    Each is accepted with its probability under what is left of the target's law, which loses it on a
-    failure: exactly the target's law.  The printed form is `candidates_law_printed`.
+    Each is accepted with its probability under what is left of the target's distribution, which loses it on a
+    failure: exactly the target's distribution.  The printed form is `candidates_probs_printed`.
     """
-    return candidates_law(target_law, first_tokens)
+    return candidates_probs(target_probs, first_tokens)
 
 
 def verify_iteration(
     pending: Sequence[int],
-    target_laws: Sequence[ArrayLike],
-    draft_laws: Sequence[ArrayLike],
+    target_rows: Sequence[ArrayLike],
+    draft_rows: Sequence[ArrayLike],
     candidates: Sequence[int],
     uniforms: Sequence[float],
 ) -> tuple[tuple[int, ...], int | None]:
@@ -153,12 +155,12 @@ def verify_iteration(
 
     First the last iteration's tokens, by speculative sampling; if all pass, the first tokens of this
     iteration's sequences, one after another.  Where one of the pending fails, or no sequence passes, the last
-    token is drawn from what is left of the target's law, and nothing is pending.
+    token is drawn from what is left of the target's distribution, and nothing is pending.
 
     Args:
         pending: Tokens of the last iteration that were not judged.
-        target_laws: [len(pending) + 1, V] the target's law at each of them and after them.
-        draft_laws: [len(pending), V] law that each of them was drawn from.
+        target_rows: [len(pending) + 1, V] the target's distribution at each of them and after them.
+        draft_rows: [len(pending), V] distribution that each of them was drawn from.
         candidates: First tokens of this iteration's sequences, distinct.
         uniforms: [len(pending) + len(candidates) + 1] coins in [0, 1), the last for the residual.
 
@@ -166,19 +168,19 @@ def verify_iteration(
         ValueError: Shapes that do not fit.
     """
     size = len(pending)
-    if not len(target_laws) == size + 1 == len(draft_laws) + 1:
+    if not len(target_rows) == size + 1 == len(draft_rows) + 1:
         raise ValueError(
-            f"{size} pending tokens need {size + 1} target laws and {size} draft laws, "
-            f"got {len(target_laws)}, {len(draft_laws)}"
+            f"{size} pending tokens need {size + 1} target rows and {size} draft rows, "
+            f"got {len(target_rows)}, {len(draft_rows)}"
         )
     if len(uniforms) != size + len(candidates) + 1:
         raise ValueError(f"needs {size + len(candidates) + 1} coins, got {len(uniforms)}")
     for i, token in enumerate(pending):
         coins = (uniforms[i], uniforms[-1])
-        emitted, passed = verify_candidates(target_laws[i], [token], coins, [draft_laws[i]])
+        emitted, passed = verify_candidates(target_rows[i], [token], coins, [draft_rows[i]])
         if passed is None:
             return (*pending[:i], emitted), None
-    emitted, number = verify_candidates(target_laws[size], candidates, uniforms[size:])
+    emitted, number = verify_candidates(target_rows[size], candidates, uniforms[size:])
     return (*pending, emitted), number
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from policies.laws.catalogue import Statement, apply, did_you_mean, parameters
-from policies.laws.glossary import GLOSSARY
+from policies.laws.glossary import FORMERLY, GLOSSARY
 
 LONGEST = 100_000
 """Most points of a sweep."""
@@ -161,6 +161,7 @@ def _read(statement: Statement, typed: Iterable[str]) -> dict[str, Any]:
             raise ValueError(
                 f"{item!r} is no argument: type name=value, such as {statement.example.split()[0]}"
             )
+        name = FORMERLY.get(name, name)
         if name not in known:
             hint = did_you_mean(name, known)
             raise ValueError(f"{statement.id} has no parameter {name!r}{hint}; it takes {', '.join(known)}")

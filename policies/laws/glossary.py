@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["number", "integer", "vector", "matrix", "text"]
+Kind = Literal["number", "integer", "vector", "matrix"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Term:
         unit: Of its value; empty for a pure number.
         domain: Values that make sense.
         kind: How it is typed: a number, `4,4,3`, or rows of a table separated by `;`.
+        formerly: Its old name, which is still understood where it is typed.
     """
 
     name: str
@@ -29,10 +30,11 @@ class Term:
     unit: str = ""
     domain: str = ""
     kind: Kind = "number"
+    formerly: str = ""
 
 
 _STEP = "target steps"
-_LAW = "at least 0, sum 1"
+_PROBS = "at least 0, sum 1"
 
 _TERMS = (
     # acceptance and the shape of a round
@@ -85,11 +87,17 @@ _TERMS = (
     Term("branch_cost", "time of drafting all branches over time of drafting one", "", "at least 1"),
     Term("speed_ratio", "C of DOUBLE, c of DuoDecoding: target step over draft step", "", "above 0"),
     Term("flops_ratio", "c^, work of a draft forward over that of a target forward", "", "above 0"),
-    # laws over the vocabulary, by token id
-    Term("target_law", "the target's law at a position", "", _LAW, "vector"),
-    Term("draft_law", "the draft's law at a position", "", _LAW, "vector"),
-    Term("proxy_law", "the early exit's law at a position", "", _LAW, "vector"),
-    Term("joint", "joint law of the draft's token (row) and the target's (column)", "", _LAW, "matrix"),
+    # distributions over the vocabulary, by token id
+    Term("target_probs", "the target's distribution at a position", "", _PROBS, "vector", "target_law"),
+    Term("draft_probs", "the draft's distribution at a position", "", _PROBS, "vector", "draft_law"),
+    Term("exit_probs", "the early exit's distribution at a position", "", _PROBS, "vector", "proxy_law"),
+    Term(
+        "joint",
+        "joint distribution of the draft's token (row) and the target's (column)",
+        "",
+        _PROBS,
+        "matrix",
+    ),
     Term("probabilities", "probabilities of single tokens, one after another", "", "0..1", "vector"),
     # tokens
     Term("draft_tokens", "ids of the drafted window", "", "whole, at least 0", "vector"),
@@ -163,10 +171,24 @@ _TERMS = (
     Term("retrieved", "retrieved candidates, a row each", "", "whole, at least 0", "matrix"),
     Term("draft_paths", "paths of the draft's tree, a row each", "", "whole, at least 0", "matrix"),
     Term("first_tokens", "first token of each drafted sequence", "", "whole, at least 0", "vector"),
-    Term("target_laws", "the target's law at each position, a row each", "", _LAW, "matrix"),
-    Term("draft_laws", "the law that each drafted token was drawn from, a row each", "", _LAW, "matrix"),
-    Term("target_table", "the target's law after each token, a row each", "", _LAW, "matrix"),
-    Term("draft_table", "the draft's law after each token, a row each", "", _LAW, "matrix"),
+    Term(
+        "target_rows",
+        "the target's distribution at each position, a row each",
+        "",
+        _PROBS,
+        "matrix",
+        "target_laws",
+    ),
+    Term(
+        "draft_rows",
+        "the distribution that each drafted token was drawn from, a row each",
+        "",
+        _PROBS,
+        "matrix",
+        "draft_laws",
+    ),
+    Term("target_table", "the target's distribution after each token, a row each", "", _PROBS, "matrix"),
+    Term("draft_table", "the draft's distribution after each token, a row each", "", _PROBS, "matrix"),
     Term("uniforms", "coins that decide, one after another", "", "0..1, without 1", "vector"),
     Term("next_top", "p(1,2), the draft's highest probability after its likeliest first token", "", "0..1"),
     # runs up to a rejection, DuoDecoding's times, published pairs
@@ -192,3 +214,5 @@ _TERMS = (
 )
 
 GLOSSARY: dict[str, Term] = {term.name: term for term in _TERMS}
+FORMERLY: dict[str, str] = {term.formerly: term.name for term in _TERMS if term.formerly}
+"""Old names of terms."""

@@ -81,17 +81,18 @@ def matched_prefix(draft_tokens: Tokens, target_tokens: Tokens) -> int:
     return len(draft_tokens)
 
 
-def matching_acceptance(target_law: ArrayLike, draft_law: ArrayLike) -> float:
+def matching_acceptance(target_probs: ArrayLike, draft_probs: ArrayLike) -> float:
     """P(both sample the same token) = sum p q: acceptance of token matching (`mirror.eq3`).
 
-    At most sum min(p, q), that of speculative sampling; equal iff both laws are one-hot or share nothing.
+    At most sum min(p, q), that of speculative sampling; equal iff both distributions are one-hot or share
+    nothing.
     """
-    p, q = pair(target_law, draft_law)
+    p, q = pair(target_probs, draft_probs)
     return float((p * q).sum())
 
 
 def match_probability(joint: ArrayLike) -> float:
-    """P(A >= 1) of a first token from the joint law of draft and target: its diagonal (`mirror.eq12-13`).
+    """P(A >= 1) of a first token from the joint distribution of both: its diagonal (`mirror.eq12-13`).
 
     `joint` is [V, V], draft by row, and sums to 1.
     """
@@ -273,13 +274,13 @@ def adapter_share(hidden: int, parameters: float, heads: int = 3) -> float:
 # Candidates, and what they let reuse
 
 
-def candidates(proxy_law: ArrayLike, width: int) -> tuple[tuple[int, float], ...]:
+def candidates(exit_probs: ArrayLike, width: int) -> tuple[tuple[int, float], ...]:
     """M_t: the exit's `width` likeliest tokens and their log-probabilities (`mirror.eq6-8`).
 
     Of equally likely ones the lower id; -inf for a token of probability 0.  None at width 0.
     """
-    values = np.asarray(proxy_law, dtype=np.float64)
-    chosen = top_tokens(proxy_law, width)
+    values = np.asarray(exit_probs, dtype=np.float64)
+    chosen = top_tokens(exit_probs, width)
     return tuple((int(t), math.log(values[t]) if values[t] > 0.0 else -math.inf) for t in chosen)
 
 
@@ -358,37 +359,37 @@ def next_window_source(draft_tokens: Tokens, target_tokens: Tokens, paths: froze
     return "branch" if matched_prefix(draft_tokens, target_tokens) == 0 else "continuation"
 
 
-def overlap_mass(target_law: ArrayLike, proxy_law: ArrayLike, width: int) -> float:
+def overlap_mass(target_probs: ArrayLike, exit_probs: ArrayLike, width: int) -> float:
     """Omega_kappa, the target's mass on the exit's `width` likeliest tokens (`mirror.eq9`).
 
     Never falls as `width` grows; 0 at 0, 1 at V.
     """
-    target, proxy = pair(target_law, proxy_law)
+    target, proxy = pair(target_probs, exit_probs)
     return min(1.0, float(target[top_tokens(proxy, width)].sum()))
 
 
-def overlap_floor(target_law: ArrayLike, proxy_law: ArrayLike, width: int) -> float:
+def overlap_floor(target_probs: ArrayLike, exit_probs: ArrayLike, width: int) -> float:
     """max(0, q(S*) - 2 kappa eps), which Omega never falls below (`mirror.prop2`).
 
-    S* are the target's own `width` likeliest tokens, eps the largest difference of both laws.  Omega
+    S* are the target's own `width` likeliest tokens, eps the largest difference of both distributions.  Omega
     itself need not rise as eps falls.
     """
-    target, proxy = pair(target_law, proxy_law)
+    target, proxy = pair(target_probs, exit_probs)
     best = overlap_mass(target, target, width)
     return max(0.0, best - 2.0 * width * float(np.abs(target - proxy).max()))
 
 
-def overlap_limit(target_law: ArrayLike, width: int) -> float:
+def overlap_limit(target_probs: ArrayLike, width: int) -> float:
     """q(S*), which Omega reaches at a perfect exit; the printed `mirror.prop2` has it rise to that."""
-    return overlap_mass(target_law, target_law, width)
+    return overlap_mass(target_probs, target_probs, width)
 
 
-def top_set_is_fixed(target_law: ArrayLike, proxy_law: ArrayLike, width: int) -> bool:
+def top_set_is_fixed(target_probs: ArrayLike, exit_probs: ArrayLike, width: int) -> bool:
     """Whether eps < gap/2, by which both have the same `width` likeliest tokens (`mirror.prop2`).
 
     The gap is between the target's kappa-th and next probability; with none next the set is the vocabulary.
     """
-    target, proxy = pair(target_law, proxy_law)
+    target, proxy = pair(target_probs, exit_probs)
     ranked = np.sort(target)[::-1]
     if width <= 0 or width >= len(ranked):
         return True
@@ -473,7 +474,7 @@ def streaming_bound_printed(lookahead: int, emissions: Sequence[int]) -> int:
 
 
 @law(lookahead="at least 1", streams="at least 0")
-def passes_law(lookahead: int, streams: int, acceptance: float) -> FloatArray:
+def passes_probs(lookahead: int, streams: int, acceptance: float) -> FloatArray:
     """[g + 1] P(J = j), passes for a window of g tokens, j = 0 ... g (`mirror.ss` with random emissions).
 
     Proposals are right independently with a.  In each pass the draft writes one token, and as many of the
@@ -482,19 +483,19 @@ def passes_law(lookahead: int, streams: int, acceptance: float) -> FloatArray:
     no pass; nothing is proposed for the first pass.
     """
     # [left][j] probability of j further passes for so many tokens left, none of which was proposed yet.
-    laws = [np.eye(1, lookahead + 1)[0]]
+    passes = [np.eye(1, lookahead + 1)[0]]
     for left in range(1, lookahead):
         most = min(streams, left - 1)
         further = np.zeros(lookahead + 1)
         for right in range(most + 1):
             chance = acceptance**right * (1.0 if right == most else 1.0 - acceptance)
-            further[1:] += chance * laws[left - 1 - right][:-1]
-        laws.append(further)
-    return np.asarray(np.roll(laws[lookahead - 1], 1), dtype=np.float64)
+            further[1:] += chance * passes[left - 1 - right][:-1]
+        passes.append(further)
+    return np.asarray(np.roll(passes[lookahead - 1], 1), dtype=np.float64)
 
 
 @law(windows="at least 1")
 def mean_passes(lookahead: int, streams: int, acceptance: float, windows: int = 1) -> float:
     """E[J] of the slowest of some independent windows, which are written side by side (`mirror.ss`)."""
-    below = np.cumsum(passes_law(lookahead, streams, acceptance))
+    below = np.cumsum(passes_probs(lookahead, streams, acceptance))
     return float((1.0 - np.minimum(below, 1.0) ** windows).sum())

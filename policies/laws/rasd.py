@@ -1,8 +1,8 @@
 """Laws of RASD: candidates retrieved by suffix match, pruned by the draft, fused with its tree, and verified.
 
-The draft is a Markov table here: row t of `draft_table` is its law after token t, which is enough to say what
-each step does; of the text, s', only its last token counts then, y_0.  In a tree nodes lie in level order,
-parents first; node 0 is the root: y_0, the last token of the text, which is not a candidate.
+The draft is a Markov table here: row t of `draft_table` is its distribution after token t, which is enough to
+say what each step does; of the text, s', only its last token counts then, y_0.  In a tree nodes lie in level
+order, parents first; node 0 is the root: y_0, the last token of the text, which is not a candidate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from policies.laws.sampling import (
     draw,
     pair,
     reject,
-    token_law,
+    token_probs,
     top_tokens,
     verify_candidates,
 )
@@ -41,7 +41,7 @@ def draft_input(text: Tokens, root: int) -> tuple[int, ...]:
 def draft_chain(
     text: Tokens, draft_table: ArrayLike, uniforms: Sequence[float]
 ) -> tuple[tuple[int, ...], FloatArray]:
-    """Tokens drafted one by one, given the ones before, and the laws [m, V] they came from (`rasd.eq4-6`).
+    """Tokens drafted one by one, given the ones before, and their distributions [m, V] (`rasd.eq4-6`).
 
     As many tokens as there are coins in [0, 1).
     """
@@ -58,24 +58,24 @@ class Judgement:
 
     Attributes:
         accept: [V] probability that each token is accepted, if drafted.
-        residual: [V] law of the token that replaces a rejected one.
+        residual: [V] distribution of the token that replaces a rejected one.
     """
 
     accept: FloatArray
     residual: FloatArray
 
 
-def judge(target_law: ArrayLike, draft_law: ArrayLike) -> Judgement:
+def judge(target_probs: ArrayLike, draft_probs: ArrayLike) -> Judgement:
     """min(1, p/q) and norm(max(0, p - q))  (`rasd.accept`); p itself for the residual where p = q."""
-    return Judgement(accept_probability(target_law, draft_law), reject(target_law, draft_law))
+    return Judgement(accept_probability(target_probs, draft_probs), reject(target_probs, draft_probs))
 
 
-def judge_printed(target_law: ArrayLike, draft_law: ArrayLike) -> Judgement:
+def judge_printed(target_probs: ArrayLike, draft_probs: ArrayLike) -> Judgement:
     """The same with the residual as printed, max(0, p - q) between norm bars (`rasd.accept`).
 
-    It sums to the probability of a rejection, not to 1, and so is no law to draw from.
+    It sums to the probability of a rejection, not to 1, and so is no distribution to draw from.
     """
-    p, q = pair(target_law, draft_law)
+    p, q = pair(target_probs, draft_probs)
     return Judgement(accept_probability(p, q), np.maximum(p - q, 0.0))
 
 
@@ -166,21 +166,23 @@ def first_layer(text: Tokens, draft_table: ArrayLike) -> FloatArray:
     return np.array(table[_last_token(text, table)])
 
 
-def prune(retrieved: Sequence[Sequence[int]], draft_law: ArrayLike, top_k: int) -> Candidates:
-    """Candidates whose first token is among the `top_k` likeliest of P_1 (`draft_law`)  (`rasd.prune`).
+def prune(retrieved: Sequence[Sequence[int]], draft_probs: ArrayLike, top_k: int) -> Candidates:
+    """Candidates whose first token is among the `top_k` likeliest of P_1 (`draft_probs`)  (`rasd.prune`).
 
     All of them for top_k >= V, none for 0; of equally likely tokens the lower id counts as likelier.  Empty
     candidates are dropped.
     """
-    kept = set(top_tokens(draft_law, top_k).tolist())
+    kept = set(top_tokens(draft_probs, top_k).tolist())
     return tuple(tuple(path) for path in retrieved if len(path) and path[0] in kept)
 
 
 def _table(draft_table: ArrayLike) -> FloatArray:
     table = np.asarray(draft_table, dtype=np.float64)
     if table.ndim != 2 or table.shape[0] != table.shape[1]:
-        raise ValueError(f"draft_table must be [V, V], a law after each token, got shape {table.shape}")
-    return np.stack([token_law("draft_table", row) for row in table])
+        raise ValueError(
+            f"draft_table must be [V, V], a distribution after each token, got shape {table.shape}"
+        )
+    return np.stack([token_probs("draft_table", row) for row in table])
 
 
 def _last_token(text: Tokens, table: FloatArray) -> int:
@@ -300,38 +302,40 @@ def fuse_paths(
 
 def verify_tree(
     tree: TokenTree,
-    target_laws: Sequence[ArrayLike] | FloatArray,
+    target_rows: Sequence[ArrayLike] | FloatArray,
     uniforms: Sequence[float],
-    draft_laws: Sequence[ArrayLike | None] | None = None,
+    draft_rows: Sequence[ArrayLike | None] | None = None,
 ) -> tuple[tuple[int, ...], int]:
     """Tokens emitted and how many of them were candidates  (`rasd.verify`, SpecInfer's rule).
 
-    From the root on, a node's children are tried one after another against what is left of the target's law
-    there (`verify_candidates`); an accepted child is descended into, and where none is, or there are
-    none, one token is drawn from what is left.  Exact for children that were chosen (top-k, retrieved), and
-    for drawn ones if every draw is a node: two siblings drawn alike must not be merged, or the second
+    From the root on, a node's children are tried one after another against what is left of the target's
+    distribution there (`verify_candidates`); an accepted child is descended into, and where none is, or there
+    are none, one token is drawn from what is left.  Exact for children that were chosen (top-k, retrieved),
+    and for drawn ones if every draw is a node: two siblings drawn alike must not be merged, or the second
     draw's failure never takes its mass off the residual.
 
     Args:
         tree: Candidates.
-        target_laws: [N, V] the target's law after each node.
+        target_rows: [N, V] the target's distribution after each node.
         uniforms: [N] coins in [0, 1): one per node but the root, whose coin draws the last token.
-        draft_laws: [N] law that each node's token was drawn from; None, for all or for one, if chosen.
+        draft_rows: [N] distribution that each node's token was drawn from; None, for all or one, if chosen.
 
     Raises:
         ValueError: Shapes that do not fit.
     """
     size = len(tree.tokens)
-    if len(target_laws) != size or len(uniforms) != size:
-        raise ValueError(f"{size} nodes need as many laws and coins, got {len(target_laws)}, {len(uniforms)}")
-    drawn = [None] * size if draft_laws is None else list(draft_laws)
+    if len(target_rows) != size or len(uniforms) != size:
+        raise ValueError(
+            f"{size} nodes need as many distributions and coins, got {len(target_rows)}, {len(uniforms)}"
+        )
+    drawn = [None] * size if draft_rows is None else list(draft_rows)
     if len(drawn) != size:
-        raise ValueError(f"{size} nodes need as many draft laws, got {len(drawn)}")
+        raise ValueError(f"{size} nodes need as many draft rows, got {len(drawn)}")
     node, emitted = 0, []
     while True:
         children = tree.children(node)
         token, number = verify_candidates(
-            target_laws[node],
+            target_rows[node],
             [tree.tokens[child] for child in children],
             [*(uniforms[child] for child in children), uniforms[0]],
             [drawn[child] for child in children],

@@ -1,13 +1,14 @@
 """Drafting, accepting and rejecting sampled tokens; several candidates for one position; Saguaro sampling.
 
-`target_law` is p and `draft_law` q, both [V].  A drafted token is accepted with probability min(1, p/q);
+`target_probs` is p and `draft_probs` q, both [V].  A drafted token is accepted with probability min(1, p/q);
 after a rejection the target draws from the *residual* norm(max(p - q, 0)), and the output then has exactly
-the target's law (`ssd.sd`).  Two laws that are not over one vocabulary, or do not sum to 1, are a ValueError.
+the target's distribution (`ssd.sd`).  Two distributions that are not over one vocabulary, or do not sum to 1,
+are a ValueError.
 
-Several *candidates* are tried in turn (`duo.verify`, `rasd.verify`): one that was drawn from a law sigma is
-accepted with min(1, p/sigma), and after a failure p becomes the residual, by which the next one is judged.  A
-candidate that was chosen and not drawn (the top token of a draft, a retrieved one) has the one-hot sigma, by
-which it is accepted with p.
+Several *candidates* are tried in turn (`duo.verify`, `rasd.verify`): one that was drawn from a distribution
+sigma is accepted with min(1, p/sigma), and after a failure p becomes the residual, by which the next one is
+judged.  A candidate that was chosen and not drawn (the top token of a draft, a retrieved one) has the one-hot
+sigma, by which it is accepted with p.
 
 Saguaro (`ssd.def13` to `ssd.thm19`) multiplies the draft's F likeliest tokens, which are the ones cached, by
 C, so that the residual is what is cached.  A round hits if the target's token is in the cache; two of them,
@@ -34,11 +35,11 @@ from policies.laws.law import FloatArray, law
 
 Cached: TypeAlias = Literal["without_rejected", "fixed"]
 CACHED: tuple[Cached, ...] = get_args(Cached)
-Laws: TypeAlias = Sequence[ArrayLike | None]
+DrawnFrom: TypeAlias = Sequence[ArrayLike | None]
 
 
-def token_law(name: str, values: ArrayLike) -> FloatArray:
-    """[V] law over the vocabulary, normalised to the last bit.
+def token_probs(name: str, values: ArrayLike) -> FloatArray:
+    """[V] distribution over the vocabulary, normalised to the last bit.
 
     Raises:
         ValueError: Not [V], negative, or no sum of 1.
@@ -51,28 +52,30 @@ def token_law(name: str, values: ArrayLike) -> FloatArray:
     return np.asarray(array / array.sum(), dtype=np.float64)
 
 
-def pair(target_law: ArrayLike, draft_law: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Two laws over one vocabulary, checked."""
-    p, q = token_law("target_law", target_law), token_law("draft_law", draft_law)
+def pair(target_probs: ArrayLike, draft_probs: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Two distributions over one vocabulary, checked."""
+    p, q = token_probs("target_probs", target_probs), token_probs("draft_probs", draft_probs)
     if p.shape != q.shape:
-        raise ValueError(f"target_law and draft_law have different vocabularies: {len(p)}, {len(q)} tokens")
+        raise ValueError(
+            f"target_probs and draft_probs have different vocabularies: {len(p)}, {len(q)} tokens"
+        )
     return p, q
 
 
 def one_hot(token: int, vocabulary: int) -> FloatArray:
-    """[V] law of a candidate that was chosen and not drawn; an error for a token outside the vocabulary."""
+    """[V] distribution of a candidate that was chosen; an error for a token outside the vocabulary."""
     if not 0 <= token < vocabulary:
         raise ValueError(f"token {token} outside the vocabulary of {vocabulary}")
     return np.asarray(np.eye(1, vocabulary, token)[0], dtype=np.float64)
 
 
 @law(top="at least 0")
-def top_tokens(draft_law: ArrayLike, top: int) -> NDArray[np.int64]:
+def top_tokens(draft_probs: ArrayLike, top: int) -> NDArray[np.int64]:
     """Ids of the `top` likeliest tokens, likeliest first; of equally likely ones the lower id.
 
     All of the vocabulary if `top` exceeds it.
     """
-    return np.argsort(-token_law("draft_law", draft_law), kind="stable")[:top].astype(np.int64)
+    return np.argsort(-token_probs("draft_probs", draft_probs), kind="stable")[:top].astype(np.int64)
 
 
 def draw(probs: ArrayLike, uniform: float) -> int:
@@ -96,59 +99,60 @@ def draw(probs: ArrayLike, uniform: float) -> int:
 # One drafted token
 
 
-def acceptance(target_law: ArrayLike, draft_law: ArrayLike) -> float:
+def acceptance(target_probs: ArrayLike, draft_probs: ArrayLike) -> float:
     """Probability that a token drawn from q is accepted: sum min(p, q) = 1 - |p - q|_1 / 2 (`ssd.thm1`)."""
-    p, q = pair(target_law, draft_law)
+    p, q = pair(target_probs, draft_probs)
     return min(1.0, float(np.minimum(p, q).sum()))
 
 
-def acceptance_printed(target_law: ArrayLike, draft_law: ArrayLike) -> float:
+def acceptance_printed(target_probs: ArrayLike, draft_probs: ArrayLike) -> float:
     """Acceptance as A.3.1 prints it, 1 - |p - q|_1: without the half that `ssd.thm1` has.
 
-    Off by |p - q|_1 / 2, and negative for laws with little in common; the paper's own numbers have the half.
+    Off by |p - q|_1 / 2, and negative for distributions with little in common; the paper's own numbers have
+    the half.
     """
-    p, q = pair(target_law, draft_law)
+    p, q = pair(target_probs, draft_probs)
     return 1.0 - float(np.abs(p - q).sum())
 
 
-def accept_probability(target_law: ArrayLike, draft_law: ArrayLike) -> FloatArray:
+def accept_probability(target_probs: ArrayLike, draft_probs: ArrayLike) -> FloatArray:
     """[V] probability that a token is accepted once it was drawn: min(1, p/q)  (`rasd.accept`, `ssd.sd`).
 
     1 where q is 0: such a token is never drawn.
     """
-    p, q = pair(target_law, draft_law)
+    p, q = pair(target_probs, draft_probs)
     return np.where(q > 0.0, np.minimum(1.0, p / np.where(q > 0.0, q, 1.0)), 1.0)
 
 
-def reject(target_law: ArrayLike, draft_law: ArrayLike) -> FloatArray:
-    """[V] target's law after a candidate drawn from `draft_law` failed: norm(max(p - q, 0)).
+def reject(target_probs: ArrayLike, draft_probs: ArrayLike) -> FloatArray:
+    """[V] target's distribution after a candidate drawn from `draft_probs` failed: norm(max(p - q, 0)).
 
-    p itself where p <= q everywhere (p = q): nothing is ever rejected there, and the law is never used.
+    p itself where p <= q everywhere (p = q): nothing is ever rejected there, and it is never used.
     """
-    p, q = pair(target_law, draft_law)
+    p, q = pair(target_probs, draft_probs)
     over = np.maximum(p - q, 0.0)
     total = float(over.sum())
     return over / total if total > 0.0 else p
 
 
-def residual(target_law: ArrayLike, draft_law: ArrayLike) -> FloatArray:
-    """[V] law of the target's token after a rejection: norm(max(p - q, 0))  (`ssd.sd`).
+def residual(target_probs: ArrayLike, draft_probs: ArrayLike) -> FloatArray:
+    """[V] distribution of the target's token after a rejection: norm(max(p - q, 0))  (`ssd.sd`).
 
     As `reject`, but an error for p = q, by which nothing is ever rejected.
     """
-    p, q = pair(target_law, draft_law)
+    p, q = pair(target_probs, draft_probs)
     if not (p > q).any():
-        raise ValueError("p and q are the same law: nothing is rejected, so there is no residual")
+        raise ValueError("p and q are the same distribution: nothing is rejected, so there is no residual")
     return reject(p, q)
 
 
-def emitted_law(target_law: ArrayLike, draft_law: ArrayLike) -> FloatArray:
-    """[V] law of the token that a position emits: min(p, q) + (1 - sum min(p, q)) residual  (`ssd.sd`).
+def emitted_probs(target_probs: ArrayLike, draft_probs: ArrayLike) -> FloatArray:
+    """[V] probabilities of what a position emits: min(p, q) + (1 - sum min(p, q)) residual  (`ssd.sd`).
 
     It is p, which is why speculative decoding loses nothing.  Where p = q nothing is rejected: the residual
     is 0/0, but of probability 0.
     """
-    p, q = pair(target_law, draft_law)
+    p, q = pair(target_probs, draft_probs)
     accepted = np.minimum(p, q)
     return np.asarray(accepted + (1.0 - accepted.sum()) * reject(p, q), dtype=np.float64)
 
@@ -157,40 +161,43 @@ def emitted_law(target_law: ArrayLike, draft_law: ArrayLike) -> FloatArray:
 
 
 def verify_candidates(
-    target_law: ArrayLike, candidates: Sequence[int], uniforms: Sequence[float], laws: Laws | None = None
+    target_probs: ArrayLike,
+    candidates: Sequence[int],
+    uniforms: Sequence[float],
+    drawn_from: DrawnFrom | None = None,
 ) -> tuple[int, int | None]:
     """The token emitted and the number of the candidate it is, None if none was accepted.
 
     Args:
-        target_law: [V] p.
+        target_probs: [V] p.
         candidates: Tokens tried, in order.
         uniforms: [len(candidates) + 1] coins in [0, 1): one per candidate, the last for the residual.
-        laws: Law that each candidate was drawn from; None, for all or for one, if it was chosen.
+        drawn_from: Distribution that each candidate was drawn from; None, for all or for one, if chosen.
 
     Raises:
-        ValueError: Shapes that do not fit, or a token that cannot have been drawn from its law.
+        ValueError: Shapes that do not fit, or a token that cannot have been drawn from its distribution.
     """
-    p = token_law("target_law", target_law)
+    p = token_probs("target_probs", target_probs)
     if len(uniforms) != len(candidates) + 1:
         raise ValueError(f"{len(candidates)} candidates need one coin more, got {len(uniforms)}")
-    for number, (token, sigma) in enumerate(_sigmas(candidates, laws, len(p))):
+    for number, (token, sigma) in enumerate(_sigmas(candidates, drawn_from, len(p))):
         if uniforms[number] * sigma[token] < p[token]:
             return token, number
         p = reject(p, sigma)
     return draw(p, uniforms[-1]), None
 
 
-def candidates_law(
-    target_law: ArrayLike, first_tokens: Sequence[int], laws: Laws | None = None
+def candidates_probs(
+    target_probs: ArrayLike, first_tokens: Sequence[int], drawn_from: DrawnFrom | None = None
 ) -> FloatArray:
-    """[V] exact law of the token that `verify_candidates` emits, for given candidates (`duo.verify`).
+    """[V] exact distribution of what `verify_candidates` emits, for given candidates (`duo.verify`).
 
-    With chosen candidates, as DuoDecoding's first tokens are, it is the target's law; with drawn ones it is
-    so on average over their draws.  Arguments and errors are those of `verify_candidates`.
+    With chosen candidates, as DuoDecoding's first tokens are, it is the target's distribution; with drawn
+    ones it is so on average over their draws.  Arguments and errors are those of `verify_candidates`.
     """
-    p = token_law("target_law", target_law)
+    p = token_probs("target_probs", target_probs)
     emitted, reached = np.zeros_like(p), 1.0
-    for token, sigma in _sigmas(first_tokens, laws, len(p)):
+    for token, sigma in _sigmas(first_tokens, drawn_from, len(p)):
         accepted = float(accept_probability(p, sigma)[token])
         emitted[token] += reached * accepted
         reached *= 1.0 - accepted
@@ -198,16 +205,16 @@ def candidates_law(
     return np.asarray(emitted + reached * p, dtype=np.float64)
 
 
-def candidates_law_printed(
-    target_law: ArrayLike, draft_law: ArrayLike, first_tokens: Sequence[int]
+def candidates_probs_printed(
+    target_probs: ArrayLike, draft_probs: ArrayLike, first_tokens: Sequence[int]
 ) -> FloatArray:
-    """[V] law emitted with min(1, p/q) for each candidate and one residual at the end (`duo.verify`).
+    """[V] what is emitted with min(1, p/q) for each candidate and one residual at the end (`duo.verify`).
 
     The literal reading of DuoDecoding: every candidate, distinct and the likeliest of q, is judged like a
-    drawn one and the law is not updated in between.  Not the target's law, e.g. for p = q it always emits the
-    first candidate.
+    drawn one and p is not updated in between.  Not the target's distribution, e.g. for p = q it always emits
+    the first candidate.
     """
-    p, q = pair(target_law, draft_law)
+    p, q = pair(target_probs, draft_probs)
     accept = accept_probability(p, q)
     emitted, reached = np.zeros_like(p), 1.0
     for token in first_tokens:
@@ -218,28 +225,30 @@ def candidates_law_printed(
 
 
 def acceptance_of_candidates(
-    target_law: ArrayLike, candidates: Sequence[int], laws: Laws | None = None
+    target_probs: ArrayLike, candidates: Sequence[int], drawn_from: DrawnFrom | None = None
 ) -> float:
     """Probability that one of the given candidates is accepted; of chosen ones, their mass under p."""
-    p = token_law("target_law", target_law)
+    p = token_probs("target_probs", target_probs)
     failed = 1.0
-    for token, sigma in _sigmas(candidates, laws, len(p)):
+    for token, sigma in _sigmas(candidates, drawn_from, len(p)):
         failed *= 1.0 - float(accept_probability(p, sigma)[token])
         p = reject(p, sigma)
     return 1.0 - failed
 
 
-def _sigmas(candidates: Sequence[int], laws: Laws | None, vocabulary: int) -> list[tuple[int, FloatArray]]:
-    """Each candidate with the law it came from."""
-    drawn: Laws = [None] * len(candidates) if laws is None else laws
+def _sigmas(
+    candidates: Sequence[int], drawn_from: DrawnFrom | None, vocabulary: int
+) -> list[tuple[int, FloatArray]]:
+    """Each candidate with the distribution it came from."""
+    drawn: DrawnFrom = [None] * len(candidates) if drawn_from is None else drawn_from
     if len(drawn) != len(candidates):
-        raise ValueError(f"{len(candidates)} candidates need as many laws, got {len(drawn)}")
+        raise ValueError(f"{len(candidates)} candidates need as many distributions, got {len(drawn)}")
     pairs = []
     for token, sampled in zip(candidates, drawn, strict=True):
         chosen = one_hot(int(token), vocabulary)
-        sigma = chosen if sampled is None else token_law("draft_law", sampled)
+        sigma = chosen if sampled is None else token_probs("draft_probs", sampled)
         if len(sigma) != vocabulary or sigma[int(token)] <= 0.0:
-            raise ValueError(f"token {token} cannot have been drawn from its law")
+            raise ValueError(f"token {token} cannot have been drawn from its distribution")
         pairs.append((int(token), sigma))
     return pairs
 
@@ -248,14 +257,14 @@ def _sigmas(candidates: Sequence[int], laws: Laws | None, vocabulary: int) -> li
 
 
 @law()
-def rescale(draft_law: ArrayLike, top: int, saguaro_scale: float) -> FloatArray:
-    """[V] Saguaro's law: q with its `top` likeliest tokens multiplied by C, normalised (`ssd.def14`).
+def rescale(draft_probs: ArrayLike, top: int, saguaro_scale: float) -> FloatArray:
+    """[V] Saguaro's q: its `top` likeliest tokens multiplied by C, normalised (`ssd.def14`).
 
     F = 0 and C = 1 leave q as it is; C = 0 never draws the top tokens.  Where that leaves nothing to draw,
     the definition is 0/0 and this an error.  The engine has to draw something: both worlds keep q there
     (`calibrate.live.choice.rescale`, `simulator.tokens.chances`).
     """
-    q = token_law("draft_law", draft_law)
+    q = token_probs("draft_probs", draft_probs)
     q[top_tokens(q, top)] *= saguaro_scale
     total = float(q.sum())
     if total <= 0.0:
@@ -264,17 +273,19 @@ def rescale(draft_law: ArrayLike, top: int, saguaro_scale: float) -> FloatArray:
 
 
 def hit_given_rejection_fixed(
-    target_law: ArrayLike, draft_law: ArrayLike, top: int, saguaro_scale: float
+    target_probs: ArrayLike, draft_probs: ArrayLike, top: int, saguaro_scale: float
 ) -> float:
     """P(hit | rejection) with the `fixed` cache: in / (in + out), nonincreasing in C (`ssd.thm15`).
 
     in and out are the residual's mass on and off the F likeliest tokens of q, which are also the tokens
     rescaled.  Where nothing is ever rejected it is 1 by convention.
     """
-    return _hit_given_rejection(target_law, draft_law, top, saguaro_scale, makes_room=False)
+    return _hit_given_rejection(target_probs, draft_probs, top, saguaro_scale, makes_room=False)
 
 
-def hit_given_rejection(target_law: ArrayLike, draft_law: ArrayLike, top: int, saguaro_scale: float) -> float:
+def hit_given_rejection(
+    target_probs: ArrayLike, draft_probs: ArrayLike, top: int, saguaro_scale: float
+) -> float:
     """P(hit | rejection) with the `without_rejected` cache; may rise or fall with C (`ssd.thm19`).
 
     in/s + (R_S/s) (u(g)/s): u = max(p - q', 0) with mass s, of which `in` lies on S, the F likeliest
@@ -282,14 +293,14 @@ def hit_given_rejection(target_law: ArrayLike, draft_law: ArrayLike, top: int, s
     probability R_S/s and independent of the target's token, makes room for g, the draft's next choice.
     Where nothing is ever rejected it is 1 by convention.
     """
-    return _hit_given_rejection(target_law, draft_law, top, saguaro_scale, makes_room=True)
+    return _hit_given_rejection(target_probs, draft_probs, top, saguaro_scale, makes_room=True)
 
 
 def _hit_given_rejection(
-    target_law: ArrayLike, draft_law: ArrayLike, top: int, saguaro_scale: float, *, makes_room: bool
+    target_probs: ArrayLike, draft_probs: ArrayLike, top: int, saguaro_scale: float, *, makes_room: bool
 ) -> float:
     """P(hit | rejection); whether a rejected token makes room for the draft's next choice."""
-    p, q = pair(target_law, draft_law)
+    p, q = pair(target_probs, draft_probs)
     drawn = rescale(q, top, saguaro_scale)
     under, over = np.maximum(p - drawn, 0.0), np.maximum(drawn - p, 0.0)
     # Both have the same mass but for rounding; a p that equals q' up to rounding rejects nothing.
@@ -304,23 +315,25 @@ def _hit_given_rejection(
 
 
 def round_weights(
-    target_law: ArrayLike, draft_law: ArrayLike, fanout: Sequence[int], saguaro_scale: float
+    target_probs: ArrayLike, draft_probs: ArrayLike, fanout: Sequence[int], saguaro_scale: float
 ) -> FloatArray:
     """[K + 1] probability of k accepted tokens where position k is drafted with its own F_k.
 
-    The last fan-out belongs to the bonus token after K accepted ones, where nothing is drafted.  The laws are
-    the same at every position, the draft's before rescaling.
+    The last fan-out belongs to the bonus token after K accepted ones, where nothing is drafted.  The
+    distributions are the same at every position, the draft's before rescaling.
     """
     if len(fanout) == 0:
         raise ValueError("needs a fan-out for at least one position")
-    accepted = np.array([acceptance(target_law, rescale(draft_law, f, saguaro_scale)) for f in fanout[:-1]])
+    accepted = np.array(
+        [acceptance(target_probs, rescale(draft_probs, f, saguaro_scale)) for f in fanout[:-1]]
+    )
     reached = np.append(1.0, np.cumprod(accepted))
     return np.asarray(reached * np.append(1.0 - accepted, 1.0), dtype=np.float64)
 
 
 def hit_rate_sampled(
-    target_law: ArrayLike,
-    draft_law: ArrayLike,
+    target_probs: ArrayLike,
+    draft_probs: ArrayLike,
     fanout: Sequence[int],
     saguaro_scale: float,
     *,
@@ -328,22 +341,22 @@ def hit_rate_sampled(
 ) -> float:
     """p_hit,p with sampled tokens: sum_(k<K) w_k h(F_k) + w_K p(F_K likeliest of q)  (`ssd.thm19`).
 
-    iid positions: one pair of laws at all of them.  With all K tokens accepted (or K = 0) the target
+    iid positions: one pair of distributions at all of them.  With all K tokens accepted (or K = 0) the target
     draws from p itself, and no token is left out of the cache.  (2,) * 6 is K = 5 with two guesses at each
     position; `cached` says which tokens are cached after a rejection.
     """
     if cached not in CACHED:
         raise ValueError(f"cached must be one of {', '.join(CACHED)}, got {cached!r}")
-    weights = round_weights(target_law, draft_law, fanout, saguaro_scale)
+    weights = round_weights(target_probs, draft_probs, fanout, saguaro_scale)
     hit = hit_given_rejection if cached == "without_rejected" else hit_given_rejection_fixed
-    after = {f: hit(target_law, draft_law, f, saguaro_scale) for f in set(fanout[:-1])}
-    free = float(token_law("target_law", target_law)[top_tokens(draft_law, fanout[-1])].sum())
+    after = {f: hit(target_probs, draft_probs, f, saguaro_scale) for f in set(fanout[:-1])}
+    free = float(token_probs("target_probs", target_probs)[top_tokens(draft_probs, fanout[-1])].sum())
     return float((weights * np.array([*(after[f] for f in fanout[:-1]), free])).sum())
 
 
 @law()
 def saguaro_hit_rate(
-    target_law: ArrayLike, draft_law: ArrayLike, top: int, lookahead: int, saguaro_scale: float
+    target_probs: ArrayLike, draft_probs: ArrayLike, top: int, lookahead: int, saguaro_scale: float
 ) -> float:
     """p_hit,p of a sampled round with one fan-out at all positions (`ssd.thm19`): `hit_rate_sampled`."""
-    return hit_rate_sampled(target_law, draft_law, (top,) * (lookahead + 1), saguaro_scale)
+    return hit_rate_sampled(target_probs, draft_probs, (top,) * (lookahead + 1), saguaro_scale)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from analysis.mirror_passes import most_streams, passes_of
 from analysis.mirror_streams import main
 from hardware_profiles.decisions import Decisions
-from policies.laws.mirror import mean_passes, passes_law
+from policies.laws.mirror import mean_passes, passes_probs
 from policies.mirror import StreamDraft
 from policies.registry import configure
 from policies.values import View
@@ -24,13 +24,13 @@ from simulator.tokens import coin
 
 def test_the_law_by_hand() -> None:
     """gamma = 3, S >= 1: one token, then two are left and one is proposed.  Right: J = 2; wrong: J = 3."""
-    assert passes_law(3, 2, 0.3) == pytest.approx([0.0, 0.0, 0.3, 0.7])
+    assert passes_probs(3, 2, 0.3) == pytest.approx([0.0, 0.0, 0.3, 0.7])
     assert mean_passes(3, 2, 0.3) == pytest.approx(2.7)
     # Of two windows the slowest: 2 only where both are.
     assert mean_passes(3, 2, 0.3, windows=2) == pytest.approx(2 * 0.09 + 3 * 0.91)
     assert mean_passes(7, 0, 0.9) == 7.0
     with pytest.raises(ValueError, match="lookahead"):
-        passes_law(0, 1, 0.5)
+        passes_probs(0, 1, 0.5)
 
 
 @given(st.integers(1, 7), st.integers(0, 4), st.floats(0.0, 1.0))
@@ -44,7 +44,7 @@ def test_the_law_counts_every_way_of_being_right(lookahead: int, streams: int, a
             done += 1 + next((i for i in range(most) if not right[done + i]), most)
             passes += 1
         expected[passes] += np.prod([acceptance if r else 1.0 - acceptance for r in right])
-    found = passes_law(lookahead, streams, acceptance)
+    found = passes_probs(lookahead, streams, acceptance)
     assert found == pytest.approx(expected, abs=1e-12)
 
 
@@ -77,7 +77,7 @@ def test_coins_pass_as_the_law_says() -> None:
     asked = StreamDraft(view, count, ((),) * count, lookahead=6, streams=2, acceptance=0.6)
     tokens = coin(0.5, exponent=1.0, requests=1, length=9, prompt_length=3, seed=0)
     passes = np.array([len(reply.emitted) for reply in Imagined(tokens).replies(asked)])
-    law = passes_law(6, 2, 0.6)
+    law = passes_probs(6, 2, 0.6)
     deviation = float(np.sqrt(law @ np.arange(7) ** 2 - (law @ np.arange(7)) ** 2))
     assert passes.mean() == pytest.approx(mean_passes(6, 2, 0.6), abs=4 * deviation / count**0.5)
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.laws.duo import first_token_law
+from policies.laws.duo import first_token_probs
 from policies.laws.sampling import (
     accept_probability,
     acceptance_of_candidates,
-    candidates_law,
-    candidates_law_printed,
+    candidates_probs,
+    candidates_probs_printed,
     draw,
     reject,
     verify_candidates,
@@ -61,7 +61,7 @@ class TestVerify:
         tokens = list(range(len(p)))
         order.shuffle(tokens)  # type: ignore[attr-defined]
         for count in range(len(p) + 1):
-            emitted = first_token_law(p, tokens[:count])
+            emitted = first_token_probs(p, tokens[:count])
             assert emitted == pytest.approx(p, abs=1e-15)
             mass = float(sum(law[0][t] for t in tokens[:count]))
             assert acceptance_of_candidates(p, tokens[:count]) == pytest.approx(mass, abs=1e-12)
@@ -73,7 +73,7 @@ class TestVerify:
         for pair in itertools.product(range(len(p)), repeat=2):
             weight = drafts[0][pair[0]] * drafts[1][pair[1]]
             if weight:
-                given_pair = candidates_law(_floats(p), pair, [_floats(q) for q in drafts])
+                given_pair = candidates_probs(_floats(p), pair, [_floats(q) for q in drafts])
                 by_hand = _law_in_fractions(p, pair, drafts)
                 assert given_pair == pytest.approx(_floats(by_hand), abs=1e-12)
                 total += float(weight) * given_pair
@@ -92,18 +92,18 @@ class TestVerify:
     def test_the_printed_rule_is_biased(self) -> None:
         """With p = q the first candidate is always accepted; the error is as large as 1 - max p."""
         uniform = [0.1] * 10
-        assert candidates_law_printed(uniform, uniform, [3, 4]).tolist() == [0.0] * 3 + [1.0] + [0.0] * 6
+        assert candidates_probs_printed(uniform, uniform, [3, 4]).tolist() == [0.0] * 3 + [1.0] + [0.0] * 6
         worst = 0.0
         rng = np.random.default_rng(2)
         for _ in range(2000):
             p, q = rng.dirichlet(np.full(5, 0.5), 2)
-            emitted = candidates_law_printed(p, q, np.argsort(-q)[:3].tolist())
+            emitted = candidates_probs_printed(p, q, np.argsort(-q)[:3].tolist())
             assert emitted.sum() == pytest.approx(1.0)
             worst = max(worst, float(np.abs(emitted - p).max()))
         assert worst > 0.6
 
     def test_edges(self) -> None:
-        assert candidates_law([1.0, 0.0], [1, 0]).tolist() == [1.0, 0.0]  # a token of probability 0 first
+        assert candidates_probs([1.0, 0.0], [1, 0]).tolist() == [1.0, 0.0]  # a token of probability 0 first
         assert verify_candidates([1.0, 0.0], [1], [0.0, 0.0]) == (0, None)  # nor by a coin of 0
         assert reject([0.5, 0.5], [0.5, 0.5]).tolist() == [0.5, 0.5]
         assert accept_probability([0.5, 0.5], [1.0, 0.0]).tolist() == [0.5, 1.0]
@@ -113,12 +113,12 @@ class TestVerify:
             with pytest.raises(ValueError, match="coin"):
                 draw([0.5, 0.5], coin)
         with pytest.raises(ValueError, match="outside the vocabulary"):
-            candidates_law([0.5, 0.5], [2])
+            candidates_probs([0.5, 0.5], [2])
         with pytest.raises(ValueError, match="cannot have been drawn"):
-            candidates_law([0.5, 0.5], [0], [[0.0, 1.0]])
+            candidates_probs([0.5, 0.5], [0], [[0.0, 1.0]])
         with pytest.raises(ValueError, match="one coin more"):
             verify_candidates([0.5, 0.5], [0], [0.5])
-        with pytest.raises(ValueError, match="as many laws"):
-            candidates_law([0.5, 0.5], [0], [])
+        with pytest.raises(ValueError, match="as many distributions"):
+            candidates_probs([0.5, 0.5], [0], [])
         with pytest.raises(ValueError, match="vocabularies"):
             reject([0.5, 0.5], [1.0])

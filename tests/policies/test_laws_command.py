@@ -113,6 +113,14 @@ def test_values_are_read_by_kind() -> None:
     assert parsed("eval", "ssd.mask", "fanout=1", "lookahead=0")["value"] == [[True]]
 
 
+def test_old_names_of_terms_are_understood() -> None:
+    new = parsed("eval", "ssd.thm1", "target_probs=0.5,0.5", "draft_probs=0.9,0.1")
+    assert parsed("eval", "ssd.thm1", "target_law=0.5,0.5", "draft_law=0.9,0.1") == new
+    assert new["value"] == pytest.approx(0.6) and set(new["arguments"]) == {"target_probs", "draft_probs"}
+    assert parsed("eval", "mirror.eq9", "--example", "proxy_law=0.1,0.1,0.8")["value"] == pytest.approx(0.25)
+    assert "given twice" in refused("eval", "ssd.thm1", "target_law=1,0", "target_probs=1,0")
+
+
 def test_infinity_is_text_in_json() -> None:
     found = parsed("eval", *SWITCH, "--example")  # every part of the example is replaced
     assert found["value"] == pytest.approx(7.697, abs=5e-4)

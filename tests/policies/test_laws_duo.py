@@ -217,7 +217,7 @@ class TestIteration:
         assert dict(law) == pytest.approx(exact)
 
     def test_an_iteration_refuses_what_does_not_fit(self) -> None:
-        with pytest.raises(ValueError, match="target laws"):
+        with pytest.raises(ValueError, match="target rows"):
             verify_iteration([0], [[0.5, 0.5]], [[0.5, 0.5]], [], [0.5, 0.5])
         with pytest.raises(ValueError, match="coins"):
             verify_iteration([], [[0.5, 0.5]], [], [0], [0.5])

@@ -256,13 +256,13 @@ def _chains(length: int, last: int = 0) -> Iterator[tuple[tuple[int, ...], Fract
 def _law_of_two(rule: Callable[..., Guided], guided: int) -> dict[tuple[int, ...], Fraction]:
     """Exact law of the first two tokens; what is not committed is decoded plainly."""
     law: Counter[tuple[int, ...]] = Counter()
-    draft_laws = [np.array([float(x) for x in DRAFT])] * 2
+    draft_rows = [np.array([float(x) for x in DRAFT])] * 2
     coins = list(itertools.product(QUARTERS, repeat=3))
     for tokens, weight in _chains(guided):
         laws = [np.array([float(x) for x in TARGET[t]]) for t in (0, *tokens[:-1])]
         for drafted in itertools.product(range(3), repeat=2):
             share = weight * DRAFT[drafted[0]] * DRAFT[drafted[1]] / len(coins)
-            outcomes = Counter(rule(drafted, tokens, laws, draft_laws, c).committed[:2] for c in coins)
+            outcomes = Counter(rule(drafted, tokens, laws, draft_rows, c).committed[:2] for c in coins)
             for emitted, times in outcomes.items():
                 for rest, chance in _chains(2 - len(emitted), emitted[-1]):
                     law[*emitted, *rest] += share * times * chance
@@ -304,7 +304,7 @@ def test_sampled_guidance_beside_the_path() -> None:
 
 def test_sampled_guidance_refuses_what_does_not_fit() -> None:
     law = np.array([0.5, 0.5])
-    with pytest.raises(ValueError, match="law for each"):
+    with pytest.raises(ValueError, match="distribution for each"):
         guide_sampled([0], [], [], [law], [0.5, 0.5])
     with pytest.raises(ValueError, match="one coin more"):
         guide_sampled([0], [1], [law], [law], [0.5])

@@ -14,7 +14,7 @@ from policies.laws.fanout import concavity_gap, exact_fanout, expected_hit, gree
 from policies.laws.sampling import (
     acceptance,
     acceptance_printed,
-    emitted_law,
+    emitted_probs,
     hit_given_rejection,
     hit_given_rejection_fixed,
     hit_rate_sampled,
@@ -95,8 +95,8 @@ def speculative_step(p: list[Fraction], q: list[Fraction]) -> list[Fraction]:
 def test_verifying_emits_exactly_the_target_s_law(p: list[Fraction], q: list[Fraction]) -> None:
     """`ssd.sd` in rational arithmetic; p = q, where the residual is 0/0, is among the cases."""
     assert speculative_step(p, q) == p
-    assert emitted_law(floats(p), floats(q)) == pytest.approx(floats(p), abs=1e-12)
-    assert emitted_law(floats(p), floats(p)) == pytest.approx(floats(p), abs=1e-15)
+    assert emitted_probs(floats(p), floats(q)) == pytest.approx(floats(p), abs=1e-12)
+    assert emitted_probs(floats(p), floats(p)) == pytest.approx(floats(p), abs=1e-15)
 
 
 @settings(deadline=None)

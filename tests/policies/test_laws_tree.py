@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.laws.rasd import TokenTree, fuse, fuse_paths, merge, verify_tree
-from policies.laws.sampling import acceptance_of_candidates, candidates_law
+from policies.laws.sampling import acceptance_of_candidates, candidates_probs
 
 paths = st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=6)
 
@@ -114,9 +114,9 @@ class TestVerify:
         exact, merged = np.zeros(3), np.zeros(3)
         for pair in itertools.product(range(3), repeat=2):
             weight = q[pair[0]] * q[pair[1]]
-            exact += weight * candidates_law(p, pair, [q, q])
+            exact += weight * candidates_probs(p, pair, [q, q])
             once = pair[:1] if pair[0] == pair[1] else pair
-            merged += weight * candidates_law(p, once, [q] * len(once))
+            merged += weight * candidates_probs(p, once, [q] * len(once))
         assert exact == pytest.approx(p, abs=1e-12)
         assert np.abs(merged - p).max() > 0.01
 
@@ -126,9 +126,9 @@ class TestVerify:
         tree = merge(0, [[1, 1], [2]])
         assert verify_tree(tree, _laws(tree), [0.0, 0.4, 0.9, 0.2]) == ((1, 1, 0), 2)
         assert verify_tree(tree, _laws(tree), [0.0, 0.6, 0.9, 0.2]) == ((0,), 0)
-        with pytest.raises(ValueError, match="as many laws and coins"):
+        with pytest.raises(ValueError, match="as many distributions and coins"):
             verify_tree(tree, _laws(tree), [0.5])
-        with pytest.raises(ValueError, match="draft laws"):
+        with pytest.raises(ValueError, match="draft rows"):
             verify_tree(bare, _laws(bare), [0.5], [])
 
     def test_accepted_tokens_against_tossed_coins(self) -> None:
