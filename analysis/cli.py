@@ -210,8 +210,7 @@ def predictor(job: Any, hw: str, trace: str | None, temperatures: Iterable[float
 
 def calibrate_now(job: Any, progress: Any) -> None:
     """Calibrate quickly and keep profile and traces among the user's own."""
-    from calibrate.calibration import run_calibration
-    from calibrate.files import open_work, write_all
+    from calibrate.calibration import open_work, run_calibration, write_all
 
     with open_work(job, None) as journal:
         write_all(run_calibration(job, progress, journal=journal), job, None)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from calibrate.calibration import requests_of
-from calibrate.decisions import decide, joined
 from calibrate.job import Job, worker_specs
 from calibrate.live.world import LiveWorld
-from calibrate.runs import Cell, LiveRun, run_matrix
+from calibrate.live_runs import Cell, LiveRun, decide, joined, run_matrix
 from hardware_profiles.decisions import Decisions, DecisionTrace
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace import Trace

@@ -13,8 +13,8 @@ from analysis.double_entries import Entry
 from analysis.livecells import identical
 from calibrate.calibration import record
 from calibrate.job import Job
+from calibrate.live_runs import Cell, LiveRun, measure
 from calibrate.prompts import Prompt
-from calibrate.runs import Cell, LiveRun, measure
 from hardware_profiles.decisions import Decisions
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace import Trace

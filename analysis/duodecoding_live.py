@@ -17,11 +17,10 @@ from analysis.duodecoding_budget import Progress
 from analysis.duodecoding_sequences import Doubt, doubt_of
 from analysis.sources import Sources
 from calibrate.calibration import record, requests_of
-from calibrate.decisions import joined
 from calibrate.job import worker_specs
 from calibrate.live.world import LiveWorld
+from calibrate.live_runs import Cell, LiveRun, joined, measure, run_matrix
 from calibrate.prompts import Prompt
-from calibrate.runs import Cell, LiveRun, measure, run_matrix
 from hardware_profiles.decisions import Decisions, DecisionTrace
 from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure, find_policy

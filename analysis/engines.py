@@ -199,7 +199,7 @@ def _theirs(pool: Any, place: Place, method: Method, lookahead: int) -> Engine:
 
 
 def _ours(world: Any, policy: str, **knobs: Any) -> Engine:
-    from calibrate.runs import run_once
+    from calibrate.live_runs import run_once
 
     settings = configure(policy, **knobs)
 

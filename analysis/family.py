@@ -21,9 +21,8 @@ from analysis.family_orders import Member, Speeds
 from analysis.livecells import identical, run_interleaved
 from analysis.predictions import DRAWS
 from analysis.sources import Sources
-from calibrate.decisions import joined
 from calibrate.job import Job
-from calibrate.runs import LiveRun
+from calibrate.live_runs import LiveRun, joined
 from hardware_profiles.decisions import DecisionTrace
 from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure, find_policy

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.family import Group, Measured
-from calibrate.decisions import plain_knobs
+from calibrate.live_runs import plain_knobs
 from hardware_profiles.decisions import DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.jsonfile import read_json, write_json
 from policies.registry import KNOBS, Settings, configure

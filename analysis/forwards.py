@@ -68,7 +68,7 @@ def measure(target: str, draft: str, *, repeats: int, progress: Callable[[int, i
     """
     from calibrate.live.placement import pair_specs, parse_placement
     from calibrate.live.world import LiveWorld
-    from calibrate.probes import time_shape
+    from calibrate.measure import time_shape
 
     specs = pair_specs(target, draft, parse_placement("split"))
     samples: dict[str, dict[str, list[list[float]]]] = {

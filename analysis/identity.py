@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from calibrate.job import Job
     from calibrate.journal import Journal
     from calibrate.live.world import LiveWorld
-    from calibrate.runs import LiveRun
+    from calibrate.live_runs import LiveRun
     from hardware_profiles.trace import Trace
     from policies.registry import Settings
 
@@ -176,7 +176,7 @@ def check(
         progress: (stage, done, total).
     """
     from calibrate.calibration import requests_of
-    from calibrate.runs import run_live
+    from calibrate.live_runs import run_live
 
     requests = requests_of(trace)
     cells = [(each, batch) for batch in batches for each in settings]

@@ -11,7 +11,7 @@ from analysis.rounds import Agreement, compare_rounds
 from calibrate.calibration import requests_of
 from calibrate.job import Job, worker_specs
 from calibrate.live.world import LiveWorld
-from calibrate.runs import Cell, LiveRun, Measured, measure, run_matrix
+from calibrate.live_runs import Cell, LiveRun, Measured, measure, run_matrix
 from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure
 from policies.timeline import Span

@@ -12,8 +12,8 @@ from analysis.decided import run_deciding
 from analysis.mirror_account import Account, Times, account, pieces_of_spans, pieces_of_timings
 from calibrate.calibration import record
 from calibrate.job import Job
+from calibrate.live_runs import Cell, LiveRun, measure
 from calibrate.prompts import Prompt
-from calibrate.runs import Cell, LiveRun, measure
 from hardware_profiles.decisions import Decisions
 from hardware_profiles.profile import Profile
 from policies.laws.mirror import draft_communication, target_communication

@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.family_orders import EVERY
 from analysis.mirror_account import fallback_rate
-from calibrate.runs import LiveRun
+from calibrate.live_runs import LiveRun
 from policies.registry import Settings
 from policies.summary import Summary
 

@@ -14,12 +14,11 @@ from analysis.livecells import AR_PER_SETTINGS
 from analysis.mirror_points import Point, live_point, simulated_point, speed_of
 from analysis.sources import Sources
 from calibrate.calibration import record, requests_of
-from calibrate.decisions import decide
 from calibrate.job import Job, worker_specs
 from calibrate.live.placement import parse_placement
 from calibrate.live.world import LiveWorld
+from calibrate.live_runs import Cell, LiveRun, decide, run_matrix
 from calibrate.prompts import Prompt
-from calibrate.runs import Cell, LiveRun, run_matrix
 from hardware_profiles.decisions import DecisionTrace
 from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure

@@ -19,9 +19,9 @@ from calibrate.calibration import record, requests_of
 from calibrate.display import show_progress
 from calibrate.live.placement import pair_specs, parse_placement
 from calibrate.live.world import LiveWorld
+from calibrate.live_runs import Cell, Measured, measure, run_matrix
 from calibrate.options import make_job
 from calibrate.prompts import find_prompts, load_prompts, spread
-from calibrate.runs import Cell, Measured, measure, run_matrix
 from hardware_profiles.atomic import atomic_write
 from hardware_profiles.jsonfile import to_json
 from policies.commandline import checked_command, split_integers

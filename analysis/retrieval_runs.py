@@ -17,8 +17,8 @@ from analysis.family_orders import Speeds
 from analysis.livecells import identical, run_interleaved
 from calibrate.calibration import record
 from calibrate.job import Job
+from calibrate.live_runs import LiveRun
 from calibrate.prompts import Prompt
-from calibrate.runs import LiveRun
 from hardware_profiles.datastore import Datastore, datastore_path
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace import Trace

@@ -11,7 +11,7 @@ import numpy as np
 from analysis.intervals import Interval
 from analysis.predictions import Prediction
 from analysis.rounds import Agreement
-from calibrate.runs import Measured
+from calibrate.live_runs import Measured
 from policies.registry import Settings
 
 

@@ -16,8 +16,8 @@ from analysis.sources import Sources
 from calibrate.calibration import record
 from calibrate.job import Job, like_profile, worker_specs
 from calibrate.live.world import LiveWorld
+from calibrate.live_runs import LiveRun
 from calibrate.prompts import Prompt
-from calibrate.runs import LiveRun
 from hardware_profiles.trace import Trace
 from policies.registry import SettingError, configure
 from policies.timeline import Span

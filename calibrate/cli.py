@@ -164,9 +164,8 @@ main.add_command(datastore)
 
 
 def _calibrate(options: dict[str, Any]) -> None:
-    from calibrate.calibration import run_calibration
+    from calibrate.calibration import open_work, run_calibration, trace_path, write_all
     from calibrate.display import as_json, show_progress, summary_lines
-    from calibrate.files import open_work, trace_path, write_all
     from calibrate.job import check
 
     job = make_job(options)

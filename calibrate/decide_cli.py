@@ -21,7 +21,7 @@ from policies.commandline import (
 from policies.registry import KNOBS
 
 if TYPE_CHECKING:
-    from calibrate.deciding import Asked
+    from calibrate.reply_recorder import Asked
     from policies.config import Settings
 
 EXAMPLES = """
@@ -102,9 +102,8 @@ def decide(**options: Any) -> None:
 def _decide(options: dict[str, Any]) -> None:
     from dataclasses import replace
 
-    from calibrate.deciding import record_decisions
-    from calibrate.decisionfiles import DecisionFiles
     from calibrate.display import show_progress
+    from calibrate.reply_recorder import DecisionFiles, record_decisions
 
     asked = asked_of(options)
     if asked.timed and (why := _why_untimed(asked)):
@@ -136,8 +135,8 @@ def asked_of(options: dict[str, Any]) -> Asked:
     Raises:
         ValueError: A setting that a policy does not have, or options that contradict each other.
     """
-    from calibrate.deciding import Asked
     from calibrate.prompts import find_prompts, load_prompts, spread
+    from calibrate.reply_recorder import Asked
     from hardware_profiles.profile import load_profile
     from hardware_profiles.store import find_profile
 

@@ -24,7 +24,6 @@ import numpy as np
 from calibrate.journal import Json
 from calibrate.live.device import LiveDevice, StepTime, Timing
 from calibrate.live.world import LiveWorld
-from calibrate.runs import LiveRun
 from hardware_profiles.costs import OperationCost
 from hardware_profiles.latency import FloatArray, LatencySurface
 from hardware_profiles.optime import HostOperation, StepTotal, Timed, base_name
@@ -106,19 +105,6 @@ class LiveRecord:
     def alone(self) -> bool:
         """Whether the devices take turns by the policy's design."""
         return find_policy(self.settings.policy).collocated
-
-
-def reduce_run(run: LiveRun) -> LiveRecord:
-    """What is kept of a live run."""
-    return LiveRecord(
-        settings=run.settings,
-        batch=run.batch,
-        requests=tuple(int(r) for r in run.requests),
-        repeat=run.repeat,
-        tokens=round(run.summary.tokens),
-        seconds=run.summary.seconds,
-        observations=tuple(observe(run.timings)),
-    )
 
 
 def observe(timings: Sequence[Timing]) -> list[Observation]:

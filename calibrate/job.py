@@ -6,9 +6,9 @@ import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from calibrate import checks
-from calibrate.fingerprint import fingerprint
-from calibrate.journal import Json
+from calibrate import models
+from calibrate.adaptive import Wish
+from calibrate.journal import Json, fingerprint
 from calibrate.live.placement import (
     PRECISIONS,
     TORCH,
@@ -21,11 +21,10 @@ from calibrate.live.placement import (
     own_precision,
     pair_specs,
 )
-from calibrate.machine import Machine
-from calibrate.plans import BATCHES, Plan, plan
+from calibrate.machine import Machine, available_memory
+from calibrate.plan import BATCHES, Plan, plan
 from calibrate.prompts import Prompt
-from calibrate.scouting import Wish
-from calibrate.traces import versions
+from calibrate.record import versions
 from hardware_profiles.profile import Profile
 
 FORMAT = 3
@@ -133,16 +132,16 @@ def check(job: Job, what: Plan) -> None:
         MisfitError: The tokenizers differ, a text outgrows the models, the memory does not suffice, or
             llama.cpp cannot keep so many branches.
     """
-    checks.check_tokenizers(job.target, job.draft)
-    sizes = [("target", checks.model_size(job.target)), ("draft", checks.model_size(job.draft))]
+    models.check_tokenizers(job.target, job.draft)
+    sizes = [("target", models.model_size(job.target)), ("draft", models.model_size(job.draft))]
     settings = [s for part in what.live for s in part.settings()]
     ahead = max((2 * (s.lookahead or 0) for s in settings), default=0)
-    checks.check_positions(sizes, longest=what.longest, max_tokens=job.limit, ahead=ahead)
+    models.check_positions(sizes, longest=what.longest, max_tokens=job.limit, ahead=ahead)
     length = max(what.longest, job.limit + ahead)
     check_memories(job, batch=what.largest_batch, length=length)
     if own_precision(job.draft_backend) is not None:
         trees = [point for grid in what.grids if grid.operation == "draft.tree" for point in grid.points]
-        checks.check_sequences(max((rows * (1 + branches) for rows, branches, _ in trees), default=0))
+        models.check_sequences(max((rows * (1 + branches) for rows, branches, _ in trees), default=0))
 
 
 def check_memories(job: Job, *, batch: int, length: int) -> None:
@@ -151,16 +150,16 @@ def check_memories(job: Job, *, batch: int, length: int) -> None:
     Raises:
         MisfitError: With the parts of the sum and what to change.
     """
-    nothing = checks.ModelSize(None, None, None, None)
+    nothing = models.ModelSize(None, None, None, None)
     for device in dict.fromkeys(job.placement.devices):
         target, draft = (
-            checks.model_size(model) if place == device else nothing
+            models.model_size(model) if place == device else nothing
             for model, place in zip((job.target, job.draft), job.placement.devices, strict=True)
         )
-        need = checks.memory_need(target, draft, batch=batch, length=length, precision=job.precision)
+        need = models.memory_need(target, draft, batch=batch, length=length, precision=job.precision)
         found = job.machine.device(device)
-        available = checks.available_memory() if device == "cpu" else found.memory_bytes if found else None
-        checks.check_memory(need, available, batch=batch, length=length)
+        available = available_memory() if device == "cpu" else found.memory_bytes if found else None
+        models.check_memory(need, available, batch=batch, length=length)
 
 
 def worker_specs(job: Job, *, batch: int = 1, length: int = 512) -> tuple[WorkerSpec, WorkerSpec]:
@@ -194,9 +193,9 @@ def like_profile(job: Job, profile: Profile) -> Job:
 
 def recorders(job: Job) -> int:
     """Recorders that work side by side: one per core, if their models fit into memory together."""
-    need = checks.memory_need(
-        checks.model_size(job.target),
-        checks.model_size(job.draft),
+    need = models.memory_need(
+        models.model_size(job.target),
+        models.model_size(job.draft),
         batch=1,
         length=job.limit,
         precision=job.precision,
@@ -204,7 +203,7 @@ def recorders(job: Job) -> int:
     each = need.weight_bytes + need.kv_bytes + need.spare_bytes // 2  # one process holds both
     if set(job.placement.devices) != {"cpu"}:
         return 1  # several would take turns on an accelerator, each with both models in its memory
-    available = checks.available_memory()
+    available = available_memory()
     fitting = MOST_RECORDERS if available is None else available // (2 * each)  # leave half of it alone
     return max(1, min(len(job.machine.cores), MOST_RECORDERS, fitting))
 

@@ -1,4 +1,4 @@
-"""What machine this is: its processor, cores and accelerators."""
+"""The machine: its processor, cores, memory and accelerators, and refusals of what it does not have."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calibrate.checks import total_memory
 from calibrate.live.accelerators import KINDS, Found, absent, find_accelerators, indexed
 from calibrate.live.errors import PlacementError
 from calibrate.live.placement import TORCH, Placement, available_cores, own_precision
-from calibrate.subprocesses import run_apart
+from calibrate.processes import run_apart
 from hardware_profiles.store import shipped_profiles
 
 
@@ -139,3 +138,37 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def available_memory(
+    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """Bytes that processes may still take: free or reclaimable, and within this container's limit.
+
+    None where the system does not say (other than Linux).
+    """
+    found = _meminfo(meminfo, "MemAvailable:")
+    limit, used = cgroup / "memory.max", cgroup / "memory.current"
+    if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
+        found.append(max(0, int(limit.read_text()) - int(used.read_text()) + _reclaimable(cgroup)))
+    return min(found, default=None)
+
+
+def _reclaimable(cgroup: Path) -> int:
+    """File cache that counts as used by a container but can be dropped."""
+    stat = cgroup / "memory.stat"
+    for line in stat.read_text().splitlines() if stat.is_file() else ():
+        if line.startswith("inactive_file "):
+            return int(line.split()[1])
+    return 0
+
+
+def total_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes of memory of this machine; None where the system does not say."""
+    return min(_meminfo(meminfo, "MemTotal:"), default=None)
+
+
+def _meminfo(path: Path, name: str) -> list[int]:
+    """The entry of that name in bytes; empty where there is none."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return [int(line.split()[1]) * 1024 for line in lines if line.startswith(name)]

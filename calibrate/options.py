@@ -23,13 +23,13 @@ def make_job(options: dict[str, Any]) -> Any:
         WrongMachine: `--hw` names another machine.
         ValueError: Bad prompts, models, placement, sampling or batches.
     """
+    from calibrate.adaptive import scouting_wish
     from calibrate.job import Job, default_name
     from calibrate.live.placement import check_backend, is_local_model, parse_placement
     from calibrate.machine import find_machine, require, require_devices
+    from calibrate.models import PREFIX, resolve_shape
     from calibrate.pair.embed import resolve_model
     from calibrate.prompts import find_prompts, load_prompts, spread
-    from calibrate.scouting import scouting_wish
-    from calibrate.shapes import PREFIX, resolve_shape
     from policies.sampling import Sampling
 
     options = DEFAULTS | options

@@ -1,14 +1,29 @@
-"""How processes of ours are started, and how they end with the one that started them."""
+"""Processes of ours: how they start, report, end with the one that started them, and leave nothing behind.
+
+A process that is killed removes nothing.  Its temporary folders hold a file that it had locked: the kernel
+let go of the lock with the process, whatever became of its number since.  The next process clears them;
+folders without such a file are not ours.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
+import tempfile
 import threading
-from multiprocessing.connection import wait
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import util
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
 
-from calibrate.leftovers import claim_shared_folder
+from calibrate.live.errors import last_error
 
 PRELOADED = ["torch", "transformers.models.llama.modeling_llama", "calibrate.live.loading"]
 """What every process of ours needs and takes seconds to import."""
@@ -38,3 +53,148 @@ def end_with_parent() -> None:
 def _outlive(sentinel: int) -> None:
     wait([sentinel])
     os._exit(1)
+
+
+Report: TypeAlias = Callable[[Any], None]
+Function: TypeAlias = Callable[[Any, Report], Any]
+
+
+class SubprocessError(RuntimeError):
+    """The function failed or its process died; the message is its error, a note its traceback."""
+
+
+def run_apart(function: Function, argument: Any, report: Report) -> Any:
+    """Call `function(argument, report)` in a fresh process and return what it returns.
+
+    Everything that `function` reports arrives here, in order, by calling `report`.  The process is gone
+    when this returns or raises, Ctrl-C included, and on Linux also when this process is killed.
+
+    Raises:
+        SubprocessError: It failed or died.
+    """
+    return run_many(function, [argument], report)[0]
+
+
+def run_many(function: Function, arguments: Sequence[Any], report: Report) -> list[Any]:
+    """As `run_apart` for every argument, side by side; the results in the order of the arguments.
+
+    Raises:
+        SubprocessError: One of them failed or died; the others are ended.
+    """
+    children = []
+    results: dict[int, Any] = {}
+    try:
+        for argument in arguments:
+            children.append(_start(function, argument))  # noqa: PERF401 - so that `finally` knows each
+        while len(results) < len(children):
+            waiting = {child.pipe: i for i, child in enumerate(children) if i not in results}
+            for pipe in wait(list(waiting)):
+                index = waiting[pipe]  # type: ignore[index]
+                kind, value = _receive(children[index])
+                if kind == "done":
+                    results[index] = value
+                elif kind == "report":
+                    report(value)
+                else:
+                    failed = SubprocessError(last_error(value))
+                    failed.add_note(value)  # for whoever looks for the cause; users get the line
+                    raise failed
+        return [results[i] for i in range(len(children))]
+    finally:
+        for child in children:
+            child.process.terminate()
+            child.process.join()
+            child.pipe.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    process: BaseProcess
+    pipe: Connection
+
+
+def _start(function: Function, argument: Any) -> _Child:
+    context = process_context()
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_call, args=(function, argument, there), daemon=True)
+    process.start()
+    there.close()
+    return _Child(process, here)
+
+
+def _receive(child: _Child) -> tuple[str, Any]:
+    try:
+        message: tuple[str, Any] = child.pipe.recv()
+    except EOFError as error:
+        child.process.join()
+        raise SubprocessError(f"the process died with exit code {child.process.exitcode}") from error
+    return message
+
+
+def _call(function: Function, argument: Any, pipe: Connection) -> None:
+    end_with_parent()
+    try:
+        result = function(argument, lambda value: pipe.send(("report", value)))
+        pipe.send(("done", result))
+    except KeyboardInterrupt:
+        pass
+    except Exception:  # everything must reach the parent
+        pipe.send(("failed", traceback.format_exc()))
+
+
+OWNER = "spectwin-owner"
+"""File in a folder that its owner keeps locked."""
+PREFIX = "spectwin-live-"
+PATTERNS = (f"{PREFIX}*", "pymp-*")
+"""Ours, and those that `multiprocessing` makes for us."""
+
+
+def temporary_folder() -> tuple[Path, BinaryIO | None]:
+    """A new folder, and what keeps it from being cleared as long as that is open; None: nothing clears it."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    return folder, _own(folder)
+
+
+@cache
+def claim_shared_folder() -> BinaryIO | None:
+    """Mark the folder of `multiprocessing` as this process's; what it returns stays open until the end.
+
+    Clears what killed processes left, too: once in a process, before its first worker.
+    """
+    clear_leftovers()
+    folder = Path(util.get_temp_dir())
+    return None if (folder / OWNER).exists() else _own(folder)  # a child has its parent's folder
+
+
+def clear_leftovers(root: Path | None = None) -> list[Path]:
+    """Remove the folders whose owners are dead; returns them.
+
+    Args:
+        root: Where to look; by default the system's folder for temporary files.
+    """
+    found = [path for pattern in PATTERNS for path in (root or Path(tempfile.gettempdir())).glob(pattern)]
+    return [folder for folder in found if _cleared(folder)]
+
+
+def _own(folder: Path) -> BinaryIO | None:
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        return None
+    unnamed = folder / f".{OWNER}"
+    file = unnamed.open("xb")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    unnamed.rename(folder / OWNER)  # nobody sees it unlocked while we live
+    return file
+
+
+def _cleared(folder: Path) -> bool:
+    try:
+        import fcntl
+
+        with (folder / OWNER).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    except (ImportError, OSError):  # no owner's file, one of another user, or an owner who lives
+        return False
+    return not os.path.lexists(folder)

@@ -16,7 +16,7 @@ from analysis.validation import with_baselines
 from calibrate.job import Job, worker_specs
 from calibrate.live.placement import WorkerSpec, available_cores
 from calibrate.live.world import LiveWorld
-from calibrate.runs import LiveRun
+from calibrate.live_runs import LiveRun
 from hardware_profiles.trace import Trace
 from policies.registry import SettingError
 from policies.summary import Summary

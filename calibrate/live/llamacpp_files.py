@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from calibrate.fingerprint import fingerprint
+from calibrate.journal import fingerprint
 from calibrate.live.errors import ModelError
 from calibrate.pair.embed import cache_folder
 from hardware_profiles.jsonfile import to_json

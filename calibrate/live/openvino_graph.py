@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from calibrate.fingerprint import fingerprint
+from calibrate.journal import fingerprint
 from calibrate.live.errors import ModelError
 from calibrate.live.kvcache import Buffers
 from calibrate.live.openvino_devices import import_openvino, is_static

@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from calibrate.leftovers import temporary_folder
 from calibrate.live.arena import DEFAULT_BYTES, Segment
 from calibrate.live.device import LiveDevice, Timing
 from calibrate.live.environment import LiveEnvironment
@@ -18,6 +17,7 @@ from calibrate.live.errors import LiveError, ModelError, WorkerDied, WorkerError
 from calibrate.live.link import WorkerLink
 from calibrate.live.placement import WorkerSpec, local_vocabulary
 from calibrate.live.transport.wire import Ready
+from calibrate.processes import temporary_folder
 from policies.protocols import Steps, World
 from policies.timeline import Span
 

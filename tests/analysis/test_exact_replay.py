@@ -15,11 +15,10 @@ from analysis.rounds import compare_rounds
 from calibrate.calibration import requests_of
 from calibrate.live.placement import pair_specs, parse_placement
 from calibrate.live.world import LiveWorld
+from calibrate.live_runs import LiveRun, run_live, run_once
 from calibrate.pair.embed import resolve_model
 from calibrate.prompts import find_prompts, load_prompts, spread
-from calibrate.recording import RecordingJob
-from calibrate.runs import LiveRun, run_live, run_once
-from calibrate.traces import record_trace
+from calibrate.record import RecordingJob, record_trace
 from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure
 from policies.rows import Round

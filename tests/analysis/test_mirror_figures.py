@@ -15,7 +15,7 @@ from analysis.mirror_figures import main, print_points
 from analysis.mirror_points import Point, select
 from analysis.mirror_runs import FIGURES, SHARED, SPLIT, Sweep, live_points, simulated_points
 from analysis.sources import Sources
-from calibrate.runs import Cell, LiveRun
+from calibrate.live_runs import Cell, LiveRun
 from hardware_profiles.decisions import Decisions, DecisionTrace
 from hardware_profiles.trace import Trace
 from policies.registry import configure

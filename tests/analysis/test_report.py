@@ -21,9 +21,9 @@ from analysis.rounds import compare_rounds
 from analysis.rows import Row, Subset
 from analysis.sources import Sources
 from analysis.validation import Trial, Validation, split, with_baselines
+from calibrate.live_runs import Measured
 from calibrate.machine import Machine
 from calibrate.prompts import Prompt
-from calibrate.runs import Measured
 from policies.registry import SettingError, configure
 
 SETTINGS = [

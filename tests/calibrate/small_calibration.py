@@ -8,13 +8,12 @@ from pathlib import Path
 
 from small_models import prompts
 
-from calibrate.calibration import run_calibration
-from calibrate.files import open_work, write_all
+from calibrate.calibration import open_work, run_calibration, write_all
 from calibrate.job import Job
 from calibrate.live.accelerators import Found
 from calibrate.live.placement import available_cores, parse_placement
 from calibrate.machine import Machine
-from calibrate.plans import Grid, LivePart, Plan
+from calibrate.plan import Grid, LivePart, Plan
 from hardware_profiles.costs import Axis
 
 GPU = Found("cuda:0", "Some GPU", 80 * 2**30)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.adaptive import At, fitting, held_out_errors, middle, next_values, probes, refine, scattered
-from calibrate.plans import Grid
+from calibrate.plan import Grid
 from hardware_profiles.costs import GridCost, Point
 from hardware_profiles.latency import LatencySurface
 

@@ -10,11 +10,12 @@ import pytest
 from small_calibration import PLAN, small_job
 from small_models import VOCABULARY, save_tokenizer
 
-from calibrate import checks
-from calibrate.checks import MisfitError, ModelSize, check_memory, check_tokenizers, memory_need, model_size
-from calibrate.fingerprint import fingerprint
+from calibrate import job as job_module
+from calibrate import machine, models
 from calibrate.job import check, recorders
+from calibrate.journal import fingerprint
 from calibrate.live.errors import ModelError
+from calibrate.models import MisfitError, ModelSize, check_memory, check_tokenizers, memory_need, model_size
 from calibrate.pair.embed import DATA
 
 GIB = 2**30
@@ -69,7 +70,7 @@ def test_another_tokenizer_of_the_same_size_is_refused(pair: tuple[str, str], tm
 )
 def test_all_kinds_of_vocabularies_are_read(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
-    assert checks.token_ids(str(tmp_path)) == {"a": 0, "b": 1}
+    assert models.token_ids(str(tmp_path)) == {"a": 0, "b": 1}
 
 
 def test_a_folder_without_a_tokenizer_is_believed(pair: tuple[str, str], tmp_path: Path) -> None:
@@ -96,16 +97,16 @@ def test_available_memory_respects_a_container(tmp_path: Path) -> None:
     meminfo, group = tmp_path / "meminfo", tmp_path / "cgroup"
     group.mkdir()
     meminfo.write_text("MemTotal: 4096 kB\nMemFree: 1 kB\nMemAvailable: 2048 kB\n")
-    assert checks.available_memory(meminfo, group) == 2048 * 1024
-    assert checks.total_memory(meminfo) == 4096 * 1024
+    assert machine.available_memory(meminfo, group) == 2048 * 1024
+    assert machine.total_memory(meminfo) == 4096 * 1024
     (group / "memory.max").write_text("max\n")
     (group / "memory.current").write_text("1000\n")
-    assert checks.available_memory(meminfo, group) == 2048 * 1024
+    assert machine.available_memory(meminfo, group) == 2048 * 1024
     (group / "memory.max").write_text("5000\n")
-    assert checks.available_memory(meminfo, group) == 4000
+    assert machine.available_memory(meminfo, group) == 4000
     (group / "memory.stat").write_text("anon 1\ninactive_file 500\n")
-    assert checks.available_memory(meminfo, group) == 4500
-    assert checks.available_memory(tmp_path / "none", tmp_path / "none") is None
+    assert machine.available_memory(meminfo, group) == 4500
+    assert machine.available_memory(tmp_path / "none", tmp_path / "none") is None
 
 
 def test_a_job_is_checked_before_anything_starts(
@@ -118,7 +119,7 @@ def test_a_job_is_checked_before_anything_starts(
     long = replace(PLAN.grids[0], values=((1,), (100,), (500,)), held_out=())
     with pytest.raises(MisfitError, match="measures texts of 600 tokens"):
         check(job, replace(PLAN, grids=(long,)))
-    monkeypatch.setattr(checks, "available_memory", lambda: GIB)
+    monkeypatch.setattr(job_module, "available_memory", lambda: GIB)
     with pytest.raises(MisfitError, match=r"needs about 1\.0 GiB of memory"):
         check(job, PLAN)
     assert recorders(job) == 1

@@ -11,9 +11,8 @@ from small_models import prompts
 
 from calibrate.cli import main
 from calibrate.decide_cli import _why_untimed
-from calibrate.deciding import Asked, record_decisions
-from calibrate.decisionfiles import DecisionFiles
 from calibrate.live.errors import PlacementError
+from calibrate.reply_recorder import Asked, DecisionFiles, record_decisions
 from hardware_profiles.costs import ConstantCost, Provenance
 from hardware_profiles.decisions import DecisionTrace
 from hardware_profiles.parts import DeviceInfo, Role, Roles

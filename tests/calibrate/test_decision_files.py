@@ -11,12 +11,11 @@ from typing import Any
 import click
 import pytest
 
-from calibrate import deciding
+from calibrate import reply_recorder as deciding
 from calibrate.decide_cli import decide, settings_of
-from calibrate.deciding import Asked, Recorder
-from calibrate.decisionfiles import DecisionFiles
 from calibrate.prompts import Prompt
-from calibrate.traces import digest
+from calibrate.record import digest
+from calibrate.reply_recorder import Asked, DecisionFiles, Recorder
 from hardware_profiles.costs import ConstantCost, Provenance
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions
 from hardware_profiles.optime import StepTotal, Timed

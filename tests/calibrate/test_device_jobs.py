@@ -14,14 +14,13 @@ from small_calibration import GPU, PLAN, WITH_GPU, small_job
 from small_models import prompts
 
 import calibrate.machine
-from calibrate.calibration import run_calibration
-from calibrate.checks import MisfitError
+from calibrate.calibration import role_of, run_calibration
 from calibrate.job import check, check_memories, default_name, inputs, like_profile, recorders, worker_specs
 from calibrate.live.placement import Placement, parse_placement
+from calibrate.models import MisfitError
 from calibrate.options import make_job
-from calibrate.plans import LivePart
-from calibrate.recording import RecordingJob, record
-from calibrate.roles import role_of
+from calibrate.plan import LivePart
+from calibrate.record import RecordingJob, record
 
 
 def on(pair: tuple[str, str], text: str, **changes: Any) -> Any:

@@ -19,9 +19,9 @@ from small_models import prompts
 import analysis.cli
 import analysis.validation
 import calibrate.calibration
-import calibrate.checks
 import calibrate.job
 import calibrate.machine
+import calibrate.models
 from calibrate.cli import main
 from calibrate.job import Job, worker_specs
 from calibrate.live import placement
@@ -29,7 +29,7 @@ from calibrate.live.accelerators import Found
 from calibrate.live.placement import available_cores
 from calibrate.machine import Machine
 from calibrate.pair.embed import DATA, Shape, embedded_config
-from calibrate.plans import LivePart
+from calibrate.plan import LivePart
 from hardware_profiles.profile import load_profile
 from simulator.cli import main as simulate
 
@@ -69,7 +69,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(placement, "available_cores", lambda: CORES)
-    monkeypatch.setattr(calibrate.checks, "available_memory", lambda: 128 * 10**9)
+    monkeypatch.setattr(calibrate.models, "available_memory", lambda: 128 * 10**9)
     found = replace(GPU, devices=(*GPU.devices, Found("openvino:CPU")))
     monkeypatch.setattr(calibrate.machine, "find_machine", lambda: found)
     monkeypatch.setattr(calibrate.calibration, "run_calibration", stop)
@@ -124,7 +124,7 @@ def test_the_embedded_pair_has_the_sizes_that_the_page_says(
     config = embedded_config(AutoConfig.from_pretrained(DATA / name), Shape.parse(shape))
     assert (config.hidden_size, config.num_hidden_layers) == (width, layers)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict(), default=str))
-    size = calibrate.checks.model_size(str(tmp_path / "config.json"))
+    size = calibrate.models.model_size(str(tmp_path / "config.json"))
     assert size.parameters == pytest.approx(billions * 1e9, rel=0.01)
 
 

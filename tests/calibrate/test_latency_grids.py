@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from calibrate.journal import Journal
-from calibrate.latency import Repetition, Samples, Timer, measure_grids, robust, shape_of
-from calibrate.plans import Grid, Plan, plan
+from calibrate.measure import Repetition, Samples, Timer, measure_grids, robust, shape_of
+from calibrate.plan import Grid, Plan, plan
 from hardware_profiles.latency import LatencySurface
 
 FORWARD = Grid(

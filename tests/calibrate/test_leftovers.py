@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from calibrate.leftovers import clear_leftovers
+from calibrate.processes import clear_leftovers
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
-from calibrate.leftovers import temporary_folder
+from calibrate.processes import temporary_folder
 from calibrate.processes import process_context
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ from small_calibration import PLAN, small_job
 from small_models import prompts
 
 from calibrate.calibration import run_calibration
-from calibrate.deciding import Asked, record_decisions
 from calibrate.job import like_profile
-from calibrate.plans import LivePart
-from calibrate.recording import RecordingJob
-from calibrate.traces import record_trace
+from calibrate.plan import LivePart
+from calibrate.record import RecordingJob, record_trace
+from calibrate.reply_recorder import Asked, record_decisions
 from hardware_profiles.decisions import DecisionTrace
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace import Trace

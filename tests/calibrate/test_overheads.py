@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from calibrate.anchors import measured_runs
 from calibrate.hostfit import Sample, fit_host, fit_operation, trimmed_mean
 from calibrate.hostrecords import LiveRecord, Observation, Step, from_json, observe, to_json
 from calibrate.live.device import StepTime, Timing
-from calibrate.probes import overlap_cases, slowdowns
+from calibrate.live_runs import measured_runs
+from calibrate.measure import overlap_cases, slowdowns
 from hardware_profiles.costs import GridCost, Point
 from hardware_profiles.latency import LatencySurface
 from hardware_profiles.optime import OperationHost

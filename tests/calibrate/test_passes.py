@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from calibrate.calibration import WAITING, begin_pass
 from calibrate.journal import Journal
-from calibrate.passes import STAGE, begin_pass
 
 
 class Clock:
@@ -33,7 +33,7 @@ def test_a_pass_waits_for_its_time() -> None:
     assert clock.begin(1, journal) == 1000.0
     clock.now = 1004.5  # the first pass took 4.5 s: 5.5 s are left of 10
     assert clock.begin(2, journal) == 1010.0
-    assert clock.told[0] == (STAGE, 0, 6) and clock.told[-1] == (STAGE, 6, 6)
+    assert clock.told[0] == (WAITING, 0, 6) and clock.told[-1] == (WAITING, 6, 6)
 
 
 def test_a_long_pass_is_followed_at_once() -> None:

@@ -15,18 +15,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import calibrate.job
 import calibrate.machine
-from calibrate.bench import random_requests
-from calibrate.calibration import RANDOM
+from calibrate.calibration import RANDOM, random_requests
 from calibrate.calibration import calibrate as calibrate_pair
-from calibrate.checks import MisfitError, model_size
 from calibrate.cli import main
-from calibrate.fingerprint import fingerprint
+from calibrate.journal import fingerprint
 from calibrate.live.errors import ModelError
 from calibrate.live.loading import load_model
 from calibrate.live.placement import has_random_weights, is_local_model, local_vocabulary
 from calibrate.machine import Machine
-from calibrate.plans import LivePart
-from calibrate.shapes import resolve_shape
+from calibrate.models import MisfitError, model_size, resolve_shape
+from calibrate.plan import LivePart
 from hardware_profiles.profile import load_profile
 from hardware_profiles.shapes import CONFIGS, ShapeError
 from simulator.cli import main as simulate

@@ -12,9 +12,7 @@ from small_models import VOCABULARY, prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from calibrate.journal import Journal
-from calibrate.reading import token_law
-from calibrate.recording import Recording, RecordingJob, draw, record
-from calibrate.traces import record_trace
+from calibrate.record import Recording, RecordingJob, draw, record, record_trace, token_law
 from hardware_profiles.trace import Trace, read_trace, write_trace
 
 LIMIT = 20

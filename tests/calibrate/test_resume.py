@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -17,9 +18,8 @@ from pathlib import Path
 import pytest
 from small_calibration import PIECES, PLAN, small_job
 
-import calibrate.traces
-from calibrate.calibration import record, run_calibration
-from calibrate.files import trace_path
+import calibrate.record
+from calibrate.calibration import record, run_calibration, trace_path
 from calibrate.job import Job, inputs
 from calibrate.journal import Journal, open_journal
 from hardware_profiles.profile import Profile, load_profile
@@ -34,7 +34,8 @@ pytestmark = pytest.mark.slow
 def start(pair: tuple[str, str], out: Path) -> subprocess.Popen[bytes]:
     """The small calibration as a process."""
     command = [sys.executable, str(HERE / "small_calibration.py"), *pair, str(out)]
-    return subprocess.Popen(command, env={"PYTHONPATH": f"{ROOT}:{HERE}", "PATH": "/usr/bin:/bin"})
+    # The rest as here: variables may choose the kernels of linear algebra, which differ in a fit's last bits.
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": f"{ROOT}:{HERE}"})
 
 
 def descendants(parent: int) -> set[int]:
@@ -121,7 +122,7 @@ def test_the_traces_are_those_of_an_undisturbed_recording(
     def here(function, arguments, report):  # type: ignore[no-untyped-def]
         return [function(argument, report) for argument in arguments]
 
-    monkeypatch.setattr(calibrate.traces, "run_many", here)
+    monkeypatch.setattr(calibrate.record, "run_many", here)
     for temperature in job.temperatures:
         found = trace_path(job, temperature, out)
         alone = record(replace(job, temperature=temperature), job.prompts, job.prompt_set, lambda *_: None)

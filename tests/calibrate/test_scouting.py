@@ -10,12 +10,12 @@ import pytest
 from small_calibration import PLAN as SMALL
 from small_calibration import small_job
 
-from calibrate.bench import Bench, Workers
+from calibrate.adaptive import Wish, scout, scouting_notes, scouting_wish
+from calibrate.calibration import Bench, Workers
 from calibrate.journal import Journal
-from calibrate.latency import measure_grids
 from calibrate.live.errors import WorkerError
-from calibrate.plans import Grid, Plan
-from calibrate.scouting import Wish, scout, scouting_notes, scouting_wish
+from calibrate.measure import measure_grids
+from calibrate.plan import Grid, Plan
 
 FORWARD = Grid("target.forward", ("batch", "new_tokens", "context"), ((1, 2, 4, 64), (1, 8), (48, 240)))
 TREE = Grid("draft.tree", ("batch", "branches", "context"), ((1,), (1, 12, 48), (48, 240)))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from calibrate.live.errors import ModelError, last_error
-from calibrate.subprocesses import Report, SubprocessError, run_apart, run_many
+from calibrate.processes import Report, SubprocessError, run_apart, run_many
 
 
 def count(argument: int, report: Report) -> int:

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from calibrate.checks import model_size
 from calibrate.live.errors import ModelError
+from calibrate.models import model_size
 from calibrate.prompts import PromptError, load_prompts
 from hardware_profiles.decisions import read_decisions
 from hardware_profiles.profile import ProfileError, load_profile

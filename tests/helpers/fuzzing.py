@@ -239,8 +239,8 @@ def _damaged_table(content: bytes, draw: random.Random) -> bytes:
 
 def own_formats(folder: Path) -> Iterator[Format]:
     """Formats of the project itself; small samples are written to `folder`."""
-    from calibrate.checks import model_size, token_ids
     from calibrate.live.placement import local_vocabulary
+    from calibrate.models import model_size, token_ids
     from calibrate.prompts import load_prompts
     from hardware_profiles.datastore import Datastore
     from hardware_profiles.decisions import DecisionTrace, read_decisions, read_pace, write_decisions

@@ -12,7 +12,6 @@ import simpy
 from tiny_models import VOCABULARY
 from transformers import PreTrainedModel
 
-from calibrate.decisions import plain
 from calibrate.live.arena import LawReader, LawWriter, Segment
 from calibrate.live.engine.rows import Row
 from calibrate.live.executor import Executor
@@ -20,6 +19,7 @@ from calibrate.live.placement import WorkerSpec, available_cores
 from calibrate.live.plain import plain_decode
 from calibrate.live.runner import ModelRunner
 from calibrate.live.transport.wire import pack, pack_operation, unpack, unpack_replies
+from calibrate.live_runs import plain
 from policies.operation import Prefill, Prespeculate, RowOperation, Verify
 from policies.registry import Settings, start
 from policies.rows import Rows
@@ -242,7 +242,7 @@ def verdicts(world: InlineWorld) -> list[Verdict]:
 
 
 def decided_replies(world: InlineWorld) -> dict[Any, Any]:
-    """What `calibrate.decisions` collects of a live world, as a file keeps it."""
+    """What `calibrate.live_runs` collects of a live world, as a file keeps it."""
     return {
         key: json.loads(json.dumps(plain(answer[slot])))
         for device in (world.target, world.draft)

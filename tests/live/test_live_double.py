@@ -11,10 +11,10 @@ from live_support import InlineWorld, inline_world, new_rows, serve, texts_of
 from tiny_models import VOCABULARY
 from transformers import PreTrainedModel
 
-from calibrate.decisions import collect_decisions
 from calibrate.live.handlers import double
 from calibrate.live.plain import plain_decode
 from calibrate.live.world import LiveWorld
+from calibrate.live_runs import collect_decisions
 from hardware_profiles.datastore import Datastore
 from hardware_profiles.decisions import Decisions
 from policies.double import Drafted, RetrievingDraft, RetrievingVerify

@@ -19,9 +19,9 @@ from mirror_support import (
 )
 from tiny_models import VOCABULARY
 
-from calibrate.decisions import decide
 from calibrate.live.plain import plain_decode_many
 from calibrate.live.world import LiveWorld
+from calibrate.live_runs import decide
 from policies.mirror import EarlyVerify, Rollout
 from policies.operation import Draft
 from policies.registry import Settings, configure, start

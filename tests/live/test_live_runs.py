@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from live_support import Prompts
 
-from calibrate import runs as runs_module
+from calibrate import live_runs as runs_module
 from calibrate.live.world import LiveWorld
-from calibrate.runs import Cell, LiveRun, groups, measure, run_live, run_matrix, run_once
+from calibrate.live_runs import Cell, LiveRun, groups, measure, run_live, run_matrix, run_once
 from policies.registry import SettingError, configure
 from policies.values import Request
 

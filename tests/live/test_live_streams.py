@@ -23,7 +23,6 @@ from streams_support import (
 )
 from torch import Tensor
 
-from calibrate.decisions import decide
 from calibrate.live import streaming
 from calibrate.live.errors import ModelError
 from calibrate.live.plain import plain_decode_many
@@ -31,6 +30,7 @@ from calibrate.live.runner import ModelRunner
 from calibrate.live.streaming import StreamBranching, Text, Writing
 from calibrate.live.streams import load_streams, save_streams, stream_sight
 from calibrate.live.world import LiveWorld
+from calibrate.live_runs import decide
 from calibrate.pair.heads import stream_logits
 from policies.laws.mirror import streaming_bound, streaming_steps
 from policies.registry import SettingError, Settings, configure, start

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.live.world import LiveWorld
-from calibrate.runs import run_live
+from calibrate.live_runs import run_live
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.trace_schema import TraceMeta, TraceRequest
 from policies.config import SettingError

@@ -1,17 +1,21 @@
-"""Live runs: settings on prompts, interleaved so that a drift of the machine hits all alike."""
+"""Live runs: settings on prompts, interleaved so that a drift of the machine affects all alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from statistics import median
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from calibrate.decisions import collect_decisions
+from calibrate.hostrecords import LiveRecord, from_json, observe, to_json
+from calibrate.journal import Journal
 from calibrate.live.device import Timing
 from calibrate.live.world import LiveWorld
-from hardware_profiles.decisions import Decisions
+from calibrate.plan import LivePart
+from hardware_profiles.decisions import Decisions, Key, Plain
+from hardware_profiles.profile import MeasuredRun
 from policies.registry import SettingError, Settings, find_policy, start
 from policies.rows import Round, Rows
 from policies.summary import Summary, summarise
@@ -271,3 +275,208 @@ def _measure(runs: list[LiveRun]) -> Measured:
         by_repeat=tuple((tokens.sum(axis=0) / seconds.sum(axis=0)).tolist()),
         overlap_s=float(overlap),
     )
+
+
+def collect_decisions(world: LiveWorld, settings: Settings) -> Decisions:
+    """What the devices answered since their records were cleared.
+
+    Args:
+        world: After a run.
+        settings: What was run.
+    """
+    replies: dict[Key, Plain] = {}
+    marks: dict[Key, Plain] = {}
+    for device in world.devices:
+        for operation, answered, early in device.replies:
+            for i, key in enumerate(operation.reply_keys()):
+                if key in replies:
+                    raise AssertionError(f"{key} was answered twice; give the operations different parts")
+                replies[key] = plain(answered[i])
+                if early is not None:
+                    marks[key] = plain(early[i])
+    return Decisions(settings.label, replies, marks, _seconds(world), settings.policy, plain_knobs(settings))
+
+
+def plain_knobs(settings: Settings) -> dict[str, Plain]:
+    """The knobs of a setting as a file keeps them."""
+    return {name: plain(value) for name, value in settings.knobs.items()}
+
+
+def _seconds(world: LiveWorld) -> dict[str, float]:
+    """Median seconds of steps that fed no token to a model, by name."""
+    found: dict[str, list[float]] = {}
+    for timing in world.timings():
+        for step in timing.steps:
+            if step.tokens == 0:
+                found.setdefault(step.name, []).append(step.end_s - step.start_s)
+    return {name: median(values) for name, values in sorted(found.items())}
+
+
+def plain(value: Any) -> Plain:
+    """Tuples as lists, numpy's numbers as Python's."""
+    if isinstance(value, tuple | list):
+        return [plain(part) for part in value]
+    return value.item() if hasattr(value, "item") else value
+
+
+def joined(runs: Sequence[Decisions]) -> Decisions:
+    """The decisions of one setting in several runs, of different requests each.
+
+    Raises:
+        ValueError: They are of different settings, or there are none.
+    """
+    if len({run.label for run in runs}) != 1:
+        raise ValueError(f"decisions of {len({run.label for run in runs})} settings cannot be joined")
+    replies: dict[Key, Plain] = {}
+    marks: dict[Key, Plain] = {}
+    for run in runs:
+        replies |= run.replies
+        marks |= run.marks
+    names = sorted({name for run in runs for name in run.seconds})
+    seconds = {n: median(run.seconds[n] for run in runs if n in run.seconds) for n in names}
+    return replace(runs[0], replies=replies, marks=marks, seconds=seconds)
+
+
+def decide(
+    world: LiveWorld,
+    settings: Sequence[Settings],
+    requests: Sequence[Request],
+    *,
+    batch: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Decisions]:
+    """Run settings once each and keep what was decided, by label; nothing is timed.
+
+    Args:
+        world: Where.
+        settings: Of any policies.
+        requests: Prompts.
+        batch: Rows served at once; it changes no decision.
+        progress: Called with (settings done, settings in all).
+    """
+    found = {}
+    for done, each in enumerate(settings):
+        progress(done, len(settings))
+        found[each.label] = run_live(world, each, requests, batch=batch, fresh_luck=False).decisions
+    progress(len(settings), len(settings))
+    return found
+
+
+STAGE = "live"
+"""Under which the journal keeps runs."""
+WARM_UP_TOKENS = 8
+"""Length of the unmeasured run of every setting: first calls of a shape are slower."""
+
+
+def run_part(
+    part: LivePart,
+    settings: Sequence[Settings],
+    requests: Sequence[Request],
+    world: Callable[[], LiveWorld],
+    *,
+    number: int,
+    seed: int,
+    journal: Journal,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[LiveRecord]:
+    """Run the settings of one part of the plan, all of them on a prompt (or batch) before the next.
+
+    Within a prompt and repetition the settings run in a random order of its own, AR among them, so that
+    what is compared lies close together in time.
+
+    Args:
+        part: Repetitions and batch.
+        settings: What to run.
+        requests: Prompts.
+        world: Called when something is to be run.
+        number: Of the part, for the journal.
+        seed: Keys the order.
+        journal: Keeps every run that is done; those that are there are not run again.
+        progress: Called with the number of runs done so far.
+    """
+    groups = [[r] for r in requests] if part.batch == 1 else [list(requests)]
+    records: list[LiveRecord] = []
+    warm: set[Settings] = set()
+    for repeat in range(part.repeats):
+        for group_number, group in enumerate(groups):
+            random = np.random.default_rng([seed, number, repeat, group_number])
+            for index in random.permutation(len(settings)):
+                chosen = settings[index]
+                key = (STAGE, number, repeat, group_number, int(index))
+                if not journal.has(*key):
+                    if chosen not in warm:
+                        _warm_up(world(), chosen, groups[0], part.batch)
+                        warm.add(chosen)
+                    run = run_live(world(), chosen, group, batch=part.batch, repeat=repeat)
+                    journal.put(to_json(reduce_run(run)), *key)
+                records.append(from_json(journal.get(*key)))
+                progress(len(records))
+    return records
+
+
+def reduce_run(run: LiveRun) -> LiveRecord:
+    """What is kept of a live run."""
+    return LiveRecord(
+        settings=run.settings,
+        batch=run.batch,
+        requests=tuple(int(r) for r in run.requests),
+        repeat=run.repeat,
+        tokens=round(run.summary.tokens),
+        seconds=run.summary.seconds,
+        observations=tuple(observe(run.timings)),
+    )
+
+
+def runs_of(part: LivePart) -> int:
+    """Number of live runs of a part."""
+    return part.repeats * len(part.knobs) * (part.prompts if part.batch == 1 else 1)
+
+
+def _warm_up(world: LiveWorld, settings: Settings, requests: Sequence[Request], batch: int) -> None:
+    short = [replace(r, limit=min(r.limit, WARM_UP_TOKENS)) for r in requests]
+    run_live(world, settings, short, batch=batch)
+
+
+def measured_runs(records: Sequence[LiveRecord]) -> tuple[MeasuredRun, ...]:
+    """Speed of every setting, over plain decoding interleaved with it."""
+    speeds = {key: _speed(group) for key, group in _grouped(records).items()}
+    plain = {
+        (s.temperature, batch): tokens / seconds
+        for (s, batch), (tokens, seconds) in speeds.items()
+        if s.policy == "ar"
+    }
+    return tuple(
+        MeasuredRun(
+            policy=settings.policy,
+            lookahead=settings.lookahead,
+            fanout=settings.fanout,
+            backup=settings.backup,
+            batch=batch,
+            temperature=settings.temperature,
+            tokens=tokens,
+            tokens_per_second=tokens / seconds,
+            speedup_vs_ar=tokens / seconds / plain[settings.temperature, batch],
+        )
+        for (settings, batch), (tokens, seconds) in speeds.items()
+    )
+
+
+def _grouped(records: Sequence[LiveRecord]) -> dict[tuple[Settings, int], list[LiveRecord]]:
+    grouped: dict[tuple[Settings, int], list[LiveRecord]] = {}
+    for record in sorted(records, key=lambda r: (r.settings.temperature, r.batch)):
+        grouped.setdefault((record.settings, record.batch), []).append(record)
+    return grouped
+
+
+def _speed(records: Sequence[LiveRecord]) -> tuple[int, float]:
+    """Tokens and seconds per pass: per prompt (or batch) the median over repetitions, then summed.
+
+    Sampled repetitions differ in what they write, so that their sums are compared: the mean.
+    """
+    middle = np.mean if records[0].settings.temperature > 0.0 else np.median
+    tokens = seconds = 0.0
+    for requests in dict.fromkeys(r.requests for r in records):
+        runs = [r for r in records if r.requests == requests]
+        tokens += float(middle([r.tokens for r in runs]))
+        seconds += float(middle([r.seconds for r in runs]))
+    return round(tokens), seconds

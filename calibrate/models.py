@@ -1,7 +1,8 @@
-"""Refusals before anything runs: tokenizers that differ, memory that is not there, texts that do not fit.
+"""Models as their files describe them: sizes, tokenizers, architectures by name; and refusals that follow.
 
 Everything here is read from the models' folders without loading them; of a model that is only a name on the
-hub nothing is known yet, and nothing is refused.
+hub nothing is known yet, and nothing is refused.  `shape:llama-3.1-8b` is an architecture without weights,
+kept as the `config.json` of a random model.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any
 from calibrate.live.errors import ModelError
 from calibrate.live.llamacpp_files import SEQUENCES
 from calibrate.live.placement import Precision, config_file, has_random_weights
-from hardware_profiles.jsonfile import LARGEST_BYTES, FileRefused, parse_json, read_json
+from calibrate.pair.embed import cache_folder
+from hardware_profiles.jsonfile import LARGEST_BYTES, FileRefused, parse_json, read_json, write_json
 from hardware_profiles.roofline import find_precision
-from hardware_profiles.shapes import ShapeError, find_shape, read_config, text_config
+from hardware_profiles.shapes import CONFIGS, ShapeError, find_shape, read_config, text_config
 
 SPARE_BYTES = 512 * 2**20
 """Of a worker process besides weights and KV cache: torch and its buffers."""
@@ -289,35 +291,55 @@ def gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
 
 
-def available_memory(
-    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
-) -> int | None:
-    """Bytes that processes may still take: free or reclaimable, and within this container's limit.
+PREFIX = "shape:"
+POSITIONS = 8192
+"""Longest text of a published architecture here: more than any probe or live run needs."""
 
-    None where the system does not say (other than Linux).
+
+def resolve_shape(text: str) -> Path:
+    """The configuration behind `shape:NAME`, kept in the user's cache, or `shape:PATH`.
+
+    Entries of the configuration may be replaced: `shape:qwen2.5-0.5b,vocab_size=128256` is a draft that
+    shares the token ids of `shape:llama-3.1-8b`.
+
+    Args:
+        text: With the prefix; a name of `hardware_profiles.shapes`, a `config.json` or a folder with one.
+
+    Raises:
+        ShapeError: There is none, or an entry is no whole number.
     """
-    found = _meminfo(meminfo, "MemAvailable:")
-    limit, used = cgroup / "memory.max", cgroup / "memory.current"
-    if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
-        found.append(max(0, int(limit.read_text()) - int(used.read_text()) + _reclaimable(cgroup)))
-    return min(found, default=None)
+    name, *entries = text.removeprefix(PREFIX).split(",")
+    shape = find_shape(name)
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    if path.is_file() and not entries:
+        return path
+    return _keep(
+        read_config(path) if path.is_file() else _published(shape.name), _numbers(entries), shape.name
+    )
 
 
-def _reclaimable(cgroup: Path) -> int:
-    """File cache that counts as used by a container but can be dropped."""
-    stat = cgroup / "memory.stat"
-    for line in stat.read_text().splitlines() if stat.is_file() else ():
-        if line.startswith("inactive_file "):
-            return int(line.split()[1])
-    return 0
+def _published(name: str) -> dict[str, Any]:
+    return {"max_position_embeddings": POSITIONS, **CONFIGS[name][0]}
 
 
-def total_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Bytes of memory of this machine; None where the system does not say."""
-    return min(_meminfo(meminfo, "MemTotal:"), default=None)
+def _numbers(entries: list[str]) -> dict[str, int]:
+    found = {}
+    for entry in entries:
+        key, _, value = entry.partition("=")
+        if not value.isdecimal():
+            raise ShapeError(f"{entry!r} is no entry of a configuration: write e.g. num_hidden_layers=2")
+        found[key] = int(value)
+    return found
 
 
-def _meminfo(path: Path, name: str) -> list[int]:
-    """The entry of that name in bytes; empty where there is none."""
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return [int(line.split()[1]) * 1024 for line in lines if line.startswith(name)]
+def _keep(config: Mapping[str, Any], numbers: Mapping[str, int], name: str) -> Path:
+    """Write a configuration under a name that tells what is in it."""
+    if strange := [key for key in numbers if key not in config]:
+        raise ShapeError(
+            f"{name} has no entry {strange[0]!r}; numbers that can be replaced: "
+            + ", ".join(key for key, value in config.items() if type(value) is int)
+        )
+    parts = [name.replace(":", "-"), *(f"{key}-{value}" for key, value in numbers.items())]
+    path = cache_folder().parent / "shapes" / "-".join(parts) / "config.json"
+    write_json(path, {**config, **numbers})
+    return path

@@ -1,0 +1,366 @@
+"""Measurements on idle workers: latency grids, messages, and what two busy devices cost each other.
+
+Every repetition of the grids visits all points in a new random order, a target point and a draft point
+alternately, so that a drift of the machine's speed is spread over the whole grid.  How much it drifted is
+kept: the mean speed of each repetition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from calibrate.journal import Journal, Json
+from calibrate.live.transport.wire import Echo, Probe
+from calibrate.live.world import LiveWorld
+from calibrate.plan import Grid, Plan
+from hardware_profiles.costs import LEVELS, GridCost, InterpolationError, Point, Quantiles
+from hardware_profiles.latency import held_out_error
+from hardware_profiles.profile import Forward, Overlap, RoleName
+from policies.protocols import Event, Steps
+
+WARM = 2
+"""Samples taken per visit, after the first, which finds cold caches and freshly made tensors."""
+SLOW_S = 0.2
+"""A point whose visit takes longer is visited in every second repetition only."""
+VERY_SLOW_S = 1.0
+"""Likewise in every third one."""
+GRIDS_STAGE = "grids"
+"""Under which the journal keeps repetitions."""
+
+Timer: TypeAlias = Callable[[str, str, dict[str, int], int], list[float]]
+"""(device, kind, shape, repeats) to seconds of each repetition; kind: `forward`, `tree` or `prefill`."""
+Place: TypeAlias = tuple[str, tuple[int, ...]]
+"""Operation and coordinates."""
+Repetition: TypeAlias = dict[Place, list[float]]
+"""Seconds measured at every point that was visited."""
+
+
+class Samples:
+    """Seconds measured per operation and point, repetition by repetition.
+
+    Args:
+        repetitions: In the order in which they were measured.
+    """
+
+    def __init__(self, repetitions: Sequence[Repetition]) -> None:
+        self.repetitions = list(repetitions)
+
+    def at(self, operation: str, at: tuple[int, ...]) -> np.ndarray:
+        """All samples of a point, stragglers left out (see `robust`)."""
+        found = [s for repetition in self.repetitions for s in repetition.get((operation, at), [])]
+        return robust(np.array(found))
+
+    def point(self, operation: str, at: tuple[int, ...]) -> Point:
+        """Mean and quantiles of a point."""
+        kept = self.at(operation, at)
+        return Point(at=at, mean_s=float(kept.mean()), quantiles_s=quantiles(kept), samples=len(kept))
+
+    def block_factors(self, operation: str) -> tuple[float, ...]:
+        """How long the operation took in each repetition, relative to all of them; the mean is 1.
+
+        The median over the points visited every time, so that a single interruption does not count.
+        """
+        places = [place for place in self.repetitions[0] if place[0] == operation]
+        places = [place for place in places if all(place in r for r in self.repetitions)]
+        if not places or len(self.repetitions) < 2:
+            return ()
+        means = np.array([[np.median(r[place]) for place in places] for r in self.repetitions])
+        factors = np.median(means / means.mean(axis=0), axis=1)
+        return tuple(float(f) for f in factors / factors.mean())
+
+
+def quantiles(samples: np.ndarray) -> Quantiles:
+    """Quantiles at `LEVELS`."""
+    low, lower, middle, upper, high = (float(q) for q in np.quantile(samples, LEVELS))
+    return low, lower, middle, upper, high
+
+
+def robust(samples: np.ndarray) -> np.ndarray:
+    """Samples without stragglers: those a quarter above the median, where another process had the core.
+
+    A shared machine interrupts; keeping such samples would make the mean of a few repetitions a lottery.
+    """
+    return samples[samples <= 1.25 * np.median(samples)]
+
+
+def shape_of(grid: Grid, at: Sequence[int]) -> dict[str, int]:
+    """A point as a probe's shape; a prefill is a forward from an empty cache."""
+    shape = dict(zip(grid.axes, at, strict=True))
+    shape.setdefault("context", 0)
+    return {str(axis): value for axis, value in shape.items()}
+
+
+def measure_grids(
+    plan: Plan,
+    timer: Timer,
+    *,
+    seed: int,
+    progress: Callable[[int, int], None],
+    journal: Journal | None = None,
+) -> dict[str, GridCost]:
+    """Measure all grids of a plan.
+
+    Args:
+        plan: What to measure.
+        timer: Times one shape on one device.
+        seed: Keys the order of the points, by repetition.
+        progress: Called with (visits done, visits in all).
+        journal: Keeps every repetition that is done; those that are there are not measured again.
+    """
+    journal = journal or Journal()
+    todo: list[Visit] = [(grid, at) for grid in plan.grids for at in grid.points]
+    total, done = len(todo) * plan.repeats, 0
+    repetitions: list[Repetition] = []
+    for number in range(plan.repeats):
+        due = [visit for visit in todo if number % _stride(visit, repetitions) == 0]
+        done += len(todo) - len(due)
+        if not journal.has(GRIDS_STAGE, number):
+            found: Repetition = {}
+            for grid, at in _shuffled(due, seed, number):
+                found[grid.operation, at] = _visit(grid, at, timer)
+                done += 1
+                progress(done, total)
+            journal.put(_pack(found), GRIDS_STAGE, number)
+        else:
+            done += len(due)
+            progress(done, total)
+        repetitions.append(_unpack(journal.get(GRIDS_STAGE, number)))
+    samples = Samples(repetitions)
+    return {grid.operation: _cost(grid, samples) for grid in plan.grids}
+
+
+Visit: TypeAlias = tuple[Grid, tuple[int, ...]]
+
+
+def _visit(grid: Grid, at: tuple[int, ...], timer: Timer) -> list[float]:
+    """Samples of one visit, warm; what waking up costs in real rounds is charged per operation
+    (`calibrate.hostfit.fit_host`).
+    """
+    kind = grid.operation.split(".")[1]
+    return timer(grid.device, kind, shape_of(grid, at), 1 + WARM)[1:]
+
+
+def _stride(visit: Visit, before: Sequence[Repetition]) -> int:
+    """A point is visited in every `stride`-th repetition, by what its first visit took."""
+    if not before:
+        return 1
+    grid, at = visit
+    seconds = sum(before[0][grid.operation, at])
+    return 1 if seconds <= SLOW_S else 2 if seconds <= VERY_SLOW_S else 3
+
+
+def _shuffled(visits: Sequence[Visit], seed: int, repetition: int) -> list[Visit]:
+    """Visits in random order, target and draft in turn; the order of a repetition is its own."""
+    random = np.random.default_rng([seed, repetition])
+    target = [visit for visit in visits if visit[0].device == "target"]
+    draft = [visit for visit in visits if visit[0].device == "draft"]
+    return _alternate(
+        [target[i] for i in random.permutation(len(target))],
+        [draft[i] for i in random.permutation(len(draft))],
+    )
+
+
+def _alternate(first: list[Visit], second: list[Visit]) -> list[Visit]:
+    """Both lists merged so that members of the shorter are spread evenly between the other's."""
+    keyed = [((i + 0.5) / len(items), item) for items in (first, second) for i, item in enumerate(items)]
+    return [item for _, item in sorted(keyed, key=lambda pair: pair[0])]
+
+
+def _pack(repetition: Repetition) -> Json:
+    return [[operation, list(at), seconds] for (operation, at), seconds in repetition.items()]
+
+
+def _unpack(kept: Json) -> Repetition:
+    return {(operation, tuple(at)): seconds for operation, at, seconds in kept}
+
+
+def _cost(grid: Grid, samples: Samples) -> GridCost:
+    cost = GridCost(
+        axes=grid.axes,
+        points=tuple(samples.point(grid.operation, at) for at in product(*grid.values)),
+        block_factors=samples.block_factors(grid.operation),
+    )
+    if not grid.held_out:
+        return cost
+    error: InterpolationError = held_out_error(
+        cost, [samples.point(grid.operation, at) for at in grid.held_out]
+    )
+    return cost.model_copy(update={"interpolation_error": error})
+
+
+TURN = Probe("forward", new_tokens=1, context=128, repeats=3, warmup=0)
+"""What the draft does between two repetitions of a target's probe."""
+NEIGHBOUR_REPEATS = 100_000
+"""More repetitions than any neighbour lasts: it is stopped when the measured one is done."""
+HEAD_START_S = 0.002
+OVERLAP_STAGE = "overlap"
+"""Under which the journal keeps repetitions."""
+
+
+def ask(world: LiveWorld, device: str, message: Any) -> Any:
+    """Submit one calibration message and wait for its answer."""
+    answers: list[Any] = []
+
+    def steps() -> Steps:
+        answers.append((yield getattr(world, device).submit(message)))
+
+    world.run(steps())
+    return answers[0]
+
+
+def time_shape(world: LiveWorld, device: str, kind: str, shape: dict[str, int], repeats: int) -> list[float]:
+    """Seconds of `repeats` forwards of a shape (a `calibrate.measure.Timer`).
+
+    A draft's steps follow each other, and so do its repetitions here.  A target's verifications wait for
+    their turn: between its repetitions the draft takes a few steps, as in a round.
+    """
+    if device == "draft":
+        probe = Probe(step=kind, repeats=repeats, warmup=0, **shape)  # type: ignore[arg-type]
+        return list(ask(world, device, probe).durations_s)
+    once = Probe(step=kind, repeats=1, warmup=0, **shape)  # type: ignore[arg-type]
+    durations: list[float] = []
+    for _ in range(repeats):
+        durations += ask(world, device, once).durations_s
+        ask(world, "draft", TURN)
+    return durations
+
+
+def message_latency(world: LiveWorld, device: str, count: int) -> list[float]:
+    """Half a round trip of `count` messages, s."""
+    samples = []
+    for _ in range(count):
+        world.clear_records()
+        ask(world, device, Echo())
+        timing = world.timings()[-1]
+        samples.append((timing.arrival_s - timing.submit_s) / 2)
+    return samples
+
+
+def latency_quantiles(samples: Sequence[float]) -> Quantiles:
+    """Quantiles (`hardware_profiles.costs.LEVELS`) of message latencies."""
+    return quantiles(np.array(samples))
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapCase:
+    """Which operation is slowed by which.
+
+    Attributes:
+        device: The one that is measured.
+        operation: Its operation in the profile.
+        probe: Its shape.
+        other: The other device.
+        other_operation: The other's operation.
+        neighbour: What the other device does meanwhile, over and over.
+    """
+
+    device: RoleName
+    operation: Forward
+    probe: Probe
+    other: RoleName
+    other_operation: Forward
+    neighbour: Probe
+
+    @property
+    def pair(self) -> tuple[RoleName, Forward, RoleName, Forward]:
+        """What the profile has one entry for."""
+        return (self.device, self.operation, self.other, self.other_operation)
+
+
+def overlap_cases() -> list[OverlapCase]:
+    """The shapes of a typical round at lookahead 4 and fan-out 3.
+
+    A target verifies or, after a miss, decodes beside a draft that goes on (PEARL); it verifies beside the
+    draft's tree (SSD).
+    """
+    verify = Probe("forward", new_tokens=5, context=128, repeats=3, warmup=0)
+    decode = replace(verify, new_tokens=1)
+    step = Probe("forward", new_tokens=1, context=128, repeats=20, warmup=0)
+    tree = Probe("tree", branches=15, context=128, repeats=20, warmup=0)
+    verifying, stepping, growing = (replace(p, repeats=NEIGHBOUR_REPEATS) for p in (verify, step, tree))
+    return [
+        OverlapCase("target", "forward", verify, "draft", "forward", stepping),
+        OverlapCase("target", "forward", decode, "draft", "forward", stepping),
+        OverlapCase("target", "forward", verify, "draft", "tree", growing),
+        OverlapCase("draft", "tree", tree, "target", "forward", verifying),
+        OverlapCase("draft", "forward", step, "target", "forward", verifying),
+    ]
+
+
+def measure_overlap(
+    world: Callable[[], LiveWorld],
+    repeats: int,
+    progress: Callable[[int, int], None],
+    journal: Journal | None = None,
+) -> list[Overlap]:
+    """Slow-down of each pair of operations: seconds with a busy neighbour over those without, interleaved.
+
+    Args:
+        world: Called when something is to be measured.
+        repeats: Repetitions of all cases.
+        progress: Called with (repetitions done, repetitions in all).
+        journal: Keeps every repetition that is done.
+    """
+    journal = journal or Journal()
+    cases = overlap_cases()
+    found: list[Json] = []
+    for number in range(repeats):
+        if not journal.has(OVERLAP_STAGE, number):
+            journal.put([_measure_case(world(), case) for case in cases], OVERLAP_STAGE, number)
+        found.append(journal.get(OVERLAP_STAGE, number))
+        progress(number + 1, repeats)
+    return slowdowns(cases, found)
+
+
+def slowdowns(cases: Sequence[OverlapCase], found: Sequence[Sequence[Sequence[Any]]]) -> list[Overlap]:
+    """One entry per pair of operations: the geometric mean over its cases of a ratio of medians.
+
+    Args:
+        cases: What was measured.
+        found: Per repetition and case (seconds alone, seconds beside the neighbour).
+    """
+    ratios: dict[Any, list[float]] = {}
+    for index, case in enumerate(cases):
+        alone, beside = (np.median([s for repetition in found for s in repetition[index][i]]) for i in (0, 1))
+        ratios.setdefault(case.pair, []).append(float(beside / alone))
+    return [
+        Overlap(
+            device=device,
+            operation=operation,
+            while_busy=other,
+            while_operation=other_operation,
+            slowdown=max(0.5, float(np.exp(np.mean(np.log(values))))),
+        )
+        for (device, operation, other, other_operation), values in ratios.items()
+    ]
+
+
+def _measure_case(world: LiveWorld, case: OverlapCase) -> Json:
+    alone = list(ask(world, case.device, case.probe).durations_s)
+    return [alone, _with_neighbour(world, case)]
+
+
+def _with_neighbour(world: LiveWorld, case: OverlapCase) -> list[float]:
+    durations: list[float] = []
+
+    def steps() -> Steps:
+        neighbour = getattr(world, case.other).submit(case.neighbour)
+        # Its first forward runs before the measured one starts: let it get going.
+        yield _pause(world, HEAD_START_S)
+        result = yield getattr(world, case.device).submit(case.probe)
+        neighbour.stop()
+        yield neighbour
+        durations.extend(result.durations_s)
+
+    world.run(steps())
+    return durations
+
+
+def _pause(world: LiveWorld, seconds: float) -> Event:
+    pause: Event = world.environment.timeout(seconds)
+    return pause
