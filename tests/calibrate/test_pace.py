@@ -254,7 +254,7 @@ def world() -> Any:
             step("early:0.4", 10, 14, 3),
             step("exit", 14, 15, 0),
             step("late:0.6", 15, 22, 0),
-            mark_s=15.5 * MS,
+            early_s=15.5 * MS,
         ),
     ]
     draft = [
@@ -265,10 +265,10 @@ def world() -> Any:
     return SimpleNamespace(
         timings=lambda: sorted([*target, *draft], key=lambda t: t.start_s),
         devices=[
-            SimpleNamespace(timings=target, decisions=[said, said]),
+            SimpleNamespace(timings=target, replies=[said, said]),
             SimpleNamespace(
                 timings=draft,
-                decisions=[
+                replies=[
                     (Draw(view(), 1, ((),)), (Reply(DRAW_WORK),), None),
                     (Draw(view(), 1, ((),)), (Reply(DRAW_WORK[:1]),), None),
                 ],
