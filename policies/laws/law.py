@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
@@ -22,10 +22,17 @@ FloatArray: TypeAlias = NDArray[np.float64]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-ROUNDING = 1e-9
-"""Relative: a mean of at least 1 may come out of a sum a little lower."""
-
-_CHECKED = re.compile(r"(?:whole, )?(0\.\.1|at least [01]|above 0)(, or inf)?$")
+_BOUNDS = {
+    "0..1": (0.0, 1.0, "a probability in 0..1"),
+    "at least 0": (0.0, sys.float_info.max, "at least 0"),
+    "at least 1": (
+        1.0 - 1e-9,
+        sys.float_info.max,
+        "at least 1",
+    ),  # a mean may come out of a sum a little lower
+    "above 0": (5e-324, sys.float_info.max, "above 0"),
+}
+"""Lowest and highest number of a domain, and the domain in words."""
 
 
 def law(**domains: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -47,13 +54,13 @@ def law(**domains: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         names = tuple(inspect.signature(function).parameters)
         terms = {name: GLOSSARY[name] for name in names if name in GLOSSARY}
         known = {name: term.domain for name, term in terms.items() if term.kind != "matrix"} | domains
-        checks = {name: bounds for name in names if (bounds := _CHECKED.match(known.get(name, "")))}
+        bounds = {name: found for name in names if (found := _bounds(known.get(name, "")))}
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-                if name in checks and value is not None:
-                    _check(name, value, *checks[name].groups())
+                if name in bounds and value is not None:
+                    _check(name, value, *bounds[name])
             return function(*args, **kwargs)
 
         return checked
@@ -61,18 +68,21 @@ def law(**domains: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def _check(name: str, value: Any, bounds: str, infinite: str | None) -> None:
+def _bounds(domain: str) -> tuple[float, float, str] | None:
+    """Bounds of a domain in the glossary's words; None where it is no interval."""
+    infinite = domain.endswith(", or inf")
+    found = _BOUNDS.get(domain.removeprefix("whole, ").removesuffix(", or inf"))
+    return found and (found[0], math.inf if infinite else found[1], found[2])
+
+
+def _check(name: str, value: Any, low: float, high: float, words: str) -> None:
     """Refuse a number, or any number of a vector, outside of bounds."""
-    for number in (value,) if isinstance(value, int | float) else np.asarray(value, dtype=float).flat:
-        if bounds == "0..1":
-            inside = 0.0 <= number <= 1.0
-        elif bounds == "above 0":
-            inside = number > 0.0
-        else:
-            least = float(bounds[-1])
-            inside = number >= least * (1.0 - ROUNDING)
-        if not inside or (number == math.inf and not infinite):
-            words = "a probability in 0..1" if bounds == "0..1" else bounds
+    if isinstance(value, int | float):
+        numbers: Iterable[float] = (value,)
+    else:
+        numbers = np.asarray(value, dtype=float).flat
+    for number in numbers:
+        if not low <= number <= high:  # true for NaN too
             finite = " and finite" if number == math.inf else ""
             raise ValueError(f"{name} must be {words}{finite}, got {number:g}")
 
