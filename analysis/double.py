@@ -80,11 +80,11 @@ def run(options: dict[str, Any], progress: Callable[[str, int, int], None]) -> F
     Raises:
         SettingError: A part that does not exist, or priors without a datastore.
     """
-    from analysis.cli import profiled_job
     from analysis.double_cells import on_pair
     from analysis.double_entries import entries_of
     from analysis.double_lookups import retrieval_time
     from analysis.double_report import Found
+    from analysis.execute import profiled_job
     from analysis.sources import load_sources
     from calibrate.prompts import find_prompts, load_prompts, spread
     from hardware_profiles.datastore import Datastore, datastore_path

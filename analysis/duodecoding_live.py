@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cli import profiled_job
 from analysis.duodecoding_budget import Progress
 from analysis.duodecoding_sequences import Doubt, doubt_of
+from analysis.execute import profiled_job
 from analysis.sources import Sources
 from calibrate.calibration import record, requests_of
 from calibrate.job import worker_specs

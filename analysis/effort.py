@@ -120,14 +120,17 @@ def recorded_parts(
     """The prompts' recordings, split as a validation splits them."""
     from dataclasses import replace
 
-    from analysis.validation import split
+    from analysis.execute import split
     from calibrate.calibration import record
     from calibrate.prompts import find_prompts, load_prompts, spread
 
     name, count = told["prompts"], int(told["summary"]["requests"])
     prompts = spread(load_prompts(find_prompts(name)), count)
     traces = {t: record(replace(job, temperature=t), prompts, name, progress) for t in temperatures}
-    return [{t: trace.slice(ids) for t, trace in traces.items()} for ids in split(traces, subsets)]
+    return [
+        {t: trace.slice(ids) for t, trace in traces.items()}
+        for ids in split(next(iter(traces.values())), subsets)
+    ]
 
 
 @checked_command(context_settings=HELP)
@@ -155,7 +158,7 @@ def main(**options: Any) -> None:
 
 
 def _efforts(options: Mapping[str, Any], progress: Callable[[str, int, int], None]) -> list[Effort]:
-    from analysis.cli import live_job
+    from analysis.execute import live_job
     from hardware_profiles.profile import load_profile
     from hardware_profiles.store import find_profile
 
@@ -168,15 +171,8 @@ def _efforts(options: Mapping[str, Any], progress: Callable[[str, int, int], Non
     except (KeyError, TypeError) as error:
         raise SettingError(f"no `validation.json` of `validate --out`: {error!r}") from error
     temperatures = sorted({settings.temperature for settings, _ in measured})
-    job = live_job(
-        {
-            "target": told["target"],
-            "draft": told["draft"],
-            "max_tokens": options["max_tokens"],
-            "temperature": tuple(temperatures),
-            "seed": 0,
-        }
-    )
+    limit = options["max_tokens"]
+    job = live_job(told["target"], told["draft"], limit=limit, temperatures=temperatures)
     parts = recorded_parts(job, told, options["subsets"], temperatures, progress)
     found = []
     for name, took in zip(options["hw"], minutes, strict=True):

@@ -16,11 +16,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from analysis.family_ignoring import content_ignored
 from analysis.family_orders import Member, Speeds
 from analysis.livecells import identical, run_interleaved
 from analysis.predictions import DRAWS
 from analysis.sources import Sources
+from analysis.studies.family import content_ignored
 from calibrate.job import Job
 from calibrate.live_runs import LiveRun, joined
 from hardware_profiles.decisions import DecisionTrace

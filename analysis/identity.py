@@ -145,13 +145,13 @@ def _check(options: dict[str, Any]) -> list[Checked]:
 
 
 def _job(sources: Any, options: Mapping[str, Any]) -> Job:
-    from analysis.cli import live_job, profiled_job
+    from analysis.execute import live_job, profiled_job
     from calibrate.job import like_profile
 
     job: Job = profiled_job(sources, limit=options["max_tokens"], seed=options["seed"])
     if options["target"]:
-        told = {"max_tokens": options["max_tokens"], "temperature": (0.0,), "seed": options["seed"]}
-        other = live_job({"target": options["target"], "draft": job.names[1], **told})
+        limit, seed = options["max_tokens"], options["seed"]
+        other = live_job(options["target"], job.names[1], limit=limit, seed=seed)
         job = like_profile(other, sources.profile)
     return replace(job, mode=options["mode"] or job.mode)
 

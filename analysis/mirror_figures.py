@@ -103,7 +103,7 @@ def run(options: dict[str, Any], progress: Callable[[str, int, int], None]) -> l
     Raises:
         SettingError: A setting out of its domain, no such figure, or too few prompts for a batch.
     """
-    from analysis.cli import profiled_job
+    from analysis.execute import profiled_job
     from analysis.mirror_runs import FIGURES, points_of
     from analysis.sources import load_sources
     from calibrate.prompts import find_prompts, load_prompts, spread

@@ -88,7 +88,7 @@ def _coins(options: dict[str, Any], shards: Shards | None) -> Any:
 def _on_pair(
     settings: Sequence[Settings], options: dict[str, Any], progress: Callable[[str, int, int], None]
 ) -> list[Outcome]:
-    from analysis.cli import profiled_job
+    from analysis.execute import profiled_job
     from analysis.mirror_cells import on_pair
     from analysis.sources import load_sources
     from calibrate.prompts import find_prompts, load_prompts, spread

@@ -49,8 +49,7 @@ def validate_line(
 ) -> str | None:
     """The command that would check a setting live; None where none would.
 
-    `validate` predicts before it runs, so that it has no policy whose content only a run decides, and not
-    every knob.  Where it does not reach, `analysis.family_cli` runs requests one by one, and predicts after.
+    `validate` has not every knob.  Where it does not reach, the study `family` runs requests one by one.
     """
     if not _beyond_validate(settings):
         words = ["validate", "--target", target, "--draft", draft, "--policies", settings.policy]
@@ -59,7 +58,16 @@ def validate_line(
         return shlex.join(words)
     if batch > 1 or "live" not in find_policy(settings.policy).worlds:
         return None
-    words = ["python", "-m", "analysis.family_cli", "--hw", sources.hw or sources.profile.name]
+    words = [
+        "python",
+        "-m",
+        "analysis",
+        "run",
+        "family",
+        "--live",
+        "--hw",
+        sources.hw or sources.profile.name,
+    ]
     return shlex.join([*words, "--setting", text_of(settings), "--temperature", f"{settings.temperature:g}"])
 
 

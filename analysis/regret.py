@@ -117,7 +117,7 @@ def cases_of(
         seed: Keys the order of runs.
         progress: (stage, done, total).
     """
-    from analysis.cli import profiled_job
+    from analysis.execute import profiled_job
     from calibrate.job import worker_specs
     from calibrate.live.world import LiveWorld
     from calibrate.prompts import find_prompts, load_prompts

@@ -79,7 +79,7 @@ def _main(options: dict[str, Any]) -> None:
 
 
 def _compare(options: dict[str, Any]) -> Any:
-    from analysis.cli import profiled_job
+    from analysis.execute import profiled_job
     from analysis.retrieval_runs import PARTS, compare, entries_of
     from analysis.sources import load_sources
     from calibrate.display import show_progress

@@ -40,6 +40,13 @@ class Difference:
         """Whether the gap is so small that rounding explains the difference."""
         return self.gap < GAP_BOUND
 
+    def __str__(self) -> str:
+        return (
+            f"  {self.settings.label}, request {self.request}: logit gap {self.gap:.2e} "
+            f"({'below' if self.excused else 'ABOVE'} the bound)\n    simulated {self.simulated}\n"
+            f"    live      {self.live}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Agreement:

@@ -51,37 +51,6 @@ def lines_of(setting: str) -> str:
     return textwrap.fill(" ".join([words[0], *(w.removeprefix("tree_") for w in words[1:])]), 34)
 
 
-def family_table(group: Result) -> str:
-    """Law, simulated and measured speed of every setting, the fastest first."""
-    rows = sorted(group["settings"], key=lambda row: -row["measured"])
-    lines = [
-        (
-            f"`{short(row['setting'])}`",
-            *(_number(row[name]) for name, _ in OPINIONS),
-            _percent(row["error"]),
-            _percent(row["spread"], signed=False),
-        )
-        for row in rows
-    ]
-    head = ("setting", "law", "simulated", "measured", "simulated / measured - 1", "spread of repeats")
-    return table(head, lines, right=1)
-
-
-def order_table(group: Result) -> str:
-    """By category: pairs put in the right order, the predicted and the real best setting, and the loss."""
-    lines = [
-        (
-            order["category"],
-            f"{order['right']} of {order['pairs']}",
-            f"`{short(order['predicted'])}`",
-            f"`{short(order['best'])}`",
-            _percent(order["regret"], signed=False),
-        )
-        for order in group["orders"]
-    ]
-    return table(("prompts", "pairs in order", "predicted best", "measured best", "lost"), lines)
-
-
 def draw_family(axes: Any, group: Result) -> None:
     """The three opinions on every setting, a line each, the fastest measured one on top."""
     rows = sorted(group["settings"], key=lambda row: row["measured"])

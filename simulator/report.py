@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.registry import find_policy
 from policies.summary import Summary
 from policies.timeline import chrome_trace
 from simulator.auto import Choice
@@ -176,9 +175,7 @@ def _opinions(report: Report) -> Any:
         _number(summary.tokens_per_round),
         _share(summary.cache_hit_rate),
     )
-    decided = find_policy(report.run.settings.policy).needs_decisions
-    command = "python -m analysis.family_cli" if decided else "validate"
-    table.add_row("measured", f"run `{command}`")
+    table.add_row("measured", "run `validate`")
     if law.ceiling is not None:
         table.add_row("ceiling C", "", _factor(law.ceiling))
     return table

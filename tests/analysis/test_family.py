@@ -2,108 +2,74 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_profiles import profile, trace
 
-from analysis.family import Group, Measured
-from analysis.family_cli import setting_of, settings_of
-from analysis.family_ignoring import content_ignored
-from analysis.family_orders import Member, error_summary, orders
-from analysis.family_report import print_family
-from analysis.family_store import load_groups, save_groups
-from hardware_profiles.decisions import Decisions, DecisionTrace
+from analysis.results import EVERY, Results
+from analysis.stats import Errors, ranks, spread_of
+from analysis.studies.family import about, content_ignored, setting_from, settings_for
 from policies.registry import POLICIES, SettingError, configure
 from simulator.run import Scenario
 from simulator.tokens import replay
 
 
-def member(lookahead: int, simulated: float, measured: tuple[float, ...]) -> Member:
-    """Of two categories with 10 tokens each; plain decoding takes 10 s everywhere."""
-
-    def speeds(speedup: float) -> dict[str, tuple[float, float]]:
-        return {"code": (10.0, 10.0 / speedup), "chat": (10.0, 10.0 / speedup)}
-
-    return Member(
-        settings=configure("sd", lookahead=lookahead),
-        law_speedup_vs_ar=2.0,
-        ignored_speedup_vs_ar=1.2 * simulated,
-        simulated=speeds(simulated),
-        simulated_ar=speeds(1.0),
-        measured=tuple(speeds(m) for m in measured),
-        measured_ar=tuple(speeds(1.0) for _ in measured),
-        identical=True,
-    )
-
-
-def test_errors_are_of_the_pooled_repetitions() -> None:
-    one = member(2, simulated=1.5, measured=(1.0, 2.0))
-    # 20 tokens in 10 + 5 s against 10 + 10 s: 4/3; simulated 1.5.
-    assert one.measured_speedup() == pytest.approx(4 / 3)
-    assert one.error == pytest.approx(0.125)
-    assert one.spread == pytest.approx(0.5 / (4 / 3))
-    assert one.law_error == pytest.approx(0.5)
-    assert error_summary([one])["largest_error"] == pytest.approx(0.125)
+def row(
+    lookahead: int, simulated: float, measured: tuple[float, ...], category: str = EVERY
+) -> dict[str, Any]:
+    """A setting whose pooled speedup is the mean of its repetitions."""
+    pooled = sum(measured) / len(measured)
+    return {
+        "policy": "sd",
+        "setting": f"sd K={lookahead}",
+        "profile": "p",
+        "temperature": 0.0,
+        "category": category,
+        "simulated_speedup_vs_ar": simulated,
+        "measured_speedup_vs_ar": pooled,
+        "measured_by_repeat": measured,
+        "measured_spread": spread_of(measured, pooled),
+        "simulated_error": simulated / pooled - 1.0,
+        "law_error": None,
+        "ignored_error": 0.2,
+    }
 
 
-def test_one_repetition_has_no_spread(capsys: pytest.CaptureFixture[str]) -> None:
-    once = [member(2, simulated=1.5, measured=(1.0,))]
-    assert once[0].spread is None and error_summary(once)["median_spread"] is None
-    print_family([once], "made up")
-    assert "±" not in capsys.readouterr().out
+def test_errors_and_spread_by_hand() -> None:
+    found = Errors.of([1.1, 0.8])
+    assert found is not None
+    assert (found.settings, found.median, found.largest) == (2, pytest.approx(0.15), pytest.approx(0.2))
+    assert Errors.of([]) is None
+    assert spread_of((1.0, 2.0), 4 / 3) == pytest.approx(0.375)
+    assert spread_of((1.0,), 1.0) is None  # a single repetition
 
 
 def test_pairs_that_the_live_runs_cannot_tell_apart_do_not_count() -> None:
-    members = [member(2, 1.2, (1.0, 1.1)), member(3, 1.1, (1.05, 1.2)), member(5, 1.0, (1.5, 1.6))]
-    found = {order.category: order for order in orders(members)}
+    rows = [row(2, 1.2, (1.0, 1.1)), row(3, 1.1, (1.05, 1.2)), row(5, 1.0, (1.5, 1.6))]
+    found = ranks(rows)
     # 2 and 3 overlap; 5 is faster than both live, and slower than both by simulation.
-    assert (found["code"].pairs, found["code"].right) == (2, 0)
-    assert found["code"].predicted == "sd K=2" and found["code"].best == "sd K=5"
-    # 10 tokens in 10 + 10/1.1 s against 10/1.5 + 10/1.6 s
-    assert found["chat"].regret == pytest.approx(1 - (1 / 1.5 + 1 / 1.6) / (1 + 1 / 1.1))
+    assert (found["pairs"], found["right"]) == (2, 0)
+    assert (found["predicted"], found["best"]) == ("sd K=2", "sd K=5")
+    assert found["regret"] == pytest.approx(1 - 1.05 / 1.55)
 
 
 def test_a_right_order_has_no_regret() -> None:
-    members = [member(2, 1.3, (1.4, 1.5)), member(3, 1.1, (1.0, 1.1))]
-    assert [(o.pairs, o.right, o.regret) for o in orders(members)] == [(1, 1, 0.0)] * 3
+    found = ranks([row(2, 1.3, (1.4, 1.5)), row(3, 1.1, (1.0, 1.1))])
+    assert (found["pairs"], found["right"], found["regret"]) == (1, 1, 0.0)
+
+
+def test_orders_are_told_by_category() -> None:
+    rows = [row(k, 1.0 / k, (1.0 / k, 1.0 / k), c) for k in (2, 3) for c in (EVERY, "code")]
+    told = about(Results("family", tuple(rows)))
+    assert told["errors"]["simulated"]["settings"] == 2 and told["errors"]["law"] is None
+    assert [order["category"] for order in told["groups"][0]["orders"]] == [EVERY, "code"]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_live_policy_has_settings(temperature: float) -> None:
-    found = {settings.policy for settings in settings_of([], temperature, seed=0)}
+    found = {settings.policy for settings in settings_for([], temperature, seed=0)}
     assert found == {name for name, info in POLICIES.items() if "live" in info.worlds} - {"ar"}
-
-
-def test_what_was_measured_is_read_as_it_was_written(tmp_path: Path) -> None:
-    speeds = {"code": (10.0, 2.0), "chat": (5.0, 1.5)}
-    texts = trace([[0] * 4])
-    duo, tree = configure("duo", temperature=1.0), configure("tree", tree_widths=(2, 1), temperature=1.0)
-    members = []
-    for settings in (duo, tree):
-        replies = [{("verifytree", 0, 0, 0): [n, [7]]} for n in (1, 2)]
-        decided = tuple(
-            DecisionTrace(
-                texts.requests,
-                texts.meta,
-                {settings.label: Decisions(settings.label, r, policy=settings.policy)},
-                4,
-            )
-            for r in replies
-        )
-        members.append(Measured(settings, (speeds, speeds), None, decided))
-    plain = Measured(configure("ar", temperature=1.0), (speeds, speeds), None)
-    save_groups([Group(plain, tuple(members))], {"seed": 3}, tmp_path / "kept")
-    (found,), asked = load_groups(tmp_path / "kept")
-    assert asked == {"seed": 3} and found.plain == plain and found.temperature == 1.0
-    assert [(m.settings, m.speeds) for m in found.members] == [(m.settings, m.speeds) for m in members]
-    for read, written in zip(found.members, members, strict=True):
-        label = read.settings.label
-        both = ([d.settings[label].replies for d in m.decided] for m in (read, written))
-        assert next(both) == next(both)
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ValueError, match="no live runs of"):
-        load_groups(tmp_path / "other.json")
 
 
 def test_content_ignored_is_iid_and_retrieval_finds_nothing() -> None:
@@ -114,19 +80,14 @@ def test_content_ignored_is_iid_and_retrieval_finds_nothing() -> None:
         for ranks in (mixed, clustered)
     ]
     assert found[0] == found[1]
-    left = [
-        configure(name, temperature=t).config.content_ignored.policy
-        for t in (0.0, 1.0)
-        for name in ("double", "rasd", "rest", "pld", "duo")
-    ]
-    assert left == ["pearl", "tree", "ar", "ar", "duo"] * 2
-    grown = configure("tree", tree_plan="dynamic", tree_depth=3, tree_topk=2, tree_budget=4)
-    assert grown.config.content_ignored == configure("tree", tree_widths=(2, 1, 1)).config
+    # A retrieval of which coins know nothing finds nothing: what is left is plain decoding.
+    rest = content_ignored(Scenario(replay(trace(mixed)), profile=profile()), configure("rest"))
+    assert rest == pytest.approx(1.0)
 
 
 def test_settings_from_text() -> None:
     asked = "saguaro lookahead=2 fanout=3,2,2 backup=plain"
-    assert setting_of(asked, 0.0, 0) == configure("saguaro", lookahead=2, fanout=(3, 2, 2), backup="plain")
+    assert setting_from(asked, 0.0, 0) == configure("saguaro", lookahead=2, fanout=(3, 2, 2), backup="plain")
     for wrong in ("pearl 3", "pearl lookahead=x", ""):
         with pytest.raises(SettingError):
-            setting_of(wrong, 0.0, 0)
+            setting_from(wrong, 0.0, 0)

@@ -16,11 +16,11 @@ from click.testing import CliRunner, Result
 from simulate_command import answer as simulated
 from tiny_profiles import profile, trace
 
-from analysis.family_cli import setting_of
 from analysis.paste import simulate_line, text_of, validate_line
 from analysis.recommend_cli import main
 from analysis.recommend_report import engine_note, reasons, undecided
 from analysis.sources import Sources
+from analysis.studies.family import setting_from as setting_of
 from hardware_profiles.profile import save_profile
 from hardware_profiles.trace import write_trace
 from policies.registry import configure
@@ -82,7 +82,7 @@ def test_settings_to_paste() -> None:
     )
     # `validate` has uniform fan-outs only, and no policy whose content a run decides.
     on_pair = partial(validate_line, sources=sources, target="pair:x5", draft="pair:draft")
-    family = "python -m analysis.family_cli --hw my.json --setting"
+    family = "python -m analysis run family --live --hw my.json --setting"
     assert on_pair(ssd) == (f"{family} 'saguaro lookahead=3 fanout=4,2,1,1 backup=plain' --temperature 0")
     mirror = configure("mirror", lookahead=3, kappa=1, temperature=1.0)
     assert on_pair(mirror) == (f"{family} 'mirror lookahead=3 kappa=1' --temperature 1")

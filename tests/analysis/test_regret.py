@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from tiny_profiles import profile, trace
 
-from analysis.cli import profiled_job
+from analysis.execute import profiled_job
 from analysis.regret import DEFAULT_CHOICE, GRID, Case, as_json, choose, main, summary
 from analysis.sources import Sources, load_sources
 

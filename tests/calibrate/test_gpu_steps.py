@@ -17,7 +17,6 @@ from small_calibration import PLAN
 from small_models import prompts
 
 import analysis.cli
-import analysis.validation
 import calibrate.calibration
 import calibrate.job
 import calibrate.machine
@@ -73,7 +72,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     found = replace(GPU, devices=(*GPU.devices, Found("openvino:CPU")))
     monkeypatch.setattr(calibrate.machine, "find_machine", lambda: found)
     monkeypatch.setattr(calibrate.calibration, "run_calibration", stop)
-    monkeypatch.setattr(analysis.cli, "predictor", stop)
+    monkeypatch.setattr("analysis.studies.validation.predictor", stop)
     for name, source in (("target-8b", "target"), ("draft-0.5b", "draft")):
         # As they are; in the shapes of the page they would take minutes and 30 GB.
         folder = Path("gpu") / name

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from analysis import sources as sources_module
+from analysis.__main__ import load_study
 from analysis.double_cells import Account
 from analysis.duodecoding_budget import PAPERS_WORLDS, profile_budgets, uneven_budget
 from analysis.duodecoding_sequences import doubt_of
 from analysis.effort import judge, measured_speedups
 from analysis.effort_errors import covered_by_all
-from analysis.experiments.bench import Bench
-from analysis.experiments.runner import module_of
-from analysis.family import Group, predict_family
-from analysis.family_orders import error_summary, orders
-from analysis.family_report import rows_of
-from analysis.family_store import load_groups
-from analysis.mirror_cells import on_coins, settings_grid, simulated
+from analysis.execute import Bench, split
+from analysis.mirror_cells import Outcome, on_coins, settings_grid, simulated
 from analysis.mirror_streams import variants
 from analysis.predictions import predict
 from analysis.regret import Case, summary
+from analysis.results import EVERY, Results, load
 from analysis.sources import Sources, load_sources
-from analysis.validation import split
+from analysis.studies.openquestions import compared
 from hardware_profiles.decisions import read_decisions
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_decisions, find_profile, find_trace
@@ -36,6 +34,8 @@ from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin, replay
 
+WIDE = ("backup", "pareto")
+"""Studies of batches that two prompts would not fill."""
 Golden = Callable[[str, Any], None]
 RESULTS = Path(__file__).parents[2] / "analysis" / "results"
 DATA = Path(__file__).parent / "data"
@@ -61,26 +61,24 @@ def heldout(temperature: float) -> Trace:
 @pytest.mark.parametrize(("temperature", "step"), [(0.0, 4), (1.0, 8)], ids=["greedy", "sampled"])
 def test_the_family_predicted_again(golden: Golden, cpu2_x5: Sources, temperature: float, step: int) -> None:
     """Every so many of its settings."""
-    groups, _ = load_groups(RESULTS / "family")
-    group = next(g for g in groups if g.temperature == temperature)
-    group = Group(group.plain, group.members[::step])
-    members = predict_family(group, heldout(temperature), cpu2_x5, seed=0, progress=lambda *_: None)
+    stored, study = load("family/family"), load_study("family")
+    mine = [row for row in stored.rows if row["temperature"] == temperature]
+    labels = [row["setting"] for row in mine if row["policy"] != "ar" and row["category"] == EVERY][::step]
+    kept = tuple(row for row in mine if row["policy"] == "ar" or row["setting"] in labels)
+    bench = Bench(study, study.plan(measured=RESULTS / "family"), given_sources=cpu2_x5)
+    bench.__dict__["stored"] = Results("family", kept)
+    bench._traces[temperature] = heldout(temperature)
+    results = Results("family", tuple(study.rows(bench)))
     golden(
         f"studies-family-t{temperature:g}",
         {
-            "rows": rows_of(members),
-            "errors": dict(error_summary(members)),
-            "orders": [
-                {
-                    "category": o.category,
-                    "pairs": o.pairs,
-                    "right": o.right,
-                    "predicted": o.predicted,
-                    "best": o.best,
-                    "regret": o.regret,
-                }
-                for o in orders(members)
+            "rows": [
+                {name: row[f"{name}_speedup_vs_ar"] for name in ("law", "ignored", "simulated", "measured")}
+                | {"setting": row["setting"], "spread": row["measured_spread"], "identical": row["identical"]}
+                for row in results.rows
+                if row["category"] == EVERY and row["policy"] != "ar"
             ],
+            "orders": study.about(results)["groups"][0]["orders"],
         },
     )
 
@@ -100,7 +98,7 @@ def test_validations_predicted_again(golden: Golden) -> None:
     speeds = measured_speedups([stored("x5_third/validation"), stored("x5_fifth/validation")])
     chosen = [s for s in speeds if s[1] < 8][::9]
     traces = {t: heldout(t) for t in (0.0, 1.0)}
-    parts = [{t: trace.slice(ids) for t, trace in traces.items()} for ids in split(traces, 2)]
+    parts = [{t: trace.slice(ids) for t, trace in traces.items()} for ids in split(traces[0.0], 2)]
     profile = load_profile(find_profile("cpu2-x5"))
     rows = [
         {
@@ -130,22 +128,33 @@ def test_validations_predicted_again(golden: Golden) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["budget", "backup", "ratio", "temperature", "scale", "pareto", "drafts"])
-def test_experiments_simulated(golden: Golden, cpu2_x5: Sources, name: str) -> None:
-    module = module_of(name)
-    bench = Bench(cpu2_x5, count=2, limit=32)
-    rows = module.run(bench)
-    golden(f"studies-{name}", {"title": module.title(rows), "rows": rows})
+OPEN = ("budget", "backup", "ratio", "temperature", "scale", "pareto", "drafts")
 
 
-def test_titles_of_stored_experiments(golden: Golden) -> None:
-    names = ["budget", "backup", "ratio", "temperature", "scale", "pareto", "drafts"]
+@pytest.mark.parametrize("name", OPEN)
+def test_open_questions_simulated(golden: Golden, cpu2_x5: Sources, name: str) -> None:
+    study = load_study(name)
+    bench = Bench(study, study.plan(count=None if name in WIDE else 2, max_tokens=32), given_sources=cpu2_x5)
+    if name in WIDE:
+        bench.sources = replace(cpu2_x5, traces={0.0: cpu2_x5.trace(0.0).slice(range(8))})
+    results = Results(name, tuple(study.rows(bench)))
+    names = ("setting", "batch", "law_speedup_vs_ar", "law_cache_hit_rate", "simulated_speedup_vs_ar")
+    names += ("simulated_cache_hit_rate", "simulated_acceptance_rate", "simulated_tokens_per_second")
+    rows = [{n: row[n] for n in names} for row in compared(results.rows)]
+    golden(f"studies-{name}", {"title": study.about(results)["title"], "rows": rows})
+
+
+def test_titles_of_stored_results(golden: Golden) -> None:
     titles = {}
-    for name in names:
-        found = stored(f"experiments/{name}")
-        titles[name] = module_of(name).title(found["rows"])
-        assert titles[name] == found["title"]
+    for name in OPEN:
+        found = load(f"experiments/{name}")
+        titles[name] = load_study(name).about(found)["title"]
+        assert titles[name] == found.about["title"]
     golden("studies-titles", titles)
+
+
+def _told(outcome: Outcome) -> dict[str, Any]:
+    return {name: value for name, value in outcome.as_dict().items() if name != "knobs"}
 
 
 def test_mirror_on_coins(golden: Golden) -> None:
@@ -155,7 +164,7 @@ def test_mirror_on_coins(golden: Golden) -> None:
     streams = variants((3,), kappa=4, streams="2", stream_acceptance=0.6, temperature=0.0, seed=0)
     golden(
         "studies-mirror-coins",
-        [o.as_dict() for o in [*on_coins(scenario, settings, (1, 2)), *on_coins(scenario, streams, (1,))]],
+        [_told(o) for o in [*on_coins(scenario, settings, (1, 2)), *on_coins(scenario, streams, (1,))]],
     )
 
 
@@ -173,7 +182,7 @@ def test_accounts_of_recorded_decisions(golden: Golden) -> None:
             knobs = {n: tuple(v) if isinstance(v, list) else v for n, v in own.knobs.items()}
             settings = configure(policy, **knobs)
             if policy == "mirror":
-                found[own.label] = simulated(scenario, settings, plain, [own]).as_dict()
+                found[own.label] = _told(simulated(scenario, settings, plain, [own]))
             elif policy == "double":
                 account = Account.of(own)
                 found[own.label] = [account.draft_matched, account.target_matched, account.drafted]

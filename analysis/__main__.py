@@ -1,0 +1,124 @@
+"""`python -m analysis list` and `python -m analysis run NAME`: studies of speculative decoding."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from analysis.results import Results
+from analysis.study import Progress, Study, click_options
+from policies.commandline import HELP, RUNS_MODELS, checked_command, refusals, wide_console, with_options
+
+STUDIES = (
+    "validation",
+    "family",
+    "budget",
+    "backup",
+    "ratio",
+    "temperature",
+    "scale",
+    "pareto",
+    "drafts",
+)
+"""By name; each is a module of `analysis.studies` that has it as `STUDY`."""
+
+
+def load_study(name: str) -> Study[Any]:
+    """A study by name."""
+    found: Study[Any] = import_module(f"analysis.studies.{name.replace('-', '_')}").STUDY
+    return found
+
+
+class _Studies(click.Group):
+    """A command per study, imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(STUDIES)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return command_of(load_study(name)) if name in STUDIES else None
+
+
+OUTPUT = (
+    click.option(
+        "--out",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Folder for the table (Parquet, CSV, JSON), pictures, and what live runs decided.",
+    ),
+    click.option("--plot", is_flag=True, help="Write the pictures, to --out or here."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+)
+
+
+def command_of(study: Study[Any]) -> click.Command:
+    """The command of a study, whose options are those of its plan."""
+
+    def run(out: Path | None, plot: bool, as_json: bool, **options: Any) -> None:
+        with refusals(RUNS_MODELS):
+            plan = study.plan(**options)
+            results = _run(study, plan, out, quiet=as_json)
+            written = _write(study, results, out, plot=plot)
+        if as_json:
+            click.echo(results.as_json())
+        else:
+            console = wide_console()
+            for part in study.show(results):
+                console.print(part, highlight=False)
+            for path in written:
+                click.echo(f"wrote {path}")
+        if study.failed(results):
+            raise SystemExit(1)
+
+    decorated = with_options((*click_options(study.plan), *OUTPUT))(run)
+    return checked_command(study.name, help=study.question, epilog=study.epilog, context_settings=HELP)(
+        decorated
+    )
+
+
+def _run(study: Study[Any], plan: Any, out: Path | None, *, quiet: bool) -> Results:
+    from analysis.execute import run_study
+    from calibrate.display import show_progress
+    from calibrate.turns import taking_turns
+
+    nothing: Progress = lambda stage, done, total: None  # noqa: E731
+    shown = nullcontext(nothing) if quiet else show_progress()
+    with shown as bars, taking_turns(plan.turns, bars) as progress:
+        return run_study(study, plan, progress, out)
+
+
+def _write(study: Study[Any], results: Results, out: Path | None, *, plot: bool) -> list[Path]:
+    from analysis.show import save
+
+    written = results.write(out) if out else []
+    if plot or out:
+        folder = out or Path()
+        for ending, picture in study.pictures(results).items():
+            written.append(save(picture, folder / f"{study.name}{ending}.png"))
+    if out:
+        written += study.files(results, out)
+    return written
+
+
+@click.group(context_settings=HELP)
+def main() -> None:
+    """Studies of speculative decoding: law, simulated and measured side by side."""
+
+
+@main.command("list")
+def list_studies() -> None:
+    """Every study, and what it asks."""
+    for name in STUDIES:
+        click.echo(f"{name:<16} {load_study(name).question}")
+
+
+@main.group("run", cls=_Studies)
+def run_group() -> None:
+    """Answer one of the studies' questions by law, simulation and, with --live, measurement."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Results of studies: one tidy table, kept as Parquet with its metadata, and as CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from analysis.study import Row
+from hardware_profiles.atomic import atomic_write
+from policies.registry import KNOBS, Settings, configure
+
+RESULTS = Path(__file__).resolve().parent / "results"
+FORMAT = "spectwin/study/1"
+KEY = b"spectwin.study"
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a study found.
+
+    Attributes:
+        study: Its name.
+        asked: Its options.
+        rows: One per setting, place, batch and category of prompts; a column that is not of a row is absent
+            or None there.
+        about: What is said of all rows together: title, errors, orders.
+    """
+
+    study: str
+    rows: tuple[Row, ...]
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def live(self) -> bool:
+        """Whether anything was measured."""
+        return any(row.get("measured_speedup_vs_ar") is not None for row in self.rows)
+
+    def where(self, **wanted: Any) -> list[Row]:
+        """The rows with these values; of all categories of prompts together unless one is named."""
+        wanted = {"category": EVERY, **wanted} if "category" in self.columns else wanted
+        return [row for row in self.rows if all(row.get(name) == value for name, value in wanted.items())]
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all columns, in the order in which they come up."""
+        return list(dict.fromkeys(name for row in self.rows for name in row))
+
+    def as_json(self) -> str:
+        """One JSON object; what is not a number becomes null."""
+        told = {"study": self.study, "asked": dict(self.asked), **self.about, "rows": list(self.rows)}
+        return json.dumps(_finite(told), indent=1)
+
+    def as_csv(self) -> str:
+        """The table; lists and the like as JSON."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in self.rows)
+        return text.getvalue()
+
+    def write(self, folder: Path, name: str | None = None) -> list[Path]:
+        """Write NAME.parquet, .csv and .json to a folder; returns the files.
+
+        Raises:
+            ValueError: The folder holds live results of that study, and these are simulated only.
+        """
+        stem = folder / (name or self.study)
+        paths = [stem.with_name(stem.name + ending) for ending in (".parquet", ".csv", ".json")]
+        if paths[0].is_file() and not self.live and read(paths[0]).live:
+            raise ValueError(f"{paths[0]} holds live results; give --out another folder, or --live")
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(paths[0], binary=True) as file:
+            pq.write_table(self._table(), file)
+        for path, text in zip(paths[1:], (self.as_csv(), self.as_json() + "\n"), strict=True):
+            with atomic_write(path) as file:
+                file.write(text)
+        return paths
+
+    def _table(self) -> pa.Table:
+        told = {"format": FORMAT, "study": self.study, "asked": dict(self.asked), "about": dict(self.about)}
+        columns = {name: pa.array([row.get(name) for row in self.rows]) for name in self.columns}
+        return pa.table(columns).replace_schema_metadata({KEY: json.dumps(_finite(told)).encode()})
+
+
+EVERY = "all"
+"""Stands for all categories of prompts."""
+
+
+def read(path: Path) -> Results:
+    """Stored results: Parquet, or JSON as earlier versions wrote it.
+
+    Args:
+        path: The file, or a folder that holds just one Parquet file of results.
+
+    Raises:
+        OSError: There is none.
+        ValueError: It holds no results.
+    """
+    if path.is_dir():
+        found = [
+            each for each in sorted(path.glob("*.parquet")) if KEY in (pq.read_schema(each).metadata or {})
+        ]
+        if len(found) != 1:
+            raise ValueError(f"{path}: holds {len(found)} tables of results; name one")
+        path = found[0]
+    try:
+        return _of_parquet(path) if path.suffix == ".parquet" else _of_json(path)
+    except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        raise ValueError(f"{path}: no results of `python -m analysis run --out`: {error}") from error
+
+
+def load(name: str) -> Results:
+    """A result that comes with the project, e.g. `systems/mirror`.
+
+    Raises:
+        OSError: There is none.
+    """
+    return read(RESULTS / f"{name}.parquet")
+
+
+def _of_parquet(path: Path) -> Results:
+    table = pq.read_table(path)
+    told = json.loads(table.schema.metadata[KEY])
+    if told["format"] != FORMAT:
+        raise ValueError(f"its format is {told['format']!r}, not {FORMAT!r}")
+    return Results(told["study"], tuple(table.to_pylist()), told["asked"], told["about"])
+
+
+def _of_json(path: Path) -> Results:
+    told = json.loads(path.read_text(encoding="utf-8"))
+    rest = {name: value for name, value in told.items() if name not in {"study", "asked", "rows"}}
+    return Results(told.get("study", path.stem), tuple(told["rows"]), told.get("asked", {}), rest)
+
+
+def describe(settings: Settings) -> Row:
+    """The columns that say which setting a row is of, enough to make it anew."""
+    knobs = {name: list(v) if isinstance(v, tuple) else v for name, v in settings.knobs.items()}
+    return {
+        "setting": settings.label,
+        "policy": settings.policy,
+        "lookahead": settings.lookahead,
+        "fanout": None if settings.fanout is None else ",".join(map(str, settings.fanout)),
+        "backup": settings.backup,
+        "draft_devices": settings.draft_devices,
+        "scale": settings.scale,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "seed": settings.seed,
+        "knobs": json.dumps(knobs),
+    }
+
+
+def settings_of(row: Row) -> Settings:
+    """The setting that a row is of; rows of earlier versions, without `knobs`, are understood."""
+    knobs = json.loads(row["knobs"]) if row.get("knobs") else _known_knobs(row)
+    tuples = {
+        name: tuple(v) if KNOBS[name].kind == "integers" and isinstance(v, list) else v
+        for name, v in knobs.items()
+    }
+    return configure(
+        row["policy"],
+        temperature=row["temperature"],
+        top_p=row.get("top_p") or 1.0,
+        seed=row.get("seed") or 0,
+        **tuples,
+    )
+
+
+def _known_knobs(row: Row) -> Row:
+    fanout = row.get("fanout")
+    shape = None if fanout is None else [int(f) for f in str(fanout).split(",")]
+    known = {"lookahead": row.get("lookahead"), "fanout": shape, "backup": row.get("backup")}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _finite(part) for name, part in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

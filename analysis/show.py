@@ -1,0 +1,278 @@
+"""How results are shown: tables for people, Markdown for notebooks, and panels of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.study import Picture, Row
+from hardware_profiles.atomic import atomic_write
+from policies.curves import HitCurves
+from policies.laws.ssd import power_law_hit
+from policies.registry import configure
+from simulator.law import assume, opinion
+from simulator.run import Scenario, simulate
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLOURS = ("#4c72b0", "#c44e52", "#55a868", "#8172b3", "#dd8452", "#64b5cd")
+POLICY_COLOURS = {
+    "ar": "#999999",
+    "sd": "#4c72b0",
+    "pearl": "#8172b3",
+    "saguaro": "#c44e52",
+    "mirror": "#dd8452",
+}
+WORLDS: dict[str, dict[str, Any]] = {
+    "law": {"linestyle": ":", "marker": "|", "markersize": 9, "linewidth": 1.2},
+    "simulated": {"linestyle": "-", "marker": "D", "markersize": 4, "linewidth": 1.5},
+    "measured": {"linestyle": "none", "marker": "o", "markersize": 8, "markerfacecolor": "none"},
+}
+"""Law, simulation and measurement look the same everywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: Its head.
+        value: Key of the rows, or a function of a row.
+        form: How a value is written: a format, or a function of it; None is `-`.
+    """
+
+    title: str
+    value: str | Callable[[Row], Any]
+    form: str | Callable[[Any], str] = "{}"
+
+    def cell(self, row: Row) -> str:
+        """Text of a row."""
+        value = row.get(self.value) if isinstance(self.value, str) else self.value(row)
+        if value is None:
+            return "-"
+        return self.form(value) if callable(self.form) else self.form.format(value)
+
+
+def factor(title: str, world: str) -> Column:
+    """A column of speedups over plain decoding."""
+    return Column(title, f"{world}_speedup_vs_ar", "{:.2f}")
+
+
+def yes(value: bool) -> str:
+    """`yes`, or a loud no."""
+    return "yes" if value else "NO"
+
+
+SETTING = Column("setting", "setting")
+BATCH = Column("batch", "batch")
+OPINIONS = (
+    factor("law", "law"),
+    factor("simulated", "simulated"),
+    factor("measured", "measured"),
+    Column("spread", "measured_spread", "±{:.1%}"),
+    Column("error", "simulated_error", "{:+.1%}"),
+)
+"""What every comparison shows."""
+TEXT = Column("text", "identical", lambda same: "identical" if same else "DIFFERS")
+
+
+def table(title: str, columns: Sequence[Column], rows: Iterable[Row], *, left: Sequence[str] = ()) -> Table:
+    """Rows for people; the first column and those named are aligned to the left."""
+    from rich.table import Table
+
+    found = Table(header_style="bold", title=title or None, title_justify="left")
+    for number, column in enumerate(columns):
+        to_left = number == 0 or column.title in left
+        found.add_column(column.title, justify="left" if to_left else "right", no_wrap=number == 0)
+    for row in rows:
+        found.add_row(*(column.cell(row) for column in columns))
+    return found
+
+
+def used(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
+    """The columns in which any row has something."""
+    return [column for column in columns if any(column.cell(row) != "-" for row in rows)]
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: int | None = None) -> str:
+    """A Markdown table whose columns from `right` on are aligned to the right."""
+    first = len(head) if right is None else right
+    ruler = ["---"] * first + ["--:"] * (len(head) - first)
+    clean = ([_escaped(cell) for cell in row] for row in rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ruler, *clean))
+
+
+def markdown_of(columns: Sequence[Column], rows: Iterable[Row]) -> str:
+    """The same of columns; all but the first are aligned to the right."""
+    lines = [[column.cell(row) for column in columns] for row in rows]
+    return markdown([column.title for column in columns], lines, right=1)
+
+
+def _escaped(cell: str) -> str:
+    """Text that is neither a column, emphasis nor a tag."""
+    return cell.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
+
+
+def save(picture: Picture, path: Path) -> Path:
+    """Draw a picture into a file; its suffix says the format.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=picture.size, layout="constrained")
+    picture.draw(figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path, binary=True) as file:
+        figure.savefig(file, dpi=130, format=path.suffix.lstrip(".") or "png")
+    return path
+
+
+def values(rows: Sequence[Row], name: str) -> np.ndarray:
+    """A column as numbers; NaN where there is none."""
+    return np.array([np.nan if row.get(name) is None else float(row[name]) for row in rows])
+
+
+def best_world(rows: Sequence[Row]) -> str:
+    """`measured` where anything was, else `simulated`."""
+    return "measured" if any(row.get("measured_speedup_vs_ar") is not None for row in rows) else "simulated"
+
+
+def draw_worlds(
+    axes: Any,
+    rows: Sequence[Row],
+    x: str,
+    figure: str,
+    *,
+    colour: str,
+    label: str,
+    worlds: Sequence[str] = ("law", "simulated", "measured"),
+) -> None:
+    """A figure over a column, one line per world; worlds without a value are left out.
+
+    Args:
+        axes: Where to.
+        rows: In the order of `x`.
+        x: Column on the horizontal axis.
+        figure: Column less the world's name, e.g. `speedup_vs_ar`.
+        colour: Of all worlds; they differ in line and marker.
+        label: For the legend, given to the simulated line.
+        worlds: Which to draw.
+    """
+    at = values(rows, x)
+    for world in worlds:
+        heights = values(rows, f"{world}_{figure}")
+        if np.isnan(heights).all():
+            continue
+        if world == "measured" and figure == "speedup_vs_ar":
+            low, high = values(rows, "measured_low"), values(rows, "measured_high")
+            bars = [(heights - low).clip(min=0), (high - heights).clip(min=0)]
+            axes.errorbar(at, heights, yerr=bars, fmt="none", ecolor=colour, capsize=3)
+        axes.plot(at, heights, color=colour, label=label if world == "simulated" else None, **WORLDS[world])
+
+
+def finish(axes: Any, *, x: str, y: str, powers: Sequence[float] = ()) -> None:
+    """Labels, grid, and a legend that says which marker is which world."""
+    from matplotlib.lines import Line2D
+
+    known = axes.get_legend_handles_labels()
+    seen = {line.get_marker() for line in axes.get_lines()}
+    worlds = [
+        Line2D([], [], color="#555555", label=name, **style)
+        for name, style in WORLDS.items()
+        if style["marker"] in seen
+    ]
+    axes.legend(handles=[*known[0], *worlds], fontsize=7, ncols=2)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)
+    if powers:  # of two, on a logarithmic axis
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(powers), [f"{tick:g}" for tick in powers])
+
+
+def parity(axes: Any, *, upright: bool = False) -> None:
+    """The line at which a setting is as fast as plain decoding."""
+    (axes.axvline if upright else axes.axhline)(1.0, color="black", linewidth=0.8, linestyle=(0, (1, 3)))
+
+
+def bars(
+    axes: Any, groups: Mapping[str, Mapping[str, float]], styles: Callable[[str], Row] | None = None
+) -> None:
+    """Bars side by side: {category: {name: height}}."""
+    names = list(dict.fromkeys(name for heights in groups.values() for name in heights))
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        places = [j + i * width for j, heights in enumerate(groups.values()) if name in heights]
+        heights = [own[name] for own in groups.values() if name in own]
+        style = {"color": f"C{i}"} if styles is None else styles(name)
+        axes.bar(places, heights, width, label=name, edgecolor="white", **style)
+    axes.set_xticks([j + 0.4 - width / 2 for j in range(len(groups))], list(groups))
+    axes.set_ylim(top=1.3 * max(max(own.values()) for own in groups.values()))  # room for the names
+    axes.legend(fontsize=7, ncols=2, loc="upper right")
+
+
+def opinions(axes: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
+    """The three opinions on every setting, a line each, first row on top."""
+    looks = {
+        "law": {"marker": "x", "color": "#888888"},
+        "simulated": {"marker": "D", "color": "#dd8452"},
+        "measured": {"marker": "o", "color": "#4c72b0"},
+    }
+    for at, row in enumerate(rows):
+        seen = [v for world in looks if (v := row.get(f"{world}_speedup_vs_ar")) is not None]
+        axes.plot([min(seen), max(seen)], [at, at], color="#dddddd", linewidth=1.5, zorder=0)
+    for world, look in looks.items():
+        known = [
+            (v, at) for at, row in enumerate(rows) if (v := row.get(f"{world}_speedup_vs_ar")) is not None
+        ]
+        if known:
+            axes.plot(*zip(*known, strict=True), linestyle="", markersize=5.5, label=world, **look)
+    parity(axes, upright=True)
+    axes.set_yticks(range(len(rows)), names, fontsize=7.5)
+    axes.invert_yaxis()
+    axes.set_xlabel("speedup over plain decoding")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
+
+
+def draw_hit_curve(axes: Any, curves: HitCurves) -> None:
+    """Recorded hit probability by fan-out, with the power law fitted to it."""
+    fanouts = np.array(curves.fanouts)
+    axes.plot(fanouts, curves.after_rejection, "o", color="#c44e52", label="after a rejection, recorded")
+    axes.plot(fanouts, curves.unconditional, "s", color="#999999", label="nothing rejected, recorded")
+    if (law := curves.law) is not None:
+        fitted = power_law_hit(curves.fanouts, law.exponent, law.scale)
+        label = f"1 - {law.scale:.2f} F^-{law.exponent:.2f} (R2 {law.r_squared:.3f})"
+        axes.plot(fanouts, fitted, "-", color="#4c72b0", label=label)
+    axes.set_xlabel("fan-out F")
+    axes.set_ylabel("probability that the token is cached")
+    axes.set_ylim(0, 1)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+
+
+def draw_sweep(axes: Any, scenario: Scenario, lookaheads: Sequence[int], *, fanout: int = 3) -> None:
+    """Speedup over AR against lookahead for SD, PEARL and Saguaro: law dashed, simulated solid."""
+    told = assume(scenario)
+    ar = simulate(scenario, configure("ar")).summary.tokens_per_second
+    for policy in ("sd", "pearl", "saguaro"):
+        knobs: Row = {"fanout": (fanout,), "backup": "primary"} if policy == "saguaro" else {}
+        settings = [configure(policy, lookahead=k, **knobs) for k in lookaheads]
+        simulated = [simulate(scenario, s).summary.tokens_per_second / ar for s in settings]
+        laws = [opinion(s, told, batch=scenario.batch).speedup_vs_ar for s in settings]
+        colour = POLICY_COLOURS[policy]
+        axes.plot(lookaheads, simulated, "-o", color=colour, markersize=4, label=f"{policy}, simulated")
+        if all(value is not None for value in laws):
+            axes.plot(lookaheads, laws, "--", color=colour, linewidth=1, label=f"{policy}, law")
+    parity(axes)
+    axes.set_xlabel("lookahead K")
+    axes.set_ylabel("speedup over plain decoding")
+    axes.legend(fontsize=8, ncols=2)
+    axes.grid(alpha=0.3)

@@ -1,0 +1,80 @@
+"""Statistics of predictions: errors, spreads, and the order of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from analysis.study import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """How far predicted speedups are off, over some settings.
+
+    Attributes:
+        settings: How many.
+        median: Median of |predicted / measured speedup - 1|.
+        p95: 95 % quantile of it.
+        largest: Its maximum.
+        bias: Mean of log(predicted / measured speedup).
+    """
+
+    settings: int
+    median: float
+    p95: float
+    largest: float
+    bias: float
+
+    @classmethod
+    def of(cls, ratios: Iterable[float]) -> Errors | None:
+        """From predicted over measured speedups; None without any."""
+        known = np.array(list(ratios))
+        if not len(known):
+            return None
+        off = np.abs(known - 1.0)
+        return cls(
+            settings=len(known),
+            median=float(np.median(off)),
+            p95=float(np.quantile(off, 0.95)),
+            largest=float(off.max()),
+            bias=float(np.mean(np.log(known))),
+        )
+
+
+def errors_of(rows: Iterable[Row], column: str) -> Errors | None:
+    """Errors in a column such as `simulated_error`, plain decoding and missing opinions left out."""
+    mine = (row for row in rows if row["policy"] != "ar" and row.get(column) is not None)
+    return Errors.of([1.0 + row[column] for row in mine])
+
+
+def spread_of(values: Sequence[float], middle: float) -> float | None:
+    """Half the range of repetitions, relative to what they are repetitions of; None of a single one."""
+    return None if len(values) < 2 else (max(values) - min(values)) / 2.0 / middle
+
+
+def ranks(rows: Sequence[Row]) -> Row:
+    """Predicted against measured order of the settings of one category and temperature.
+
+    Pairs whose repetitions overlap do not count: the live runs do not tell them apart.
+
+    Returns:
+        `pairs` that are told apart, those of them ordered `right`, the setting `predicted` to be the fastest,
+        the `best` one measured, and the `regret`: the share of its speed that trusting the prediction misses.
+    """
+    pairs = right = 0
+    for one, other in combinations(rows, 2):
+        first, second = one["measured_by_repeat"], other["measured_by_repeat"]
+        if min(first) <= max(second) and min(second) <= max(first):
+            continue
+        pairs += 1
+        faster = min(first) > max(second)
+        right += faster == (one["simulated_speedup_vs_ar"] > other["simulated_speedup_vs_ar"])
+    predicted = max(rows, key=lambda row: row["simulated_speedup_vs_ar"])
+    best = max(rows, key=lambda row: row["measured_speedup_vs_ar"])
+    regret = 1.0 - predicted["measured_speedup_vs_ar"] / best["measured_speedup_vs_ar"]
+    names = {"predicted": predicted["setting"], "best": best["setting"]}
+    return {"pairs": pairs, "right": right, **names, "regret": regret}

@@ -1,0 +1,555 @@
+"""Validate predictions: the same settings simulated and live, on the same prompts, in the same batches.
+
+Beside law and simulation on the prompts' own recording stand what the calibration's prompts alone foresee,
+with an interval, devices that do not slow each other, and the nearest setting that the calibration ran live.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from analysis.execute import Bench, Comparison, live_job
+from analysis.intervals import Interval
+from analysis.results import Results, settings_of
+from analysis.show import WORLDS, Column, parity, table
+from analysis.sources import Sources, load_sources
+from analysis.stats import errors_of
+from analysis.study import POSITIVE, Entry, Picture, Plan, Row, Study, option
+from calibrate.job import Job, like_profile
+from hardware_profiles.atomic import atomic_write
+from hardware_profiles.profile import MeasuredRun, load_profile
+from hardware_profiles.store import user_profile, user_trace
+from hardware_profiles.trace import Trace
+from policies.registry import POLICIES, SettingError, Settings, configure, find_policy
+from policies.timeline import chrome_trace
+from simulator.costs import Effects
+from simulator.run import Simulated
+
+TRUST = "Run code that a model or tokenizer brings with it; without this, it never is."
+OPINIONS = {
+    "simulated": "error",
+    "simulated_without_contention": "error_without_contention",
+    "simulated_from_calibration_prompts": "error_from_calibration_prompts",
+    "law": "law_error",
+    "nearest_calibrated_setting": "nearest_setting_error",
+}
+"""Name in the summary to column of errors."""
+METHOD = (
+    "speedup = tokens/s over those of plain decoding at the same batch and temperature, run among the "
+    "settings (decode time, prefill left out; per prompt, or per batch run, the median of the repetitions, "
+    "then ratio of sums). error = predicted / measured speedup - 1; spread = half the range of repetitions"
+)
+SAMPLED = (
+    "at a temperature above 0 a live run takes another random path than the recording: speeds are compared, "
+    "rounds and texts are not"
+)
+
+
+@dataclass(frozen=True)
+class ValidationPlan(Plan):
+    """Every combination of the knobs that each policy has."""
+
+    policies: tuple[str, ...] = option(("ar", "sd", "pearl", "saguaro"), "List.")
+    prompts: str = option("heldout", "Shipped set or Spec-Bench JSONL.")
+    count: int | None = option(12, "Prompts to use.", type=POSITIVE)
+    hw: tuple[str, ...] = option(("auto",), "Profile to predict with; auto: this machine's.")
+    trace: str = option("", "Calibration trace.  [default: the profile's]")
+    target: str = option("pair:x20", "Model name or folder.")
+    draft: str = option("pair:draft", "Model name or folder.")
+    placement: str = option("split", "split, or shared:0 / shared:0,1.")
+    lookahead: tuple[int, ...] = option((4,), "List of K.")
+    fanout: tuple[int, ...] = option((3,), "List of uniform fan-outs.")
+    backup: tuple[str, ...] = option(("primary",), "List of backups.")
+    subsets: int = option(
+        2, "Parts that the prompts are split into, each run and predicted on its own.", type=POSITIVE
+    )
+    level: float = option(0.8, "Of the intervals.", type=click.FloatRange(0, 1, min_open=True, max_open=True))
+    max_tokens: int | None = option(128, "Most tokens per prompt.", type=POSITIVE)
+    trust_remote_code: bool = option(False, TRUST)
+    live: bool = True
+    measured: Path | None = None
+
+
+def expand(
+    policies: Sequence[str],
+    lookaheads: Sequence[int],
+    fanouts: Sequence[tuple[int, ...]],
+    backups: Sequence[str],
+    *,
+    temperatures: Sequence[float] = (0.0,),
+    seed: int = 0,
+) -> list[Settings]:
+    """Every combination of knobs that each policy has, at every temperature; AR first, and always there.
+
+    Raises:
+        SettingError: An unknown policy, or a knob out of its domain.
+    """
+    names = ["ar", *(find_policy(p).name for p in policies if find_policy(p).name != "ar")]
+    settings: list[Settings] = []
+    for temperature, name in product(temperatures, names):
+        knobs = POLICIES[name].knobs
+        combinations = product(
+            lookaheads if "lookahead" in knobs else (None,),
+            fanouts if "fanout" in knobs else (None,),
+            backups if "backup" in knobs else (None,),
+        )
+        settings += [
+            configure(
+                name, lookahead=lookahead, fanout=fanout, backup=backup, temperature=temperature, seed=seed
+            )
+            for lookahead, fanout, backup in combinations
+        ]
+    return list(dict.fromkeys(settings))
+
+
+def nearest_measured(settings: Settings, runs: Sequence[MeasuredRun], batch: int = 1) -> MeasuredRun | None:
+    """The calibrated setting that a careful person would take for this one: the naive baseline.
+
+    Same policy, and same backup, temperature and batch where there is such a run (in that order; else the
+    nearest temperature, then the batch nearest by ratio), then nearest lookahead, then nearest fan-out.
+    """
+    same = [run for run in runs if run.policy == settings.policy]
+    same = [run for run in same if run.backup == settings.backup] or same
+    if not same:
+        return None
+    return min(
+        same,
+        key=lambda run: (
+            abs(run.temperature - settings.temperature),
+            abs(float(np.log(run.batch / batch))),
+            abs((run.lookahead or 0) - (settings.lookahead or 0)),
+            abs((run.fanout or (0,))[0] - (settings.fanout or (0,))[0]),
+        ),
+    )
+
+
+def answer(bench: Bench) -> list[Row]:
+    """Predict, run live, compare: a row per setting and batch, with its live runs on each subset."""
+    plan = bench.plan_as(ValidationPlan)
+    shapes = [(f,) for f in plan.fanout]
+    settings = expand(
+        plan.policies, plan.lookahead, shapes, plan.backup, temperatures=plan.temperature, seed=plan.seed
+    )
+    check_size(plan)
+    prompts = bench.prompts()
+    if not plan.hw:
+        raise SettingError("--hw is empty: name a profile, or leave it out for this machine's own")
+    job = live_job(
+        plan.target,
+        plan.draft,
+        limit=plan.max_tokens or 0,
+        temperatures=plan.temperature,
+        placement=plan.placement,
+        seed=plan.seed,
+        trust_remote_code=plan.trust_remote_code,
+    )
+    sources = predictor(job, plan, bench)
+    warn_of_another_machine(job, sources)
+    for temperature in plan.temperature:
+        sources.trace(temperature)  # fails before anything slow begins
+    here = replace(
+        bench,
+        given_sources=sources,
+        given_job=like_profile(job, sources.profile),
+        subsets=min(plan.subsets, len(prompts)),
+    )
+    rows = here.compare([Entry(s, batch) for batch in plan.batch for s in settings])
+    found = foresee(rows, sources, plan, bench, size=len(prompts) // here.subsets, subsets=here.subsets)
+    if bench.out is not None:
+        for comparison in here.comparisons:
+            write_timelines(comparison, bench.out)
+    bench.notes |= {
+        "machine": str(job.machine),
+        "profile_machine": sources.profile.provenance.machine,
+        "files": {str(kind): file for kind, file in sources.origins.items()},
+        "model_error": sources.model_error,
+    }
+    return found
+
+
+def write_timelines(comparison: Comparison, folder: Path) -> None:
+    """The first request of every setting as it ran, simulated and live, for Perfetto."""
+    for entry in comparison.entries:
+        label = entry.settings.label + (f" b={entry.batch}" if entry.batch > 1 else "")
+        slug = label.replace(" ", "_").replace("=", "").replace(",", "-")
+        for world in ("simulated", "measured"):
+            run = next(iter(comparison.outcomes[world, entry].values())).runs[0]
+            spans, name = run.spans, "live"
+            if isinstance(run, Simulated):
+                log, first = run.rows.log, run.rows.log.rounds(comparison.subsets[0][0])
+                spans, name = [s for s in run.spans if s.end_s <= log.ends[len(first) - 1]], "simulated"
+            with atomic_write(folder / f"timeline_{slug}_{name}.json") as file:
+                file.write(chrome_trace(spans, title=f"{name} {label}"))
+
+
+def write_live_runs(results: Results, folder: Path) -> list[Path]:
+    """Every live run beside its interval, as CSV."""
+    runs = Results("live_runs", tuple(results.about["live_runs"]))
+    with atomic_write(folder / "live_runs.csv") as file:
+        file.write(runs.as_csv())
+    return [folder / "live_runs.csv"]
+
+
+def check_size(plan: ValidationPlan) -> None:
+    """Refuse a batch wider than a subset before anything is run.
+
+    Raises:
+        SettingError: The message says how many prompts it takes.
+    """
+    widest, needed = max(plan.batch), max(plan.batch) * plan.subsets
+    if min(plan.batch) < 1:
+        raise SettingError(f"batch must be at least 1, got {min(plan.batch)}")
+    if widest > (plan.count or needed) // plan.subsets:
+        raise SettingError(
+            f"a batch of {widest} needs {needed} prompts in {plan.subsets} subsets, got {plan.count}: a "
+            f"smaller batch would be run; give --count {needed}"
+        )
+
+
+def foresee(
+    rows: Sequence[Row], sources: Sources, plan: ValidationPlan, bench: Bench, *, size: int, subsets: int
+) -> list[Row]:
+    """The rows with intervals from the calibration's prompts and the nearest setting run there.
+
+    The rows of single subsets become the `runs` of the row of all.
+    """
+    boots = {
+        (t, batch): sources.bootstrap(
+            t,
+            batch=batch,
+            size=size,
+            limit=reachable(plan.max_tokens, sources.trace(t)),
+            level=plan.level,
+            seed=plan.seed,
+        )
+        for t, batch in dict.fromkeys((row["temperature"], row["batch"]) for row in rows)
+    }
+    whole = [row for row in rows if row.get("subset") is None]
+    found = []
+    for done, row in enumerate(whole):
+        settings, boot = settings_of(row), boots[row["temperature"], row["batch"]]
+        one, several = boot.speedup(settings), boot.speedup_of_several(settings, subsets)
+        parts = [r for r in rows if r.get("subset") is not None and _same(r, row)] or [{**row, "subset": 0}]
+        found.append(_foreseen(row, several, [_run(part, one) for part in parts], sources))
+        bench.progress("intervals", done + 1, len(whole))
+    return found
+
+
+def _same(one: Row, other: Row) -> bool:
+    return (one["setting"], one["batch"]) == (other["setting"], other["batch"])
+
+
+def _run(part: Row, predicted: Interval) -> Row:
+    """A live run that an interval was predicted for: a setting on a subset of the prompts."""
+    return {
+        "setting": part["setting"],
+        "batch": part["batch"],
+        "temperature": part["temperature"],
+        "subset": part["subset"],
+        "predicted_low": predicted.low,
+        "predicted_middle": predicted.middle,
+        "predicted_high": predicted.high,
+        "simulated_speedup_vs_ar": part["simulated_speedup_vs_ar"],
+        "measured_speedup_vs_ar": part["measured_speedup_vs_ar"],
+        "covered": part["measured_speedup_vs_ar"] in predicted,
+    }
+
+
+def _foreseen(row: Row, expected: Interval, runs: list[Row], sources: Sources) -> Row:
+    measured = row["measured_speedup_vs_ar"]
+    nearest = nearest_measured(settings_of(row), sources.profile.measured_runs, row["batch"])
+    return {
+        **row,
+        "label": row["setting"] + (f" b={row['batch']}" if row["batch"] > 1 else ""),
+        "without_contention_speedup_vs_ar": row["alone_speedup_vs_ar"],
+        "predicted_low": expected.low,
+        "predicted_middle": expected.middle,
+        "predicted_high": expected.high,
+        "error": row["simulated_error"],
+        "error_without_contention": row["alone_error"],
+        "error_from_calibration_prompts": expected.middle / measured - 1.0,
+        "nearest_setting_error": None if nearest is None else nearest.speedup_vs_ar / measured - 1.0,
+        "subsets": len(runs),
+        "subsets_covered": sum(run["covered"] for run in runs),
+        "tokens_per_round": row["simulated_tokens_per_round"],
+        "cache_hit_rate": row["simulated_cache_hit_rate"],
+        "identical_to_plain_decoding": row["identical"],
+        "live_runs": runs,
+    }
+
+
+def reachable(limit: int | None, trace: Trace) -> int | None:
+    """The limit where the calibration trace reaches it, else None: all that was recorded."""
+    return limit if limit and int(np.diff(trace.offsets).max()) >= limit else None
+
+
+def predictor(job: Job, plan: ValidationPlan, bench: Bench) -> Sources:
+    """Profile and calibration traces: those named, this machine's own, or new ones by `calibrate --quick`."""
+    hw, trace, temperatures = plan.hw[0], plan.trace or None, plan.temperature
+    if hw != "auto":
+        return load_sources(hw, trace=trace, temperatures=temperatures)
+    profile_path, trace_path = user_profile(job.name), user_trace(job.name)
+    known = profile_path.is_file() and trace_path.is_file()
+    if not known or load_profile(profile_path).provenance.machine != str(job.machine):
+        click.echo(
+            f"no profile {job.name} of this machine yet: calibrating ({shlex.join(sys.argv)})", err=True
+        )
+        calibrate_now(job, bench)
+    return load_sources(str(profile_path), trace=trace or str(trace_path), temperatures=temperatures)
+
+
+def calibrate_now(job: Job, bench: Bench) -> None:
+    """Calibrate quickly and keep profile and traces among the user's own."""
+    from calibrate.calibration import open_work, run_calibration, write_all
+
+    with open_work(job, None) as journal:
+        write_all(run_calibration(job, bench.progress, journal=journal), job, None)
+        journal.discard()
+
+
+def warn_of_another_machine(job: Job, sources: Sources) -> None:
+    """Times of one machine say little of another: errors would be those of the hardware, not of the twin."""
+    other = job.machine.differs_from(sources.profile.provenance.machine or "")
+    if other:
+        click.echo(
+            f"warning: profile {sources.profile.name!r} {other}: its errors tell of both machines; "
+            "--hw auto predicts with a profile of this one",
+            err=True,
+        )
+
+
+def compared(rows: Sequence[Row]) -> list[Row]:
+    """All settings but plain decoding."""
+    return [row for row in rows if row["policy"] != "ar"]
+
+
+def error_summary(rows: Sequence[Row]) -> Row:
+    """Median and maximum absolute error of every opinion that has any."""
+    found = {name: errors_of(rows, column) for name, column in OPINIONS.items()}
+    return {
+        name: {"median": e.median, "max": e.largest, "settings": e.settings}
+        for name, e in found.items()
+        if e is not None
+    }
+
+
+def coverage(rows: Sequence[Row], asked: Mapping[str, Any]) -> Row:
+    """Share of live runs (per setting and subset of the prompts) whose speedup lies in the interval."""
+    runs = [run for row in compared(rows) for run in row["live_runs"]]
+    covered = sum(run["covered"] for run in runs)
+    widths = [run["predicted_high"] / run["predicted_low"] - 1.0 for run in runs]
+    return {
+        "level": asked["level"],
+        "runs": len(runs),
+        "covered": covered,
+        "share": covered / len(runs) if runs else None,
+        "median_width": float(np.median(widths)) if widths else None,
+        "model_error": asked["model_error"],
+    }
+
+
+def summary(results: Results) -> Row:
+    """Errors of every opinion, overall and by batch and temperature, coverage, exactness of replay."""
+    rows = results.rows
+    others = compared(rows)
+    replayed = [row for row in rows if row["rounds_compared"] is not None]
+    texts = [row["identical"] for row in rows if row["identical"] is not None]
+    spreads = [s for row in others if (s := row["measured_spread"]) is not None]
+    return {
+        "settings": len(others),
+        "requests": rows[0]["requests"],
+        "repeats": results.asked["repeats"],
+        **error_summary(rows),
+        "by_batch_and_temperature": [
+            {
+                "batch": batch,
+                "temperature": temperature,
+                **error_summary(
+                    [r for r in others if (r["batch"], r["temperature"]) == (batch, temperature)]
+                ),
+            }
+            for batch, temperature in dict.fromkeys((r["batch"], r["temperature"]) for r in others)
+        ],
+        "coverage": coverage(rows, results.asked),
+        "median_spread": float(np.median(spreads)) if spreads else None,
+        "rounds_compared": sum(row["rounds_compared"] for row in replayed),
+        "round_differences": sum(row["round_differences"] for row in replayed),
+        "replay_exact": not any(row["unexcused_differences"] for row in replayed) if replayed else None,
+        "identical_to_plain_decoding": all(texts) if texts else None,
+    }
+
+
+def about(results: Results) -> Row:
+    """The documented keys beside the rows (docs/json.md)."""
+    rows, asked = results.rows, results.asked
+    return {
+        "profile": rows[0]["profile"],
+        **{name: asked[name] for name in ("files", "profile_machine", "machine")},
+        "target": asked["target"],
+        "draft": asked["draft"],
+        "prompts": Path(asked["prompts"]).stem,
+        "summary": summary(results),
+        "live_runs": [run for row in compared(rows) for run in row["live_runs"]],
+    }
+
+
+def _columns(level: float) -> tuple[Column, ...]:
+    def percent(title: str, value: str) -> Column:
+        return Column(f"error%\n{title}", value, lambda v: f"{100 * v:+.1f}")
+
+    def foreseen(row: Row) -> str | None:
+        low, middle, high = (row[f"predicted_{name}"] for name in ("low", "middle", "high"))
+        return None if row["policy"] == "ar" else f"{middle:.2f}, {low:.2f}-{high:.2f}"
+
+    return (
+        Column("speedup over AR", "label"),
+        Column("law", "law_speedup_vs_ar", "{:.3f}"),
+        Column("simu-\nlated", "simulated_speedup_vs_ar", "{:.3f}"),
+        Column("mea-\nsured", "measured_speedup_vs_ar", "{:.3f}"),
+        Column("spread\n%", "measured_spread", lambda v: f"±{100 * v:.1f}"),
+        percent("simul.", "error"),
+        percent("alone*", "error_without_contention"),
+        percent("law", "law_error"),
+        percent("nearest", "nearest_setting_error"),
+        Column(f"calib. prompts†\n{level:.0%} interval", foreseen),
+    )
+
+
+def show(results: Results) -> Iterator[Any]:
+    """The table for people, errors, coverage, and whether replay was exact."""
+    found = results.about["summary"]
+    shown = table("", _columns(found["coverage"]["level"]), results.rows)
+    shown.padding = (0, 0, 0, 1)
+    shown.caption = (
+        "law, simulated, measured: on the validation's own prompts. * with devices that do not slow each "
+        "other. † the speedup simulated from the calibration's prompts alone: median, interval"
+    )
+    yield shown
+    for name in OPINIONS:
+        if name in found:
+            text = f"median {found[name]['median']:.1%}, max {found[name]['max']:.1%}"
+            yield f"error, {name.replace('_', ' ')}: {text}"
+    inside = found["coverage"]
+    if inside["runs"]:
+        yield (
+            f"intervals: {inside['covered']} of {inside['runs']} live runs ({inside['share']:.0%}) lie in "
+            f"their {inside['level']:.0%} interval, which is {inside['median_width']:.0%} wide (median)"
+        )
+    if found["identical_to_plain_decoding"] is not None:
+        exact = "" if found["replay_exact"] in {True, None} else " (NOT explained by rounding)"
+        yield (
+            f"replay: {found['rounds_compared']} rounds agree, {found['round_differences']} requests differ"
+            f"{exact}; text identical to plain decoding: "
+            f"{'yes' if found['identical_to_plain_decoding'] else 'NO'}"
+        )
+    if any(row["temperature"] > 0.0 for row in results.rows):
+        yield f"replay: {SAMPLED}"
+    for row in results.rows:
+        yield from row.get("differences") or ()
+    outside = sorted({text for row in results.rows for text in row["extrapolated"].split("; ") if text})
+    if outside:
+        yield f"[yellow]extrapolated: {'; '.join(outside)}[/yellow]"
+    yield f"[dim]{METHOD}[/dim]"
+
+
+def pictures(results: Results) -> dict[str, Picture]:
+    """Law, simulated and measured speedup per setting, and the simulation's error beside the spread."""
+    rows, asked = compared(results.rows), results.asked
+
+    def draw(figure: Any) -> None:
+        left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [3, 2]})
+        draw_speedups(left, rows, asked["level"])
+        draw_errors(right, rows)
+        requests = results.rows[0]["requests"]
+        figure.suptitle(f"{asked['target']} + {asked['draft']}, {requests} prompts", fontsize=11)
+
+    return {"": Picture(draw, (12.0, 1.6 + 0.32 * len(rows)))}
+
+
+def draw_speedups(axes: Any, rows: Sequence[Row], level: float) -> None:
+    """Markers per setting: law, simulated, measured with its range; the predicted interval behind them."""
+    y = np.arange(len(rows))
+    low, middle, high = ([row[f"predicted_{name}"] for row in rows] for name in ("low", "middle", "high"))
+    label = f"{level:.0%} interval, from calibration prompts"
+    axes.barh(y, np.subtract(high, low), left=low, height=0.55, color="#f3d9c4", label=label)
+    axes.plot(middle, y, "|", color="#c44e52", label="simulated, calibration prompts", markersize=12)
+    measured = np.array([row["measured_speedup_vs_ar"] for row in rows])
+    ends = [
+        measured - [row["measured_low"] for row in rows],
+        [row["measured_high"] for row in rows] - measured,
+    ]
+    look = {"fmt": "o", "color": "#55a868", "markersize": 7, "capsize": 3}
+    axes.errorbar(measured, y, xerr=np.maximum(0.0, ends), label="measured", **look)
+    simulated = [row["simulated_speedup_vs_ar"] for row in rows]
+    axes.plot(
+        simulated,
+        y,
+        WORLDS["simulated"]["marker"],
+        color="#dd8452",
+        label="simulated, own prompts",
+        markersize=5,
+    )
+    laws = [(v, i) for i, row in enumerate(rows) if (v := row["law_speedup_vs_ar"]) is not None]
+    axes.plot([v for v, _ in laws], [i for _, i in laws], "|", color="#4c72b0", label="law", markersize=12)
+    parity(axes, upright=True)
+    axes.set_yticks(y, [row["label"] for row in rows], fontsize=8)
+    axes.set_ylim(len(rows) - 0.5, -0.5)  # first setting on top, both panels alike
+    axes.set_xlabel("speedup over plain decoding")
+    axes.legend(fontsize=8, loc="best")
+    axes.grid(axis="x", alpha=0.3)
+
+
+def draw_errors(axes: Any, rows: Sequence[Row]) -> None:
+    """Error of the simulation per setting, with the spread of the live runs behind it."""
+    spreads = [(100 * s, i) for i, row in enumerate(rows) if (s := row["measured_spread"]) is not None]
+    if spreads:
+        widths, lows = [2 * s for s, _ in spreads], [-s for s, _ in spreads]
+        axes.barh([i for _, i in spreads], widths, left=lows, color="#dddddd", label="spread of live runs")
+    marks: dict[str, tuple[str, Row]] = {
+        "error": ("simulated", {"marker": "D", "color": "#dd8452"}),
+        "error_without_contention": (
+            "no contention",
+            {"marker": "d", "markerfacecolor": "none", "color": "#dd8452"},
+        ),
+        "nearest_setting_error": ("nearest calibrated setting", {"marker": "x", "color": "#8172b3"}),
+    }
+    for column, (label, look) in marks.items():
+        known = [(100 * v, i) for i, row in enumerate(rows) if (v := row[column]) is not None]
+        if known:
+            axes.plot(*zip(*known, strict=True), linestyle="", markersize=5, label=label, **look)
+    axes.axvline(0.0, color="black", linewidth=0.8)
+    axes.set_yticks(np.arange(len(rows)), [])
+    axes.set_ylim(len(rows) - 0.5, -0.5)  # first setting on top, both panels alike
+    axes.set_xlabel("error of the predicted speedup, %")
+    axes.legend(fontsize=8, loc="best")
+    axes.grid(axis="x", alpha=0.3)
+
+
+STUDY = Study(
+    "validation",
+    "Run settings live and simulated on the same prompts: law / simulated / measured.",
+    ValidationPlan,
+    worlds={"simulated": Effects(), "alone": Effects(overlap=False)},
+    timeline=True,
+    answer=answer,
+    about=about,
+    show=show,
+    pictures=pictures,
+    files=write_live_runs,
+    command="validate",
+    examples=(
+        "                                        # the four policies, shipped pair, held-out prompts",
+        "--policies sd,saguaro --lookahead 2,4,7 --fanout 1,3 --backup primary,plain",
+        "--target pair:x5 --batch 1,4,8 --temperature 0,1 --count 16 --max-tokens 64",
+        "--policies duo,double,mirror --target pair:x5 --count 8 --json",
+    ),
+)

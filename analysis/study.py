@@ -1,0 +1,214 @@
+"""What a study is: a question, options with their defaults, what is compared, and how it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
+
+import click
+
+from calibrate.live_runs import Cell
+from policies.commandline import split_counts, split_integers, split_list, split_numbers
+from policies.registry import Settings
+from simulator.costs import Effects
+
+if TYPE_CHECKING:
+    from analysis.execute import Bench, View
+    from analysis.results import Results
+
+Row: TypeAlias = dict[str, Any]
+"""One setting on some prompts: what it is, and by every opinion what it does."""
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""(stage, done, total)."""
+SPLIT, SHARED = "split", "shared:0,1"
+"""Placements: a core for each model, which profiles are measured on, or both models on both cores."""
+RECORDED = "recorded"
+"""In place of a prompt set: the prompts that the profile was calibrated on, as they were recorded then."""
+
+
+def option(default: Any, text: str, **details: Any) -> Any:
+    """A field of a plan that is an option of the command line.
+
+    Args:
+        default: Of the option; its type is the field's.
+        text: Help.
+        details: Of `click.option`, e.g. `type=click.IntRange(min=1)`.
+    """
+    return field(default=default, metadata=told(text, **details))
+
+
+def told(text: str, **details: Any) -> Row:
+    """Metadata of a field that is an option: its help, and details of `click.option`."""
+    return {"help": text, **details}
+
+
+POSITIVE = click.IntRange(min=1)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a study is run; each may have further options, or other defaults."""
+
+    hw: tuple[str, ...] = option(("cpu2-x5",), "Profiles that predict; the first one's pair runs live.")
+    prompts: str = option("heldout", "Shipped set, Spec-Bench JSONL, or `recorded`: the calibration's own.")
+    count: int | None = option(8, "Prompts to use.", type=POSITIVE)
+    max_tokens: int | None = option(64, "Most tokens per prompt.", type=POSITIVE)
+    temperature: tuple[float, ...] = option((0.0,), "List.")
+    batch: tuple[int, ...] = option((1,), "Rows served at once; a list.", callback=split_counts)
+    live: bool = option(
+        False, "Measure every setting; else the pair runs at most for its decisions, untimed."
+    )
+    repeats: int = option(3, "Live repetitions.", type=POSITIVE)
+    seed: int = option(0, "Keys latency noise, sampling and the order of live runs.")
+    measured: Path | None = field(
+        default=None,
+        metadata=told(
+            "Predict the live runs that --out kept here, and run nothing.",
+            type=click.Path(exists=True, path_type=Path),
+        ),
+    )
+    turns: Path | None = field(
+        default=None,
+        metadata=told(
+            "Take turns, ten seconds each, with the measuring commands that are given the same file.",
+            type=click.Path(dir_okay=False, path_type=Path),
+        ),
+    )
+
+    @property
+    def asked(self) -> Row:
+        """Plain values, as they are kept with results."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+
+
+PlanT = TypeVar("PlanT", bound=Plan)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A setting to compare.
+
+    Attributes:
+        settings: The policy and its knobs.
+        batch: Rows served at once.
+        place: Placement of the models.
+        tags: Further columns of its row, e.g. which part of a study it belongs to.
+        drift: Factors on the costs of operations, by name; such an entry is never run live.
+    """
+
+    settings: Settings
+    batch: int = 1
+    place: str = SPLIT
+    tags: tuple[tuple[str, Any], ...] = ()
+    drift: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def cell(self) -> Cell:
+        """What runs live for it."""
+        return Cell(self.place, self.settings, self.batch)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure: what draws on it, and its size in inches."""
+
+    draw: Callable[[Any], None]
+    size: tuple[float, float] = (11.0, 4.6)
+
+
+def no_columns(view: View) -> Row:
+    """Nothing beyond the columns that all studies have."""
+    return {}
+
+
+def no_pictures(results: Results) -> Mapping[str, Picture]:
+    """None."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Study(Generic[PlanT]):
+    """A question, and how it is answered.
+
+    Attributes:
+        name: On the command line.
+        question: One line.
+        plan: Its options.
+        settings: What is compared; needed unless `answer` is given.
+        columns: Columns of a setting in one world, beyond those that all studies have.
+        worlds: Effects of the simulated worlds, by name; the first is the prediction.
+        timeline: Whether simulated runs keep their timelines, for `columns`.
+        by_category: Whether prompts are also reported by category, where they ran one by one.
+        answer: All rows; by default those of a comparison of `settings`.
+        about: What is said of all rows together, for machines.
+        show: Tables and lines for people.
+        pictures: By the ending of their file's name.
+        files: Further files, written to a folder.
+        failed: Whether the command ends with status 1.
+        command: How it is called; by default `python -m analysis run NAME`.
+        examples: What follows it on command lines.
+    """
+
+    name: str
+    question: str
+    plan: type[PlanT]
+    settings: Callable[[Bench], Sequence[Entry]] | None = None
+    columns: Callable[[View], Row] = no_columns
+    worlds: Mapping[str, Effects] = field(default_factory=lambda: {"simulated": Effects()})
+    timeline: bool = False
+    by_category: bool = False
+    answer: Callable[[Bench], Sequence[Row]] | None = None
+    about: Callable[[Results], Row] = lambda results: {}
+    show: Callable[[Results], Iterable[Any]] = lambda results: ()
+    pictures: Callable[[Results], Mapping[str, Picture]] = no_pictures
+    files: Callable[[Results, Path], list[Path]] = lambda results, folder: []
+    failed: Callable[[Results], bool] = lambda results: False
+    command: str = ""
+    examples: tuple[str, ...] = ()
+
+    @property
+    def epilog(self) -> str:
+        """The examples as click shows them."""
+        command = self.command or f"python -m analysis run {self.name}"
+        lines = "\n".join(f"  {command} {example}" for example in self.examples)
+        return f"\b\nExamples:\n{lines}" if self.examples else ""
+
+    def rows(self, bench: Bench) -> list[Row]:
+        """Everything that it finds on one profile."""
+        if self.answer is not None:
+            return list(self.answer(bench))
+        assert self.settings is not None, f"study {self.name} says neither what to compare nor how"
+        return bench.compare(self.settings(bench))
+
+
+def click_options(plan: type[Plan]) -> list[Callable[[Any], Any]]:
+    """The command-line options of a plan, in the order of its fields."""
+    hints = get_type_hints(plan)
+    return [_click_option(each, hints[each.name]) for each in fields(plan) if each.metadata]
+
+
+def _click_option(each: Field[Any], hint: Any) -> Callable[[Any], Any]:
+    details = dict(each.metadata)
+    default = None if each.default is MISSING else each.default
+    name = "--" + each.name.replace("_", "-")
+    if hint is bool:
+        return click.option(name, is_flag=True, default=default, **details)
+    if details.get("multiple"):
+        return click.option(name, **details)
+    kinds = get_args(hint) if not isinstance(hint, UnionType) else ()
+    if kinds and kinds[-1] is Ellipsis:
+        details.setdefault("callback", {int: split_integers, float: split_numbers, str: _words}[kinds[0]])
+        shown = ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in default or ())
+        return click.option(name, default=shown, show_default=bool(shown), **details)
+    return click.option(name, default=default, show_default=default not in {None, ""}, **details)
+
+
+def _words(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    return tuple(split_list(context, parameter, value))
