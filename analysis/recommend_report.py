@@ -12,7 +12,7 @@ from analysis.recommend import Ranked, Recommendation, as_row, time_per_token
 from analysis.search import requests_served
 from hardware_profiles.jsonfile import to_json
 from hardware_profiles.pairs import other_pair
-from policies.commandline import wide_console
+from policies.commandline import fitted_table, wide_console
 from policies.registry import find_policy
 from simulator.imports.export import METHOD_OF, engine_lines, engines_load
 
@@ -268,57 +268,29 @@ def _apart(found: Recommendation) -> str:
     )
 
 
+TIMES = ("target\nalone", "both", "draft\nalone", "nobody")
+
+
 def _table(found: Recommendation, width: int) -> Any:
-    """The best of each policy; as many of its columns as fit whole."""
-    from rich.console import Console
-    from rich.measure import Measurement
-
-    measuring = Console(width=10 * width)
-    for shown in COLUMNS_SHOWN:
-        table = _table_of(found, shown)
-        if Measurement.get(measuring, measuring.options, table).maximum <= width:
-            break
-    return table
-
-
-COLUMNS_SHOWN = (
-    (
-        "groups x\ndevices",
-        "tok/s",
-        "per busy\ndevice",
-        "vs AR",
-        "target\nalone",
-        "both",
-        "draft\nalone",
-        "nobody",
-    ),
-    ("groups x\ndevices", "tok/s", "per busy\ndevice", "vs AR"),
-    ("groups x\ndevices", "tok/s", "vs AR"),
-    ("tok/s", "vs AR"),
-)
-"""Columns of the table beside the setting, from all to the fewest."""
-
-
-def _table_of(found: Recommendation, shown: Sequence[str]) -> Any:
-    from rich.table import Table
-
-    table = Table(header_style="bold", padding=(0, 0, 0, 1))
-    table.add_column("best of each policy", no_wrap=len(shown) > len(COLUMNS_SHOWN[-1]))
-    for title in shown:
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in found.best.values():
-        cells = {
-            "groups x\ndevices": f"{row.choice.deployment.groups} x {row.choice.deployment.group_devices}",
-            "tok/s": f"{row.choice.tokens_per_second:.0f}",
-            "per busy\ndevice": f"{row.choice.per_busy_device:.0f}",
-            "vs AR": f"{row.over_ar.middle:.2f} ({row.over_ar.low:.2f}-{row.over_ar.high:.2f})",
-        }
-        parts = time_per_token(row.choice.summary).values()
-        cells |= dict(zip(COLUMNS_SHOWN[0][-4:], (f"{part:.2f}" for part in parts), strict=True))
-        table.add_row(row.choice.settings.label, *(cells[title] for title in shown))
-    if shown == COLUMNS_SHOWN[0]:
-        table.caption = "last four: ms per token of one group, by who works meanwhile"
-    return table
+    """The best of each policy."""
+    rows = [
+        (
+            row.choice.settings.label,
+            f"{row.choice.deployment.groups} x {row.choice.deployment.group_devices}",
+            f"{row.choice.tokens_per_second:.0f}",
+            f"{row.choice.per_busy_device:.0f}",
+            f"{row.over_ar.middle:.2f} ({row.over_ar.low:.2f}-{row.over_ar.high:.2f})",
+            *(f"{part:.2f}" for part in time_per_token(row.choice.summary).values()),
+        )
+        for row in found.best.values()
+    ]
+    return fitted_table(
+        ("best of each policy", "groups x\ndevices", "tok/s", "per busy\ndevice", "vs AR", *TIMES),
+        rows,
+        width,
+        drop=(TIMES, "per busy\ndevice", "groups x\ndevices"),
+        notes={TIMES[0]: "last four: ms per token of one group, by who works meanwhile"},
+    )
 
 
 def _print_flips(console: Any, found: Recommendation) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from analysis.study import Picture, Row
 from hardware_profiles.atomic import atomic_write
+from policies.commandline import fitted_table
 from policies.curves import HitCurves
 from policies.laws.ssd import power_law_hit
 from policies.registry import configure
@@ -81,17 +82,29 @@ OPINIONS = (
 TEXT = Column("text", "identical", lambda same: "identical" if same else "DIFFERS")
 
 
-def table(title: str, columns: Sequence[Column], rows: Iterable[Row], *, left: Sequence[str] = ()) -> Table:
-    """Rows for people; the first column and those named are aligned to the left."""
-    from rich.table import Table
+def table(
+    title: str,
+    columns: Sequence[Column],
+    rows: Iterable[Row],
+    *,
+    left: Sequence[str] = (),
+    drop: Sequence[str] | None = None,
+    notes: Mapping[str, str] | None = None,
+) -> Table:
+    """Rows for people; where there is no room columns go whole (`policies.commandline.fitted_table`).
 
-    found = Table(header_style="bold", title=title or None, title_justify="left")
-    for number, column in enumerate(columns):
-        to_left = number == 0 or column.title in left
-        found.add_column(column.title, justify="left" if to_left else "right", no_wrap=number == 0)
-    for row in rows:
-        found.add_row(*(column.cell(row) for column in columns))
-    return found
+    Args:
+        title: Of the table.
+        columns: What it shows; the first is aligned to the left.
+        rows: One each.
+        left: Titles of further columns that are.
+        drop: Titles of columns in the order in which they go; by default the last first, to three.
+        notes: What is said below, by the title of the column that it explains.
+    """
+    titles = [column.title for column in columns]
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    order = titles[:2:-1] if drop is None else drop
+    return fitted_table(titles, cells, drop=order, left=left, title=title or None, notes=notes)
 
 
 def used(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:

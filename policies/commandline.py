@@ -12,7 +12,7 @@ import io
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -27,12 +27,15 @@ from policies.registry import KNOBS, POLICIES
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from rich.console import Console
+    from rich.table import Table
 
 Request = TypeVar("Request", bound="DataclassInstance")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 HELP = {"help_option_names": ["-h", "--help"]}
 WIDE = 112
+LEAST_WORDS = 26
+"""Columns that the words of a table's rows get before numbers are left out."""
 
 
 class Refusal(click.ClickException):
@@ -389,7 +392,7 @@ def _option(knob: Knob) -> Callable[[Command], Command]:
 
 
 def wide_console(*, stderr: bool = False) -> Console:
-    """The one console: as wide as the terminal, or `WIDE` columns in a log or a pipe.
+    """The one console: as wide as the terminal; in a log or a pipe as `COLUMNS` says, else `WIDE`.
 
     Args:
         stderr: Print on standard error, as progress does.
@@ -397,6 +400,65 @@ def wide_console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     console = Console(stderr=stderr)
-    if not console.is_terminal:
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdecimal():
         console.width = WIDE
     return console
+
+
+def fitted_table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    width: int | None = None,
+    *,
+    drop: Sequence[str | tuple[str, ...]] = (),
+    left: Sequence[str] = (),
+    title: str | None = None,
+    notes: Mapping[str, str] | None = None,
+) -> Table:
+    """A table that fits by having fewer columns: values are shown whole or not at all.
+
+    The first column holds words, which may go over several lines; the others do not break.
+
+    Args:
+        titles: Heads of the columns; `\\n` breaks one.
+        rows: Cells, as many as titles.
+        width: Columns of the terminal; by default those of `wide_console`.
+        drop: Titles of the columns that go where there is no room, the first ones first; those of a tuple
+            go together.
+        left: Titles of further columns that are aligned to the left.
+        title: Of the table.
+        notes: What is said below the table, by the title of the column that it explains; what was dropped
+            is said there too.
+    """
+    from rich.table import Table
+
+    width = width or wide_console().width
+    cells = [dict(zip(titles, row, strict=True)) for row in rows]
+    needed = {name: max(map(_widest, (name, *(row[name] for row in cells)))) for name in titles}
+    needed[titles[0]] = min(needed[titles[0]], LEAST_WORDS)
+    gone: list[str] = []
+    shown = list(titles)
+    for group in drop:
+        if sum(needed[name] + 2 for name in shown) + 1 <= width:  # a space and a line each, and a last line
+            break
+        gone += [group] if isinstance(group, str) else group
+        shown = [name for name in titles if name not in gone]
+    table = Table(title=title, title_justify="left", header_style="bold", padding=(0, 0, 0, 1))
+    table.add_column(titles[0], overflow="fold")
+    for name in shown[1:]:
+        justify: Literal["left", "right"] = "left" if name in left else "right"
+        table.add_column(name, justify=justify, no_wrap=True, overflow="fold")
+    for row in cells:
+        table.add_row(*(row[name] for name in shown))
+    missing = ", ".join(name.replace("/\n", "/").replace("\n", " ") for name in titles if name in gone)
+    said = [text for name, text in (notes or {}).items() if name in shown]
+    table.caption = "; ".join([*said, *([f"no room for: {missing}"] if missing else [])]) or None
+    table.caption_justify = "left"
+    return table
+
+
+def _widest(text: str) -> int:
+    """Columns that the longest line of a cell takes."""
+    from rich.text import Text
+
+    return max(Text.from_markup(line).cell_len for line in text.split("\n"))

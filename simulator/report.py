@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from policies.commandline import fitted_table
 from policies.summary import Summary
 from policies.timeline import chrome_trace
 from simulator.auto import Choice
@@ -139,13 +140,14 @@ def print_report(report: Report, console: Console) -> None:
         console.print(f"[dim]{kind}: {source}[/dim]", highlight=False)
     for choice in report.choices:
         console.print(f"[cyan]{choice.knob} {_value(choice.value)}[/cyan]: {choice.why}", highlight=False)
-    console.print(_opinions(report))
+    console.print(_opinions(report, console.width))
+    console.print("[dim]measured: `validate` runs it live[/dim]", highlight=False)
     if unequal := _unequal(report):
         console.print(unequal, highlight=False)
-    console.print(_time(report))
+    console.print(_time(report, console.width))
     console.print(_latency(report), highlight=False)
     if len(report.waterfall) > 1:
-        console.print(_why(report))
+        console.print(_why(report, console.width))
     if report.law.reason:
         console.print(f"no law: {report.law.reason}")
     for entry in report.run.extrapolated:
@@ -153,32 +155,37 @@ def print_report(report: Report, console: Console) -> None:
     console.print(f"[dim]{METHOD}[/dim]")
 
 
-def _opinions(report: Report) -> Any:
+def _opinions(report: Report, width: int) -> Any:
     equal = () if not _unequal(report) else ("vs AR,\nper device",)
-    table = _table("", "tokens/s", "vs AR", *equal, "vs SD", "tokens/round", "hit rate")
     law, summary = report.law, report.run.summary
-    table.add_row(
-        f"law ({law.statement})",
-        _number(law.tokens_per_second),
-        _factor(law.speedup_vs_ar),
-        *(_factor(report.per_device(law.speedup_vs_ar)) for _ in equal),
-        "",
-        _number(law.tokens_per_round),
-        _share(law.cache_hit_rate),
-    )
-    table.add_row(
-        "simulated",
-        _number(summary.tokens_per_second),
-        _factor(report.speedup_vs_ar),
-        *(_factor(report.speedup_vs_ar_per_device) for _ in equal),
-        _factor(report.speedup_vs_sd),
-        _number(summary.tokens_per_round),
-        _share(summary.cache_hit_rate),
-    )
-    table.add_row("measured", "run `validate`")
+    rows = [
+        (
+            f"law ({law.statement})",
+            _number(law.tokens_per_second),
+            _factor(law.speedup_vs_ar),
+            *(_factor(report.per_device(law.speedup_vs_ar)) for _ in equal),
+            "",
+            _number(law.tokens_per_round),
+            _share(law.cache_hit_rate),
+        ),
+        (
+            "simulated",
+            _number(summary.tokens_per_second),
+            _factor(report.speedup_vs_ar),
+            *(_factor(report.speedup_vs_ar_per_device) for _ in equal),
+            _factor(report.speedup_vs_sd),
+            _number(summary.tokens_per_round),
+            _share(summary.cache_hit_rate),
+        ),
+    ]
     if law.ceiling is not None:
-        table.add_row("ceiling C", "", _factor(law.ceiling))
-    return table
+        rows.append(("ceiling C", "", _factor(law.ceiling), *("" for _ in equal), "", "", ""))
+    return fitted_table(
+        ("", "tokens/s", "vs AR", *equal, "vs SD", "tokens/\nround", "hit rate"),
+        rows,
+        width,
+        drop=("hit rate", "tokens/\nround", "vs SD"),
+    )
 
 
 def _unequal(report: Report) -> str | None:
@@ -192,17 +199,18 @@ def _unequal(report: Report) -> str | None:
     )
 
 
-def _time(report: Report) -> Any:
+def _time(report: Report, width: int) -> Any:
     summary = report.run.summary
-    table = _table("where the time goes", "busy", "stalled", "both busy")
-    for device, share in summary.utilization.items():
-        table.add_row(
+    rows = [
+        (
             device,
             _share(share),
             _share(summary.stalled_s[device] / summary.seconds),
             _share(min(share, summary.overlap_s / summary.seconds)),
         )
-    return table
+        for device, share in summary.utilization.items()
+    ]
+    return fitted_table(("where the time goes", "busy", "stalled", "both busy"), rows, width)
 
 
 def _latency(report: Report) -> str:
@@ -217,25 +225,15 @@ def _value(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _why(report: Report) -> Any:
-    table = _table("why law and simulation differ", "speedup vs AR", "change")
+def _why(report: Report, width: int) -> Any:
+    rows = []
     before: float | None = None
     for stage in report.waterfall:
         change = "" if before is None else f"{(stage.speedup_vs_ar / before - 1.0) * 100:+.1f} %"
         effect = stage.effect if before is None or stage.effect.startswith("sim") else f"+ {stage.effect}"
-        table.add_row(effect, _factor(stage.speedup_vs_ar), change)
+        rows.append((effect, _factor(stage.speedup_vs_ar), change))
         before = stage.speedup_vs_ar
-    return table
-
-
-def _table(title: str, *columns: str) -> Any:
-    from rich.table import Table
-
-    table = Table(title=None, title_justify="left", header_style="bold")
-    table.add_column(title)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
+    return fitted_table(("why law and simulation differ", "speedup vs AR", "change"), rows, width)
 
 
 def _number(value: float | None) -> str:
@@ -247,7 +245,7 @@ def _factor(value: float | None) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value * 100:.1f} %"
+    return "-" if value is None else f"{round(value * 100, 1) + 0.0:.1f} %"
 
 
 def write_timeline(report: Report, path: Path) -> None:

@@ -159,6 +159,19 @@ def test_the_table_names_every_opinion(found: Results) -> None:
     assert "rounds agree, 0 requests differ; text identical to plain decoding: yes" in text
 
 
+@pytest.mark.parametrize("width", [60, 80, 112])
+def test_the_table_has_fewer_columns_rather_than_shorter_values(
+    width: int, found: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    table = [line for line in printed(found).splitlines() if line[:1] in "┃│┏└"]
+    assert len(table) > 3 and {len(line) for line in table} == {len(table[0])}
+    assert len(table[0]) <= width
+    text = "\n".join(table)
+    assert "…" not in text and "simul." in text, "the error of the simulation stays"
+    assert ("nearest" in text) == (width == 112)
+
+
 def test_the_interval_is_of_the_calibrations_prompts(found: Results) -> None:
     """They may be easier: its interval excludes the points of others."""
     easier = {"predicted_low": 7.1, "predicted_middle": 7.23, "predicted_high": 7.4}

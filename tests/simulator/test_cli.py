@@ -311,3 +311,17 @@ def test_cold_start_imports_neither_torch_nor_matplotlib() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("width", [60, 80, 112])
+def test_tables_have_fewer_columns_rather_than_shorter_values(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    world = ["--hw", "a100x8", "--acceptance", "0.8", "--policy", "saguaro"]
+    printed = simulated(*world, "--requests", "2", "--max-tokens", "8").stdout
+    lines = [line for line in printed.splitlines() if line[:1] in "┃│┏└"]
+    assert max(map(len, lines)) <= width
+    assert "…" not in printed and "measured: `validate`" in printed
+    assert ("no room for" in printed) == (width < 112)
+    assert "tokens/s" in lines[2] and "vs AR" in lines[2], "speeds stay at any width"
