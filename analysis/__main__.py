@@ -82,7 +82,7 @@ def command_of(study: Study[Any]) -> click.Command:
 def _run(study: Study[Any], plan: Any, out: Path | None, *, quiet: bool) -> Results:
     from analysis.execute import run_study
     from calibrate.display import show_progress
-    from calibrate.turns import taking_turns
+    from calibrate.options import taking_turns
 
     nothing: Progress = lambda stage, done, total: None  # noqa: E731
     shown = nullcontext(nothing) if quiet else show_progress()

@@ -38,7 +38,7 @@ from analysis.sources import Sources, load_sources
 from analysis.stats import spread_of
 from analysis.study import RECORDED, SPLIT, Entry, Plan, PlanT, Progress, Row, Study
 from calibrate.calibration import record, requests_of
-from calibrate.job import Job, like_profile, worker_specs
+from calibrate.job import Job, like_profile, make_job, worker_specs
 from calibrate.live.placement import WorkerSpec, available_cores, parse_placement
 from calibrate.live.world import LiveWorld
 from calibrate.live_runs import LiveRun, decide, joined, measure, run_matrix
@@ -825,25 +825,16 @@ def live_job(
     trust_remote_code: bool = False,
 ) -> Job:
     """The job that live runs are made of: pair, placement and limit; calibrating it would be quick."""
-    from calibrate.options import make_job
-
-    job: Job = make_job(
-        {
-            "hw": "auto",
-            "target": target,
-            "draft": draft,
-            "prompts": "calibration",
-            "count": None,
-            "placement": placement,
-            "temperature": tuple(temperatures),
-            "max_tokens": limit,
-            "quick": True,
-            "name": None,
-            "seed": seed,
-            "trust_remote_code": trust_remote_code,
-        }
+    return make_job(
+        target=target,
+        draft=draft,
+        placement=placement,
+        temperature=temperatures,
+        max_tokens=limit,
+        quick=True,
+        seed=seed,
+        trust_remote_code=trust_remote_code,
     )
-    return job
 
 
 def profiled_job(sources: Sources, *, limit: int, seed: int) -> Job:

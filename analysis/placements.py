@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ import click
 
 from calibrate.calibration import record, requests_of
 from calibrate.display import show_progress
+from calibrate.job import make_job
 from calibrate.live.placement import pair_specs, parse_placement
 from calibrate.live.world import LiveWorld
 from calibrate.live_runs import Cell, Measured, measure, run_matrix
-from calibrate.options import make_job
-from calibrate.prompts import find_prompts, load_prompts, spread
 from hardware_profiles.atomic import atomic_write
 from hardware_profiles.jsonfile import to_json
 from policies.commandline import checked_command, split_integers
@@ -81,22 +79,16 @@ def _ratio(baseline: Measured, speed: Measured) -> list[float]:
 def main(**options: Any) -> None:
     """Compare policies on one core, on both cores, and with a core for each model, live."""
     job = make_job(
-        {
-            **{name: options[name] for name in ("target", "draft")},
-            "hw": "auto",
-            "prompts": "heldout",
-            "count": options["count"],
-            "placement": SPLIT,
-            "temperature": 0.0,
-            "max_tokens": 128,
-            "quick": True,
-            "name": None,
-            "seed": 0,
-        }
+        target=options["target"],
+        draft=options["draft"],
+        prompts="heldout",
+        count=options["count"],
+        temperature=(0.0,),
+        max_tokens=128,
+        quick=True,
     )
-    prompts = tuple(spread(load_prompts(find_prompts("heldout")), options["count"]))
     with show_progress() as progress, ExitStack() as stack:
-        requests = requests_of(record(replace(job, prompts=prompts), prompts, "heldout", progress))
+        requests = requests_of(record(job, job.prompts, "heldout", progress))
         worlds = {
             place: stack.enter_context(LiveWorld(*pair_specs(job.target, job.draft, parse_placement(place))))
             for place in PLACES

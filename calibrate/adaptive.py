@@ -240,7 +240,7 @@ def _beyond(at: At, limit: At) -> bool:
 
 
 STAGE = "scouting"
-"""Under which the journal keeps the ticks of each grid."""
+"""Under which the journal keeps the ticks of each grid (the name that it has in unfinished journals)."""
 TIME_BUDGET_S = 300.0
 """For choosing the points and measuring them, if nothing is said."""
 OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "can't allocate memory", "not enough memory")
@@ -248,13 +248,13 @@ OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "can't allocate memory", "
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class AdaptiveGoal:
     """How well grids are to interpolate, and what that may cost.
 
     Attributes:
         until_error: Worst relative error on held-out points.
-        time_budget_s: For scouting and all repetitions of what it finds, by estimate: a repetition takes
-            about as long as the scouting did.
+        time_budget_s: For choosing the points and all repetitions of them, by estimate: a repetition takes
+            about as long as the choice did.
     """
 
     until_error: float
@@ -267,8 +267,8 @@ class Wish:
             raise ValueError(f"--time-budget must be above 0 s, got {self.time_budget_s:g}")
 
 
-def scouting_wish(until_error: float | None, time_budget_s: float | None) -> Wish | None:
-    """The wish that two options make; None where the points are the plan's.
+def adaptive_goal(until_error: float | None, time_budget_s: float | None) -> AdaptiveGoal | None:
+    """The goal that two options make; None where the points are the plan's.
 
     Raises:
         ValueError: A budget without a bound, or a number that makes no sense.
@@ -277,12 +277,12 @@ def scouting_wish(until_error: float | None, time_budget_s: float | None) -> Wis
         if time_budget_s is not None:
             raise ValueError("--time-budget changes nothing without --until-error")
         return None
-    return Wish(until_error, TIME_BUDGET_S if time_budget_s is None else time_budget_s)
+    return AdaptiveGoal(until_error, TIME_BUDGET_S if time_budget_s is None else time_budget_s)
 
 
-def scout(
+def adapt_plan(
     plan: Plan,
-    wish: Wish,
+    goal: AdaptiveGoal,
     timer: Timer,
     *,
     journal: Journal,
@@ -293,7 +293,7 @@ def scout(
 
     Args:
         plan: Ranges, and how often points will be measured.
-        wish: When to stop.
+        goal: When to stop.
         timer: Times one shape.
         journal: Keeps the ticks of every grid that is done.
         progress: Called with (grids done, grids in all).
@@ -302,16 +302,16 @@ def scout(
     Raises:
         ValueError: Not even the smallest point of a grid fits into memory.
     """
-    share = wish.time_budget_s / (1 + plan.repeats * plan.passes) / len(plan.grids)
+    share = goal.time_budget_s / (1 + plan.repeats * plan.passes) / len(plan.grids)
     chosen = []
     for number, grid in enumerate(plan.grids):
-        kept = journal.once(partial(_scout, grid, wish, timer, share, clock), STAGE, grid.operation)
+        kept = journal.once(partial(_adapt, grid, goal, timer, share, clock), STAGE, grid.operation)
         chosen.append(_unpack(grid, kept))
         progress(number + 1, len(plan.grids))
     return replace(plan, grids=tuple(chosen))
 
 
-def _scout(grid: Grid, wish: Wish, timer: Timer, seconds: float, clock: Callable[[], float]) -> Json:
+def _adapt(grid: Grid, goal: AdaptiveGoal, timer: Timer, seconds: float, clock: Callable[[], float]) -> Json:
     start, kind = clock(), grid.operation.split(".")[1]
 
     def measure(at: At) -> float | None:
@@ -324,23 +324,23 @@ def _scout(grid: Grid, wish: Wish, timer: Timer, seconds: float, clock: Callable
         return float(np.mean(samples))
 
     return _pack(
-        refine(grid, measure, until_error=wish.until_error, spent=lambda: clock() - start >= seconds)
+        refine(grid, measure, until_error=goal.until_error, spent=lambda: clock() - start >= seconds)
     )
 
 
-def scouting_notes(journal: Journal) -> str:
-    """How the scouting ended, for the profile's note; empty where there was none."""
+def adaptive_notes(journal: Journal) -> str:
+    """How the choice of points ended, for the profile's note; empty where there was none."""
     return "; ".join(kept["note"] for kept in journal.stage(STAGE))
 
 
 def _pack(found: Refined) -> Json:
-    error = "" if found.error is None else f", worst error {100 * found.error:.0f} % on scouting samples"
+    error = "" if found.error is None else f", worst error {100 * found.error:.0f} % on samples of its choice"
     large = f", out of memory at {', '.join(map(str, found.out_of_memory))}" if found.out_of_memory else ""
     ended = {"error": "under the bound", "budget": "time was spent", "full": "no room for more"}[found.ended]
     return {
         "values": [list(ticks) for ticks in found.grid.values],
         "held_out": [list(at) for at in found.grid.held_out],
-        "note": f"points of {found.grid.operation} chosen by scouting: {ended}{error}{large}",
+        "note": f"points of {found.grid.operation} chosen by measuring: {ended}{error}{large}",
     }
 
 

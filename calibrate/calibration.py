@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from calibrate.adaptive import scout, scouting_notes
+from calibrate.adaptive import adapt_plan, adaptive_notes
 from calibrate.hostfit import fit_host
 from calibrate.hostrecords import LiveRecord
 from calibrate.job import Job, check, inputs, recorders, worker_specs
@@ -106,7 +106,7 @@ def run_calibration(
     with ExitStack() as stack:
         bench = Bench(job, what, Workers(job, what, stack), journal, progress)
         messages = journal.once(lambda: message_latency(bench.workers(), "draft", MESSAGES), "messages")
-        bench = replace(bench, what=bench.scouted())
+        bench = replace(bench, what=bench.adapted())
         for number in range(1, what.passes + 1):
             begin_pass(number, job.apart_s, journal, progress)
             part = replace(bench, what=bench.what.upto(number))
@@ -189,7 +189,7 @@ def _note(job: Job, what: Plan, journal: Journal) -> str:
         note = f"draft by {backend_label(job.draft_backend)}; {note}"
     if job.random:
         note = f"{RANDOM}; {note}"
-    if chosen := scouting_notes(journal):
+    if chosen := adaptive_notes(journal):
         note += f"; {chosen}"
     pauses = journal.stage("resumed")
     return note + (f"; interrupted, and resumed at {', '.join(pauses)}" if pauses else "")
@@ -242,13 +242,13 @@ class Bench:
     journal: Journal
     progress: Progress
 
-    def scouted(self) -> Plan:
-        """The plan, its grids' points chosen by measuring if the job wishes it."""
-        if self.job.scouting is None:
+    def adapted(self) -> Plan:
+        """The plan, its grids' points chosen by measuring if the job says so."""
+        if self.job.adaptive is None:
             return self.what
-        return scout(
+        return adapt_plan(
             self.what,
-            self.job.scouting,
+            self.job.adaptive,
             lambda *shape: time_shape(self.workers(), *shape),
             journal=self.journal,
             progress=lambda done, total: self.progress("choosing points", done, total),

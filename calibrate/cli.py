@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrate.datastore_cli import datastore
+from calibrate.datastore import datastore
 from calibrate.decide_cli import decide
-from calibrate.options import make_job, trust_option
+from calibrate.options import taking_turns, trust_option, turns_option
 from calibrate.pair.cli import pair
-from calibrate.turns import taking_turns, turns_option
 from hardware_profiles.jsonfile import to_json
 from policies.commandline import (
     HELP,
@@ -147,7 +146,9 @@ A run that was interrupted goes on where it was: give the same command again.
 @click.option("--fresh", is_flag=True, help="Begin anew: discard what an interrupted run of this name left.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def main(context: click.Context, /, **options: Any) -> None:
+def main(
+    context: click.Context, /, *, out: Path | None, fresh: bool, as_json: bool, turns: Path | None, **job: Any
+) -> None:
     """Measure a draft/target pair on this machine: latencies, acceptance, hit curves.
 
     Writes a hardware profile and a trace, which `simulate --hw NAME` then uses.
@@ -155,7 +156,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     if context.invoked_subcommand is not None:
         return
     with refusals("calibrate needs torch: pip install 'spectwin[live]'"):
-        _calibrate(options)
+        _calibrate(job, out, turns, fresh=fresh, quiet=as_json)
 
 
 main.add_command(pair)
@@ -163,22 +164,22 @@ main.add_command(decide)
 main.add_command(datastore)
 
 
-def _calibrate(options: dict[str, Any]) -> None:
+def _calibrate(
+    options: dict[str, Any], out: Path | None, turns: Path | None, *, fresh: bool, quiet: bool
+) -> None:
     from calibrate.calibration import open_work, run_calibration, trace_path, write_all
     from calibrate.display import as_json, show_progress, summary_lines
-    from calibrate.job import check
+    from calibrate.job import check, make_job
 
-    job = make_job(options)
+    job = make_job(**options)
     check(job, job.plan)
-    out: Path | None = options["out"]
-    quiet = options["as_json"]
     if not quiet:
         click.echo(f"found {job.machine}", err=True)
-    with open_work(job, out, fresh=options["fresh"]) as journal:
+    with open_work(job, out, fresh=fresh) as journal:
         for line in () if quiet else resume_lines(journal):
             click.echo(line, err=True)
         try:
-            with show_progress() as bars, taking_turns(options["turns"], bars) as progress:
+            with show_progress() as bars, taking_turns(turns, bars) as progress:
                 found = run_calibration(job, progress, journal=journal)
         except KeyboardInterrupt:
             click.echo("interrupted; the same command goes on from here (--fresh begins anew)", err=True)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrate.options import trust_option
-from calibrate.turns import taking_turns, turns_option
+from calibrate.options import taking_turns, trust_option, turns_option
 from policies.commandline import (
     HELP,
     checked_command,

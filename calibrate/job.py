@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from calibrate import machine as machines
 from calibrate import models
-from calibrate.adaptive import Wish
+from calibrate.adaptive import AdaptiveGoal, adaptive_goal
 from calibrate.journal import Json, fingerprint
 from calibrate.live.placement import (
     PRECISIONS,
@@ -16,16 +20,21 @@ from calibrate.live.placement import (
     Placement,
     Precision,
     WorkerSpec,
+    check_backend,
     has_random_weights,
+    is_local_model,
     labelled_backend,
     own_precision,
     pair_specs,
+    parse_placement,
 )
 from calibrate.machine import Machine, available_memory
+from calibrate.pair.embed import resolve_model
 from calibrate.plan import BATCHES, Plan, plan
-from calibrate.prompts import Prompt
+from calibrate.prompts import Prompt, choose_prompts
 from calibrate.record import versions
 from hardware_profiles.profile import Profile
+from policies.sampling import Sampling
 
 FORMAT = 3
 """Of the journal's pieces: those of another format are not resumed."""
@@ -59,7 +68,7 @@ class Job:
         temperature: What `record` alone records.
         passes: How often everything is measured, pass after pass.
         apart_s: Least seconds from one pass's beginning to the next one's.
-        scouting: How the points of the grids are chosen by measuring; None: as planned.
+        adaptive: How the points of the grids are chosen by measuring; None: as planned.
         precision: Of both models.
         draft_backend: What runs the draft: `torch`, or `openvino:CPU`, `llamacpp:q8_0` and the like.
         trust_remote_code: Run code that comes with the models.
@@ -85,7 +94,7 @@ class Job:
     temperature: float = 0.0
     passes: int = 1
     apart_s: float = 0.0
-    scouting: Wish | None = None
+    adaptive: AdaptiveGoal | None = None
     precision: Precision = PRECISION
     draft_backend: str = TORCH
     trust_remote_code: bool = False
@@ -101,6 +110,83 @@ class Job:
         return plan(
             quick=self.quick, batches=self.batches, temperatures=self.temperatures, passes=self.passes
         )
+
+
+def make_job(
+    *,
+    target: str,
+    draft: str,
+    temperature: Sequence[float],
+    max_tokens: int,
+    hw: str = "auto",
+    prompts: str = "calibration",
+    count: int | None = None,
+    placement: str = "split",
+    draft_backend: str = TORCH,
+    precision: Precision = PRECISION,
+    top_p: float = 1.0,
+    ranks: int | None = None,
+    batches: Sequence[int] = BATCHES,
+    quick: bool = False,
+    passes: int = 1,
+    apart: float = 0.0,
+    mode: Mode = "eager",
+    until_error: float | None = None,
+    time_budget: float | None = None,
+    name: str | None = None,
+    seed: int = 0,
+    trust_remote_code: bool = False,
+) -> Job:
+    """The job that the options of `calibrate` describe, by their names; other commands give fewer of them.
+
+    Raises:
+        WrongMachine: `hw` names another machine.
+        ValueError: Bad prompts, models, placement, sampling or batches.
+    """
+    for each in temperature:
+        Sampling(each, top_p)
+    if top_p != 1.0 and not any(temperature):
+        raise ValueError(
+            "--top-p changes nothing at temperature 0; give a temperature, e.g. --temperature 0,1"
+        )
+    here = machines.find_machine()
+    machines.require(hw, here)
+    placed = parse_placement(placement)
+    check_backend(draft_backend)
+    machines.require_devices(placed, here, draft_backend, sampled=any(temperature))
+    chosen = choose_prompts(prompts, count, half=quick)
+    folders = [
+        str((models.resolve_shape if n.startswith(models.SHAPE) else resolve_model)(n))
+        for n in (target, draft)
+    ]
+    for folder in folders:
+        is_local_model(folder)
+    return Job(
+        machine=here,
+        target=folders[0],
+        draft=folders[1],
+        names=(target, draft),
+        prompts=tuple(chosen),
+        prompt_set=prompts if "/" not in prompts else Path(prompts).stem,
+        placement=placed,
+        limit=max_tokens,
+        quick=quick,
+        name=name or default_name(here, target, placed, draft_backend),
+        seed=seed,
+        command=shlex.join(["calibrate", *sys.argv[1:]]),
+        temperatures=tuple(temperature),
+        top_p=top_p,
+        ranks=ranks,
+        batches=tuple(batches),
+        mode=mode,
+        temperature=temperature[0],
+        passes=passes,
+        apart_s=60.0 * apart,
+        adaptive=adaptive_goal(until_error, time_budget),
+        precision=precision,
+        draft_backend=draft_backend,
+        trust_remote_code=trust_remote_code,
+    )
 
 
 def inputs(job: Job, what: Plan | None = None) -> dict[str, Json]:
@@ -120,7 +206,7 @@ def inputs(job: Job, what: Plan | None = None) -> dict[str, Json]:
         "precision": job.precision,
         "draft_backend": job.draft_backend,
         "plan": repr(what or job.plan),
-        "scouting": asdict(job.scouting) if job.scouting else None,
+        "scouting": asdict(job.adaptive) if job.adaptive else None,
         "versions": versions(),
     }
 

@@ -291,7 +291,7 @@ def gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
 
 
-PREFIX = "shape:"
+SHAPE = "shape:"
 POSITIONS = 8192
 """Longest text of a published architecture here: more than any probe or live run needs."""
 
@@ -308,7 +308,7 @@ def resolve_shape(text: str) -> Path:
     Raises:
         ShapeError: There is none, or an entry is no whole number.
     """
-    name, *entries = text.removeprefix(PREFIX).split(",")
+    name, *entries = text.removeprefix(SHAPE).split(",")
     shape = find_shape(name)
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if path.is_file() and not entries:

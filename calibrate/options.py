@@ -1,13 +1,26 @@
-"""The calibration job that the options of a command describe."""
+"""Options that measuring commands share: trust in code of models, and time slicing.
+
+A shared machine makes half as many tokens in one hour as in the next.  A calibration and a validation of it
+that run one after the other compare two hours; those that share time slices of some seconds compare settings.
+"""
 
 from __future__ import annotations
 
-import shlex
-import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO, TypeAlias
 
 import click
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""(stage, done, total)."""
+
+TURN_S = 10.0
+"""Length of a turn; what is begun is brought to its end."""
+PASSING_S = 0.05
+"""How long the file stays free for others, who wait for it."""
 
 trust_option = click.option(
     "--trust-remote-code",
@@ -15,90 +28,89 @@ trust_option = click.option(
     help="Run code that a model or tokenizer brings with it; without this, it never is.",
 )
 
+turns_option = click.option(
+    "--turns",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Take turns, ten seconds each, with the measuring commands that are given the same file.",
+)
 
-def make_job(options: dict[str, Any]) -> Any:
-    """The calibration job that the options describe; options left out have the command's defaults.
+
+class Turns:
+    """A turn is a lock on a file, which the kernel takes from a process that ends, however it ends.
+
+    Args:
+        path: The file; made if it is not there, and left.
+        turn_s: How long to keep a turn that others may wait for.
+        clock: Seconds.
+        sleep: Waits so many.
 
     Raises:
-        WrongMachine: `--hw` names another machine.
-        ValueError: Bad prompts, models, placement, sampling or batches.
+        RuntimeError: This system has no such locks.
     """
-    from calibrate.adaptive import scouting_wish
-    from calibrate.job import Job, default_name
-    from calibrate.live.placement import check_backend, is_local_model, parse_placement
-    from calibrate.machine import find_machine, require, require_devices
-    from calibrate.models import PREFIX, resolve_shape
-    from calibrate.pair.embed import resolve_model
-    from calibrate.prompts import find_prompts, load_prompts, spread
-    from policies.sampling import Sampling
 
-    options = DEFAULTS | options
-    temperatures = options["temperature"]
-    if isinstance(temperatures, int | float):
-        temperatures = (float(temperatures),)
-    for temperature in temperatures:
-        Sampling(temperature, options["top_p"])
-    if options["top_p"] != 1.0 and not any(temperatures):
-        raise ValueError(
-            "--top-p changes nothing at temperature 0; give a temperature, e.g. --temperature 0,1"
-        )
-    machine = find_machine()
-    require(options["hw"], machine)
-    placement, backend = parse_placement(options["placement"]), options["draft_backend"]
-    check_backend(backend)
-    require_devices(placement, machine, backend, sampled=any(temperatures))
-    prompts = load_prompts(find_prompts(options["prompts"]))
-    count = options["count"] or (-(-len(prompts) // 2) if options["quick"] else None)
-    if count is not None:
-        prompts = spread(prompts, count)
-    folders = [
-        str((resolve_shape if name.startswith(PREFIX) else resolve_model)(name))
-        for name in (options["target"], options["draft"])
-    ]
-    for folder in folders:
-        is_local_model(folder)
-    return Job(
-        machine=machine,
-        target=folders[0],
-        draft=folders[1],
-        names=(options["target"], options["draft"]),
-        prompts=tuple(prompts),
-        prompt_set=options["prompts"] if "/" not in options["prompts"] else Path(options["prompts"]).stem,
-        placement=placement,
-        limit=options["max_tokens"],
-        quick=options["quick"],
-        name=options["name"] or default_name(machine, options["target"], placement, backend),
-        seed=options["seed"],
-        command=shlex.join(["calibrate", *sys.argv[1:]]),
-        temperatures=tuple(temperatures),
-        top_p=options["top_p"],
-        ranks=options["ranks"],
-        batches=tuple(options["batches"]),
-        mode=options["mode"],
-        temperature=temperatures[0],
-        passes=options["passes"],
-        apart_s=60.0 * options["apart"],
-        scouting=scouting_wish(options["until_error"], options["time_budget"]),
-        precision=options["precision"],
-        draft_backend=backend,
-        trust_remote_code=options["trust_remote_code"],
-    )
+    def __init__(
+        self,
+        path: Path,
+        *,
+        turn_s: float = TURN_S,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.path = path
+        self.turn_s = turn_s
+        self.taken = 0
+        """Turns so far."""
+        self._clock, self._sleep = clock, sleep
+        self._file: BinaryIO | None = None
+        self._since = 0.0
+
+    def take(self) -> None:
+        """Wait until nobody else has a turn, and begin one."""
+        try:
+            import fcntl
+        except ImportError as error:
+            raise RuntimeError("--turns needs file locks, which this system does not have") from error
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self.taken += 1
+        self._since = self._clock()
+
+    def give(self) -> None:
+        """End the turn, if there is one."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def pause(self) -> None:
+        """Between two measurements: let others have their turn if this one has lasted long enough."""
+        if self._clock() - self._since >= self.turn_s:
+            self.give()
+            self._sleep(PASSING_S)
+            self.take()
 
 
-DEFAULTS: dict[str, Any] = {
-    "top_p": 1.0,
-    "ranks": None,
-    "batches": (1, 2, 4, 8),
-    "mode": "eager",
-    "count": None,
-    "quick": False,
-    "name": None,
-    "passes": 1,
-    "apart": 0.0,
-    "until_error": None,
-    "time_budget": None,
-    "precision": "fp32",
-    "draft_backend": "torch",
-    "trust_remote_code": False,
-}
-"""Options that other commands, which make a job too, need not give."""
+@contextmanager
+def taking_turns(path: Path | None, progress: Progress) -> Iterator[Progress]:
+    """The progress of a command that pauses for others wherever it reports, which is between measurements.
+
+    Args:
+        path: File that those have in common who take turns; None: it never pauses.
+        progress: What shows it.
+    """
+    if path is None:
+        yield progress
+        return
+    turns = Turns(path)
+
+    def move(stage: str, done: int, total: int) -> None:
+        progress(stage, done, total)
+        turns.pause()
+
+    turns.take()
+    try:
+        yield move
+    finally:
+        turns.give()

@@ -45,6 +45,18 @@ def find_prompts(name_or_path: str) -> Path:
     return path
 
 
+def choose_prompts(name_or_path: str, count: int | None = None, *, half: bool = False) -> list[Prompt]:
+    """Prompts of a set or file: all, or `count` (or half) of them, taken from every category.
+
+    Raises:
+        PromptError: There is no such set or file, or it cannot be used.
+    """
+    prompts = load_prompts(find_prompts(name_or_path))
+    if count is None and half:
+        count = -(-len(prompts) // 2)
+    return prompts if count is None else spread(prompts, count)
+
+
 def load_prompts(path: Path) -> list[Prompt]:
     """All prompts of a file.
 

@@ -15,8 +15,8 @@ from small_models import prompts, save_tokenizer
 import calibrate.job
 import calibrate.machine
 from calibrate.cli import main
+from calibrate.job import make_job
 from calibrate.machine import Machine
-from calibrate.options import make_job
 from hardware_profiles.profile import load_profile
 from hardware_profiles.trace import read_trace
 
@@ -81,11 +81,16 @@ OTHERS: dict[str, Any] = {"hw": "auto", "prompts": "calibration", "placement": "
 
 
 def test_other_commands_make_jobs_with_fewer_options() -> None:
-    options = OTHERS | {"target": "pair:target", "draft": "pair:draft", "max_tokens": 64, "temperature": 0.0}
-    job = make_job(options)
+    options = OTHERS | {
+        "target": "pair:target",
+        "draft": "pair:draft",
+        "max_tokens": 64,
+        "temperature": (0.0,),
+    }
+    job = make_job(**options)
     assert (job.temperatures, job.temperature, job.name) == ((0.0,), 0.0, "cpu2-target")
-    assert len(job.prompts) == 48 and len(make_job(options | {"quick": True}).prompts) == 24
-    assert len(make_job(options | {"quick": True, "count": 30}).prompts) == 30
+    assert len(job.prompts) == 48 and len(make_job(**options, quick=True).prompts) == 24
+    assert len(make_job(**options, quick=True, count=30).prompts) == 30
 
 
 @pytest.mark.slow

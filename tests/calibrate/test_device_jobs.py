@@ -15,10 +15,18 @@ from small_models import prompts
 
 import calibrate.machine
 from calibrate.calibration import role_of, run_calibration
-from calibrate.job import check, check_memories, default_name, inputs, like_profile, recorders, worker_specs
+from calibrate.job import (
+    check,
+    check_memories,
+    default_name,
+    inputs,
+    like_profile,
+    make_job,
+    recorders,
+    worker_specs,
+)
 from calibrate.live.placement import Placement, parse_placement
 from calibrate.models import MisfitError
-from calibrate.options import make_job
 from calibrate.plan import LivePart
 from calibrate.record import RecordingJob, record
 
@@ -140,11 +148,11 @@ def test_options_reach_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
         "target": "pair:target",
         "draft": "pair:draft",
         "prompts": "calibration",
-        "temperature": 0.0,
+        "temperature": (0.0,),
         "max_tokens": 16,
         "seed": 0,
         "placement": "cuda:0",
     }
-    job = make_job(options | {"precision": "bf16", "draft_backend": "torch"})
+    job = make_job(**options, precision="bf16", draft_backend="torch")
     assert (job.placement.devices, job.precision) == (("cuda:0", "cuda:0"), "bf16")
-    assert make_job(options).precision == "fp32" and make_job(options).draft_backend == "torch"
+    assert make_job(**options).precision == "fp32" and make_job(**options).draft_backend == "torch"

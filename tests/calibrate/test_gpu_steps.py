@@ -68,7 +68,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(placement, "available_cores", lambda: CORES)
-    monkeypatch.setattr(calibrate.models, "available_memory", lambda: 128 * 10**9)
+    monkeypatch.setattr(calibrate.job, "available_memory", lambda: 128 * 10**9)
     found = replace(GPU, devices=(*GPU.devices, Found("openvino:CPU")))
     monkeypatch.setattr(calibrate.machine, "find_machine", lambda: found)
     monkeypatch.setattr(calibrate.calibration, "run_calibration", stop)

@@ -10,7 +10,7 @@ import pytest
 from small_calibration import PLAN as SMALL
 from small_calibration import small_job
 
-from calibrate.adaptive import Wish, scout, scouting_notes, scouting_wish
+from calibrate.adaptive import AdaptiveGoal, adapt_plan, adaptive_goal, adaptive_notes
 from calibrate.calibration import Bench, Workers
 from calibrate.journal import Journal
 from calibrate.live.errors import WorkerError
@@ -40,38 +40,38 @@ def quiet(done: int, total: int) -> None:
     """No progress."""
 
 
-def scouted(machine: Machine, journal: Journal, *, budget_s: float = 1e9) -> Plan:
+def adapted(machine: Machine, journal: Journal, *, budget_s: float = 1e9) -> Plan:
     ticks = iter(range(10**9))
-    wish = Wish(0.05, budget_s)
-    return scout(PLAN, wish, machine, journal=journal, progress=quiet, clock=lambda: float(next(ticks)))
+    goal = AdaptiveGoal(0.05, budget_s)
+    return adapt_plan(PLAN, goal, machine, journal=journal, progress=quiet, clock=lambda: float(next(ticks)))
 
 
 def test_grids_measured_at_the_points_found_are_within_the_bound() -> None:
     machine, journal = Machine(), Journal()
-    plan = scouted(machine, journal)
+    plan = adapted(machine, journal)
     grids = measure_grids(plan, machine, seed=0, progress=quiet)
     for cost in grids.values():
         assert cost.interpolation_error is not None and cost.interpolation_error.worst <= 0.05
     assert plan.grids[0].values[0][0] == 1 and plan.grids[0].values[0][-1] == 64
     assert plan.grids[1].values[0] == (1,)
-    assert "target.forward" in scouting_notes(journal) and "under the bound" in scouting_notes(journal)
+    assert "target.forward" in adaptive_notes(journal) and "under the bound" in adaptive_notes(journal)
 
 
-def test_a_grid_that_is_done_is_not_scouted_again(tmp_path: Path) -> None:
+def test_a_grid_that_is_done_is_not_chosen_again(tmp_path: Path) -> None:
     machine = Machine()
     with Journal(tmp_path / "journal") as journal:
-        first = scouted(machine, journal)
+        first = adapted(machine, journal)
     calls = machine.calls
     with Journal(tmp_path / "journal") as journal:
-        assert scouted(machine, journal) == first
+        assert adapted(machine, journal) == first
     assert machine.calls == calls
 
 
 def test_out_of_memory_is_noted_and_not_fatal() -> None:
     journal = Journal()
-    plan = scouted(Machine(most=64 * 100), journal)
+    plan = adapted(Machine(most=64 * 100), journal)
     assert max(plan.grids[0].values[0]) * max(plan.grids[0].values[2]) <= 64 * 100
-    assert "out of memory at (64, 1, 240)" in scouting_notes(journal)
+    assert "out of memory at (64, 1, 240)" in adaptive_notes(journal)
 
 
 def test_another_failure_is_fatal() -> None:
@@ -79,14 +79,14 @@ def test_another_failure_is_fatal() -> None:
         raise WorkerError("target", "Probe", "ValueError: no")
 
     with pytest.raises(WorkerError):
-        scout(PLAN, Wish(0.05), broken, journal=Journal(), progress=quiet)
+        adapt_plan(PLAN, AdaptiveGoal(0.05), broken, journal=Journal(), progress=quiet)
 
 
 def test_time_that_is_spent_ends_it() -> None:
     journal = Journal()
-    few = scouted(Machine(), journal, budget_s=1e-9)
+    few = adapted(Machine(), journal, budget_s=1e-9)
     assert [len(ticks) for ticks in few.grids[0].values] == [2, 2, 2]
-    assert "time was spent" in scouting_notes(journal)
+    assert "time was spent" in adaptive_notes(journal)
 
 
 @pytest.mark.parametrize(
@@ -100,23 +100,23 @@ def test_time_that_is_spent_ends_it() -> None:
 )
 def test_options_that_make_no_sense(error: float | None, budget: float | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        scouting_wish(error, budget)
+        adaptive_goal(error, budget)
 
 
 def test_options() -> None:
-    assert scouting_wish(None, None) is None
-    assert scouting_wish(0.05, None) == Wish(0.05, 300.0)
+    assert adaptive_goal(None, None) is None
+    assert adaptive_goal(0.05, None) == AdaptiveGoal(0.05, 300.0)
 
 
-def test_live_workers_are_scouted_and_measured(pair: tuple[str, str]) -> None:
-    job = replace(small_job(*pair), scouting=Wish(0.9, 1.0))
+def test_live_workers_are_chosen_for_and_measured(pair: tuple[str, str]) -> None:
+    job = replace(small_job(*pair), adaptive=AdaptiveGoal(0.9, 1.0))
     plan = replace(SMALL, grids=SMALL.grids[:1], repeats=2, live=())
     journal = Journal()
     with ExitStack() as stack:
         bench = Bench(job, plan, Workers(job, plan, stack), journal, lambda *_: None)
-        chosen = bench.scouted()
+        chosen = bench.adapted()
         grids = replace(bench, what=chosen).grids()
     assert [(t[0], t[-1]) for t in chosen.grids[0].values] == [(1, 2), (1, 4), (8, 24)]
     error = grids["target.forward"].interpolation_error
     assert error is not None and error.held_out_points == len(chosen.grids[0].held_out) > 0
-    assert scouting_notes(journal).startswith("points of target.forward chosen by scouting")
+    assert adaptive_notes(journal).startswith("points of target.forward chosen by measuring")

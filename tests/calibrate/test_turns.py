@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from calibrate.turns import Turns, taking_turns
+from calibrate.options import Turns, taking_turns
 
 CONTEXT = multiprocessing.get_context("spawn")
 
