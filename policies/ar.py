@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.config import PolicyConfig, PolicyInfo
+from policies.config import LawInputs, LawValue, PolicyConfig, PolicyInfo
 from policies.operation import Verify
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit_target
@@ -18,6 +18,10 @@ class ArConfig(PolicyConfig):
     """Plain decoding has no knobs."""
 
     policy: ClassVar[str] = "ar"
+
+    def law(self, inputs: LawInputs, batch: int) -> LawValue:
+        """What all others are compared with."""
+        return LawValue("-", 1.0, 1.0)
 
     @property
     def longest_run(self) -> int:

@@ -16,6 +16,7 @@ from typing import (
     Any,
     ClassVar,
     Literal,
+    NamedTuple,
     Self,
     TypeAlias,
     Union,
@@ -136,6 +137,52 @@ Overlap: TypeAlias = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
+class LawInputs:
+    """What a paper's law is told of a pair.
+
+    Attributes:
+        acceptance: iid acceptance of a drafted token: greedy, the share of positions where the draft's
+            first choice is the target's token; sampled, the mean of sum min(p, sigma).
+        exponent: r of the hit curve's power law; None without a usable curve.
+        scale: c of the power law.
+        target_s: Seconds of one target step, whatever it verifies.
+        draft_s: Seconds of one draft step, however many branches it drafts.
+    """
+
+    acceptance: float
+    exponent: float | None
+    scale: float
+    target_s: float
+    draft_s: float
+
+    @property
+    def t_draft(self) -> float:
+        """A draft step in target steps."""
+        return self.draft_s / self.target_s
+
+
+class LawValue(NamedTuple):
+    """What the papers' closed form says of a policy.
+
+    Attributes:
+        statement: Id of the statement(s) used.
+        speedup: Over plain decoding; None where the law does not apply, with `reason`.
+        tokens: Mean tokens per round.
+        hits: Long-run hit rate; None without a cache.
+        reason: Why it has no answer.
+        ceiling: C, target step over draft step, which PEARL's speedup cannot exceed (as printed; a draft
+            slower than its target can); None for other policies.
+    """
+
+    statement: str
+    speedup: float | None = None
+    tokens: float | None = None
+    hits: float | None = None
+    reason: str | None = None
+    ceiling: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyConfig:
     """Knobs of a policy; a subclass per policy adds its annotated fields.
 
@@ -186,6 +233,11 @@ class PolicyConfig:
     def follows_path(self, sampling: Sampling) -> bool:
         """Whether a path recorded by plain decoding decides every round, where `replay` asks for more."""
         return False
+
+    def law(self, inputs: LawInputs, batch: int) -> LawValue:
+        """The papers' closed form of its speed at a batch size."""
+        reason = f"no closed form gives the speed of {self.policy!r} from an acceptance alone"
+        return LawValue("none", reason=reason)
 
     @property
     def content_ignored(self) -> PolicyConfig:

@@ -33,6 +33,8 @@ from policies.config import (
     DECISIONS,
     About,
     DraftSampling,
+    LawInputs,
+    LawValue,
     LookaheadConfig,
     LookaheadRule,
     PolicyConfig,
@@ -212,6 +214,16 @@ class DuoConfig(LookaheadConfig):
     def single_sequence(self) -> PolicyConfig:
         """PEARL."""
         return PearlConfig(self.lookahead, self.draft_sampling)
+
+    def law(self, inputs: LawInputs, batch: int) -> LawValue:
+        """PEARL's, which it is with one sequence: the paper's knows no other."""
+        count = most_sequences(self.lookahead, self.count)
+        if self.count == 0:
+            count = mean_sequences(inputs.acceptance, inputs.exponent, inputs.scale, count)
+        if count > 1:
+            reason = f"the paper gives no law for several sequences ({count} here)"
+            return LawValue("duo.budget", reason=reason)
+        return self.single_sequence.law(inputs, batch)._replace(statement="duo.budget", ceiling=None)
 
     def check(self, sampling: Sampling) -> None:
         """Refuse more sequences than the budget has room for."""

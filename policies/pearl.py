@@ -14,10 +14,20 @@ only if the target samples it, which needs no second look.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.config import MAX_LOOKAHEAD, DraftSampling, LookaheadConfig, LookaheadRule, PolicyInfo
+from policies.config import (
+    MAX_LOOKAHEAD,
+    DraftSampling,
+    LawInputs,
+    LawValue,
+    LookaheadConfig,
+    LookaheadRule,
+    PolicyInfo,
+)
+from policies.laws.double import pearl_speedup, psd_ceiling
 from policies.operation import Continue, Settle, Verify
 from policies.protocols import Cache, Steps, World
 from policies.rows import Rows, admit
@@ -37,6 +47,20 @@ class PearlConfig(LookaheadConfig):
     policy: ClassVar[str] = "pearl"
     lookahead_rule: ClassVar[LookaheadRule] = "balanced"
     draft_sampling: DraftSampling = "sampled"
+
+    def law(self, inputs: LawInputs, batch: int) -> LawValue:
+        """PEARL's speedup with pre-verification, for one row."""
+        statement = "S_PEARL under double.thm3"
+        a, k, t_draft = inputs.acceptance, self.lookahead, inputs.t_draft
+        ratio = 1.0 / t_draft if t_draft > 0.0 else math.inf
+        ceiling = psd_ceiling(ratio) if t_draft > 0.0 else None
+        if batch > 1:
+            return LawValue(statement, reason="the papers give no law for PEARL in batches", ceiling=ceiling)
+        # Rounds last 1 or what a block takes to draft, so that the speedup at C = K is the tokens per round.
+        per_round = pearl_speedup(a, k, float(k))
+        # A miss is followed by a plain decode (hit with a), a hit by a block (hit with a^k).
+        hits = a / (1.0 + a - a**k) if a < 1.0 else 1.0
+        return LawValue(statement, per_round / max(1.0, k / ratio), per_round, hits, ceiling=ceiling)
 
     @property
     def longest_run(self) -> int:

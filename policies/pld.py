@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.ar import ArConfig
-from policies.config import LookaheadConfig, PolicyConfig, PolicyInfo
+from policies.config import LawInputs, LawValue, LookaheadConfig, PolicyConfig, PolicyInfo
 from policies.guesses import LONGEST, LongestSuffix, from_text, guess
 from policies.operation import Verify
 from policies.protocols import Steps, World
@@ -33,6 +33,10 @@ class PldConfig(LookaheadConfig):
     def reads_text(self) -> bool:
         """It searches the text."""
         return True
+
+    def law(self, inputs: LawInputs, batch: int) -> LawValue:
+        """None is given."""
+        return LawValue("none", reason="the papers give no law for prompt lookup")
 
     @property
     def content_ignored(self) -> PolicyConfig:

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.config import DraftSampling, LookaheadConfig, PolicyInfo
+from policies.config import DraftSampling, LawInputs, LawValue, LookaheadConfig, PolicyInfo
+from policies.laws.ssd import expected_tokens, sd_speedup
 from policies.operation import Draft, Verify
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
@@ -25,6 +26,11 @@ class SdConfig(LookaheadConfig):
 
     policy: ClassVar[str] = "sd"
     draft_sampling: DraftSampling = "sampled"
+
+    def law(self, inputs: LawInputs, batch: int) -> LawValue:
+        """Rounds of K draft steps and a verification, one after the other."""
+        a, k = inputs.acceptance, self.lookahead
+        return LawValue("double.thm1 + mirror.eq5", sd_speedup(a, k, inputs.t_draft), expected_tokens(a, k))
 
 
 def speculative(world: World, rows: Rows, config: SdConfig, sampling: Sampling = GREEDY) -> Steps:

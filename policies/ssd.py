@@ -20,8 +20,25 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 
-from policies.config import DEFAULT_LOOKAHEAD, About, DraftSampling, LookaheadConfig, PolicyInfo, SettingError
+from policies.config import (
+    DEFAULT_LOOKAHEAD,
+    About,
+    DraftSampling,
+    LawInputs,
+    LawValue,
+    LookaheadConfig,
+    PolicyInfo,
+    SettingError,
+)
 from policies.guesses import at_random, from_text, guess, unknown_guess
+from policies.laws.ssd import (
+    expected_tokens,
+    hit_rate,
+    hit_rate_primary,
+    power_law_hit,
+    ssd_speedup,
+    ssd_speedup_printed,
+)
 from policies.operation import Draft, Prespeculate, Verify
 from policies.protocols import Cache, Event, Steps, Task, World
 from policies.rows import Rows, admit
@@ -116,6 +133,32 @@ class SaguaroConfig(LookaheadConfig):
                 if self.backup != "primary-all"
                 else "stall 'rows' contradicts backup 'primary-all', which redrafts every row"
             )
+
+    def law(self, inputs: LawInputs, batch: int) -> LawValue:
+        """Theorem 7, or Corollary 16 in batches, with the hit rates of equation 1."""
+        statement = "ssd.thm7 + ssd.eq1" if batch == 1 else "ssd.cor16 + ssd.eq1"
+        if inputs.exponent is None:
+            return LawValue(statement, reason="no power law could be fitted to the hit curve")
+        if self.stall == "rows" and batch > 1:
+            reason = "the papers give no law for a batch that goes on without the misses"
+            return LawValue(statement, reason=reason)
+        k, t_draft = self.lookahead, inputs.t_draft
+        p_primary = hit_rate_primary(inputs.acceptance, self.fanout, inputs.exponent, inputs.scale)
+        e_hit = expected_tokens(inputs.acceptance, k)
+        if self.backup in {"primary", "primary-all"}:
+            p_backup, e_miss, t_backup = p_primary, e_hit, k * t_draft
+        else:  # a plain decode, or guesses that are taken never to be accepted: position 0 alone can hit
+            first = (self.fanout_backup or self.fanout)[0]
+            p_backup = float(power_law_hit([first], inputs.exponent, inputs.scale)[0])
+            e_miss, t_backup = 1.0, 0.0
+        try:
+            hits = hit_rate(p_primary, p_backup)
+        except ValueError as error:
+            return LawValue(statement, reason=str(error))
+        # As printed a miss waits for no tree, which is what aborting it does.
+        law = ssd_speedup_printed if self.tree == "abort" and batch == 1 else ssd_speedup
+        speedup = law(hits, e_hit, e_miss, k * t_draft, t_backup, batch=batch)
+        return LawValue(statement, speedup, hits * e_hit + (1.0 - hits) * e_miss, hits)
 
     @property
     def reads_text(self) -> bool:

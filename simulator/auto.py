@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, get_args
 
-from policies.config import LookaheadConfig
+from policies.config import LawInputs, LookaheadConfig
 from policies.laws.double import balanced_lookahead
 from policies.laws.fanout import expected_hit
 from policies.laws.ssd import switch_batch, switch_batch_printed
@@ -28,7 +28,7 @@ from simulator.fanout import (
     shape_after_primary,
     step_times,
 )
-from simulator.law import Assumptions, assume, manner_of, opinion
+from simulator.law import assume, manner_of, opinion
 from simulator.probe import RoundStatistics, round_statistics
 from simulator.run import Scenario, simulate
 
@@ -265,7 +265,7 @@ class Candidates:
         return self.scenario.tokens.max_fanout
 
     @cached_property
-    def told(self) -> Assumptions:
+    def told(self) -> LawInputs:
         """What the law is told of the scenario."""
         return assume(self.scenario, self.query.at(backup=self.first_backup))
 
@@ -373,7 +373,7 @@ class _Resolver:
             {"law": law, "tokens_per_second": {str(k): tried[k] for k in sorted(tried)}},
         )
 
-    def _drafting_budget(self, told: Assumptions) -> Choice:
+    def _drafting_budget(self, told: LawInputs) -> Choice:
         """The cost ratio, and what simulation makes of it: verification that grows, jitter, real texts.
 
         Simulated with one sequence, which is PEARL: any recording replays that at every lookahead.

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from policies.config import LawInputs
 from policies.laws.fanout import (
     exact_fanout,
     geometric_fanout,
@@ -26,7 +27,6 @@ from policies.rows import Rows
 from policies.sampling import FloatArray
 from policies.values import Source, Speculation, View
 from simulator.costs import TextbookCosts
-from simulator.law import Assumptions
 from simulator.probe import RoundStatistics
 from simulator.run import Scenario, simulate
 from simulator.world import SimulatedWorld
@@ -36,7 +36,7 @@ SHAPES: tuple[Shape, ...] = get_args(Shape)
 
 
 def shape_after_primary(
-    shape: Shape, known: RoundStatistics, budget: int, *, told: Assumptions, most: int, coins: bool = False
+    shape: Shape, known: RoundStatistics, budget: int, *, told: LawInputs, most: int, coins: bool = False
 ) -> tuple[int, ...]:
     """F_0 ... F_K for rounds that verify the primary draft's tokens.
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from policies.ar import ArConfig
+from policies.config import LawInputs
 from policies.registry import Settings
 from policies.ssd import SaguaroConfig
 from simulator.costs import Effects, TextbookCosts
-from simulator.law import Assumptions, Opinion
+from simulator.law import Opinion
 from simulator.run import Scenario, Simulated, baseline_settings, simulate
 from simulator.tokens import coin
 
@@ -72,7 +74,7 @@ def _full_batch_speed(run: Simulated) -> float:
     return float(table["emitted"][: full * width].sum() / run.rows.log.ends[full - 1])
 
 
-def _coin_speedup(scenario: Scenario, settings: Settings, told: Assumptions, length: int) -> float:
+def _coin_speedup(scenario: Scenario, settings: Settings, told: LawInputs, length: int) -> float:
     """Speedup in the law's own world, with outputs of `length` tokens; AR takes a step per token there."""
     tokens = coin(
         told.acceptance,
@@ -85,7 +87,7 @@ def _coin_speedup(scenario: Scenario, settings: Settings, told: Assumptions, len
     )
     textbook = TextbookCosts(told.target_s, told.draft_s)
     world = Scenario(tokens=tokens, textbook=textbook, batch=scenario.batch)
-    if settings.policy == "ar":
+    if isinstance(settings.config, ArConfig):
         return 1.0
     return _full_batch_speed(simulate(world, tossed(settings))) * told.target_s / scenario.batch
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_worlds import events, outcomes, tokens_by_hand
 
-from policies.config import SettingError
+from policies.config import LawInputs, SettingError
 from policies.duo import mean_sequences, most_sequences, openings, sequence_lengths, sequences_work
 from policies.laws.duo import draft_sequences, duo_speedup
 from policies.registry import configure, start
@@ -16,7 +16,7 @@ from policies.rows import Rows
 from simulator.auto import resolve, settings_query
 from simulator.contents import Imagined
 from simulator.costs import TextbookCosts
-from simulator.law import Assumptions, opinion
+from simulator.law import opinion
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel, coin
 from simulator.world import SimulatedWorld
@@ -183,7 +183,7 @@ def test_the_budget_is_the_cost_ratio_where_costs_are_even() -> None:
 
 
 def test_the_law_knows_one_sequence() -> None:
-    told = Assumptions(acceptance=0.8, exponent=1.0, scale=0.5, target_s=1.0, draft_s=0.1)
+    told = LawInputs(acceptance=0.8, exponent=1.0, scale=0.5, target_s=1.0, draft_s=0.1)
     for sequences in ("1", "dynamic"):  # doubt is too small for a second one, on average
         law = opinion(configure("duo", lookahead=10, sequences=sequences), told, batch=1)
         assert law.speedup_vs_ar == pytest.approx(duo_speedup(0.8, 10, 10.0))

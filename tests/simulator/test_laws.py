@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from policies.config import LawInputs
 from policies.laws.double import pearl_speedup
 from policies.laws.ssd import expected_tokens, hit_rate, hit_rate_primary
 from policies.registry import configure
 from simulator.costs import TextbookCosts
-from simulator.law import Assumptions, opinion
+from simulator.law import opinion
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin
 
@@ -77,7 +78,7 @@ def test_saguaro_speed(acceptance: float, fanout: int, backup: str, lookahead: i
     )
     measured, error = ratio_with_error(tokens, seconds)
     settings = configure("saguaro", lookahead=lookahead, fanout=(fanout,), backup=backup)
-    law = opinion(settings, Assumptions(acceptance, 1.0, 1.0, 1.0, 0.1), batch=1).speedup_vs_ar
+    law = opinion(settings, LawInputs(acceptance, 1.0, 1.0, 1.0, 0.1), batch=1).speedup_vs_ar
     assert law is not None
     # Besides the cut-off end, the request's first speculation costs K draft steps once.
     bias = (lookahead + 1 + lookahead * 0.1 * law) / LENGTH * law
@@ -104,7 +105,7 @@ def test_batch_stalls_on_any_miss(batch: int) -> None:
     # Only rounds with a full batch: the first `full` of them.
     full = min(len(run.rows.log.rounds(i)) for i in range(batch))
     emitted = table["emitted"][: full * batch].sum()
-    law = opinion(settings, Assumptions(0.8, 1.0, 1.0, 1.0, 0.1), batch=batch).speedup_vs_ar
+    law = opinion(settings, LawInputs(0.8, 1.0, 1.0, 1.0, 0.1), batch=batch).speedup_vs_ar
     assert law is not None
     assert emitted / ends[full - 1] / batch == pytest.approx(law, rel=0.01)
 
@@ -123,7 +124,7 @@ def test_hit_rates_by_what_was_verified() -> None:
     assert summary.cache_hit_rate == pytest.approx(hit_rate(p_primary, p_backup), abs=0.018)
 
 
-TOLD = Assumptions(0.8, 1.0, 1.0, 1.0, 0.1)
+TOLD = LawInputs(0.8, 1.0, 1.0, 1.0, 0.1)
 
 
 def test_what_is_cached_after_a_backup_has_fan_outs_of_its_own() -> None:
