@@ -45,11 +45,12 @@ from calibrate.live_runs import LiveRun, decide, joined, measure, run_matrix
 from calibrate.prompts import Prompt, find_prompts, load_prompts, spread
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.trace import Trace
+from policies.config import LawInputs
 from policies.registry import SettingError, Settings, configure, find_policy
 from policies.summary import Summary
 from policies.values import IntArray
 from simulator.costs import Effects
-from simulator.law import Assumptions, assume, manner_of, opinion
+from simulator.law import assume, manner_of, opinion
 from simulator.pacing import find_pace
 from simulator.probe import Manner
 from simulator.run import Scenario, Simulated, simulate
@@ -156,7 +157,7 @@ class View:
     own: Outcome
     unit: Outcome
     trace: Trace
-    told: Assumptions
+    told: LawInputs
     decisions: tuple[Decisions, ...]
     scenario: Scenario
 
@@ -233,7 +234,7 @@ class Bench:
     notes: Row = field(default_factory=dict)
     """What is kept beside what was asked, e.g. the machine."""
     _traces: dict[float, Trace] = field(default_factory=dict)
-    _curves: dict[tuple[float, Manner], Assumptions] = field(default_factory=dict)
+    _curves: dict[tuple[float, Manner], LawInputs] = field(default_factory=dict)
     _scenarios: dict[tuple[float, int], Scenario] = field(default_factory=dict)
 
     @cached_property
@@ -301,7 +302,7 @@ class Bench:
         pace = find_pace(profile, temperature)
         return Scenario(tokens, profile=profile, seed=seed, measured_pace=pace)
 
-    def told(self, entry: Entry) -> Assumptions:
+    def told(self, entry: Entry) -> LawInputs:
         """What the law is told of a setting."""
         settings = entry.settings
         scenario = self.scenario(settings.temperature)
@@ -630,7 +631,7 @@ class Comparison:
         row["extrapolated"] = "; ".join(_extrapolated(simulated))
         return row | self._agreement(entry, simulated, parts)
 
-    def _world(self, world: str, entry: Entry, parts: Sequence[Part], told: Assumptions) -> Row:
+    def _world(self, world: str, entry: Entry, parts: Sequence[Part], told: LawInputs) -> Row:
         """The columns of one world."""
         if (world, entry) not in self.outcomes:
             stored = self._stored(entry, parts) if world == MEASURED else {}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, checked_command, refusals
+from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, checked_command, refusals, typed
 
 DEFAULT_PROFILE = "cpu2-x5"
 EXAMPLES = """
@@ -58,36 +59,55 @@ def main(**options: Any) -> None:
     target's devices, or groups of a target's and a draft's.
     """
     with refusals(INCOMPLETE, BAD_INPUT):
-        _recommend(options)
+        answer(typed(RecommendRequest, options))
 
 
-def _recommend(options: dict[str, Any]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecommendRequest:
+    """What `recommend` is asked; every field is the option of its name."""
+
+    hw: str
+    trace: str | None
+    batch: int
+    temperature: float
+    max_devices: int | None
+    prompt_category: str | None
+    max_tokens: int | None
+    level: float
+    flips: bool
+    seed: int
+    as_json_: bool
+    picture: Path | None
+
+
+def answer(request: RecommendRequest) -> None:
+    """Search what is asked, and print or draw it."""
     from analysis.recommend import Wanted, recommend, usual_devices
     from analysis.recommend_report import as_json, print_recommendation
     from analysis.sources import load_sources
 
     sources = load_sources(
-        options["hw"],
-        trace=options["trace"],
-        category=options["prompt_category"],
-        temperatures=[options["temperature"]],
+        request.hw,
+        trace=request.trace,
+        category=request.prompt_category,
+        temperatures=[request.temperature],
     )
     wanted = Wanted(
-        batch=options["batch"],
-        temperature=options["temperature"],
-        devices=usual_devices(sources.profile) if options["max_devices"] is None else options["max_devices"],
-        limit=options["max_tokens"],
-        level=options["level"],
-        flips=options["flips"],
-        seed=options["seed"],
+        batch=request.batch,
+        temperature=request.temperature,
+        devices=usual_devices(sources.profile) if request.max_devices is None else request.max_devices,
+        limit=request.max_tokens,
+        level=request.level,
+        flips=request.flips,
+        seed=request.seed,
     )
     with _progress() as progress:
         found = recommend(sources, wanted, progress)
-    if options["picture"]:
+    if request.picture:
         from analysis.recommend_picture import plot
 
-        plot(found, options["picture"])
-    if options["as_json_"]:
+        plot(found, request.picture)
+    if request.as_json_:
         click.echo(as_json(found))
     else:
         print_recommendation(found)

@@ -23,6 +23,7 @@ from policies.commandline import (
 )
 
 if TYPE_CHECKING:
+    from calibrate.job import Job
     from calibrate.journal import Journal
 
 EXAMPLES = """
@@ -156,7 +157,9 @@ def main(
     if context.invoked_subcommand is not None:
         return
     with refusals("calibrate needs torch: pip install 'spectwin[live]'"):
-        _calibrate(job, out, turns, fresh=fresh, quiet=as_json)
+        from calibrate.job import make_job
+
+        _calibrate(make_job(**job), out, turns, fresh=fresh, quiet=as_json)
 
 
 main.add_command(pair)
@@ -164,14 +167,11 @@ main.add_command(decide)
 main.add_command(datastore)
 
 
-def _calibrate(
-    options: dict[str, Any], out: Path | None, turns: Path | None, *, fresh: bool, quiet: bool
-) -> None:
+def _calibrate(job: Job, out: Path | None, turns: Path | None, *, fresh: bool, quiet: bool) -> None:
     from calibrate.calibration import open_work, run_calibration, trace_path, write_all
     from calibrate.display import as_json, show_progress, summary_lines
-    from calibrate.job import check, make_job
+    from calibrate.job import check
 
-    job = make_job(**options)
     check(job, job.plan)
     if not quiet:
         click.echo(f"found {job.machine}", err=True)

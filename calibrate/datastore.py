@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from calibrate.options import trust_option
 from calibrate.pair.corpus import Document, collect, of_split, split_of, standard_library
 from hardware_profiles.datastore import Datastore, datastore_path
 from hardware_profiles.jsonfile import to_json
-from policies.commandline import HELP, NAME, Refusal, checked_group, refusals
+from policies.commandline import HELP, NAME, Refusal, checked_group, refusals, typed
 
 ENOUGH = 10_000_000
 """Tokens of a datastore by default."""
@@ -175,10 +175,11 @@ def _build(**options: Any) -> None:
     shipped prompts were cut from.
     """
     with refusals("building needs a tokenizer: pip install 'spectwin[live]'"):
-        path, found = _built(options)
-    if len(found) < options["tokens"]:
+        request = typed(BuildRequest, options)
+        path, found = _built(request)
+    if len(found) < request.tokens:
         click.echo(
-            f"this machine has {len(found)} tokens of text, fewer than {options['tokens']}; "
+            f"this machine has {len(found)} tokens of text, fewer than {request.tokens}; "
             "--text adds folders of your own",
             err=True,
         )
@@ -203,22 +204,32 @@ def _show(name: str, as_json: bool) -> None:
     )
 
 
-def _built(options: dict[str, Any]) -> tuple[Path, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildRequest:
+    """What `calibrate datastore build` is asked; every field is the option of its name."""
+
+    tokenizer: str
+    folders: tuple[Path, ...]
+    tokens: int
+    name: str
+    out: Path | None
+    trust_remote_code: bool
+
+
+def _built(request: BuildRequest) -> tuple[Path, Datastore]:
     from calibrate.display import show_progress
     from calibrate.live.loading import load_tokenizer
     from calibrate.pair.embed import resolve_model
 
-    tokenizer = load_tokenizer(
-        resolve_model(options["tokenizer"]), trust_remote_code=options["trust_remote_code"]
-    )
+    tokenizer = load_tokenizer(resolve_model(request.tokenizer), trust_remote_code=request.trust_remote_code)
     with show_progress() as progress:
         found = build(
             tokenizer,
-            documents_of(options["folders"]),
-            enough=options["tokens"],
-            name=options["tokenizer"],
+            documents_of(request.folders),
+            enough=request.tokens,
+            name=request.tokenizer,
             progress=lambda done, total: progress("tokens", done, total),
         )
-    path: Path = options["out"] or datastore_path(options["name"])
+    path = request.out or datastore_path(request.name)
     found.write(path)
     return path, found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from policies.commandline import (
     refusals,
     split_integers,
     split_list,
+    typed,
 )
 from policies.registry import KNOBS
 
@@ -95,27 +98,47 @@ def decide(**options: Any) -> None:
     they want an idle machine, the one that the profile was measured on.
     """
     with refusals("calibrate needs torch: pip install 'spectwin[live]'"):
-        _decide(options)
+        settings = settings_of(**options)
+        run(typed(RecordingRequest, options, settings=tuple(settings)))
 
 
-def _decide(options: dict[str, Any]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingRequest:
+    """What `calibrate decide` is asked; every field but the settings is the option of its name."""
+
+    settings: tuple[Settings, ...]
+    hw: str
+    prompts: str
+    count: int | None
+    max_tokens: int
+    batches: tuple[int, ...]
+    draft_backend: str | None
+    trust_remote_code: bool
+    untimed: bool
+    turns: Path | None
+    fresh: bool
+    out: Path | None
+
+
+def run(request: RecordingRequest) -> None:
+    """Record the decisions of the settings, each into its policy's file."""
     from dataclasses import replace
 
     from calibrate.display import show_progress
     from calibrate.reply_recorder import DecisionFiles, record_decisions
 
-    asked = asked_of(options)
+    asked = asked_of(request)
     if asked.timed and (why := _why_untimed(asked)):
         click.echo(f"decisions alone are recorded: {why}", err=True)
         asked = replace(asked, timed=False, batches=asked.batches[:1])
-    files = DecisionFiles(asked, options["out"])
-    missing = [s for s in asked.settings if options["fresh"] or not files.holds(s)]
+    files = DecisionFiles(asked, request.out)
+    missing = [s for s in asked.settings if request.fresh or not files.holds(s)]
     for settings in asked.settings:
         if settings not in missing:
             click.echo(f"kept {settings.label}: {files.path(settings)} has it (--fresh records it anew)")
     failed: dict[str, str] = {}
     if missing:
-        with show_progress() as bars, taking_turns(options["turns"], bars) as progress:
+        with show_progress() as bars, taking_turns(request.turns, bars) as progress:
             failed = record_decisions(replace(asked, settings=missing), files.keep, progress)
     recorded = [settings for settings in missing if settings.label not in failed]
     for settings in recorded:
@@ -128,7 +151,7 @@ def _decide(options: dict[str, Any]) -> None:
         raise RuntimeError("not recorded: " + "; ".join(f"{label}: {why}" for label, why in failed.items()))
 
 
-def asked_of(options: dict[str, Any]) -> Asked:
+def asked_of(request: RecordingRequest) -> Asked:
     """What the command line asks to record.
 
     Raises:
@@ -139,40 +162,61 @@ def asked_of(options: dict[str, Any]) -> Asked:
     from hardware_profiles.profile import load_profile
     from hardware_profiles.store import find_profile
 
-    profile = load_profile(find_profile(options["hw"]))
-    prompts = load_prompts(find_prompts(options["prompts"]))
+    profile = load_profile(find_profile(request.hw))
+    prompts = load_prompts(find_prompts(request.prompts))
     return Asked(
         profile=profile,
-        settings=settings_of(options),
-        prompts=prompts if options["count"] is None else spread(prompts, options["count"]),
-        prompt_set=options["prompts"],
-        limit=options["max_tokens"],
-        batches=options["batches"],
-        timed=not options["untimed"],
-        draft_backend=options["draft_backend"],
-        trust_remote_code=options["trust_remote_code"],
+        settings=request.settings,
+        prompts=prompts if request.count is None else spread(prompts, request.count),
+        prompt_set=request.prompts,
+        limit=request.max_tokens,
+        batches=request.batches,
+        timed=not request.untimed,
+        draft_backend=request.draft_backend,
+        trust_remote_code=request.trust_remote_code,
     )
 
 
-def settings_of(options: dict[str, Any]) -> list[Settings]:
+def settings_of(
+    *,
+    policies: Sequence[str],
+    texts: Sequence[str],
+    lookaheads: Sequence[int] | None,
+    temperature: float,
+    top_p: float,
+    seed: int,
+    **others: Any,
+) -> list[Settings]:
     """The settings asked for, each once.
+
+    Args:
+        policies: By name; `all`: all that a decision trace replays.
+        texts: Besides, policies with knobs.
+        lookaheads: Of each of the former; None: the one among the knobs.
+        temperature: Of both models.
+        top_p: Mass of their distributions that is kept.
+        seed: Of the runs.
+        others: The knobs; whatever else a command has is left aside.
 
     Raises:
         ValueError: None are, or a policy refuses one.
     """
     from policies.registry import POLICIES, configure
 
-    names = options["policies"]
+    names = list(policies)
     if ALL in names:
         names = [n for n, info in POLICIES.items() if info.needs_decisions and "live" in info.worlds]
-    knobs = {name: options[name] for name in KNOBS}
-    lookaheads = options["lookaheads"] or (options["lookahead"],)
+    knobs = {name: others[name] for name in KNOBS}
+    lookaheads = lookaheads or (others["lookahead"],)
     asked = [(name, {**knobs, "lookahead": lookahead}) for name in names for lookahead in lookaheads]
-    asked += [parse_setting(text) for text in options["texts"]]
+    asked += [parse_setting(text) for text in texts]
     if not asked:
         raise ValueError("nothing to record: give --policy or --setting")
-    sampling = {name: options[name] for name in ("temperature", "top_p", "seed")}
-    return list(dict.fromkeys(configure(name, **sampling, **own) for name, own in asked))
+    return list(
+        dict.fromkeys(
+            configure(name, temperature=temperature, top_p=top_p, seed=seed, **own) for name, own in asked
+        )
+    )
 
 
 def _why_untimed(asked: Asked) -> str:

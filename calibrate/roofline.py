@@ -6,13 +6,14 @@ left out.  `predict` prices an architecture on a device and writes a profile of 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hardware_profiles.jsonfile import to_json
-from policies.commandline import HELP, Refusal, checked_group, wide_console
+from policies.commandline import HELP, Refusal, checked_group, typed, wide_console
 
 if TYPE_CHECKING:
     from hardware_profiles.predicted import Basis
@@ -93,7 +94,7 @@ def predict(out: Path, **options: Any) -> None:
     from hardware_profiles.profile import save_profile, unmeasured
 
     try:
-        profile = predicted(options)
+        profile = predicted(typed(PredictionRequest, options))
         save_profile(profile, out)
     except (ValueError, OSError) as error:
         raise Refusal(str(error)) from error
@@ -140,8 +141,24 @@ def carry(fits: dict[OperationName, RooflineFit], other: Profile) -> dict[Operat
     }
 
 
-def predicted(options: dict[str, Any]) -> Profile:
-    """The profile that the options of `predict` describe.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionRequest:
+    """What `calibrate.roofline predict` is asked; every field is the option of its name."""
+
+    device: str
+    draft_device: str | None
+    target: str
+    draft: str
+    tp: int
+    draft_tp: int
+    placement: str
+    like: str | None
+    precision: str
+    name: str | None
+
+
+def predicted(request: PredictionRequest) -> Profile:
+    """The profile that a request describes.
 
     Raises:
         ValueError: An unknown device, architecture, precision or engine.
@@ -154,22 +171,21 @@ def predicted(options: dict[str, Any]) -> Profile:
     from hardware_profiles.roofline import Setting, find_precision
     from hardware_profiles.shapes import find_shape
 
-    precision = find_precision(options["precision"])
-    device = find_device(options["device"])
-    beside = find_device(options["draft_device"] or options["device"])
-    shared = options["placement"] == "shared"
-    if shared and (beside != device or options["draft_tp"] != options["tp"]):
+    precision = find_precision(request.precision)
+    device = find_device(request.device)
+    beside = find_device(request.draft_device or request.device)
+    shared = request.placement == "shared"
+    if shared and (beside != device or request.draft_tp != request.tp):
         raise ValueError(
             "--placement shared means the same devices: leave out --draft-device, and give --draft-tp as --tp"
         )
-    target = Setting(find_shape(options["target"]), device, precision, options["tp"])
-    draft = Setting(find_shape(options["draft"]), beside, precision, options["draft_tp"])
-    bases = {**_bases("target", target, options["like"]), **_bases("draft", draft, options["like"])}
-    many = f"{options['tp']} x {device.name}" if options["tp"] > 1 else device.name
+    target = Setting(find_shape(request.target), device, precision, request.tp)
+    draft = Setting(find_shape(request.draft), beside, precision, request.draft_tp)
+    bases = {**_bases("target", target, request.like), **_bases("draft", draft, request.like)}
+    many = f"{request.tp} x {device.name}" if request.tp > 1 else device.name
     costs = "both take turns on the same devices" if shared else "work side by side costs nothing"
     return Profile(
-        name=options["name"]
-        or f"{device.name}x{options['tp']}-{target.shape.name}-roofline".replace(":", "-"),
+        name=request.name or f"{device.name}x{request.tp}-{target.shape.name}-roofline".replace(":", "-"),
         description=f"{target.shape.name} on {many}, drafted for by {draft.shape.name} on {beside.name}; "
         "nothing of it was measured",
         roles=Roles(target=predicted_role(target), draft=predicted_role(draft)),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hardware_profiles.jsonfile import FileRefused, read_json, to_json
-from policies.commandline import HELP, Refusal, checked_group, wide_console
+from policies.commandline import HELP, Refusal, checked_group, typed, wide_console
 
 if TYPE_CHECKING:
     from simulator.imports.measured import Imported
@@ -59,41 +60,55 @@ def main() -> None:
 def read(**options: Any) -> None:
     """Read FILE, an engine's output, and say what it holds."""
     try:
-        _read(options)
+        _read(typed(ReadRequest, options))
     except (ValueError, OSError) as error:
         raise Refusal(str(error)) from error
 
 
-def _read(options: dict[str, Any]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRequest:
+    """What `read` is asked; every field is the option of its name (`name` that of the format)."""
+
+    file: Path
+    name: str | None
+    before: Path | None
+    select: str | None
+    assume_iid: bool
+    lookahead: int | None
+    out: Path | None
+    as_json: bool
+
+
+def _read(request: ReadRequest) -> None:
     from simulator.imports.acceptance import acceptance_of, write_acceptance
     from simulator.imports.measured import ImportRefused
     from simulator.imports.reading import read_file
 
-    if options["out"] is None and (options["assume_iid"] or options["lookahead"] is not None):
+    if request.out is None and (request.assume_iid or request.lookahead is not None):
         raise ImportRefused("--assume-iid and --lookahead shape an acceptance file: give --out, too")
-    found = read_file(options["file"], name=options["name"], before=options["before"])
-    chosen = found.measured if options["select"] is None else (_selected(found, options["select"]),)
-    if options["out"] is not None:
+    found = read_file(request.file, name=request.name, before=request.before)
+    chosen = found.measured if request.select is None else (_selected(found, request.select),)
+    if request.out is not None:
         one = _one(found, chosen)
         try:
             acceptance = acceptance_of(
-                one, str(found.path), assume_iid=options["assume_iid"], lookahead=options["lookahead"]
+                one, str(found.path), assume_iid=request.assume_iid, lookahead=request.lookahead
             )
         except ImportRefused as error:
             raise ImportRefused(f"{found.path}: {error}") from error
-        write_acceptance(options["out"], acceptance)
+        write_acceptance(request.out, acceptance)
         chosen = (one,)
-    if options["as_json"]:
+    if request.as_json:
         rows = [measured.as_dict() for measured in chosen]
         click.echo(
             to_json({"file": str(found.path), "format": found.format.name, "measured": rows}, indent=2)
         )
         return
     _print(found, chosen)
-    if options["out"] is not None:
-        click.echo(f"written: {options['out']}")
+    if request.out is not None:
+        click.echo(f"written: {request.out}")
         click.echo(
-            f"next: simulate --acceptance {options['out']} --policy sd --lookahead {acceptance.lookahead}"
+            f"next: simulate --acceptance {request.out} --policy sd --lookahead {acceptance.lookahead}"
         )
 
 
@@ -201,7 +216,7 @@ def formats(*, as_json: bool) -> None:
 def export(**options: Any) -> None:
     """Print settings ready to paste into vLLM, SGLang or llama.cpp."""
     try:
-        lines = _lines(options)
+        lines = _lines(typed(ExportRequest, options))
     except (ValueError, OSError) as error:
         raise Refusal(str(error)) from error
     if options["as_json"]:
@@ -211,20 +226,34 @@ def export(**options: Any) -> None:
         click.echo(f"{engine}: {line}")
 
 
-def _lines(options: dict[str, Any]) -> dict[str, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRequest:
+    """What `export` is asked; every field is the option of its name."""
+
+    lookahead: int | None
+    simulated: Path | None
+    measured: Path | None
+    method: str
+    draft: str | None
+    by_batch: str | None
+    largest_batch: int | None
+    engine: str | None
+
+
+def _lines(request: ExportRequest) -> dict[str, str]:
     from simulator.imports.export import engine_flags
     from simulator.imports.measured import ImportRefused
 
-    only = options["engine"]
-    by_batch = _by_batch(options)
-    if only not in (None, "vllm") and (by_batch or options["largest_batch"]):
+    only = request.engine
+    by_batch = _by_batch(request)
+    if only not in (None, "vllm") and (by_batch or request.largest_batch):
         raise ImportRefused(f"only vLLM takes a lookahead by batch; {only} has one for all")
     lines = engine_flags(
-        _depth(options, by_batch),
-        method=options["method"],
-        model=options["draft"],
+        _depth(request, by_batch),
+        method=request.method,
+        model=request.draft,
         by_batch=by_batch,
-        largest_batch=options["largest_batch"],
+        largest_batch=request.largest_batch,
     )
     if only is None:
         return lines
@@ -233,36 +262,36 @@ def _lines(options: dict[str, Any]) -> dict[str, str]:
     return {only: lines[only]}
 
 
-def _by_batch(options: dict[str, Any]) -> dict[int, int] | None:
+def _by_batch(request: ExportRequest) -> dict[int, int] | None:
     from simulator.imports.measured import ImportRefused
     from simulator.imports.reading import read_file
     from simulator.imports.tuned import best_lookahead_by_batch
 
-    if options["measured"] is not None:
-        if options["by_batch"]:
+    if request.measured is not None:
+        if request.by_batch:
             raise ImportRefused("give either --by-batch or --measured, not both")
-        return best_lookahead_by_batch(read_file(options["measured"]).measured[0])
-    if options["by_batch"] is None:
-        if options["largest_batch"] is not None:
+        return best_lookahead_by_batch(read_file(request.measured).measured[0])
+    if request.by_batch is None:
+        if request.largest_batch is not None:
             raise ImportRefused("--largest-batch changes nothing without --by-batch or --measured")
         return None
     try:
-        pairs = [part.split(":") for part in options["by_batch"].split(",")]
+        pairs = [part.split(":") for part in request.by_batch.split(",")]
         return {int(batch): int(depth) for batch, depth in pairs}
     except ValueError as error:
-        raise ImportRefused(f"--by-batch: expected B:K,B:K,..., got {options['by_batch']!r}") from error
+        raise ImportRefused(f"--by-batch: expected B:K,B:K,..., got {request.by_batch!r}") from error
 
 
-def _depth(options: dict[str, Any], by_batch: dict[int, int] | None) -> int:
+def _depth(request: ExportRequest, by_batch: dict[int, int] | None) -> int:
     from simulator.imports.measured import ImportRefused
 
-    given = options["lookahead"], options["simulated"]
+    given = request.lookahead, request.simulated
     if all(value is not None for value in given):
         raise ImportRefused("give either --lookahead or --simulated, not both")
-    if options["simulated"] is not None:
-        return _simulated(options["simulated"])
-    if options["lookahead"] is not None:
-        return int(options["lookahead"])
+    if request.simulated is not None:
+        return _simulated(request.simulated)
+    if request.lookahead is not None:
+        return request.lookahead
     if by_batch:
         return max(by_batch.values())
     raise ImportRefused("give --lookahead, --simulated or K by batch")

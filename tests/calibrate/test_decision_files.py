@@ -140,7 +140,7 @@ def options(*arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("temperature", ["0", "1"])
 def test_all_stands_for_every_policy_that_a_decision_trace_replays(temperature: str) -> None:
-    found = settings_of(options("--policy", "all", "--temperature", temperature))
+    found = settings_of(**options("--policy", "all", "--temperature", temperature))
     replayed = [n for n, info in POLICIES.items() if info.needs_decisions and "live" in info.worlds]
     assert [s.policy for s in found] == replayed
     assert {"tree", "rasd", "rest", "duo", "double", "mirror"} <= set(replayed)
@@ -149,21 +149,21 @@ def test_all_stands_for_every_policy_that_a_decision_trace_replays(temperature: 
 
 def test_dynamic_trees_are_recorded_by_their_knobs() -> None:
     knobs = ["--tree-plan", "dynamic", "--tree-depth", "4"]
-    (greedy,) = settings_of(options("--policy", "tree", *knobs))
+    (greedy,) = settings_of(**options("--policy", "tree", *knobs))
     assert greedy.knobs["tree_plan"] == "dynamic"
     (hot,) = settings_of(
-        options("--policy", "tree", *knobs, "--temperature", "1", "--draft-sampling", "greedy")
+        **options("--policy", "tree", *knobs, "--temperature", "1", "--draft-sampling", "greedy")
     )
     assert hot.temperature == 1.0
-    assert [s.lookahead for s in settings_of(options("--policy", "duo", "--lookaheads", "4,6"))] == [4, 6]
+    assert [s.lookahead for s in settings_of(**options("--policy", "duo", "--lookaheads", "4,6"))] == [4, 6]
 
 
 def test_settings_join_the_policies_and_count_once() -> None:
     texts = ["--setting", "duo lookahead=6 sequences=2", "--setting", "duo lookahead=4"]
-    found = settings_of(options("--policy", "duo", *texts))
+    found = settings_of(**options("--policy", "duo", *texts))
     assert [(s.lookahead, s.knobs["sequences"]) for s in found] == [(4, "dynamic"), (6, "2")]
     with pytest.raises(ValueError, match="give --policy or --setting"):
-        settings_of(options())
+        settings_of(**options())
 
 
 def test_a_recorder_keeps_decisions_of_the_first_batch_and_times_of_all(

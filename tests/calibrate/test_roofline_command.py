@@ -46,7 +46,7 @@ def test_a_prediction_is_accepted_by_simulate(tmp_path: Path) -> None:
     assert (profile.roles.target.tensor_parallel, profile.roles.draft.tensor_parallel) == (4, 1)
     arguments = ["--hw", str(out), "--acceptance", "0.8", "--requests", "2", "--max-tokens", "16", "--json"]
     told = json.loads(CliRunner().invoke(simulate, arguments).output)["sources"]
-    assert "(roofline)" in told["latency"] and any("engine ssd" in text for text in told.values())
+    assert "(roofline, " in told["latency"] and any("engine ssd" in text for text in told.values())
 
 
 def test_what_does_not_fit_into_memory_is_refused_by_simulate(tmp_path: Path) -> None:

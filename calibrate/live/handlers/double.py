@@ -1,4 +1,4 @@
-"""DOUBLE's operations (`policies.retrieving`): forwards over retrieved tokens, datastores, and guidance.
+"""DOUBLE's operations (`policies.double`): forwards over retrieved tokens, datastores, and guidance.
 
 The draft confirms a retrieved token by choosing for itself: its first choice, or a draw from its own law q.
 Every drafted token is then what the draft would have drafted without retrieval, with the law q; what was
