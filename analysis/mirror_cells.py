@@ -123,7 +123,7 @@ def simulated(
     if settings.policy == "mirror":
         times = Times(summary.seconds, summary.overlap_s, summary.batch_rounds)
         table, pieces = run.rows.log.table(), pieces_of_spans(run.spans)
-        curve = None if decided else scenario.tokens.law
+        curve = None if decided else scenario.tokens.power_law
         own = account(settings, times, table, pieces, decided, curve=curve)
     speed = summary.tokens_per_second
     return Outcome(settings, scenario.batch, "simulated", speed, speed / plain, summary.tokens_per_round, own)

@@ -21,7 +21,7 @@ def draw_hit_curve(axes: Any, curves: HitCurves) -> None:
     fanouts = np.array(curves.fanouts)
     axes.plot(fanouts, curves.after_rejection, "o", color="#c44e52", label="after a rejection, recorded")
     axes.plot(fanouts, curves.unconditional, "s", color="#999999", label="nothing rejected, recorded")
-    if (law := curves.law) is not None:
+    if (law := curves.power_law) is not None:
         fitted = power_law_hit(curves.fanouts, law.exponent, law.scale)
         label = f"1 - {law.scale:.2f} F^-{law.exponent:.2f} (R2 {law.r_squared:.3f})"
         axes.plot(fanouts, fitted, "-", color="#4c72b0", label=label)

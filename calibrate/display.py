@@ -137,7 +137,7 @@ def _greedy_lines(trace: Trace) -> list[str]:
         f"acceptance {curves.acceptance:.3f} over {curves.positions} positions; by category: {categories}",
         f"hits after a rejection: {hits}",
     ]
-    if (law := curves.law) is not None:
+    if (law := curves.power_law) is not None:
         fit = f"R2 {law.r_squared:.3f} (log-log), off by at most {law.worst:.3f}"
         lines.append(f"power law 1 - {law.scale:.2f} F^-{law.exponent:.2f}: {fit}")
     return lines

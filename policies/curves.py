@@ -46,7 +46,7 @@ class HitCurves:
         after_rejection: P(hit | F) where the draft's first choice was rejected, which the cached set
             leaves out (k < K).
         unconditional: P(hit | F) where nothing was rejected (k = K, or after a plain decode).
-        law: Power law fitted to `after_rejection`; None if it misses too rarely to be fitted.
+        power_law: Power law fitted to `after_rejection`; None if it misses too rarely to be fitted.
     """
 
     positions: int
@@ -54,7 +54,7 @@ class HitCurves:
     fanouts: tuple[int, ...]
     after_rejection: tuple[float, ...]
     unconditional: tuple[float, ...]
-    law: PowerLaw | None
+    power_law: PowerLaw | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,16 +127,16 @@ def hit_curves(rank: IntArray, *, deepest: int = DEEPEST) -> HitCurves:
     fanouts = tuple(range(1, deepest + 1))
     after = tuple(rejected_curve(rank, deepest)[1:].tolist())
     try:
-        law = fit_power_law(fanouts, [1.0 - hit for hit in after])
+        power_law = fit_power_law(fanouts, [1.0 - hit for hit in after])
     except ValueError:
-        law = None
+        power_law = None
     return HitCurves(
         positions=len(rank),
         acceptance=float(np.mean(rank == 0)),
         fanouts=fanouts,
         after_rejection=after,
         unconditional=tuple(free_curve(rank, deepest)[1:].tolist()),
-        law=law,
+        power_law=power_law,
     )
 
 

@@ -207,7 +207,7 @@ def _marked(view: View, width: int) -> BoolArray:
 def _drafted(rows: BoolArray, length: int, shape: tuple[int, ...] | None = None) -> Speculation:
     """A speculation of the primary draft for the marked rows; its ids stay unknown.
 
-    `shape` are the fan-outs that rescaled the laws its tokens are drawn from, if anything did.
+    `shape` are the fan-outs that rescaled the distributions its tokens are drawn from, if anything did.
     """
     return Speculation(rows * length, rows * (_PRIMARY if length else _NONE), shape=shape)
 

@@ -240,7 +240,7 @@ class Candidates:
             self._budget(settings),
             told=self.told,
             most=self._most(),
-            coins=self.scenario.tokens.law is not None,
+            coins=self.scenario.tokens.power_law is not None,
         )
 
     def _budget(self, settings: Settings) -> int:

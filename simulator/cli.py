@@ -132,7 +132,9 @@ def exponent_and_scale(
     show_default=True,
     help="Of both models; needs a trace recorded at it.",
 )
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Mass of the laws that is kept.")
+@click.option(
+    "--top-p", type=float, default=1.0, show_default=True, help="Mass of the distributions that is kept."
+)
 @click.option(
     "--prompt-length",
     "--context",

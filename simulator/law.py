@@ -13,7 +13,7 @@ import numpy as np
 
 from policies.config import LawInputs, Settings
 from policies.ssd import SaguaroConfig
-from simulator.probe import Manner, mean_acceptance, rejection_law
+from simulator.probe import Manner, mean_acceptance, rejection_power_law
 from simulator.run import Scenario
 
 
@@ -61,7 +61,7 @@ def assume(scenario: Scenario, settings: Settings | None = None) -> LawInputs:
     """
     tokens = scenario.tokens
     manner = Manner() if settings is None else manner_of(settings)
-    curve = tokens.law or rejection_law(tokens, manner)
+    curve = tokens.power_law or rejection_power_law(tokens, manner)
     if scenario.textbook is not None:
         target_s, draft_s = scenario.textbook.target_s, scenario.textbook.draft_s
     else:

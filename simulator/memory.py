@@ -2,7 +2,7 @@
 
 A row holds the keys and values of its text and of what is speculated past it.  The speculation cache sits
 on the draft device: every prepared outcome keeps the keys and values of its K tokens there and, where
-tokens are sampled, the law that each was drawn from, which verification asks for (`float32`).
+tokens are sampled, the distribution that each was drawn from, which verification asks for (`float32`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hardware_profiles.profile import Profile
 from policies.registry import SettingError, Settings, find_policy
 
 LAW_BYTES = 4
-"""Bytes of one probability of a kept law."""
+"""Bytes of one probability of a kept distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def memory_needs(
         settings: What runs.
         batch: Rows served at once.
         context: Longest text of a row: prompt and limit.
-        vocabulary: Number of token ids, for the laws of sampled runs.
+        vocabulary: Number of token ids, for the distributions of sampled runs.
     """
     config = settings.config
     target = _need("target", profile.roles.target, batch, context + config.ahead)

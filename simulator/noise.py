@@ -13,7 +13,7 @@ BLOCK = 1024
 STRATA = 16
 """Of whole operations, which vary by a quarter: a run of a hundred of them then takes its mean within a per
 cent, where independent factors would be off by two or three."""
-Law: TypeAlias = Callable[[FloatArray], FloatArray]
+Transform: TypeAlias = Callable[[FloatArray], FloatArray]
 """Factors of mean 1 from uniforms in [0, 1)."""
 
 
@@ -22,7 +22,7 @@ class KeyedNoise:
 
     Args:
         seed: Keys them.
-        strata: So many in a row come from as many equal parts of their law; 1: all are independent.
+        strata: So many in a row come from as many equal parts of their distribution; 1: all are independent.
     """
 
     def __init__(self, seed: int, *, strata: int = 1) -> None:
@@ -30,11 +30,13 @@ class KeyedNoise:
         self.strata = strata
         self._blocks: dict[str, tuple[FloatArray, int]] = {}
 
-    def factor(self, name: str, law: Law) -> float:
-        """The next factor of a name; the law of a name is always the same."""
+    def factor(self, name: str, transform: Transform) -> float:
+        """The next factor of a name; the transform of a name is always the same."""
         block, used = self._blocks.get(name, (np.zeros(0), 0))
         if used % BLOCK == 0:
-            block = law(_uniforms(keyed_generator(self.seed, f"latency-{name}", used // BLOCK), self.strata))
+            block = transform(
+                _uniforms(keyed_generator(self.seed, f"latency-{name}", used // BLOCK), self.strata)
+            )
         self._blocks[name] = (block, used + 1)
         return float(block[used % BLOCK])
 

@@ -23,7 +23,7 @@ def find_pace(
     Args:
         profile: Whose name the decision traces bear.
         temperature: Of the runs to be simulated.
-        top_p: Mass of the laws that is kept.
+        top_p: Mass of the distributions that is kept.
         name: Under which they are looked for (`store.name_beside`); the profile's own by default.
     """
     found: Pace | None = None

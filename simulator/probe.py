@@ -108,7 +108,7 @@ def mean_acceptance(tokens: TokenModel, manner: Manner) -> float:
     return float(verdict.accepted.mean())
 
 
-def rejection_law(tokens: TokenModel, manner: Manner, *, deepest: int = DEEPEST) -> PowerLaw | None:
+def rejection_power_law(tokens: TokenModel, manner: Manner, *, deepest: int = DEEPEST) -> PowerLaw | None:
     """Power law fitted to P(miss | F) after a rejection, all positions pooled; None if that fails."""
     view = _all_positions(tokens)
     accepted, hits = _curves(tokens, view, 1, manner, min(deepest, tokens.max_fanout))

@@ -53,7 +53,7 @@ def waterfall(scenario: Scenario, settings: Settings, law: Opinion) -> list[Stag
     stages = [Stage("law", law.speedup_vs_ar), Stage("simulated, law's assumptions", ideal)]
     speedup = _Speedup(scenario, settings)
     effects = NO_EFFECT
-    outputs = "recorded tokens" if scenario.tokens.law is None else "short outputs"
+    outputs = "recorded tokens" if scenario.tokens.power_law is None else "short outputs"
     stages.append(Stage(f"{outputs}; start, end, drain", speedup(effects)))
     if scenario.textbook is None:
         for name, parts in _EFFECTS:
@@ -93,7 +93,7 @@ def _coin_speedup(scenario: Scenario, settings: Settings, told: LawInputs, lengt
 
 
 def tossed(settings: Settings) -> Settings:
-    """A setting as coins can run it: they have neither laws to rescale nor words to look up."""
+    """A setting as coins can run it: they have no distributions to rescale nor words to look up."""
     if not isinstance(settings.config, SaguaroConfig):
         return settings
     return settings.but(scale=1.0, backup="plain" if settings.backup == "ngram" else settings.backup)

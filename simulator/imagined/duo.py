@@ -93,10 +93,10 @@ def settle_sequences(operation: RowOperation, tokens: TokenModel) -> list[Settle
 
 
 def _mean_count(tokens: TokenModel, most: int) -> int:
-    if tokens.law is None:
+    if tokens.power_law is None:
         return 1
     acceptance = float((tokens.run > 0).mean())
-    return mean_sequences(acceptance, tokens.law.exponent, tokens.law.scale, most)
+    return mean_sequences(acceptance, tokens.power_law.exponent, tokens.power_law.scale, most)
 
 
 def _rank(tokens: TokenModel, request: int, position: int) -> int:

@@ -119,7 +119,7 @@ def _path(tree: TokenTree, tokens: TokenModel, here: int, room: int) -> tuple[in
 def _need(tokens: TokenModel, depth: int, at: int) -> int:
     """Further candidates needed to hold the target's token where the first choice was rejected."""
     if tokens.by_depth is not None:
-        law = tokens.by_depth.law_at
+        law = tokens.by_depth.proposal_at
         row = 0 if law is None else int(law[min(depth, len(law) - 1)])
         return int(tokens.by_depth.need[row, at])
     return int(tokens.need_rejected[at])

@@ -1,12 +1,12 @@
 """What becomes of a verified token, given the path that was recorded: two probabilities per position.
 
 A path y that was sampled from the target is a fair path for every lossless policy (design.md, section 3).
-At one of its positions let p be the target's law, sigma the law that the verified token was drawn from,
-and *rank* the draft's ranking.  Given y,
+At one of its positions let p be the target's distribution, sigma the *proposal*, the distribution that
+the verified token was drawn from, and *rank* the draft's ranking.  Given y,
 
 - the token is accepted with probability min(1, sigma(y) / p(y));
-- if it is not, it was some token s with law (sigma - p)+ / total, independent of y; leaving s out of the
-  cached set moves y up by one place if s outranks it, which has the probability
+- if it is not, it was some token s with distribution (sigma - p)+ / total, independent of y; leaving s out
+  of the cached set moves y up by one place if s outranks it, which has the probability
 
       freed = sum of (sigma - p)+ over ranks above y's / total.
 
@@ -33,11 +33,11 @@ ROUNDING = 1e-6
 Drawn: TypeAlias = Literal["draft", "first", "uniform"]
 
 
-class Law(NamedTuple):
-    """sigma, the law of a verified token.
+class Proposal(NamedTuple):
+    """sigma, the distribution that a verified token was drawn from.
 
     Attributes:
-        drawn: From the draft's law q; its first choice (one-hot); or any token alike.
+        drawn: From the draft's distribution q; its first choice (one-hot); or any token alike.
         scale: Saguaro's C by which q's `top` likeliest tokens are multiplied before normalising.
         top: F; 0 for q itself.
     """
@@ -47,14 +47,14 @@ class Law(NamedTuple):
     top: int = 0
 
 
-DRAFT, FIRST, UNIFORM = Law("draft"), Law("first"), Law("uniform")
+DRAFT, FIRST, UNIFORM = Proposal("draft"), Proposal("first"), Proposal("uniform")
 
 
 class Chances(NamedTuple):
     """Probabilities given the recorded token y, at each of n positions.
 
     Attributes:
-        accepted: [n] that a token of the law is accepted.
+        accepted: [n] that a token of the proposal is accepted.
         freed: [n] that a rejected one outranks y.
         slack: [n] largest error of `freed`, owed to what the trace does not list.
     """
@@ -66,7 +66,7 @@ class Chances(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recorded:
-    """The laws at n recorded positions, as probabilities; M tokens are listed, the draft's likeliest.
+    """The probabilities at n recorded positions; M tokens are listed, the draft's likeliest.
 
     Attributes:
         rank: [n] rank of the recorded token y under the draft, from 0, before any top-p cut.
@@ -88,7 +88,7 @@ class Recorded:
 
     @classmethod
     def of(cls, trace: Trace, rows: slice) -> Recorded:
-        """The laws at some rows of a trace.
+        """The distributions at some rows of a trace.
 
         Raises:
             TraceError: The trace lacks a column.
@@ -130,21 +130,21 @@ class _Sigma(NamedTuple):
     most: FloatArray
 
 
-def chances(recorded: Recorded, law: Law) -> Chances:
-    """What becomes of a token of `law` at every position.
+def chances(recorded: Recorded, proposal: Proposal) -> Chances:
+    """What becomes of a token of `proposal` at every position.
 
     Raises:
         SettingError: Saguaro's F exceeds the tokens listed, so that their mass is unknown.
     """
     listed = recorded.draft_listed.shape[1]
-    if law.top > listed:
+    if proposal.top > listed:
         raise SettingError(
-            f"Saguaro's F = {law.top} rescales more tokens than the {listed} that this trace lists"
+            f"Saguaro's F = {proposal.top} rescales more tokens than the {listed} that this trace lists"
         )
-    if law.drawn == "first":
+    if proposal.drawn == "first":
         first = (recorded.rank == 0).astype(np.float64)
         return Chances(first, 1.0 - first, np.zeros_like(first))
-    sigma = _uniform(recorded) if law.drawn == "uniform" else _rescaled(recorded, law)
+    sigma = _uniform(recorded) if proposal.drawn == "uniform" else _rescaled(recorded, proposal)
     over = np.maximum(sigma.listed - recorded.target_listed, 0.0)
     above = (over * (np.arange(listed) < recorded.rank[:, None])).sum(axis=1)
     above[recorded.rank >= listed] = 0.0  # no fan-out reaches those
@@ -154,7 +154,7 @@ def chances(recorded: Recorded, law: Law) -> Chances:
     return Chances(accepted, (high + low) / 2, (high - low) / 2)
 
 
-def _rescaled(recorded: Recorded, law: Law) -> _Sigma:
+def _rescaled(recorded: Recorded, proposal: Proposal) -> _Sigma:
     """q, or Saguaro's rescaled q.
 
     Let a be the factor of the unlisted tokens.  Over them the sum of (a q - p)+ is a Q - g(a) with
@@ -163,29 +163,29 @@ def _rescaled(recorded: Recorded, law: Law) -> _Sigma:
     """
     q, p = recorded.draft_listed, recorded.target_listed
     q_rest, p_rest = recorded.unlisted(q, recorded.draft), recorded.unlisted(p, recorded.target)
-    inside, outside = _factors(q, q_rest, law)
+    inside, outside = _factors(q, q_rest, proposal)
     ranks = np.arange(q.shape[1])
-    listed = q * np.where(ranks < law.top, inside[:, None], outside[:, None])
-    own = recorded.draft * np.where(recorded.rank < law.top, inside, outside)
+    listed = q * np.where(ranks < proposal.top, inside[:, None], outside[:, None])
+    own = recorded.draft * np.where(recorded.rank < proposal.top, inside, outside)
     met = np.clip(recorded.accept_mass - np.minimum(p, q).sum(axis=1), 0.0, np.minimum(p_rest, q_rest))
     drawn = outside * q_rest
     return _Sigma(own, listed, drawn - np.minimum(p_rest, outside * met), drawn - met)
 
 
-def _factors(q: FloatArray, q_rest: FloatArray, law: Law) -> tuple[FloatArray, FloatArray]:
+def _factors(q: FloatArray, q_rest: FloatArray, proposal: Proposal) -> tuple[FloatArray, FloatArray]:
     """[n] factors of the `top` likeliest tokens and of all others.
 
     With C = 0 nothing is left to draw where all mass is on the top tokens (a narrow top-p): there q stays
     as it is.
     """
     # Not 1 - (mass of the top): a difference of nearly equal numbers, where C = 0 divides by it.
-    others = q[:, law.top :].sum(axis=1) + q_rest
-    norm = law.scale * q[:, : law.top].sum(axis=1) + others
-    if law.top == 0 or law.scale == 1.0:
+    others = q[:, proposal.top :].sum(axis=1) + q_rest
+    norm = proposal.scale * q[:, : proposal.top].sum(axis=1) + others
+    if proposal.top == 0 or proposal.scale == 1.0:
         return np.ones_like(norm), np.ones_like(norm)
     nothing = norm <= 0.0
     outside = 1.0 / np.where(nothing, 1.0, norm)
-    return np.where(nothing, 1.0, law.scale * outside), outside
+    return np.where(nothing, 1.0, proposal.scale * outside), outside
 
 
 def _uniform(recorded: Recorded) -> _Sigma:

@@ -26,7 +26,7 @@ def coin(
 
     The rates are those of the policy at hand, at any temperature: with greedy as with sampled drafts,
     whichever set of outcomes is cached.  Saguaro's C, whose very point is to trade one rate for the other,
-    is refused, since coins have no laws to rescale.
+    is refused, since coins have no distributions to rescale.
 
     Args:
         acceptance: Probability that a drafted token is accepted given that all before it were, 0 to 1.
@@ -63,7 +63,7 @@ def coin(
         max_fanout=NEVER,
         vocabulary=0,
         requests=tuple(Request(i, prompt_length, length) for i in range(requests)),
-        law=PowerLaw(exponent, scale, r_squared=1.0, worst=0.0, fanouts=0),
+        power_law=PowerLaw(exponent, scale, r_squared=1.0, worst=0.0, fanouts=0),
     )
 
 

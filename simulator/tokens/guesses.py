@@ -1,7 +1,7 @@
 """Backup tokens under verification, guessed rather than drafted: which of them are the path's own.
 
 Guesses that are known (n-gram lookup; random tokens when decoding greedily) are compared with the recorded
-path one by one; for the others the law that they were drawn from decides.
+path one by one; for the others the distribution that they were drawn from decides.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def accept_guesses(
     known, drawn = _deciders(model, operation, slots)
     lengths = operation.speculation.lengths[slots]
     if drawn.any():
-        assert model.laws is not None
-        run = model.laws.outcomes(operation.sampling, Source.RANDOM).run
+        assert model.sampled is not None
+        run = model.sampled.outcomes(operation.sampling, Source.RANDOM).run
         accepted[drawn] = np.minimum(lengths[drawn], run[here[drawn]])
     if known.any():
         accepted[known] = _agreeing(model, operation.speculation, slots[known], here[known])
@@ -64,8 +64,8 @@ def leave_out_guesses(
     rejected = accepted < operation.speculation.lengths[slots]
     known, drawn = known & rejected, drawn & rejected
     if drawn.any():
-        assert model.laws is not None
-        outcomes = model.laws.outcomes(operation.sampling, Source.RANDOM)
+        assert model.sampled is not None
+        outcomes = model.sampled.outcomes(operation.sampling, Source.RANDOM)
         need[drawn] = outcomes.need_after(accepted[drawn], at[drawn])
     if known.any():
         need[known] = _need_without(model, operation.speculation, slots[known], at[known], accepted[known])
@@ -74,14 +74,14 @@ def leave_out_guesses(
 def _deciders(
     model: TokenModel, operation: Verify | Prespeculate, slots: IntArray
 ) -> tuple[BoolArray, BoolArray]:
-    """Masks over `slots`: rows whose guessed tokens decide, and rows whose law decides.
+    """Masks over `slots`: rows whose guessed tokens decide, and rows whose distribution decides.
 
     Sampled decoding does not look at random tokens: given the path, the verified token is no longer
     uniform, since the path's own token is all the likelier to be the one that was accepted.
     """
     sources = operation.speculation.sources[slots]
     random = sources == _RANDOM
-    if model.laws is None:
+    if model.sampled is None:
         return random | (sources == _NGRAM), np.zeros_like(random)
     return sources == _NGRAM, random
 

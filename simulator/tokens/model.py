@@ -7,8 +7,8 @@ Whatever the policy does, three numbers per position of a request decide its rou
   verified here and rejected, which the set leaves out;
 - `need_free`: the same when nothing is left out (nothing was rejected, or the set keeps the rejected one).
 
-With greedy decoding they are facts of the recording, for the primary draft.  With sampled decoding `run`
-and `need_rejected` depend on the law that the verified tokens were drawn from (`simulator.tokens.sampled`).
+With greedy decoding they are facts of the recording, for the primary draft.  With sampled decoding `run` and
+`need_rejected` depend on what the verified tokens were drawn from (`simulator.tokens.sampled`).
 What was guessed rather than drafted is compared with the path (`simulator.tokens.guesses`).
 """
 
@@ -29,7 +29,7 @@ from simulator.tokens.guesses import accept_guesses, leave_out_guesses
 from simulator.tokens.outcomes import Outcomes
 
 if TYPE_CHECKING:
-    from simulator.tokens.sampled import SampledLaws
+    from simulator.tokens.sampled import SampledOutcomes
 
 _FANOUT, _BEFORE = 0, 1
 _PRIMARY = int(Source.PRIMARY)
@@ -52,9 +52,9 @@ class TokenModel:
         max_fanout: Largest F_k that the ranks recorded can decide.
         vocabulary: Number of token ids; 0 without ids.
         requests: What can be served, in order.
-        law: The hit curve that coins are tossed by; None for a recording.
+        power_law: The hit curve that coins are tossed by; None for a recording.
         setting: (temperature, top_p) of the target that the outcomes belong to; None for any.
-        laws: Outcomes of sampled decoding by the law of what is verified; None where `run` and
+        sampled: Outcomes of sampled decoding by the distribution of what is verified; None where `run` and
             `need_rejected` are all there is (greedy decoding, coins).
         by_depth: What a rejection needs where that depends on the tokens accepted before it (histograms);
             None where it does not.
@@ -70,9 +70,9 @@ class TokenModel:
     max_fanout: int
     vocabulary: int
     requests: tuple[Request, ...]
-    law: PowerLaw | None = None
+    power_law: PowerLaw | None = None
     setting: tuple[float, float] | None = None
-    laws: SampledLaws | None = None
+    sampled: SampledOutcomes | None = None
     by_depth: Outcomes | None = None
 
     @property
@@ -161,12 +161,12 @@ class TokenModel:
 
         Args:
             sampling: Of the run.
-            shape: F_0 ... F_(K-1) that rescale the draft's laws; None for none.
+            shape: F_0 ... F_(K-1) that rescale the draft's distributions; None for none.
             source: Of the tokens rejected.
         """
-        if self.laws is None or source == Source.NGRAM:
+        if self.sampled is None or source == Source.NGRAM:
             return 0.0
-        return self.laws.slack(sampling, source, shape)
+        return self.sampled.slack(sampling, source, shape)
 
     def repeated(self, count: int) -> TokenModel:
         """The same model serving `count` requests: its own, then the same texts again under new ids.
@@ -184,13 +184,13 @@ class TokenModel:
             lengths=np.tile(self.lengths, rounds),
             requests=tuple(again[:count]),
         )
-        return longer if self.laws is None else longer._with_own_luck(rounds)
+        return longer if self.sampled is None else longer._with_own_luck(rounds)
 
     def _with_own_luck(self, rounds: int) -> TokenModel:
         """This model, its `rounds` copies of each request moved to positions of their own."""
-        assert self.laws is not None and self.setting is not None and self.tokens is not None
-        laws = self.laws.repeated(self.laws.copies * rounds)
-        plain = laws.outcomes(Sampling(*self.setting), Source.PRIMARY)
+        assert self.sampled is not None and self.setting is not None and self.tokens is not None
+        sampled = self.sampled.repeated(self.sampled.copies * rounds)
+        plain = sampled.outcomes(Sampling(*self.setting), Source.PRIMARY)
         copy = np.repeat(np.arange(rounds), len(self.starts) // rounds)
         return replace(
             self,
@@ -199,7 +199,7 @@ class TokenModel:
             need_rejected=plain.need[0],
             need_free=np.tile(self.need_free, rounds),
             tokens=np.tile(self.tokens, rounds),
-            laws=laws,
+            sampled=sampled,
         )
 
     def _check(self, sampling: Sampling, speculation: Speculation) -> None:
@@ -208,24 +208,24 @@ class TokenModel:
             if sampling.temperature == self.setting[0] == 0.0:
                 return
             raise other_sampling(self.setting, (sampling.temperature, sampling.top_p))
-        if speculation.shape is not None and self.laws is None:
+        if speculation.shape is not None and self.sampled is None:
             raise SettingError(
-                "Saguaro's C rescales the draft's laws, which coin tosses do not have; give a sampled trace"
+                "Saguaro's C rescales distributions, which coin tosses do not have; give a sampled trace"
             )
 
     def _run(self, sampling: Sampling, speculation: Speculation) -> IntArray:
         """[n] accepted runs of the primary draft's tokens."""
-        if self.laws is None:
+        if self.sampled is None:
             return self.run
-        return self.laws.outcomes(sampling, Source.PRIMARY, speculation.shape).run
+        return self.sampled.outcomes(sampling, Source.PRIMARY, speculation.shape).run
 
     def _need_after(self, operation: Prespeculate, accepted: IntArray, at: IntArray) -> IntArray:
         """Fan-out needed where the primary draft's token after `accepted` ones was rejected."""
         if self.by_depth is not None:
             return self.by_depth.need_after(accepted, at)
-        if self.laws is None:
+        if self.sampled is None:
             return self.need_rejected[at]
-        outcomes = self.laws.outcomes(operation.sampling, Source.PRIMARY, operation.speculation.shape)
+        outcomes = self.sampled.outcomes(operation.sampling, Source.PRIMARY, operation.speculation.shape)
         return outcomes.need_after(accepted, at)
 
     def _prepared(self, line: int, operation: Prespeculate, accepted: IntArray, slots: IntArray) -> IntArray:

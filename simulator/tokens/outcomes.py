@@ -1,4 +1,4 @@
-"""Outcomes of verifying tokens drawn from one law: how many are accepted, and what a hit then takes."""
+"""Outcomes of verifying tokens drawn from one distribution: how many are accepted, what a hit then takes."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ NEVER = np.iinfo(np.int64).max // 4
 
 
 class Outcomes(NamedTuple):
-    """What verifying tokens of one law leads to, at each of n positions.
+    """What verifying tokens of one distribution leads to, at each of n positions.
 
-    A drafted token's law may depend on its depth, its place in the speculation (Saguaro's F_k).
+    A drafted token's distribution may depend on its depth, its place in the speculation (Saguaro's F_k).
 
     Attributes:
         run: [n] how many consecutive tokens from each position on are accepted when a speculation starts
             there, within the request.
-        need: [G, n] fan-out needed for a hit where a token of each of G laws was rejected and left out of
-            the cached set: the target's token is the `need`-th choice of those that are left.
-        law_at: [K] which of the G laws a token at each depth was drawn from; None if there is only one.
+        need: [G, n] fan-out needed for a hit where a token of each of G distributions was rejected and left
+            out of the cached set: the target's token is the `need`-th choice of those that are left.
+        proposal_at: [K] which of the G distributions a token at each depth was drawn from; None for one only.
     """
 
     run: IntArray
     need: IntArray
-    law_at: IntArray | None = None
+    proposal_at: IntArray | None = None
 
     def need_after(self, accepted: IntArray, at: IntArray) -> IntArray:
         """[r] fan-out needed where the token after `accepted` [r] ones was rejected at position `at` [r].
 
         Where nothing was rejected the answer has no meaning.
         """
-        if self.law_at is None:
+        if self.proposal_at is None:
             same: IntArray = self.need[0][at]
             return same
-        laws = self.law_at[np.minimum(accepted, len(self.law_at) - 1)]
-        needs: IntArray = self.need[laws, at]
+        which = self.proposal_at[np.minimum(accepted, len(self.proposal_at) - 1)]
+        needs: IntArray = self.need[which, at]
         return needs
 
 
@@ -57,21 +57,21 @@ def accepted_runs(accept: BoolArray, ends: IntArray | None = None) -> IntArray:
     return runs
 
 
-def shaped_runs(accepts: tuple[BoolArray, ...], law_at: IntArray, ends: IntArray) -> IntArray:
-    """[n] accepted run from each position on where the law changes with the depth, at most K.
+def shaped_runs(accepts: tuple[BoolArray, ...], proposal_at: IntArray, ends: IntArray) -> IntArray:
+    """[n] accepted run from each position on where the distribution changes with the depth, at most K.
 
     Args:
-        accepts: G arrays [n]: whether a token of each law is accepted at each position.
-        law_at: [K] law of each depth.
+        accepts: G arrays [n]: whether a token of each distribution is accepted at each position.
+        proposal_at: [K] number of the distribution of each depth.
         ends: [n] where the request of each position ends.
     """
     positions = np.arange(len(ends))
     going = np.ones(len(ends), dtype=np.bool_)
     runs = np.zeros(len(ends), dtype=np.int64)
-    for depth, law in enumerate(law_at):
+    for depth, proposal in enumerate(proposal_at):
         at = positions + depth
         going &= at < ends
-        going &= accepts[law][np.minimum(at, len(ends) - 1)]
+        going &= accepts[proposal][np.minimum(at, len(ends) - 1)]
         runs += going
     return runs
 

@@ -39,7 +39,7 @@ def replay(trace: Trace, *, limit: int | None = None, seed: int = 0) -> TokenMod
     Raises:
         TraceError: A column is missing.
         SettingError: The trace is shorter than `limit` for a request that did not end by itself, or its
-            text cannot have been sampled from the target's recorded law.
+            text cannot have been sampled from the target's recorded distribution.
     """
     sampling = recorded_sampling(trace)
     return _greedy(trace, limit) if sampling.greedy else _sampled(trace, sampling, limit, seed)
@@ -88,12 +88,12 @@ def _greedy(trace: Trace, limit: int | None) -> TokenModel:
 
 
 def _sampled(trace: Trace, sampling: Sampling, limit: int | None, seed: int) -> TokenModel:
-    from simulator.tokens.sampled import SampledLaws
+    from simulator.tokens.sampled import SampledOutcomes
 
     if not np.isfinite(trace.column("target_logprob")).all():
         raise SettingError("this trace holds a token of probability 0: its text was not sampled as it says")
-    laws = SampledLaws(trace, seed)
-    plain = laws.outcomes(sampling, Source.PRIMARY)
+    sampled = SampledOutcomes(trace, seed)
+    plain = sampled.outcomes(sampling, Source.PRIMARY)
     rank, ranked = trace.column("draft_rank"), trace.column("draft_top_ids").astype(np.int64)
     recorded = ranked.shape[1]
     starts, lengths = index_requests([r.id for r in trace.requests], np.diff(trace.offsets))
@@ -109,7 +109,7 @@ def _sampled(trace: Trace, sampling: Sampling, limit: int | None, seed: int) -> 
         vocabulary=trace.meta.vocabulary,
         requests=tuple(_traced_requests(trace, limit)),
         setting=(sampling.temperature, sampling.top_p),
-        laws=laws,
+        sampled=sampled,
     )
 
 

@@ -1,8 +1,8 @@
 """Sampled decoding on a recorded path: who is accepted, and what a rejection leaves in the cache.
 
-Two probabilities per position and law decide that (`simulator.tokens.chances`).  Each meets one keyed
+Two probabilities per position and proposal decide that (`simulator.tokens.chances`).  Each meets one keyed
 uniform per position, whatever the policy, so that a position is decided once and every policy and every
-law meets the same luck.
+proposal meets the same luck.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from hardware_profiles.trace import Trace
 from policies.sampling import FloatArray, Sampling, keyed_uniforms
 from policies.values import IntArray, Source
-from simulator.tokens.chances import DRAFT, FIRST, UNIFORM, Chances, Law, Recorded, chances
+from simulator.tokens.chances import DRAFT, FIRST, UNIFORM, Chances, Proposal, Recorded, chances
 from simulator.tokens.outcomes import NEVER, Outcomes, accepted_runs, shaped_runs
 
 BLOCK = 65_536
@@ -21,8 +21,8 @@ KEPT = 64
 """Settings whose outcomes are kept for the next run."""
 
 
-class SampledLaws:
-    """Outcomes of verification in a sampled recording, by the law of what is verified.
+class SampledOutcomes:
+    """Outcomes of verification in a sampled recording, by the distribution of what is verified.
 
     Positions are flat, request after request, the whole recording `copies` times over; each copy meets
     luck of its own.
@@ -35,20 +35,22 @@ class SampledLaws:
     """
 
     def __init__(
-        self, trace: Trace, seed: int, *, copies: int = 1, known: dict[Law, Chances] | None = None
+        self, trace: Trace, seed: int, *, copies: int = 1, known: dict[Proposal, Chances] | None = None
     ) -> None:
         self.trace = trace
         self.seed = seed
         self.copies = copies
-        self._chances: dict[Law, Chances] = {} if known is None else known
-        self._outcomes: dict[tuple[int, tuple[Law, ...]], Outcomes] = {}
+        self._chances: dict[Proposal, Chances] = {} if known is None else known
+        self._outcomes: dict[tuple[int, tuple[Proposal, ...]], Outcomes] = {}
         self._luck: tuple[int, FloatArray, FloatArray] | None = None
-        self._repeated: dict[int, SampledLaws] = {}
+        self._repeated: dict[int, SampledOutcomes] = {}
 
-    def repeated(self, copies: int) -> SampledLaws:
+    def repeated(self, copies: int) -> SampledOutcomes:
         """The same recording, served `copies` times."""
         if copies not in self._repeated:
-            self._repeated[copies] = SampledLaws(self.trace, self.seed, copies=copies, known=self._chances)
+            self._repeated[copies] = SampledOutcomes(
+                self.trace, self.seed, copies=copies, known=self._chances
+            )
         return self._repeated[copies]
 
     def outcomes(self, sampling: Sampling, source: Source, shape: tuple[int, ...] | None = None) -> Outcomes:
@@ -57,52 +59,54 @@ class SampledLaws:
         Args:
             sampling: Of the run.
             source: Where the tokens come from.
-            shape: F_0 ... F_(K-1) that rescaled the laws of primary tokens; None for none.
+            shape: F_0 ... F_(K-1) that rescaled the distributions of primary tokens; None for none.
 
         Raises:
             SettingError: The trace lists too few tokens for the shape.
         """
-        key = (sampling.seed, laws_of(sampling, source, shape))
+        key = (sampling.seed, proposals_of(sampling, source, shape))
         if key not in self._outcomes:
             if len(self._outcomes) >= KEPT:
                 self._outcomes.pop(next(iter(self._outcomes)))
             self._outcomes[key] = self._decide(*key)
         return self._outcomes[key]
 
-    def chances(self, law: Law) -> Chances:
+    def chances(self, proposal: Proposal) -> Chances:
         """[n] probabilities at the recorded positions (of one copy)."""
-        if law not in self._chances:
+        if proposal not in self._chances:
             blocks = [slice(at, at + BLOCK) for at in range(0, len(self.trace), BLOCK)]
-            parts = [chances(Recorded.of(self.trace, rows), law) for rows in blocks]
-            self._chances[law] = Chances(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-        return self._chances[law]
+            parts = [chances(Recorded.of(self.trace, rows), proposal) for rows in blocks]
+            self._chances[proposal] = Chances(
+                *(np.concatenate(column) for column in zip(*parts, strict=True))
+            )
+        return self._chances[proposal]
 
     def slack(self, sampling: Sampling, source: Source, shape: tuple[int, ...] | None = None) -> float:
         """Largest error of P(freed | rejected), averaged over the rejections on the path; as `outcomes`."""
         worst = 0.0
-        for law in set(laws_of(sampling, source, shape)):
-            found = self.chances(law)
+        for proposal in set(proposals_of(sampling, source, shape)):
+            found = self.chances(proposal)
             rejected = 1.0 - found.accepted
             if rejected.any():
                 worst = max(worst, float((rejected * found.slack).sum() / rejected.sum()))
         return worst
 
-    def _decide(self, seed: int, laws: tuple[Law, ...]) -> Outcomes:
-        different = list(dict.fromkeys(laws))
+    def _decide(self, seed: int, proposals: tuple[Proposal, ...]) -> Outcomes:
+        different = list(dict.fromkeys(proposals))
         accept_luck, reject_luck = self._luck_of(seed)
         rank = self._tiled(self.trace.column("draft_rank"))
         listed = self.trace.meta.draft_top
         accepts, needs = [], []
-        for law in different:
-            found = self.chances(law)
+        for proposal in different:
+            found = self.chances(proposal)
             accepts.append(accept_luck < self._tiled(found.accepted))
             freed = reject_luck < self._tiled(found.freed)
             needs.append(np.where(rank < listed, rank + 1 - freed, NEVER))
         ends = self._ends()
         if len(different) == 1:
             return Outcomes(accepted_runs(accepts[0], ends), np.stack(needs))
-        law_at = np.array([different.index(law) for law in laws])
-        return Outcomes(shaped_runs(tuple(accepts), law_at, ends), np.stack(needs), law_at)
+        proposal_at = np.array([different.index(proposal) for proposal in proposals])
+        return Outcomes(shaped_runs(tuple(accepts), proposal_at, ends), np.stack(needs), proposal_at)
 
     def _luck_of(self, seed: int) -> tuple[FloatArray, FloatArray]:
         """[N] uniforms that decide acceptances, and what was rejected."""
@@ -126,12 +130,12 @@ class SampledLaws:
         return values if self.copies == 1 else np.tile(values, self.copies)
 
 
-def laws_of(sampling: Sampling, source: Source, shape: tuple[int, ...] | None) -> tuple[Law, ...]:
-    """Law of a token of `source` at each depth; a single one if the depth does not matter."""
+def proposals_of(sampling: Sampling, source: Source, shape: tuple[int, ...] | None) -> tuple[Proposal, ...]:
+    """Proposal of a token of `source` at each depth; a single one if the depth does not matter."""
     if source == Source.RANDOM:
         return (UNIFORM,)
     if not sampling.draft_sampled:
         return (FIRST,)
     if shape is None or sampling.scale == 1.0:
         return (DRAFT,)
-    return tuple(Law("draft", sampling.scale, top) if top > 0 else DRAFT for top in shape)
+    return tuple(Proposal("draft", sampling.scale, top) if top > 0 else DRAFT for top in shape)

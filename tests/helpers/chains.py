@@ -139,7 +139,7 @@ def pick(weights: Sequence[float], rng: random.Random) -> int:
 def replayed(tokens: TokenModel, settings: Settings, *, batch: int = 500) -> list[list[Outcome]]:
     """The rounds of every request of a token model, under the real policy in the simulated world."""
     world = SimulatedWorld(tokens, TextbookCosts(1.0, 0.1), draft_devices=settings.draft_devices or 1)
-    rows = Rows(tokens.requests, min(batch, len(tokens.requests)), keep_tokens=settings.reads_text)
+    rows = Rows(tokens.requests, min(batch, len(tokens.requests)), keep_tokens=settings.config.reads_text)
     world.run(start(world, rows, settings))
     table = rows.log.table()
     columns = [table[name].tolist() for name in ("source", "length", "accepted", "emitted", "hit")]

@@ -45,7 +45,7 @@ def test_an_unrecorded_rank_is_never_cached() -> None:
 
 def test_nothing_rejected_means_every_guess_would_hit() -> None:
     curves = hit_curves(np.zeros(4, dtype=np.int64), deepest=2)
-    assert curves.after_rejection == (1.0, 1.0) and curves.law is None
+    assert curves.after_rejection == (1.0, 1.0) and curves.power_law is None
     with pytest.raises(ValueError, match="no recorded position"):
         hit_curves(np.array([], dtype=np.int64))
 
@@ -155,15 +155,15 @@ def test_the_fitted_scale_decides_the_fanout() -> None:
     rejected = np.append(rejected, np.full(round(miss[-1] * 400_000), 99))
     curves = hit_curves(np.append(rejected, np.zeros(600_000, dtype=np.int64)))
     assert curves.acceptance == pytest.approx(0.6, abs=1e-4)
-    assert curves.law is not None
-    assert (curves.law.exponent, curves.law.scale) == (
+    assert curves.power_law is not None
+    assert (curves.power_law.exponent, curves.power_law.scale) == (
         pytest.approx(0.5, abs=1e-3),
         pytest.approx(0.5, abs=1e-3),
     )
     weights = outcome_weights(0.6, 6)
-    fitted = power_law_table(7, curves.law.exponent, curves.law.scale, 12)
+    fitted = power_law_table(7, curves.power_law.exponent, curves.power_law.scale, 12)
     assert exact_fanout(weights, fitted, 12) == (3, 3, 2, 1, 1, 1, 1)
-    assert exact_fanout(weights, power_law_table(7, curves.law.exponent, 1.0, 12), 12) == (
+    assert exact_fanout(weights, power_law_table(7, curves.power_law.exponent, 1.0, 12), 12) == (
         5,
         4,
         3,

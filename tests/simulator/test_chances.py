@@ -17,7 +17,7 @@ from simulator.tokens.chances import (
     FIRST,
     UNIFORM,
     Chances,
-    Law,
+    Proposal,
     Recorded,
     _rescaled,
     _uniform,
@@ -25,8 +25,8 @@ from simulator.tokens.chances import (
 )
 
 
-def by_hand(law: Law, trace: Trace = TEXT) -> Chances:
-    return chances(Recorded.of(trace, slice(None)), law)
+def by_hand(proposal: Proposal, trace: Trace = TEXT) -> Chances:
+    return chances(Recorded.of(trace, slice(None)), proposal)
 
 
 def test_chances_of_a_sampled_draft() -> None:
@@ -41,14 +41,14 @@ def test_chances_of_a_sampled_draft() -> None:
 
 def test_chances_of_saguaro_sampling() -> None:
     # C = .5 on the first choice: after 1, Z = .5 x .4 + .6 = .8 and sigma = .25 .375 .25 .125.
-    found = by_hand(Law("draft", 0.5, 1))
+    found = by_hand(Proposal("draft", 0.5, 1))
     # after 0: Z = .75, sigma(y) = .3/.75 = .4 = p(y); after 2: Z = .65, sigma(y) = .1/.65.
     assert found.accepted == near([1.0, 0.25 / 0.5, 0.1 / 0.65 / 0.7])
     # after 1: (sigma - p)+ = 0 .225 0 | .075 of .3
     assert found.freed[1] == pytest.approx(0.225 / 0.3, abs=1e-6)
     # F = 2 instead: Z = .35 + .3 = .65, sigma = .2/.65 .15/.65 .2/.65 .1/.65 = .308 .231 .308 .154, and
     # (sigma - p)+ = .0077 .0808 0 | .1038, in all .1923
-    found = by_hand(Law("draft", 0.5, 2))
+    found = by_hand(Proposal("draft", 0.5, 2))
     assert found.accepted[1] == pytest.approx(0.2 / 0.65 / 0.5, abs=1e-6)
     above = (0.2 / 0.65 - 0.3) + (0.15 / 0.65 - 0.15)
     assert found.freed[1] == pytest.approx(above / (above + 0.1 / 0.65 - 0.05), abs=1e-6)
@@ -72,12 +72,12 @@ def test_where_c_0_leaves_nothing_the_law_stays_as_it_is() -> None:
     # top-p .6 keeps two tokens of q after 0 (.5 .3), renormalised to 5/8 3/8, and p's .4 .3 as 4/7 3/7.
     narrow = replace(BY_HAND, top_p=0.6)
     trace = trace_of(narrow, np.array([0]), np.array([1]), length=1, ranks=3)
-    assert by_hand(Law("draft", 0.0, 1), trace).accepted == near([1.0])  # sigma is sure of token 1
-    assert by_hand(Law("draft", 0.0, 2), trace).accepted == near([(3 / 8) / (4 / 7)])
-    assert by_hand(Law("draft", 0.0, 3), trace).accepted == near([(3 / 8) / (4 / 7)])
+    assert by_hand(Proposal("draft", 0.0, 1), trace).accepted == near([1.0])  # sigma is sure of token 1
+    assert by_hand(Proposal("draft", 0.0, 2), trace).accepted == near([(3 / 8) / (4 / 7)])
+    assert by_hand(Proposal("draft", 0.0, 3), trace).accepted == near([(3 / 8) / (4 / 7)])
 
 
-LAWS = [DRAFT, UNIFORM, FIRST, *(Law("draft", c, f) for c in (0.0, 0.3, 0.9) for f in (1, 2))]
+PROPOSALS = [DRAFT, UNIFORM, FIRST, *(Proposal("draft", c, f) for c in (0.0, 0.3, 0.9) for f in (1, 2))]
 
 
 @given(
@@ -85,29 +85,31 @@ LAWS = [DRAFT, UNIFORM, FIRST, *(Law("draft", c, f) for c in (0.0, 0.3, 0.9) for
     likeness=st.sampled_from([0.1, 1.0, 3.0]),
     top_p=st.sampled_from([1.0, 0.9, 0.6]),
     ranks=st.integers(2, 6),
-    law=st.sampled_from(LAWS),
+    proposal=st.sampled_from(PROPOSALS),
 )
 def test_bounds_of_unlisted_tails_hold(
-    seed: int, likeness: float, top_p: float, ranks: int, law: Law
+    seed: int, likeness: float, top_p: float, ranks: int, proposal: Proposal
 ) -> None:
     chain = Chain.drawn(seed, 7, likeness=likeness, top_p=top_p)
     full, cut = (sampled_trace(chain, requests=2, length=5, ranks=m, seed=seed) for m in (7, ranks))
-    truth, found = by_hand(law, full), by_hand(law, cut)
+    truth, found = by_hand(proposal, full), by_hand(proposal, cut)
     assert truth.slack == near([0.0] * 10)
     assert found.accepted == near(truth.accepted.tolist())
     # Where next to nothing is rejected, what was rejected is a matter of rounding.
     counts = (
-        (full.column("draft_rank") < ranks) & (truth.accepted < 1.0 - 1e-4) & (residuals(full, law) > 1e-3)
+        (full.column("draft_rank") < ranks)
+        & (truth.accepted < 1.0 - 1e-4)
+        & (residuals(full, proposal) > 1e-3)
     )
     assert (np.abs(found.freed - truth.freed) <= found.slack + 1e-3)[counts].all()
-    if law == DRAFT:
+    if proposal == DRAFT:
         assert (found.slack <= 1e-3)[counts].all()
 
 
-def residuals(trace: Trace, law: Law) -> np.ndarray:
+def residuals(trace: Trace, proposal: Proposal) -> np.ndarray:
     """[n] sum of (sigma - p)+, from a trace that lists everything."""
-    if law == FIRST:
+    if proposal == FIRST:
         return np.ones(len(trace))
     recorded = Recorded.of(trace, slice(None))
-    listed = (_uniform(recorded) if law == UNIFORM else _rescaled(recorded, law)).listed
+    listed = (_uniform(recorded) if proposal == UNIFORM else _rescaled(recorded, proposal)).listed
     return np.maximum(listed - recorded.target_listed, 0.0).sum(axis=1)

@@ -137,17 +137,17 @@ def the_tail_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def q_in_place_of_sigma(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sampled, "laws_of", lambda *_: (DRAFT,))
+    patch.setattr(sampled, "proposals_of", lambda *_: (DRAFT,))
 
 
 def one_fanout_for_all_depths(patch: pytest.MonkeyPatch) -> None:
-    laws_of = sampled.laws_of
-    patch.setattr(sampled, "laws_of", lambda *a: laws_of(*a)[:1])
+    proposals_of = sampled.proposals_of
+    patch.setattr(sampled, "proposals_of", lambda *a: proposals_of(*a)[:1])
 
 
 def the_ratio_upside_down(patch: pytest.MonkeyPatch) -> None:
-    def wrong(recorded: Recorded, law: sampled.Law) -> Chances:
-        right = chances(recorded, law)
+    def wrong(recorded: Recorded, proposal: sampled.Proposal) -> Chances:
+        right = chances(recorded, proposal)
         return right._replace(accepted=np.minimum(1.0, recorded.target / recorded.draft))
 
     chances = sampled.chances

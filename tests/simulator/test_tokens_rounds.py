@@ -144,13 +144,13 @@ def test_runs_are_what_a_loop_counts(texts: list[list[bool]], data: st.DataObjec
     ends = np.repeat(np.cumsum(lengths), lengths)
     first = np.concatenate([np.array(text) for text in texts])
     second = np.array(data.draw(st.lists(st.booleans(), min_size=len(first), max_size=len(first))))
-    law_at = np.array(data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=5)))
+    proposal_at = np.array(data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=5)))
     for at in range(len(first)):
         run = 0
         while at + run < ends[at] and first[at + run]:
             run += 1
         assert accepted_runs(first, ends)[at] == run
         run = 0
-        while run < len(law_at) and at + run < ends[at] and (first, second)[law_at[run]][at + run]:
+        while run < len(proposal_at) and at + run < ends[at] and (first, second)[proposal_at[run]][at + run]:
             run += 1
-        assert shaped_runs((first, second), law_at, ends)[at] == run
+        assert shaped_runs((first, second), proposal_at, ends)[at] == run
