@@ -61,7 +61,7 @@ def test_each_figure_compares_what_the_papers_does(points: list[Point]) -> None:
     assert names["3a"] == RIVALS * 2 and [c.settings.lookahead for c in cells["3a"][::5]] == [1, 3]
     assert names["4"] == RIVALS + turns and names["6b"] == turns
     assert names["5"] == RIVALS * 2 and [c.batch for c in cells["5"][::5]] == [1, 4]
-    assert len(cells["7"]) == 4 and {c.settings.option("exit") for c in cells["7"]} == {"1/4", "1/2"}
+    assert len(cells["7"]) == 4 and {c.settings.knobs["exit"] for c in cells["7"]} == {"1/4", "1/2"}
     assert [c.place for c in cells["8"]] == [SPLIT] * 5 + [SHARED] * 5
     assert len(select(points)) == len({cell for own in cells.values() for cell in own})  # each runs once
 

@@ -69,8 +69,8 @@ def test_it_emits_what_plain_decoding_emits(settings: Settings, batch: int, both
     rows = serve(world, settings, both.prompts, limit=24, batch=batch)
     assert texts_of(rows) == both.texts
     assert check_drafts(world, rows, both.prompts, both.draft) > 50
-    assert _matched(world, "target") > 0 or settings.option("target_retrieval") == "off"
-    assert _matched(world, "draft") > 0 or settings.option("draft_retrieval") == "off"
+    assert _matched(world, "target") > 0 or settings.knobs["target_retrieval"] == "off"
+    assert _matched(world, "draft") > 0 or settings.knobs["draft_retrieval"] == "off"
 
 
 def check_drafts(world: InlineWorld, rows: Rows, prompts: Prompts, draft: PreTrainedModel) -> int:

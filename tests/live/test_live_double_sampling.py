@@ -53,7 +53,7 @@ def test_emitted_texts_have_the_targets_law(case: dict[str, object], known: bool
     table = rows.log.table()
     rejected = table["accepted"] < table["length"]
     assert min(rejected.sum(), (~rejected).sum(), (table["emitted"] > 1).sum()) > 100
-    assert (table["hit"] == 1).sum() > 100 or settings.option("overlap") == "off"
+    assert (table["hit"] == 1).sum() > 100 or settings.knobs["overlap"] == "off"
 
 
 def guidance_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def test_a_datastore_with_the_answers_makes_rounds_long(
         assert texts_of(rows) == [text[:30] for text in plain_texts[3:6]]
         found[settings.label] = rows.log.table()["accepted"]
     rest_, fused, unfused, drafted = found.values()
-    assert max(rest_) == configure("rest").option("retrieval_length")
+    assert max(rest_) == configure("rest").knobs["retrieval_length"]
     assert fused.mean() > drafted.mean()
     assert fused.tolist() == unfused.tolist()  # fusion saves tokens and changes no outcome
 
