@@ -236,9 +236,9 @@ def _tokens(
     request: SimulationRequest, profile: Profile | None, sources: dict[str, str]
 ) -> tuple[TokenModel, str]:
     if isinstance(request.acceptance, Path):
-        from simulator.imports.simulated import imported_tokens
+        from simulator.tokens.acceptance import acceptance_tokens
 
-        return imported_tokens(
+        return acceptance_tokens(
             request.acceptance,
             request.query.settings,
             open_lookahead=request.query.open_lookahead,

@@ -17,7 +17,7 @@ from hardware_profiles.parts import DeviceInfo, MeasuredRun, Overlap, Role
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace_schema import COLUMNS, TraceMeta, TraceRequest
 from simulator.cli import main as simulate
-from simulator.imports.acceptance import AcceptanceFile
+from simulator.tokens.acceptance import AcceptanceFile
 
 PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "formats.md").read_text()
 COMMANDS = {"simulate": simulate, "recommend": recommend}

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
+from rich.table import Table
 
 from hardware_profiles.jsonfile import FileRefused, read_json, to_json
-from policies.commandline import HELP, Refusal, checked_group, typed, wide_console
+from policies.commandline import HELP, Refusal, checked_group, wide_console
+from simulator.imports.export import engine_flags
+from simulator.imports.formats import FORMATS, Read, naming_file, read_file
+from simulator.imports.measured import Imported, ImportRefused, acceptance_of, pool, write_acceptance
+from simulator.imports.vllm import best_lookahead_by_batch
 
-if TYPE_CHECKING:
-    from simulator.imports.measured import Imported
-    from simulator.imports.reading import Read
+FILE = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
 
 READ_EXAMPLES = """
 \b
@@ -43,12 +45,10 @@ def main() -> None:
 
 
 @main.command(epilog=READ_EXAMPLES)
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
+@click.argument("file", type=FILE)
 @click.option("--format", "name", help="Format of the file (see `formats`).  [default: found out]")
 @click.option(
-    "--before",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    help="An earlier page of the same counters: count what happened in between.",
+    "--before", type=FILE, help="An earlier page of the same counters: count what happened in between."
 )
 @click.option("--select", help="Label of one measurement, where the file holds several.")
 @click.option(
@@ -57,64 +57,55 @@ def main() -> None:
 @click.option("--lookahead", type=click.IntRange(min=1), help="K, where the file does not state it.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write an acceptance file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def read(**options: Any) -> None:
+def read(
+    *,
+    file: Path,
+    name: str | None,
+    before: Path | None,
+    select: str | None,
+    lookahead: int | None,
+    out: Path | None,
+    assume_iid: bool,
+    as_json: bool,
+) -> None:
     """Read FILE, an engine's output, and say what it holds."""
+    with _refusals():
+        if out is None and (assume_iid or lookahead is not None):
+            raise ImportRefused("--assume-iid and --lookahead shape an acceptance file: give --out, too")
+        found = read_file(file, name=name, before=before)
+        chosen = found.measured if select is None else (_selected(found, select),)
+        after = []
+        if out is not None:
+            with naming_file(found.path):
+                chosen = (_one(found, chosen),)
+                acceptance = acceptance_of(
+                    chosen[0], found.path.name, assume_iid=assume_iid, lookahead=lookahead
+                )
+            write_acceptance(out, acceptance)
+            after = [
+                f"written: {out}",
+                f"next: simulate --acceptance {out} --policy sd --lookahead {acceptance.lookahead}",
+            ]
+    if as_json:
+        rows = [measured.as_dict() for measured in chosen]
+        content = {"file": str(found.path), "format": found.format.name, "measured": rows}
+        click.echo(to_json(content, indent=2))
+        return
+    _print(found, chosen)
+    for line in after:
+        click.echo(line)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What is wrong with a file or a setting is one line, and exit status 2."""
     try:
-        _read(typed(ReadRequest, options))
+        yield
     except (ValueError, OSError) as error:
         raise Refusal(str(error)) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadRequest:
-    """What `read` is asked; every field is the option of its name (`name` that of the format)."""
-
-    file: Path
-    name: str | None
-    before: Path | None
-    select: str | None
-    assume_iid: bool
-    lookahead: int | None
-    out: Path | None
-    as_json: bool
-
-
-def _read(request: ReadRequest) -> None:
-    from simulator.imports.acceptance import acceptance_of, write_acceptance
-    from simulator.imports.measured import ImportRefused
-    from simulator.imports.reading import read_file
-
-    if request.out is None and (request.assume_iid or request.lookahead is not None):
-        raise ImportRefused("--assume-iid and --lookahead shape an acceptance file: give --out, too")
-    found = read_file(request.file, name=request.name, before=request.before)
-    chosen = found.measured if request.select is None else (_selected(found, request.select),)
-    if request.out is not None:
-        one = _one(found, chosen)
-        try:
-            acceptance = acceptance_of(
-                one, str(found.path), assume_iid=request.assume_iid, lookahead=request.lookahead
-            )
-        except ImportRefused as error:
-            raise ImportRefused(f"{found.path}: {error}") from error
-        write_acceptance(request.out, acceptance)
-        chosen = (one,)
-    if request.as_json:
-        rows = [measured.as_dict() for measured in chosen]
-        click.echo(
-            to_json({"file": str(found.path), "format": found.format.name, "measured": rows}, indent=2)
-        )
-        return
-    _print(found, chosen)
-    if request.out is not None:
-        click.echo(f"written: {request.out}")
-        click.echo(
-            f"next: simulate --acceptance {request.out} --policy sd --lookahead {acceptance.lookahead}"
-        )
-
-
 def _selected(found: Read, label: str) -> Imported:
-    from simulator.imports.measured import ImportRefused
-
     for measured in found.measured:
         if measured.label == label:
             return measured
@@ -124,25 +115,15 @@ def _selected(found: Read, label: str) -> Imported:
 
 def _one(found: Read, chosen: Sequence[Imported]) -> Imported:
     """The measurement to write: the only one, or all windows of a run added up."""
-    from simulator.imports.derive import pool
-    from simulator.imports.measured import ImportRefused
-
     if len(chosen) == 1:
         return chosen[0]
-    labels = ", ".join(repr(m.label) for m in chosen)
     if not found.format.pools:
-        raise ImportRefused(
-            f"{found.path}: holds {len(chosen)} measurements; choose one with --select: {labels}"
-        )
-    try:
-        return pool([m for m in chosen if m.label != "plain"])
-    except ImportRefused as error:
-        raise ImportRefused(f"{found.path}: {error}") from error
+        labels = ", ".join(repr(m.label) for m in chosen)
+        raise ImportRefused(f"holds {len(chosen)} measurements; choose one with --select: {labels}")
+    return pool([m for m in chosen if m.label != "plain"])
 
 
 def _print(found: Read, chosen: Sequence[Imported]) -> None:
-    from rich.table import Table
-
     table = Table(title=f"{found.path.name}: {found.format.what}", header_style="bold")
     for title in ("measurement", "K", "rounds", "tokens/round", "conditional acceptance", "joint", "times"):
         table.add_column(title)
@@ -180,8 +161,6 @@ def _list(values: Sequence[float] | None) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def formats(*, as_json: bool) -> None:
     """List the formats that can be read."""
-    from simulator.imports.formats import FORMATS
-
     if as_json:
         click.echo(to_json([{"name": f.name, "what": f.what, "pools": f.pools} for f in FORMATS], indent=2))
         return
@@ -192,14 +171,10 @@ def formats(*, as_json: bool) -> None:
 @main.command(epilog=EXPORT_EXAMPLES)
 @click.option("--lookahead", type=click.IntRange(min=1), help="K.")
 @click.option(
-    "--simulated",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    help="Take the lookahead from what `simulate --policy sd --json` printed.",
+    "--simulated", type=FILE, help="Take the lookahead from what `simulate --policy sd --json` printed."
 )
 @click.option(
-    "--measured",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    help="Take K by batch from rounds that were timed by batch (format vllm-dynamic).",
+    "--measured", type=FILE, help="Take K by batch from rounds timed by batch (format vllm-dynamic)."
 )
 @click.option(
     "--method", default="draft_model", show_default=True, help="draft_model, eagle, eagle3, mtp or ngram."
@@ -213,93 +188,69 @@ def formats(*, as_json: bool) -> None:
     "--engine", type=click.Choice(["vllm", "sglang", "llama.cpp"]), help="Only this engine.  [default: all]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, by engine.")
-def export(**options: Any) -> None:
+def export(
+    *,
+    lookahead: int | None,
+    simulated: Path | None,
+    measured: Path | None,
+    method: str,
+    draft: str | None,
+    by_batch: str | None,
+    largest_batch: int | None,
+    engine: str | None,
+    as_json: bool,
+) -> None:
     """Print settings ready to paste into vLLM, SGLang or llama.cpp."""
-    try:
-        lines = _lines(typed(ExportRequest, options))
-    except (ValueError, OSError) as error:
-        raise Refusal(str(error)) from error
-    if options["as_json"]:
+    with _refusals():
+        schedule = _by_batch(by_batch, measured, largest_batch)
+        if engine not in (None, "vllm") and (schedule or largest_batch):
+            raise ImportRefused(f"only vLLM takes a lookahead by batch; {engine} has one for all")
+        lines = engine_flags(
+            _depth(lookahead, simulated, schedule),
+            method=method,
+            model=draft,
+            by_batch=schedule,
+            largest_batch=largest_batch,
+        )
+        if engine is not None and engine not in lines:
+            raise ImportRefused("llama.cpp's flags are printed for the method draft_model with a --draft")
+    lines = {name: line for name, line in lines.items() if engine in (None, name)}
+    if as_json:
         click.echo(to_json(lines, indent=2))
         return
-    for engine, line in lines.items():
-        click.echo(f"{engine}: {line}")
+    for name, line in lines.items():
+        click.echo(f"{name}: {line}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportRequest:
-    """What `export` is asked; every field is the option of its name."""
-
-    lookahead: int | None
-    simulated: Path | None
-    measured: Path | None
-    method: str
-    draft: str | None
-    by_batch: str | None
-    largest_batch: int | None
-    engine: str | None
-
-
-def _lines(request: ExportRequest) -> dict[str, str]:
-    from simulator.imports.export import engine_flags
-    from simulator.imports.measured import ImportRefused
-
-    only = request.engine
-    by_batch = _by_batch(request)
-    if only not in (None, "vllm") and (by_batch or request.largest_batch):
-        raise ImportRefused(f"only vLLM takes a lookahead by batch; {only} has one for all")
-    lines = engine_flags(
-        _depth(request, by_batch),
-        method=request.method,
-        model=request.draft,
-        by_batch=by_batch,
-        largest_batch=request.largest_batch,
-    )
-    if only is None:
-        return lines
-    if only not in lines:
-        raise ImportRefused("llama.cpp's flags are printed for the method draft_model with a --draft")
-    return {only: lines[only]}
-
-
-def _by_batch(request: ExportRequest) -> dict[int, int] | None:
-    from simulator.imports.measured import ImportRefused
-    from simulator.imports.reading import read_file
-    from simulator.imports.tuned import best_lookahead_by_batch
-
-    if request.measured is not None:
-        if request.by_batch:
+def _by_batch(given: str | None, measured: Path | None, largest_batch: int | None) -> dict[int, int] | None:
+    if measured is not None:
+        if given:
             raise ImportRefused("give either --by-batch or --measured, not both")
-        return best_lookahead_by_batch(read_file(request.measured).measured[0])
-    if request.by_batch is None:
-        if request.largest_batch is not None:
+        return best_lookahead_by_batch(read_file(measured).measured[0])
+    if given is None:
+        if largest_batch is not None:
             raise ImportRefused("--largest-batch changes nothing without --by-batch or --measured")
         return None
     try:
-        pairs = [part.split(":") for part in request.by_batch.split(",")]
+        pairs = [part.split(":") for part in given.split(",")]
         return {int(batch): int(depth) for batch, depth in pairs}
     except ValueError as error:
-        raise ImportRefused(f"--by-batch: expected B:K,B:K,..., got {request.by_batch!r}") from error
+        raise ImportRefused(f"--by-batch: expected B:K,B:K,..., got {given!r}") from error
 
 
-def _depth(request: ExportRequest, by_batch: dict[int, int] | None) -> int:
-    from simulator.imports.measured import ImportRefused
-
-    given = request.lookahead, request.simulated
-    if all(value is not None for value in given):
+def _depth(lookahead: int | None, simulated: Path | None, by_batch: dict[int, int] | None) -> int:
+    if lookahead is not None and simulated is not None:
         raise ImportRefused("give either --lookahead or --simulated, not both")
-    if request.simulated is not None:
-        return _simulated(request.simulated)
-    if request.lookahead is not None:
-        return request.lookahead
+    if simulated is not None:
+        return _simulated(simulated)
+    if lookahead is not None:
+        return lookahead
     if by_batch:
         return max(by_batch.values())
     raise ImportRefused("give --lookahead, --simulated or K by batch")
 
 
 def _simulated(path: Path) -> int:
-    from simulator.imports.measured import ImportRefused
-
     try:
         answer = read_json(path)
         policy, depth = answer["policy"], answer["knobs"].get("lookahead")

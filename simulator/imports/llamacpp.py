@@ -8,7 +8,6 @@ from statistics import median
 from typing import Any
 
 from hardware_profiles.jsonfile import parse_json
-from simulator.imports.derive import from_joint
 from simulator.imports.measured import (
     Imported,
     ImportRefused,
@@ -16,10 +15,21 @@ from simulator.imports.measured import (
     at_line,
     check_length,
     count,
+    from_joint,
     number,
     optional,
 )
-from simulator.imports.text import json_lines, lines_of
+from simulator.imports.text import (
+    Text,
+    begins,
+    either,
+    has,
+    json_lines,
+    lines_of,
+    markdown_rows,
+    reads,
+    says,
+)
 
 _STATISTICS = re.compile(
     r"statistics\s+(\S+): .*?#gen drafts = +(\d+), #acc drafts = +(\d+), "
@@ -33,6 +43,7 @@ _CLOSING = re.compile(r"^(n_draft|n_predict|n_drafted|n_accept)\s*=\s*(\d+)", re
 _MADE = re.compile(r"(?:decoded|generated)\s+(\d+) tokens in\s+([\d.]+) seconds")
 
 
+@reads("llamacpp-log", "llama.cpp", "llama-server's log", says("#gen drafts"))
 def parse_server_log(text: str) -> tuple[Imported, ...]:
     """The server's log: its `statistics` line, which counts rounds, and the times of the request before it.
 
@@ -60,7 +71,6 @@ def parse_server_log(text: str) -> tuple[Imported, ...]:
             "notes": notes,
             "label": f"line {at}",
         }
-        known |= {"engine": "llama.cpp", "source": "llamacpp-log"}
         with at_line(at):
             found.append(from_joint(joint, rounds=rounds, accepted=accepted, **known))
     if not found:
@@ -83,6 +93,12 @@ def _log_speeds(text: str, rounds: int, draft_s: float | None) -> Speeds:
     )
 
 
+@reads(
+    "llamacpp-closing",
+    "llama.cpp",
+    "closing lines of llama.cpp's speculative example",
+    says("n_drafted", "n_accept"),
+)
 def parse_closing(text: str) -> tuple[Imported, ...]:
     """The closing lines of the speculative example: a share and a maximum draft, no rounds.
 
@@ -99,8 +115,6 @@ def parse_closing(text: str) -> tuple[Imported, ...]:
     forwards = max(1, values["n_predict"] - values["n_accept"])
     return (
         Imported(
-            "llama.cpp",
-            "llamacpp-closing",
             drafted=values["n_drafted"],
             accepted=values["n_accept"],
             tokens_per_target_forward=values["n_predict"] / forwards,
@@ -110,6 +124,13 @@ def parse_closing(text: str) -> tuple[Imported, ...]:
     )
 
 
+@reads(
+    "llamacpp-timings",
+    "llama.cpp",
+    "timings of llama-server's answers",
+    says('"predicted_ms"'),
+    either(has("predicted_ms"), has("runs")),
+)
 def parse_timings(text: str) -> tuple[Imported, ...]:
     """`timings` of llama-server's answers: one object, or a results file with runs of records."""
     holder = parse_json(text)
@@ -139,8 +160,7 @@ def _timing(row: Mapping[str, Any], label: str, meta: Mapping[str, Any]) -> Impo
     prefill: dict[str, Any] = {}
     if prompt_ms is not None and row.get("prompt_n"):
         prefill = {"prefill_s": prompt_ms / 1e3, "prefill_tokens": count(row["prompt_n"], "prompt_n")}
-    known: dict[str, Any] = {"engine": "llama.cpp", "source": "llamacpp-timings", "label": label}
-    known |= {"model": meta.get("target"), "batch": 1.0}
+    known: dict[str, Any] = {"label": label, "model": meta.get("target"), "batch": 1.0}
     if drafted is None or accepted is None:
         return Imported(speeds=Speeds(made / spent, target_step_s=spent / made, **prefill), **known)
     forwards = max(1, made - int(accepted))
@@ -160,10 +180,11 @@ def _timing(row: Mapping[str, Any], label: str, meta: Mapping[str, Any]) -> Impo
     )
 
 
+@reads("ik-llama-table", "llama.cpp", "ik_llama.cpp's table of speculative runs", says("| pos accept"))
 def parse_spec_bench(text: str) -> tuple[Imported, ...]:
     """ik_llama.cpp's table of speculative runs: rounds, counts, and joint percentages by position."""
     found = []
-    for at, row in _table(text, "pos accept"):
+    for at, row in markdown_rows(text, "pos accept"):
         match = re.fullmatch(r"(\d+)/(\d+)", row["accepted"])
         if match is None:
             raise ImportRefused(f"accepted: expected `N/M`, got {row['accepted']!r}", at)
@@ -181,8 +202,6 @@ def parse_spec_bench(text: str) -> tuple[Imported, ...]:
                     rounds=rounds,
                     accepted=accepted,
                     drafted=drafted,
-                    engine="llama.cpp",
-                    source="ik-llama-table",
                     label=f"{row['task']} {row['run']}",
                     draft=row.get("stage"),
                     batch=1.0,
@@ -193,6 +212,12 @@ def parse_spec_bench(text: str) -> tuple[Imported, ...]:
     return tuple(found)
 
 
+def _is_bench(text: Text) -> bool:
+    rows = text.whole
+    return isinstance(rows, list) and bool(rows) and isinstance(rows[0], dict) and "avg_ns" in rows[0]
+
+
+@reads("llama-bench", "llama.cpp", "llama-bench -o json", _is_bench)
 def parse_bench_json(text: str) -> tuple[Imported, ...]:
     """`llama-bench -o json`: one measurement per model and setting."""
     rows = parse_json(text)
@@ -206,10 +231,11 @@ def parse_bench_json(text: str) -> tuple[Imported, ...]:
     return _bench(groups, ", ".join(sorted(versions)) or None)
 
 
+@reads("llama-bench-table", "llama.cpp", "llama-bench's Markdown", either(says("| test "), says(" test |")))
 def parse_bench_table(text: str) -> tuple[Imported, ...]:
     """The Markdown of `llama-bench`: `pp512` is a prefill of 512 tokens, `tg128` 128 single steps."""
     groups: dict[tuple[str, int], list[tuple[int, int, float]]] = {}
-    for at, row in _table(text, "t/s"):
+    for at, row in markdown_rows(text, "t/s"):
         match = re.fullmatch(r"(pp|tg) ?(\d+)(?: @ d(\d+))?", row.get("test", ""))
         if match is None:
             raise ImportRefused(f"test: expected pp<N> or tg<N>, got {row.get('test')!r}", at)
@@ -235,8 +261,7 @@ def _bench(
         forwards = tuple(sorted((prompt, seconds) for prompt, made, seconds in rows if prompt and not made))
         found.append(
             Imported(
-                "llama.cpp",
-                "llama-bench",
+                source="llama-bench",
                 label=f"{model} @ d{depth}" if depth else model,
                 version=version,
                 model=model,
@@ -254,13 +279,19 @@ def _bench(
     return tuple(found)
 
 
+@reads(
+    "llama-batched-bench",
+    "llama.cpp",
+    "llama-batched-bench, table or JSON lines",
+    either(begins("t_tg"), says("| ", "T_TG s")),
+)
 def parse_batched(text: str) -> tuple[Imported, ...]:
     """`llama-batched-bench`, table or JSON lines: a step of the whole batch is T_TG / TG."""
     if text.lstrip().startswith("{"):
         rows: Iterator[tuple[int, Mapping[str, Any]]] = json_lines(text)
         names = ("pl", "tg", "t_tg")
     else:
-        rows, names = _table(text, "T_TG s"), ("B", "TG", "T_TG s")
+        rows, names = markdown_rows(text, "T_TG s"), ("B", "TG", "T_TG s")
     groups: dict[int, list[tuple[int, float]]] = {}
     for at, row in rows:
         batch, made = (count(row.get(name), name, at) for name in names[:2])
@@ -269,31 +300,8 @@ def parse_batched(text: str) -> tuple[Imported, ...]:
         groups.setdefault(made, []).append((batch, number(row.get(names[2]), names[2], at) / made))
     return tuple(
         Imported(
-            "llama.cpp",
-            "llama-batched-bench",
             label=f"tg{made}",
             speeds=Speeds(step_s_by_batch=tuple(sorted(steps)), target_step_s=dict(steps).get(1)),
         )
         for made, steps in groups.items()
     )
-
-
-def _table(text: str, column: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, row) of every Markdown table that has a column."""
-    header: list[str] = []
-    seen = False
-    for at, line in enumerate(text.splitlines(), 1):
-        if not line.lstrip().startswith("|"):
-            header = []
-            continue
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if not header:
-            header, seen = cells, seen or column in cells
-        elif set("".join(cells)) <= set("-:"):
-            continue
-        elif len(cells) != len(header):
-            raise ImportRefused(f"expected {len(header)} columns, got {len(cells)}", at)
-        elif column in header:
-            yield at, dict(zip(header, cells, strict=True))
-    if not seen:
-        raise ImportRefused(f"expected a Markdown table with a column {column!r}")

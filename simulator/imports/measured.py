@@ -1,19 +1,28 @@
-"""What an engine measured, in this project's names (docs/reference/metrics.md), whatever the engine calls it.
+"""One measurement of an engine, in this project's names (docs/reference/metrics.md), whatever its own are.
 
 Two lists per position must never be mixed up.  *Joint*: the share of rounds whose first i drafted tokens were
 all accepted; it never rises.  *Conditional*: the share of those that got as far as token i; it may do
 anything.  Nearly every engine prints the joint one and calls it "per-position acceptance rate".
+`from_histogram`, `from_survivors`, `from_joint`, `from_rounds` and `from_counts` go from what is counted to
+all that follows from it; `acceptance_of` makes an acceptance file.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from hardware_profiles.jsonfile import FileRefused
+from hardware_profiles.jsonfile import FileRefused, parse_json, to_json, write_json
+from policies.laws.inverse import acceptance_from_tokens
+from policies.registry import SettingError
+from simulator.tokens.acceptance import AcceptanceFile, Provenance, joint_of
+from simulator.tokens.histogram import conditional_acceptance
 
 DEEPEST = 1024
 """Most drafted tokens of a round that are believed."""
@@ -81,8 +90,8 @@ class Imported:
     """One measurement of one engine.  What the source does not say is None, and listed in `missing`.
 
     Attributes:
-        engine: Whose numbers: `vllm`, `sglang`, `llama.cpp`, ...
-        source: Name of the format that was read.
+        engine: Whose numbers: `vllm`, `sglang`, `llama.cpp`, ...; empty: that of the format.
+        source: Name of the format that was read; empty: that which the registry has.
         label: Which measurement of the file, where it holds several.
         version: Of the engine.
         model: Of the target.
@@ -108,8 +117,8 @@ class Imported:
         notes: What a reader should know: contradictions, biases, what was derived.
     """
 
-    engine: str
-    source: str
+    engine: str = ""
+    source: str = ""
     label: str = ""
     version: str | None = None
     model: str | None = None
@@ -221,6 +230,54 @@ def count(value: object, name: str, line: int | None = None) -> int:
     return int(found)
 
 
+def optional(mapping: Mapping[str, Any], key: str) -> float | None:
+    """`number` of an entry that may be absent or null."""
+    return None if mapping.get(key) is None else number(mapping[key], key)
+
+
+def milliseconds(mapping: Mapping[str, Any], key: str) -> float | None:
+    """An entry in milliseconds, in seconds; None if absent."""
+    value = optional(mapping, key)
+    return None if value is None else value / 1e3
+
+
+def counts(values: object, name: str) -> list[int]:
+    """A list of `count`s.
+
+    Raises:
+        ImportRefused: Anything else.
+    """
+    if not isinstance(values, list):
+        raise ImportRefused(f"{name}: expected a list of whole numbers, got {values!r}")
+    return [count(value, f"{name}[{i}]") for i, value in enumerate(values)]
+
+
+def serving_speeds(
+    found: Mapping[str, Any],
+    rate: str = "output_throughput",
+    token_ms: str = "mean_tpot_ms",
+    first_ms: str = "mean_ttft_ms",
+    **more: Any,
+) -> Speeds:
+    """What a benchmark of a server states under these names: tokens/s, ms per token, ms to the first one.
+
+    `more` are further attributes of `Speeds`.
+    """
+    return Speeds(
+        tokens_per_second=optional(found, rate),
+        time_per_token_s=milliseconds(found, token_ms),
+        time_to_first_token_s=milliseconds(found, first_ms),
+        **more,
+    )
+
+
+def overshoot(rounds: int, accepted: int | None, delivered: object, finished: int = 1) -> int | None:
+    """Tokens of the rounds and of each request's prefill beyond those delivered; None if not known."""
+    if accepted is None or delivered is None:
+        return None
+    return finished + rounds + accepted - count(delivered, "completion_tokens")
+
+
 def check_length(tokens_per_round: float, lookahead: int, line: int | None = None) -> None:
     """Refuse more tokens per round than are drafted, with the bonus token.
 
@@ -246,12 +303,302 @@ def believable(value: int) -> int:
     return value
 
 
-def optional(mapping: Mapping[str, Any], key: str) -> float | None:
-    """`number` of an entry that may be absent or null."""
-    return None if mapping.get(key) is None else number(mapping[key], key)
+def conditional_of(joint: Sequence[float]) -> tuple[float, ...]:
+    """Conditional acceptance at each position from the joint one.
+
+    Raises:
+        ImportRefused: The list rises somewhere, so it is not joint.
+    """
+    try:
+        return conditional_acceptance(joint)
+    except SettingError as error:
+        raise ImportRefused(
+            f"{error}: a list that rises is not joint (conditional rates, or counters of several runs?)"
+        ) from error
 
 
-def milliseconds(mapping: Mapping[str, Any], key: str) -> float | None:
-    """An entry in milliseconds, in seconds; None if absent."""
-    value = optional(mapping, key)
-    return None if value is None else value / 1e3
+def survivors_of(histogram: Sequence[int]) -> tuple[int, ...]:
+    """Rounds that accepted at least 1, 2, ... K tokens, from rounds that accepted exactly 0 ... K."""
+    return tuple(sum(histogram[i:]) for i in range(1, len(histogram)))
+
+
+def histogram_of(rounds: int, survivors: Sequence[int]) -> tuple[int, ...]:
+    """Rounds that accepted exactly 0 ... K tokens, from those that accepted at least 1 ... K."""
+    return tuple(here - further for here, further in pairwise((rounds, *survivors, 0)))
+
+
+def from_counts(rounds: int, accepted: int | None, **known: Any) -> Imported:
+    """A measurement that counts rounds and accepted tokens, but no positions; as `from_histogram`."""
+    length = None if accepted is None else 1.0 + accepted / rounds
+    return Imported(rounds=rounds, accepted=accepted, tokens_per_round=length, **known)
+
+
+def uniform(drafted: int | None, rounds: int) -> dict[str, int]:
+    """`lookahead=K` where every round can have drafted as many; nothing where drafts were cut short."""
+    return {"lookahead": drafted // rounds} if drafted and drafted % rounds == 0 else {}
+
+
+def from_histogram(histogram: Sequence[int], **known: Any) -> Imported:
+    """A measurement whose rounds are counted by accepted tokens, 0 ... K.
+
+    Args:
+        histogram: Rounds by accepted tokens.
+        known: Further attributes of `Imported`.
+
+    Raises:
+        ImportRefused: No rounds, a negative count, or a total that contradicts `known`.
+    """
+    histogram = _fitted(histogram, known.get("lookahead"))
+    rounds = sum(histogram)
+    if rounds <= 0 or min(histogram) < 0:
+        raise ImportRefused(f"a histogram needs rounds and no negative count, got {list(histogram)}")
+    accepted = sum(j * count for j, count in enumerate(histogram))
+    for name, counted in (("rounds", rounds), ("accepted", accepted)):
+        stated = known.pop(name, None)
+        if stated is not None and stated != counted:
+            raise ImportRefused(
+                f"the source contradicts itself: its histogram {list(histogram)} holds {counted} {name}, it "
+                f"states {stated}"
+            )
+    joint = tuple(s / rounds for s in survivors_of(histogram))
+    values: dict[str, Any] = {
+        "lookahead": len(histogram) - 1,
+        "acceptance_at_position": conditional_of(joint) if joint else None,
+        "joint_acceptance_at_position": joint or None,
+    }
+    values |= known
+    return Imported(
+        rounds=rounds,
+        accepted=accepted,
+        tokens_per_round=1.0 + accepted / rounds,
+        histogram=tuple(histogram),
+        **values,
+    )
+
+
+def _fitted(histogram: Sequence[int], lookahead: int | None) -> list[int]:
+    """A histogram of 0 ... K: engines may leave out positions never reached, or list further ones."""
+    if lookahead is None:
+        return list(histogram)
+    believable(lookahead)
+    if any(histogram[lookahead + 1 :]):
+        raise ImportRefused(
+            f"{len(histogram) - 1} tokens were accepted in a round, but only {lookahead} are drafted: "
+            f"{list(histogram)}"
+        )
+    return [*histogram[: lookahead + 1], *[0] * (lookahead + 1 - len(histogram))]
+
+
+def from_survivors(rounds: int, survivors: Sequence[int], **known: Any) -> Imported:
+    """A measurement that counts, per position, the rounds which got that far; as `from_histogram`."""
+    if any(further > here for here, further in pairwise((rounds, *survivors))):
+        raise ImportRefused(
+            f"counts per position must fall from at most {rounds} rounds, got {list(survivors)}: these are "
+            "not joint counts, or they belong to several runs"
+        )
+    return from_histogram(histogram_of(rounds, survivors), **known)
+
+
+def from_joint(joint: Sequence[float], *, rounds: int | None, accepted: int | None, **known: Any) -> Imported:
+    """A measurement with printed joint shares per position; exact counts where they can be recovered.
+
+    Args:
+        joint: Joint acceptance at each position; none where rounds are counted without positions.
+        rounds: As stated; None if not.
+        accepted: As stated; None if not.
+        known: Further attributes of `Imported`.
+    """
+    joint = tuple(joint)
+    if rounds and not joint:
+        return from_counts(rounds, accepted, **known)
+    conditional = conditional_of(joint)
+    if rounds and accepted is not None:
+        survivors = [round(share * rounds) for share in joint]
+        # Shares with few digits do not give the counts back; the total tells whether they did.
+        if sum(survivors) == accepted:
+            return from_survivors(rounds, survivors, **known)
+        known.setdefault("tokens_per_round", 1.0 + accepted / rounds)
+    known.setdefault("tokens_per_round", 1.0 + sum(joint))
+    known.setdefault("lookahead", len(joint))
+    return Imported(
+        rounds=rounds,
+        accepted=accepted,
+        acceptance_at_position=conditional,
+        joint_acceptance_at_position=joint,
+        **known,
+    )
+
+
+def from_rounds(accepted: Sequence[int], drafted: Sequence[int], **known: Any) -> Imported:
+    """A measurement of single rounds, whose draft length may vary.
+
+    Position i was tried only in rounds that drafted so far and accepted all before it: dividing by all
+    rounds would count a short draft as a rejection.
+
+    Args:
+        accepted: Accepted tokens of each round.
+        drafted: Drafted tokens of each round.
+        known: Further attributes of `Imported`.
+
+    Raises:
+        ImportRefused: Lists that do not belong together.
+    """
+    if len(accepted) != len(drafted) or any(a > d for a, d in zip(accepted, drafted, strict=True)):
+        raise ImportRefused("expected as many accepted as drafted counts, none of them larger")
+    if not drafted or max(drafted) == 0:
+        raise ImportRefused("expected rounds that drafted something")
+    deepest, rounds = believable(max(drafted)), list(zip(accepted, drafted, strict=True))
+    conditional = []
+    for i in range(1, deepest + 1):
+        tried = sum(d >= i and a >= i - 1 for a, d in rounds)
+        conditional.append(sum(a >= i for a, _ in rounds) / tried if tried else 0.0)
+    varies = min(drafted) < deepest
+    return Imported(
+        lookahead=deepest,
+        rounds=len(rounds),
+        drafted=sum(drafted),
+        accepted=sum(accepted),
+        tokens_per_round=1.0 + sum(accepted) / len(rounds),
+        acceptance_at_position=tuple(conditional),
+        joint_acceptance_at_position=joint_of(conditional),
+        histogram=None if varies else tuple(accepted.count(j) for j in range(deepest + 1)),
+        notes=("the draft length varies: a position's rate is over the rounds that drafted so far",) * varies,
+        **known,
+    )
+
+
+def iid_acceptance(tokens_per_round: float, lookahead: int) -> float:
+    """The one acceptance that, the same at each position, gives this many tokens per round.
+
+    Raises:
+        ImportRefused: No acceptance between 0 and 1 does.
+    """
+    check_length(tokens_per_round, believable(lookahead))
+    try:
+        return acceptance_from_tokens(min(tokens_per_round, lookahead + 1.0), lookahead)
+    except ValueError as error:
+        raise ImportRefused(str(error)) from error
+
+
+def pool(parts: Sequence[Imported]) -> Imported:
+    """Windows of one run as one measurement: counts are added, shares weighted by rounds.
+
+    Lengths are never averaged: a window of few rounds would weigh as much as one of many.
+
+    Raises:
+        ImportRefused: A window without rounds, or windows of different lookahead.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if len({part.lookahead for part in parts}) > 1 or any(part.rounds is None for part in parts):
+        raise ImportRefused(
+            "these measurements cannot be added up (different lookahead, or no count of rounds); choose one "
+            f"with --select: {', '.join(part.label for part in parts)}"
+        )
+    rounds = sum(part.rounds or 0 for part in parts)
+    known: dict[str, Any] = {
+        "engine": first.engine,
+        "source": first.source,
+        "label": f"{len(parts)} pooled",
+        "version": first.version,
+        "lookahead": first.lookahead,
+        "drafted": _total(parts, "drafted"),
+        "notes": tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+    }
+    accepted = _total(parts, "accepted")
+    lists = [part.joint_acceptance_at_position for part in parts]
+    depth = max(len(shares or ()) for shares in lists)
+    if any(not shares for shares in lists):
+        return from_counts(rounds, accepted, **known)
+    weights = [(part.rounds or 0) / rounds for part in parts]
+    joint = [
+        math.fsum(
+            w * (shares[i] if shares and i < len(shares) else 0.0)
+            for w, shares in zip(weights, lists, strict=True)
+        )
+        for i in range(depth)
+    ]
+    return from_joint(joint, rounds=rounds, accepted=accepted, **known)
+
+
+def _total(parts: Sequence[Imported], name: str) -> int | None:
+    values = [getattr(part, name) for part in parts]
+    return None if any(value is None for value in values) else sum(values)
+
+
+def acceptance_of(
+    measured: Imported, file: str, *, assume_iid: bool = False, lookahead: int | None = None
+) -> AcceptanceFile:
+    """The acceptance file of a measurement.
+
+    Args:
+        measured: What was imported.
+        file: Name of the file that it comes from.
+        assume_iid: Whether a mean may stand for every position, where there is only a mean.
+        lookahead: K, where the source does not state it.
+
+    Raises:
+        ImportRefused: What is needed is missing, or `lookahead` contradicts the source.
+    """
+    if lookahead is not None and measured.lookahead not in (None, lookahead):
+        raise ImportRefused(
+            f"--lookahead {lookahead} contradicts the source, which says {measured.lookahead}"
+        )
+    conditional, assumed = measured.acceptance_at_position, list[str]()
+    if conditional is None:
+        conditional, why = _from_mean(measured, assume_iid, lookahead)
+        assumed.append(why)
+    elif measured.lookahead is None:
+        assumed.append(
+            f"lookahead {len(conditional)}, the deepest position seen: the source does not state it"
+        )
+    source = Provenance(
+        file=Path(file).name,
+        format=measured.source,
+        engine=measured.engine,
+        version=measured.version,
+        label=measured.label,
+        imported_at=datetime.now(UTC).replace(microsecond=0),
+    )
+    return AcceptanceFile(
+        source=source,
+        lookahead=measured.lookahead or lookahead or len(conditional),
+        acceptance_at_position=conditional,
+        joint_acceptance_at_position=joint_of(conditional),
+        tokens_per_round=measured.tokens_per_round,
+        rounds=measured.rounds,
+        histogram=measured.histogram,
+        speeds=parse_json(to_json(measured.speeds.stated())),  # tuples as the lists that will be read
+        assumed=tuple(assumed),
+        missing=measured.missing,
+        notes=measured.notes,
+    )
+
+
+def _from_mean(measured: Imported, assume_iid: bool, lookahead: int | None) -> tuple[tuple[float, ...], str]:
+    length = measured.tokens_per_round or measured.tokens_per_target_forward
+    if length is None:
+        raise ImportRefused(
+            "nothing to simulate from: neither acceptance per position nor tokens per round is stated "
+            f"(missing: {', '.join(measured.missing)})"
+        )
+    if not assume_iid:
+        raise ImportRefused(
+            f"the source states a mean ({length:.4g} tokens per round) but no acceptance per position; "
+            "--assume-iid takes it to be the same at each position"
+        )
+    depth = measured.lookahead or lookahead
+    if depth is None:
+        raise ImportRefused(
+            "the source does not state the lookahead that its mean belongs to: give --lookahead"
+        )
+    level = iid_acceptance(length, depth)
+    per = "round" if measured.tokens_per_round else "target forward"
+    why = f"acceptance {level:.4f} at each of {depth} positions, from {length:.4g} tokens per {per} alone"
+    return (level,) * depth, why
+
+
+def write_acceptance(path: Path, acceptance: AcceptanceFile) -> None:
+    """Write the file, whole or not at all."""
+    write_json(path, acceptance.model_dump(mode="json"))

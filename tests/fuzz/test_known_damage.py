@@ -18,9 +18,9 @@ from hardware_profiles.shapes import ShapeError, find_shape
 from hardware_profiles.store import find_profile, user_decisions, user_profile, user_trace
 from hardware_profiles.trace import read_trace
 from hardware_profiles.trace_schema import TraceError
-from simulator.imports.acceptance import load_acceptance
+from simulator.imports.formats import read_file
 from simulator.imports.measured import ImportRefused
-from simulator.imports.reading import read_file
+from simulator.tokens.acceptance import load_acceptance
 
 DATA = Path(__file__).parents[2] / "hardware_profiles" / "data"
 SAMPLES = Path(__file__).parents[1] / "data" / "imports"

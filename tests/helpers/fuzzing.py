@@ -248,8 +248,9 @@ def own_formats(folder: Path) -> Iterator[Format]:
     from hardware_profiles.shapes import CONFIGS, find_shape
     from hardware_profiles.trace import read_trace, write_trace
     from simulator.imports.__main__ import _simulated
-    from simulator.imports.acceptance import acceptance_of, load_acceptance, write_acceptance
-    from simulator.imports.reading import read_file
+    from simulator.imports.formats import read_file
+    from simulator.imports.measured import acceptance_of, write_acceptance
+    from simulator.tokens.acceptance import load_acceptance
 
     def written(name: str, text: str) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -304,8 +305,8 @@ def own_formats(folder: Path) -> Iterator[Format]:
 def import_formats() -> Iterator[Format]:
     """What other engines write: a format by sample, found out and asked for by name."""
     from hardware_profiles.jsonfile import to_json
+    from simulator.imports.formats import read_file
     from simulator.imports.measured import ImportRefused
-    from simulator.imports.reading import read_file
 
     def reader(name: str | None) -> Reader:
         def read(path: Path) -> str:

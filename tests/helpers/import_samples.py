@@ -8,9 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from simulator.imports.__main__ import main
-from simulator.imports.derive import survivors_of
-from simulator.imports.measured import Imported
-from simulator.imports.reading import read_file
+from simulator.imports.formats import read_file
+from simulator.imports.measured import Imported, survivors_of
 
 SAMPLES = Path(__file__).parents[1] / "data" / "imports"
 DFLASH = str(SAMPLES / "vllm/prometheus_delta_K7_dflash.json")

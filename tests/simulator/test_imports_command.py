@@ -14,10 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from import_samples import DFLASH, SAMPLES, run
 
-from simulator.imports.acceptance import acceptance_of
-from simulator.imports.formats import FORMATS, sniff
-from simulator.imports.measured import ImportRefused
-from simulator.imports.reading import read_file, read_text
+from simulator.imports.formats import FORMATS, read_file, read_text, sniff
+from simulator.imports.measured import ImportRefused, acceptance_of
 
 
 def test_every_format_is_told_from_every_sample_of_it() -> None:
@@ -183,7 +181,7 @@ def test_provenance(acceptance: str) -> None:
 
 
 def test_the_module_runs_without_torch() -> None:
-    modules = "simulator.imports.reading, simulator.imports.acceptance"
+    modules = "simulator.imports.formats, simulator.imports.__main__, simulator.tokens.acceptance"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     shown = subprocess.run(

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator.imports.formats import find_format
+from simulator.imports.formats import find_format, read_file, read_text
 from simulator.imports.measured import Imported, ImportRefused
-from simulator.imports.reading import read_file, read_text
 
 VLLM_TABLE = """\
 ============ Serving Benchmark Result ============

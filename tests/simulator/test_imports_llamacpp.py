@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from import_samples import all_of, close, labelled, only
 
-from simulator.imports.derive import survivors_of
+from simulator.imports.measured import survivors_of
 
 
 def test_llama_server_metrics() -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from import_samples import SAMPLES, all_of, check_dflash, close, only
 
-from simulator.imports.derive import survivors_of
-from simulator.imports.measured import ImportRefused
-from simulator.imports.reading import read_file
+from simulator.imports.formats import read_file
+from simulator.imports.measured import ImportRefused, survivors_of
 
 
 def test_rest(tmp_path: Path) -> None:

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 
 from policies.registry import configure
 from simulator.costs import TextbookCosts
-from simulator.imports.acceptance import (
-    AcceptanceFile,
+from simulator.imports.export import engine_lines, llamacpp_flags, sglang_flags, vllm_config
+from simulator.imports.formats import read_file
+from simulator.imports.measured import (
+    Imported,
+    ImportRefused,
     acceptance_of,
-    load_acceptance,
-    token_model,
-    write_acceptance,
-)
-from simulator.imports.derive import (
     conditional_of,
     from_histogram,
     from_joint,
@@ -28,11 +26,10 @@ from simulator.imports.derive import (
     joint_of,
     pool,
     survivors_of,
+    write_acceptance,
 )
-from simulator.imports.export import engine_lines, llamacpp_flags, sglang_flags, vllm_config
-from simulator.imports.measured import Imported, ImportRefused
-from simulator.imports.reading import read_file
 from simulator.run import Scenario, simulate
+from simulator.tokens.acceptance import AcceptanceFile, load_acceptance, token_model
 
 SAMPLES = Path(__file__).parents[1] / "data" / "imports"
 LONG = 6_000

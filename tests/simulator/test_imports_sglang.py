@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from import_samples import all_of, close, only
 
-from simulator.imports.derive import survivors_of
+from simulator.imports.measured import survivors_of
 
 
 def test_meta_info_old_names() -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 from import_samples import SAMPLES, all_of, check_dflash, close, only
 
-from simulator.imports.derive import pool, survivors_of
-from simulator.imports.reading import read_file
-from simulator.imports.tuned import best_lookahead_by_batch
+from simulator.imports.formats import read_file
+from simulator.imports.measured import pool, survivors_of
+from simulator.imports.vllm import best_lookahead_by_batch
 
 
 def test_prometheus_all_accepted() -> None:

@@ -1,24 +1,32 @@
-"""The acceptance file: what an import knows, for `simulate --acceptance FILE` (docs/how-to/import.md)."""
+"""Acceptance files: measured acceptance by position, as a token model (docs/how-to/import.md has the format).
+
+`python -m simulator.imports` writes them, or people by hand; `simulate --acceptance` reads them.
+"""
 
 from __future__ import annotations
 
 import shlex
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hardware_profiles.jsonfile import FileRefused, parse_json, read_json, to_json, write_json
-from policies.registry import SettingError, find_policy
-from simulator.imports.derive import iid_acceptance, joint_of
-from simulator.imports.measured import Imported, ImportRefused
-from simulator.tokens import TokenModel, histogram
-from simulator.tokens.histogram import power_law_curve
+from hardware_profiles.jsonfile import FileRefused, read_json
+from policies.registry import MAX_LOOKAHEAD, SettingError, Settings, find_policy
+from simulator.tokens.histogram import histogram, power_law_curve
+from simulator.tokens.model import TokenModel
 
 KIND = "spectwin-acceptance"
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 CLOSE = 1e-6
+
+
+def joint_of(conditional: Sequence[float]) -> tuple[float, ...]:
+    """Joint acceptance at each position from the conditional one: a running product."""
+    return tuple(accumulate(conditional, lambda a, b: a * b))
 
 
 class _Part(BaseModel):
@@ -103,83 +111,6 @@ class AcceptanceFile(_Part):
         return f"acceptance at {depth} positions measured by {by} ({self.source.file}{which}{over})"
 
 
-def acceptance_of(
-    measured: Imported, file: str, *, assume_iid: bool = False, lookahead: int | None = None
-) -> AcceptanceFile:
-    """The acceptance file of a measurement.
-
-    Args:
-        measured: What was imported.
-        file: Name of the file that it comes from.
-        assume_iid: Whether a mean may stand for every position, where there is only a mean.
-        lookahead: K, where the source does not state it.
-
-    Raises:
-        ImportRefused: What is needed is missing, or `lookahead` contradicts the source.
-    """
-    if lookahead is not None and measured.lookahead not in (None, lookahead):
-        raise ImportRefused(
-            f"--lookahead {lookahead} contradicts the source, which says {measured.lookahead}"
-        )
-    conditional, assumed = measured.acceptance_at_position, list[str]()
-    if conditional is None:
-        conditional, why = _from_mean(measured, assume_iid, lookahead)
-        assumed.append(why)
-    elif measured.lookahead is None:
-        assumed.append(
-            f"lookahead {len(conditional)}, the deepest position seen: the source does not state it"
-        )
-    source = Provenance(
-        file=Path(file).name,
-        format=measured.source,
-        engine=measured.engine,
-        version=measured.version,
-        label=measured.label,
-        imported_at=datetime.now(UTC).replace(microsecond=0),
-    )
-    return AcceptanceFile(
-        source=source,
-        lookahead=measured.lookahead or lookahead or len(conditional),
-        acceptance_at_position=conditional,
-        joint_acceptance_at_position=joint_of(conditional),
-        tokens_per_round=measured.tokens_per_round,
-        rounds=measured.rounds,
-        histogram=measured.histogram,
-        speeds=parse_json(to_json(measured.speeds.stated())),  # tuples as the lists that will be read
-        assumed=tuple(assumed),
-        missing=measured.missing,
-        notes=measured.notes,
-    )
-
-
-def _from_mean(measured: Imported, assume_iid: bool, lookahead: int | None) -> tuple[tuple[float, ...], str]:
-    length = measured.tokens_per_round or measured.tokens_per_target_forward
-    if length is None:
-        raise ImportRefused(
-            "nothing to simulate from: neither acceptance per position nor tokens per round is stated "
-            f"(missing: {', '.join(measured.missing)})"
-        )
-    if not assume_iid:
-        raise ImportRefused(
-            f"the source states a mean ({length:.4g} tokens per round) but no acceptance per position; "
-            "--assume-iid takes it to be the same at each position"
-        )
-    depth = measured.lookahead or lookahead
-    if depth is None:
-        raise ImportRefused(
-            "the source does not state the lookahead that its mean belongs to: give --lookahead"
-        )
-    level = iid_acceptance(length, depth)
-    per = "round" if measured.tokens_per_round else "target forward"
-    why = f"acceptance {level:.4f} at each of {depth} positions, from {length:.4g} tokens per {per} alone"
-    return (level,) * depth, why
-
-
-def write_acceptance(path: Path, acceptance: AcceptanceFile) -> None:
-    """Write the file, whole or not at all."""
-    write_json(path, acceptance.model_dump(mode="json"))
-
-
 def load_acceptance(path: Path) -> AcceptanceFile:
     """Read a file.
 
@@ -195,13 +126,13 @@ def load_acceptance(path: Path) -> AcceptanceFile:
     except FileRefused as error:
         raise FileRefused(f"{error}; {way_out}") from error
     if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise ImportRefused(f"{path}: {way_out}")
+        raise FileRefused(f"{path}: {way_out}")
     try:
         return AcceptanceFile.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ImportRefused(f"{path}: {where + ': ' if where else ''}{first['msg']}") from error
+        raise FileRefused(f"{path}: {where + ': ' if where else ''}{first['msg']}") from error
 
 
 def token_model(
@@ -247,6 +178,52 @@ def token_model(
         prompt_length=prompt_length,
         seed=seed,
     )
+
+
+def acceptance_tokens(
+    path: Path,
+    settings: Settings,
+    *,
+    open_lookahead: bool,
+    hit_curve: tuple[float, float] | None,
+    requests: int,
+    length: int,
+    prompt_length: int,
+) -> tuple[TokenModel, str]:
+    """The token model of an acceptance file, and its provenance with everything that was assumed.
+
+    Args:
+        path: Of the file.
+        settings: What is to run.
+        open_lookahead: Whether any lookahead may.
+        hit_curve: r and c of a hit curve to assume; None: none.
+        requests: How many.
+        length: Tokens of each.
+        prompt_length: Tokens of its prompt.
+
+    Raises:
+        FileRefused: The file is none.
+        SettingError: The policy needs what the file does not say.
+    """
+    acceptance = load_acceptance(path)
+    model = token_model(
+        acceptance,
+        settings.policy,
+        hit_curve=hit_curve,
+        requests=requests,
+        length=length,
+        prompt_length=prompt_length,
+        seed=settings.seed,
+    )
+    assumed = list(acceptance.assumed)
+    known = len(acceptance.acceptance_at_position)
+    longest = MAX_LOOKAHEAD if open_lookahead else settings.config.longest_run
+    if longest > known:
+        assumed.append(f"positions past {known} like that one")
+    if hit_curve is not None:
+        assumed.append(f"hit curve 1 - {hit_curve[1]:g} F^-{hit_curve[0]:g}")
+    words = acceptance.words
+    return model, f"{words}; assumed: {'; '.join(assumed)}" if assumed else words
 
 
 def _checked(hit_curve: tuple[float, float]) -> tuple[float, float]:

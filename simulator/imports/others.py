@@ -1,9 +1,7 @@
-"""Results of the papers' own code and of Spec-Bench, and SGLang's trace of decoupled speculation."""
+"""GuideLLM, AIPerf and speculators, Spec-Bench, and the logs of the papers' own engines."""
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,9 +9,31 @@ from statistics import mean
 from typing import Any
 
 from hardware_profiles.jsonfile import parse_json
-from simulator.imports.derive import conditional_of, from_histogram
-from simulator.imports.measured import Imported, ImportRefused, Speeds, at_line, believable, count, number
-from simulator.imports.text import json_lines
+from simulator.imports import vllm
+from simulator.imports.measured import (
+    Imported,
+    ImportRefused,
+    Speeds,
+    at_line,
+    believable,
+    conditional_of,
+    count,
+    from_histogram,
+    from_survivors,
+    milliseconds,
+    number,
+    serving_speeds,
+)
+from simulator.imports.text import (
+    begins,
+    both,
+    csv_rows,
+    either,
+    has,
+    json_lines,
+    reads,
+    says,
+)
 
 _CLOSED = re.compile(r"Model: (.+?), Mode: (.+), Total: (\d+)tok, Time: ([\d.]+)s")
 _METRIC = re.compile(r"\[metrics\] Avg ([^:]+): ([\d.]+)")
@@ -24,6 +44,83 @@ _TARGET = re.compile(
 _TREE = re.compile(r"\[PROFILE draft\] tree_decode: K=(\d+) .*total=([\d.]+)ms")
 
 
+@reads("guidellm", "guidellm", "GuideLLM's benchmarks", has("benchmarks"))
+def parse_guidellm(text: str) -> tuple[Imported, ...]:
+    """GuideLLM's sweep: times only; the `throughput` strategy, which queues without end, is left out."""
+    found = []
+    for entry in parse_json(text)["benchmarks"]:
+        strategy = entry["config"]["strategy"]
+        kind = str(strategy["type_"])
+        if kind == "throughput":
+            continue
+        metrics = {k: v["successful"].get("median") for k, v in entry["metrics"].items()}
+        rate = f" {strategy['rate']:g}/s" if "rate" in strategy else ""
+        speeds = serving_speeds(
+            metrics, "output_tokens_per_second", "inter_token_latency_ms", "time_to_first_token_ms"
+        )
+        one = 1.0 if kind == "synchronous" else None
+        found.append(Imported(label=kind + rate, batch=one, speeds=speeds))
+    return tuple(found)
+
+
+@reads("speculators", "vllm", "the speculators project's CSV", says("num_drafts", "acceptance_at_pos_0"))
+def parse_speculators(text: str) -> tuple[Imported, ...]:
+    """The CSV tables of the speculators project: counts pooled over a subset, joint shares by position."""
+    found = []
+    for at, row in csv_rows(text):
+        with at_line(at):
+            found.append(_speculators(row, at))
+    return tuple(found)
+
+
+def _speculators(row: Mapping[str, str], at: int) -> Imported:
+    rounds, drafted, accepted = (
+        count(row.get(name), name, at) for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    )
+    if not rounds:
+        raise ImportRefused("num_drafts: expected rounds", at)
+    columns = [name for name in row if name.startswith("acceptance_at_pos_")]
+    survivors = [round(number(row[name], name, at) * rounds) for name in columns]
+    known: dict[str, Any] = {"drafted": drafted}
+    label = " ".join(row[k] for k in ("subset", "strategy", "target_rate") if row.get(k))
+    if "itl_median_ms" in row:
+        known["speeds"] = serving_speeds(row, "output_tps_median", "itl_median_ms", "ttft_median_ms")
+        known["notes"] = ("the acceptance is pooled over the whole sweep: the same in every row of a subset",)
+    return from_survivors(rounds, survivors, accepted=accepted, label=label, **known)
+
+
+@reads(
+    "aiperf",
+    "aiperf",
+    "AIPerf's record or pooled histogram",
+    either(has("spec_decode_acceptance"), has("pooled_spec_decode_acceptance_histogram")),
+)
+def parse_aiperf(text: str) -> tuple[Imported, ...]:
+    """AIPerf's record of one request, or its pooled histogram: sparse, keys are strings."""
+    holder = parse_json(text)
+    if "spec_decode_acceptance" in holder:
+        found = dict(holder["spec_decode_acceptance"])
+        found["acceptance_histogram"] = _dense(found.get("acceptance_histogram"))
+        return (replace(vllm.of_counts(found), engine=str(found.get("engine", "aiperf"))),)
+    return (from_histogram(_dense(holder["pooled_spec_decode_acceptance_histogram"])),)
+
+
+def _dense(sparse: object) -> list[int]:
+    """`{"0": 34, "2": 19}` as [34, 0, 19]."""
+    if not isinstance(sparse, dict) or not all(str(key).isdigit() for key in sparse):
+        raise ImportRefused(f"expected a histogram of whole numbers, got {sparse!r}")
+    keys = [int(key) for key in sparse]
+    deepest = believable(max(keys, default=-1))
+    return [count(sparse.get(str(j), 0), f"histogram[{j}]") for j in range(deepest + 1)]
+
+
+@reads(
+    "spec-bench",
+    "spec-bench",
+    "Spec-Bench's or REST's answers, JSON lines",
+    begins("choices"),
+    says('"accept_lengths'),
+)
 def parse_spec_bench(text: str) -> tuple[Imported, ...]:
     """Spec-Bench's and REST's answers: a list of tokens per round, bonus counted, one JSON object per line.
 
@@ -49,7 +146,7 @@ def parse_spec_bench(text: str) -> tuple[Imported, ...]:
     )
     note = "times include prefill; speed is a ratio of sums, where Spec-Bench's script averages ratios"
     known: dict[str, Any] = {"lookahead": None, "batch": 1.0, "speeds": speeds, "notes": (note,)}
-    found = from_histogram(histogram, engine="spec-bench", source="spec-bench", model=min(models), **known)
+    found = from_histogram(histogram, model=min(models), **known)
     if plain:  # a token per round says nothing about a draft
         return (replace(found, tokens_per_round=None, notes=(*found.notes, "no speculation")),)
     return (found,)
@@ -77,6 +174,7 @@ def _rounds(choice: Mapping[str, Any], at: int) -> list[int]:
     return lengths
 
 
+@reads("ssd-log", "ssd", "the SSD engine's log", says("Model: ", "Mode: ", "tok, Time: "))
 def parse_ssd(text: str) -> tuple[Imported, ...]:
     """The SSD engine's log: one measurement per run, each closed by its `Model: ...` line.
 
@@ -107,18 +205,15 @@ def _ssd_run(
     model, mode = closed.group(1), closed.group(2)
     tokens, seconds = int(closed.group(3)), number(closed.group(4), "Time", at)
     depth = re.search(r"Speculative\(k=(\d+)\)", mode)
-    known: dict[str, Any] = {"engine": "ssd", "source": "ssd-log", "label": f"line {at}", "model": model}
+    known: dict[str, Any] = {"label": f"line {at}", "model": model}
     if depth is None:
         step = seconds / tokens
-        return Imported(
-            speeds=Speeds(tokens_per_second=1.0 / step, target_step_s=step, round_s=None), **known
-        )
+        return Imported(speeds=Speeds(tokens_per_second=1.0 / step, target_step_s=step), **known)
     length = metrics.get("Tokens per step (incl recovery)")
     if length is None:
         raise ImportRefused("expected `[metrics] Avg Tokens per step (incl recovery)` before this line", at)
     round_s, verify_s = (
-        None if (ms := metrics.get(name)) is None else ms / 1e3
-        for name in ("target time per full step (ms)", "target verify time (ms)")
+        milliseconds(metrics, name) for name in ("target time per full step (ms)", "target verify time (ms)")
     )
     waits = round_s is not None and verify_s is not None and "Async" not in mode
     hits = metrics.get("Cache Hits")
@@ -146,6 +241,7 @@ def _ssd_run(
     )
 
 
+@reads("ssd-profile", "ssd", "the SSD engine's profile lines", says("[PROFILE target]"))
 def parse_ssd_profile(text: str) -> tuple[Imported, ...]:
     """The SSD engine's `[PROFILE ...]` lines; `hits=7/8` counts rows, `toks` the bonus token, too."""
     rows = [tuple(map(float, match.groups())) for match in _TARGET.finditer(text)]
@@ -155,8 +251,6 @@ def parse_ssd_profile(text: str) -> tuple[Imported, ...]:
     hits, served, tokens = (int(sum(row[i] for row in rows)) for i in (2, 3, 4))
     return (
         Imported(
-            "ssd",
-            "ssd-profile",
             lookahead=int(tree.group(1)) if tree else None,
             rounds=served,
             accepted=tokens - served,
@@ -171,6 +265,12 @@ def parse_ssd_profile(text: str) -> tuple[Imported, ...]:
     )
 
 
+@reads(
+    "pearl",
+    "pearl",
+    "PEARL's answers, JSON lines",
+    either(both(begins("choices"), says('"num_token"')), begins("task_id", "time")),
+)
 def parse_pearl(text: str) -> tuple[Imported, ...]:
     """PEARL's answers: times only.  HumanEval's first prompt warms up and is left out."""
     tokens: list[int] = []
@@ -188,9 +288,10 @@ def parse_pearl(text: str) -> tuple[Imported, ...]:
         raise ImportRefused("expected answers with a time above 0")
     speed = sum(tokens[warm:]) / sum(seconds[warm:])
     note = ("the first prompt warms up and is left out",) * warm
-    return (Imported("pearl", "pearl", batch=1.0, speeds=Speeds(tokens_per_second=speed), notes=note),)
+    return (Imported(batch=1.0, speeds=Speeds(tokens_per_second=speed), notes=note),)
 
 
+@reads("nano-pearl", "nano-pearl", "nano-PEARL's log", says("[PEARL Generate]"))
 def parse_nano_pearl(text: str) -> tuple[Imported, ...]:
     """nano-PEARL's log.  MAT is a run length: it crosses rounds and is no tokens per round."""
     match = re.search(r"Batch Size: (\d+) Total: (\d+)tok, Time: ([\d.]+)s.*MAT: \[([\d., ]+)\]", text)
@@ -200,55 +301,9 @@ def parse_nano_pearl(text: str) -> tuple[Imported, ...]:
     lengths = [number(part.strip(), "MAT") for part in runs.split(",")]
     return (
         Imported(
-            "nano-pearl",
-            "nano-pearl",
             batch=float(batch),
             run_length=mean(lengths),
             speeds=Speeds(tokens_per_second=int(tokens) / number(seconds, "Time")),
             notes=("MAT is the mean run of accepted tokens between two rejections, a mean of means here",),
         ),
     )
-
-
-def parse_decoupled_verifier(text: str) -> tuple[Imported, ...]:
-    """SGLang's trace of a decoupled verifier: counts and times of whole batches.  Lengths count the root."""
-    rows = list(csv.DictReader(io.StringIO(text)))
-    rounds, drafted, accepted = (
-        sum(count(row.get(name), name, at) for at, row in enumerate(rows, 2))
-        for name in ("batch_size", "valid_tail_sum", "num_accepted_drafts")
-    )
-    if not rounds:
-        raise ImportRefused("expected rows with a batch_size above 0")
-    times = [number(row.get("target_forward_ms"), "target_forward_ms", at) for at, row in enumerate(rows, 2)]
-    return (
-        Imported(
-            "sglang",
-            "sglang-decoupled-verifier",
-            lookahead=max(count(row.get("draft_token_num"), "draft_token_num") for row in rows) - 1,
-            rounds=rounds,
-            drafted=drafted,
-            accepted=accepted,
-            tokens_per_round=1.0 + accepted / rounds,
-            speeds=Speeds(verify_s=mean(times) / 1e3),
-            notes=("drafts stream in: a round verifies what has arrived, at most the lookahead",),
-        ),
-    )
-
-
-def parse_decoupled_proxy(text: str) -> tuple[Imported, ...]:
-    """SGLang's trace of a draft proxy: what each commit accepted, and whether a pre-drafted branch hit."""
-    accepted: list[int] = []
-    hits: list[bool] = []
-    for at, row in enumerate(csv.DictReader(io.StringIO(text)), 2):
-        with at_line(at):
-            taken, matched = (
-                parse_json(row[name]) for name in ("accepted_tail_lens_by_req", "bonus_match_by_req")
-            )
-        accepted += [count(n, "accepted_tail_lens_by_req", at) for n in taken.values()]
-        hits += [bool(hit) for hit in matched.values()]
-    if not accepted or not hits:
-        raise ImportRefused("expected commits in accepted_tail_lens_by_req and bonus_match_by_req")
-    histogram = [accepted.count(j) for j in range(believable(max(accepted)) + 1)]
-    known: dict[str, Any] = {"engine": "sglang", "source": "sglang-decoupled-proxy", "lookahead": None}
-    note = "the draft length of a commit is not said: its longest accepted one is taken"
-    return (from_histogram(histogram, cache_hit_rate=sum(hits) / len(hits), notes=(note,), **known),)
