@@ -11,20 +11,8 @@ import numpy as np
 from analysis.flips import Point
 from analysis.recommend import Ranked, Recommendation, time_per_token
 from hardware_profiles.atomic import atomic_write
+from policies.registry import find_policy
 
-COLOURS = {
-    "ar": "#777777",
-    "sd": "#4c72b0",
-    "pld": "#64b5cd",
-    "pearl": "#8172b3",
-    "saguaro": "#c44e52",
-    "mirror": "#55a868",
-    "double": "#dd8452",
-    "duo": "#da8bc3",
-    "tree": "#937860",
-    "rest": "#8c8c2f",
-    "rasd": "#2f8f83",
-}
 PARTS = {
     "target_alone": ("#4c72b0", "target alone"),
     "both": ("#55a868", "both"),
@@ -70,7 +58,7 @@ def draw_speeds(axes: Any, rows: Sequence[Ranked]) -> None:
     middle = np.array([row.over_ar.middle for row in rows])
     bars = [[row.over_ar.middle - row.over_ar.low for row in rows],
             [row.over_ar.high - row.over_ar.middle for row in rows]]  # fmt: skip
-    colours = [COLOURS.get(row.choice.settings.policy, "#777777") for row in rows]
+    colours = [find_policy(row.choice.settings.policy).colour for row in rows]
     axes.barh(y, middle, xerr=bars, color=colours, capsize=3)
     axes.set_yticks(y, [row.choice.settings.label for row in rows], fontsize=8)
     axes.invert_yaxis()
@@ -98,7 +86,7 @@ def draw_flips(axes: Any, points: Sequence[Point], name: str) -> None:
     x = [point.at for point in points]
     axes.plot(x, [point.vs_ar for point in points], "-", color="#999999", linewidth=1)
     for point in points:
-        colour = COLOURS.get(point.best.policy, "#777777")
+        colour = find_policy(point.best.policy).colour
         face = "white" if point.extrapolated else colour
         axes.plot(point.at, point.vs_ar, "o", color=colour, markerfacecolor=face)
         axes.annotate(

@@ -14,7 +14,7 @@ from hardware_profiles.atomic import atomic_write
 from policies.commandline import fitted_table
 from policies.curves import HitCurves
 from policies.laws.ssd import power_law_hit
-from policies.registry import configure
+from policies.registry import configure, find_policy
 from simulator.law import assume, opinion
 from simulator.run import Scenario, simulate
 
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COLOURS = ("#4c72b0", "#c44e52", "#55a868", "#8172b3", "#dd8452", "#64b5cd")
-POLICY_COLOURS = {
-    "ar": "#999999",
-    "sd": "#4c72b0",
-    "pearl": "#8172b3",
-    "saguaro": "#c44e52",
-    "mirror": "#dd8452",
-}
 WORLDS: dict[str, dict[str, Any]] = {
     "law": {"linestyle": ":", "marker": "|", "markersize": 9, "linewidth": 1.2},
     "simulated": {"linestyle": "-", "marker": "D", "markersize": 4, "linewidth": 1.5},
@@ -280,7 +273,7 @@ def draw_sweep(axes: Any, scenario: Scenario, lookaheads: Sequence[int], *, fano
         settings = [configure(policy, lookahead=k, **knobs) for k in lookaheads]
         simulated = [simulate(scenario, s).summary.tokens_per_second / ar for s in settings]
         laws = [opinion(s, told, batch=scenario.batch).speedup_vs_ar for s in settings]
-        colour = POLICY_COLOURS[policy]
+        colour = find_policy(policy).colour
         axes.plot(lookaheads, simulated, "-o", color=colour, markersize=4, label=f"{policy}, simulated")
         if all(value is not None for value in laws):
             axes.plot(lookaheads, laws, "--", color=colour, linewidth=1, label=f"{policy}, law")

@@ -429,7 +429,7 @@ def reduce_run(run: LiveRun) -> LiveRecord:
 
 def runs_of(part: LivePart) -> int:
     """Number of live runs of a part."""
-    return part.repeats * len(part.knobs) * (part.prompts if part.batch == 1 else 1)
+    return part.repeats * len(part.configs) * (part.prompts if part.batch == 1 else 1)
 
 
 def _warm_up(world: LiveWorld, settings: Settings, requests: Sequence[Request], batch: int) -> None:

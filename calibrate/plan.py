@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, TypeAlias
 
 from hardware_profiles.costs import Axis
-from policies.registry import Settings, configure
-
-Knobs: TypeAlias = Mapping[str, Any]
-"""What `policies.registry.configure` takes."""
+from policies.ar import ArConfig
+from policies.config import PolicyConfig, Settings
+from policies.pearl import PearlConfig
+from policies.pld import PldConfig
+from policies.sd import SdConfig
+from policies.ssd import SaguaroConfig
 
 BATCHES = (1, 2, 4, 8)
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 16)
@@ -29,40 +30,40 @@ HELD_FORWARD = ((1, 7, 96), (1, 1, 180), (1, 5, 96), (2, 7, 180), (3, 3, 96), (6
 HELD_WIDE = ((1, 12, 96), (1, 24, 96), (1, 40, 180))
 HELD_TREE = ((1, 3, 96), (1, 10, 180), (1, 20, 96), (1, 40, 180), (3, 10, 96), (6, 20, 180))
 
-EXTREMES: tuple[Knobs, ...] = (
-    {"policy": "sd", "lookahead": 1},
-    {"policy": "pld", "lookahead": 4},
-    {"policy": "pearl", "lookahead": 1},
-    {"policy": "saguaro", "lookahead": 6, "fanout": (4,), "backup": "primary"},
+EXTREMES: tuple[PolicyConfig, ...] = (
+    SdConfig(lookahead=1),
+    PldConfig(lookahead=4),
+    PearlConfig(lookahead=1),
+    SaguaroConfig.of(lookahead=6, fanout=(4,), backup="primary"),
 )
 """The shortest operations, a target that never waits (`pld`) and the largest trees: what people ask for
 should lie between what was run, as host times that were fitted on one side only go astray on the other."""
 
-ANCHORS: tuple[Knobs, ...] = (
-    {"policy": "ar"},
-    {"policy": "sd", "lookahead": 3},
-    {"policy": "sd", "lookahead": 6},
-    {"policy": "pearl", "lookahead": 3},
-    {"policy": "pearl", "lookahead": 6},
-    {"policy": "saguaro", "lookahead": 3, "fanout": (2,), "backup": "primary"},
-    {"policy": "saguaro", "lookahead": 3, "fanout": (2,), "backup": "plain"},
-    {"policy": "saguaro", "lookahead": 6, "fanout": (2,), "backup": "primary"},
-    {"policy": "saguaro", "lookahead": 6, "fanout": (2,), "backup": "plain"},
-    {"policy": "saguaro", "lookahead": 3, "fanout": (4,), "backup": "ngram"},
+ANCHORS: tuple[PolicyConfig, ...] = (
+    ArConfig(),
+    SdConfig(lookahead=3),
+    SdConfig(lookahead=6),
+    PearlConfig(lookahead=3),
+    PearlConfig(lookahead=6),
+    SaguaroConfig.of(lookahead=3, fanout=(2,), backup="primary"),
+    SaguaroConfig.of(lookahead=3, fanout=(2,), backup="plain"),
+    SaguaroConfig.of(lookahead=6, fanout=(2,), backup="primary"),
+    SaguaroConfig.of(lookahead=6, fanout=(2,), backup="plain"),
+    SaguaroConfig.of(lookahead=3, fanout=(4,), backup="ngram"),
     *EXTREMES,
 )
 """Settings run live during calibration: they give the host's overheads, and whoever has no simulator
 would extrapolate from them (the naive baseline of `validate`)."""
 
-FEWER_ANCHORS: tuple[Knobs, ...] = (
-    {"policy": "ar"},
-    {"policy": "sd", "lookahead": 3},
-    {"policy": "sd", "lookahead": 6},
-    {"policy": "pearl", "lookahead": 3},
-    {"policy": "saguaro", "lookahead": 3, "fanout": (2,), "backup": "primary"},
-    {"policy": "saguaro", "lookahead": 3, "fanout": (2,), "backup": "plain"},
-    {"policy": "saguaro", "lookahead": 6, "fanout": (2,), "backup": "primary"},
-    {"policy": "saguaro", "lookahead": 3, "fanout": (4,), "backup": "ngram"},
+FEWER_ANCHORS: tuple[PolicyConfig, ...] = (
+    ArConfig(),
+    SdConfig(lookahead=3),
+    SdConfig(lookahead=6),
+    PearlConfig(lookahead=3),
+    SaguaroConfig.of(lookahead=3, fanout=(2,), backup="primary"),
+    SaguaroConfig.of(lookahead=3, fanout=(2,), backup="plain"),
+    SaguaroConfig.of(lookahead=6, fanout=(2,), backup="primary"),
+    SaguaroConfig.of(lookahead=3, fanout=(4,), backup="ngram"),
     *EXTREMES,
 )
 """The same in batches, and at a temperature above 0."""
@@ -100,14 +101,14 @@ class LivePart:
     """Settings that are run live, interleaved with each other.
 
     Attributes:
-        knobs: Of each setting; plain decoding is among them.
+        configs: Of each setting; plain decoding is among them.
         prompts: How many, of all categories.
         repeats: Repetitions.
         batch: Rows served at once; 1 runs every prompt on its own.
         temperature: Of both models.
     """
 
-    knobs: tuple[Knobs, ...]
+    configs: tuple[PolicyConfig, ...]
     prompts: int
     repeats: int
     batch: int = 1
@@ -115,10 +116,8 @@ class LivePart:
 
     def settings(self, *, top_p: float = 1.0, seed: int = 0) -> list[Settings]:
         """The settings; `top_p` applies where tokens are sampled."""
-        sampled: dict[str, Any] = {}
-        if self.temperature > 0.0:
-            sampled = {"temperature": self.temperature, "top_p": top_p}
-        return [configure(**knobs, **sampled, seed=seed) for knobs in self.knobs]
+        mass = top_p if self.temperature > 0.0 else 1.0
+        return [Settings(config, self.temperature, mass, seed) for config in self.configs]
 
 
 @dataclass(frozen=True, slots=True)

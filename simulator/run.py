@@ -12,8 +12,11 @@ from hardware_profiles.optime import Host, KindPace
 from hardware_profiles.pace import NO_PACE, Pace
 from hardware_profiles.parts import OPERATIONS
 from hardware_profiles.profile import Overlap, Profile
-from policies.registry import SettingError, Settings, configure, find_policy, start
+from policies.ar import ArConfig
+from policies.config import LookaheadConfig
+from policies.registry import SettingError, Settings, find_policy, start
 from policies.rows import Rows
+from policies.sd import SdConfig
 from policies.summary import Summary, summarise
 from policies.timeline import Span
 from policies.values import Request
@@ -267,12 +270,12 @@ def _served(
 
 def baseline_settings(settings: Settings) -> tuple[Settings, Settings | None]:
     """Plain decoding and, for a policy with a lookahead, SD at the same lookahead and sampling."""
-    target = {"temperature": settings.temperature, "top_p": settings.top_p, "seed": settings.seed}
-    ar = configure("ar", **target)  # type: ignore[arg-type]
-    if settings.lookahead is None:
+    ar = replace(settings, config=ArConfig())
+    config = settings.config
+    if not isinstance(config, LookaheadConfig):
         return ar, None
-    draft = {"lookahead": settings.lookahead, "draft_sampling": settings.draft_sampling}
-    return ar, configure("sd", **target, **draft)  # type: ignore[arg-type]
+    draft = settings.draft_sampling or "sampled"
+    return ar, replace(settings, config=SdConfig(config.lookahead, draft))
 
 
 def baselines(scenario: Scenario, settings: Settings) -> tuple[Simulated, Simulated | None]:

@@ -15,16 +15,20 @@ from calibrate.live.placement import available_cores, parse_placement
 from calibrate.machine import Machine
 from calibrate.plan import Grid, LivePart, Plan
 from hardware_profiles.costs import Axis
+from policies.ar import ArConfig
+from policies.pearl import PearlConfig
+from policies.sd import SdConfig
+from policies.ssd import SaguaroConfig
 
 GPU = Found("cuda:0", "Some GPU", 80 * 2**30)
 WITH_GPU = Machine("Some CPU", (0, 1, 2), ("cuda: Some GPU",), None, (GPU, Found("openvino:CPU")))
 PROMPTS = 4
 FORWARD: tuple[Axis, ...] = ("batch", "new_tokens", "context")
 SETTINGS = (
-    {"policy": "ar"},
-    {"policy": "sd", "lookahead": 2},
-    {"policy": "pearl", "lookahead": 2},
-    {"policy": "saguaro", "lookahead": 2, "fanout": (2,)},
+    ArConfig(),
+    SdConfig(lookahead=2),
+    PearlConfig(lookahead=2),
+    SaguaroConfig.of(lookahead=2, fanout=(2,)),
 )
 PLAN = Plan(
     grids=(

@@ -29,6 +29,9 @@ from calibrate.live.placement import Placement, parse_placement
 from calibrate.models import MisfitError
 from calibrate.plan import LivePart
 from calibrate.record import RecordingJob, record
+from policies.ar import ArConfig
+from policies.pearl import PearlConfig
+from policies.sd import SdConfig
 
 
 def on(pair: tuple[str, str], text: str, **changes: Any) -> Any:
@@ -128,8 +131,8 @@ def test_a_calibration_with_an_openvino_draft(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     job = replace(small_job(*pair), draft_backend="openvino:CPU", temperatures=(0.0,))
-    knobs = ({"policy": "ar"}, {"policy": "sd", "lookahead": 2}, {"policy": "pearl", "lookahead": 2})
-    least = replace(PLAN, repeats=1, overlap_repeats=1, live=(LivePart(knobs, prompts=1, repeats=1),))
+    configs = (ArConfig(), SdConfig(lookahead=2), PearlConfig(lookahead=2))
+    least = replace(PLAN, repeats=1, overlap_repeats=1, live=(LivePart(configs, prompts=1, repeats=1),))
     found = run_calibration(job, lambda *_: None, what=least)
     draft = found.profile.roles.draft
     assert (draft.backend, draft.precision) == ("openvino-cpu", "fp32")

@@ -30,6 +30,9 @@ from calibrate.machine import Machine
 from calibrate.pair.embed import DATA, Shape, embedded_config
 from calibrate.plan import LivePart
 from hardware_profiles.profile import load_profile
+from policies.ar import ArConfig
+from policies.pearl import PearlConfig
+from policies.sd import SdConfig
 from simulator.cli import main as simulate
 
 REPOSITORY = Path(__file__).parents[2]
@@ -146,8 +149,8 @@ def test_embed_calibrate_and_validate_in_small(
     cores = available_cores()
     here = Machine("Some CPU", cores, (), None, (Found("openvino:CPU"),))
     monkeypatch.setattr(calibrate.machine, "find_machine", lambda: here)
-    knobs = ({"policy": "ar"}, {"policy": "sd", "lookahead": 2}, {"policy": "pearl", "lookahead": 2})
-    least = replace(PLAN, repeats=1, overlap_repeats=1, live=(LivePart(knobs, prompts=1, repeats=1),))
+    configs = (ArConfig(), SdConfig(lookahead=2), PearlConfig(lookahead=2))
+    least = replace(PLAN, repeats=1, overlap_repeats=1, live=(LivePart(configs, prompts=1, repeats=1),))
     monkeypatch.setattr(calibrate.job, "plan", lambda **_: least)
     lines = [
         json.dumps({"question_id": p.question_id, "category": p.category, "turns": [p.text]})

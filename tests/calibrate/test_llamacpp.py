@@ -19,7 +19,10 @@ from calibrate.reply_recorder import Asked, record_decisions
 from hardware_profiles.decisions import DecisionTrace
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace import Trace
+from policies.ar import ArConfig
 from policies.registry import configure
+from policies.sd import SdConfig
+from policies.ssd import SaguaroConfig
 
 pytestmark = pytest.mark.llamacpp
 
@@ -57,8 +60,8 @@ def test_a_trace_is_of_the_draft_that_will_run(pair: tuple[str, str], tmp_path: 
 @pytest.fixture
 def profile(pair: tuple[str, str]) -> Profile:
     job = replace(small_job(*pair), draft_backend="llamacpp:q8_0", temperatures=(0.0,))
-    knobs = ({"policy": "ar"}, {"policy": "sd", "lookahead": 2}, {"policy": "saguaro", "lookahead": 2})
-    least = replace(PLAN, repeats=1, overlap_repeats=1, live=(LivePart(knobs, prompts=1, repeats=1),))
+    configs = (ArConfig(), SdConfig(lookahead=2), SaguaroConfig.of(lookahead=2))
+    least = replace(PLAN, repeats=1, overlap_repeats=1, live=(LivePart(configs, prompts=1, repeats=1),))
     found = run_calibration(job, lambda *_: None, what=least)
     assert (found.trace.meta.backend, found.trace.meta.precision) == ("llamacpp", "q8_0")
     assert {run.policy for run in found.profile.measured_runs} == {"ar", "sd", "saguaro"}

@@ -27,6 +27,9 @@ from calibrate.models import MisfitError, model_size, resolve_shape
 from calibrate.plan import LivePart
 from hardware_profiles.profile import load_profile
 from hardware_profiles.shapes import CONFIGS, ShapeError
+from policies.ar import ArConfig
+from policies.sd import SdConfig
+from policies.ssd import SaguaroConfig
 from simulator.cli import main as simulate
 
 TINY = (
@@ -138,8 +141,8 @@ def run(*arguments: str) -> Result:
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cores, and a plan of seconds."""
-    knobs = ({"policy": "ar"}, {"policy": "sd", "lookahead": 2}, {"policy": "saguaro", "lookahead": 2})
-    least = replace(PLAN, repeats=1, overlap_repeats=1, live=(LivePart(knobs, prompts=2, repeats=1),))
+    configs = (ArConfig(), SdConfig(lookahead=2), SaguaroConfig.of(lookahead=2))
+    least = replace(PLAN, repeats=1, overlap_repeats=1, live=(LivePart(configs, prompts=2, repeats=1),))
     monkeypatch.setattr(calibrate.job, "plan", lambda **_: least)
     monkeypatch.setattr(calibrate.machine, "find_machine", lambda: Machine("Some CPU", (0, 1), ()))
 
