@@ -85,7 +85,7 @@ def test_the_examples_can_be_pasted() -> None:
 
 def test_eval_by_hand() -> None:
     found = parsed("eval", *SWITCH)
-    # log(4/9) / log(.9): see test_laws_backup.
+    # log(4/9) / log(.9): see test_laws_ssd_rounds.
     assert found["id"] == "ssd.thm17" and found["value"] == pytest.approx(7.697, abs=5e-4)
     assert found["printed"] == pytest.approx(2.0, abs=5e-3)
     assert found["arguments"]["e_hit"] == 4

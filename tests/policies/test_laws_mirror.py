@@ -1,4 +1,4 @@
-"""Mirror-SD's laws of time against schedules, and its counts against adding up."""
+"""Mirror-SD: laws of time against schedules; what can be reused, windows gone through one by one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_laws import SIGMAS
+from random_laws import SIGMAS, law
 
 from policies.laws.mirror import (
     accepted_tokens,
@@ -17,19 +17,42 @@ from policies.laws.mirror import (
     allreduce_time,
     batch_schedule,
     break_even_fallback,
+    can_reuse,
+    candidates,
     draft_collectives,
     draft_communication,
+    each_paths,
     exit_loss,
     exposed_draft_share,
+    fallback,
+    fallback_bound_printed,
+    fallback_first,
+    fallback_given_correction,
+    first_paths,
+    match_probability,
+    match_probability_printed,
+    matched_prefix,
+    matching_acceptance,
     mirror_saving,
     mirror_speedup,
     mirror_step_time,
     mirror_step_time_printed,
+    next_window_source,
+    overlap_floor,
+    overlap_limit,
+    overlap_mass,
+    rollout_tokens,
+    rollout_tokens_printed,
     sd_step_time,
     sequence_probability,
+    streaming_bound,
+    streaming_bound_printed,
+    streaming_steps,
     target_communication,
+    top_set_is_fixed,
     window_acceptance,
 )
+from policies.laws.sampling import acceptance
 
 probability = st.floats(0.0, 1.0)
 time = st.floats(0.0, 3.0)
@@ -69,9 +92,9 @@ def test_window_acceptance_by_enumeration(a: float, g: int) -> None:
 def test_edges_of_window_acceptance() -> None:
     assert accepted_tokens(0.8, 0) == 0.0 and window_acceptance(0.8, 0) == 0.8
     assert window_acceptance(1.0, 7) == 1.0 and window_acceptance(0.0, 7) == 0.0
-    for law in (accepted_tokens, window_acceptance):
+    for share in (accepted_tokens, window_acceptance):
         with pytest.raises(ValueError, match="lookahead"):
-            law(0.5, -1)
+            share(0.5, -1)
 
 
 def schedule(t_prefix: float, t_suffix: float, t_window: float, t_rv: float, *, fresh: bool) -> float:
@@ -207,3 +230,242 @@ def test_exit_loss_and_adapter_size(values: list[float]) -> None:
             exit_loss(bad)
     with pytest.raises(ValueError, match="parameters"):
         adapter_share(5120, 0)
+
+
+@settings(deadline=None)
+@given(p=law(), q=law())
+def test_matching_against_enumeration(p: np.ndarray, q: np.ndarray) -> None:
+    """`mirror.eq3`: both draw, and the window of one token is accepted where they draw the same."""
+    pairs = itertools.product(range(5), repeat=2)
+    same = sum(q[drafted] * p[wanted] for drafted, wanted in pairs if matched_prefix([drafted], [wanted]))
+    assert matching_acceptance(p, q) == pytest.approx(same)
+    assert matching_acceptance(p, q) <= acceptance(p, q) + 1e-12
+
+
+def test_matching_accepts_far_less() -> None:
+    """Both uniform over 10 tokens: .1 against 1; one-hot: the same."""
+    flat = np.full(10, 0.1)
+    assert matching_acceptance(flat, flat) == pytest.approx(0.1) and acceptance(flat, flat) == pytest.approx(
+        1.0
+    )
+    assert matching_acceptance([1, 0], [1, 0]) == acceptance([1, 0], [1, 0]) == 1.0
+
+
+def test_matched_prefix_by_hand() -> None:
+    assert matched_prefix([5, 7, 9], [5, 7, 8]) == 2
+    assert matched_prefix([5, 7, 9], [4]) == 0
+    assert matched_prefix([5, 7], [5, 7, 1]) == 2
+    assert matched_prefix([], []) == 0
+    with pytest.raises(ValueError, match="before the first disagreement"):
+        matched_prefix([5, 7], [5])
+
+
+@settings(deadline=None)
+@given(p=law(), width=st.integers(0, 7))
+def test_candidates_and_their_rollout(p: np.ndarray, width: int) -> None:
+    found = candidates(p, width)
+    assert len(found) == min(width, 5)
+    best = sorted(range(5), key=lambda token: (-p[token], token))[:width]
+    assert [token for token, _ in found] == best
+    for token, log_probability in found:
+        assert math.exp(log_probability) == pytest.approx(p[token])
+    for lookahead in range(4):
+        branch = range(lookahead)
+        once = {(root, depth) for root in range(width) for depth in branch}
+        again = [
+            (root, r, depth) for root in range(width) for r in range(1, lookahead + 1) for depth in range(r)
+        ]
+        assert rollout_tokens(width, lookahead) == len(once)
+        assert rollout_tokens_printed(width, lookahead) == len(again)
+    with pytest.raises(ValueError, match="at least 0"):
+        rollout_tokens(-1, 3)
+
+
+def test_reuse_in_both_readings() -> None:
+    """Figure 1's case: 5 7 drafted, the target wants 5 8; the correction is a second-position candidate."""
+    each = each_paths([5, 7], [[5, 6], [7, 8]])
+    first = first_paths([[5, 7], [8, 1]])
+    assert can_reuse([5, 7], [5, 8], each) and not can_reuse([5, 7], [5, 8], first)
+    assert next_window_source([5, 7], [5, 8], each) == "continuation"
+    # A first token that is corrected by a candidate is found in both.
+    assert can_reuse([5, 7], [6], each) and can_reuse([5, 7], [8], first)
+    assert next_window_source([5, 7], [8], first) == "branch"
+    assert next_window_source([5, 7], [4], each) == "fresh"
+    # No candidates, no reuse.
+    assert next_window_source([5, 7], [4], each_paths([5, 7], [])) == "fresh"
+    # A window accepted in full: with g + 1 lists and the next token there is a path, else no rule.
+    assert can_reuse([5, 7], [5, 7, 3], each_paths([5, 7], [[5], [7], [3]]))
+    with pytest.raises(ValueError, match="no rule"):
+        can_reuse([5, 7], [5, 7], each)
+    with pytest.raises(ValueError, match="at most 2"):
+        each_paths([5], [[1], [2], [3]])
+
+
+@settings(deadline=None)
+@given(data=st.data(), size=st.integers(1, 4), g=st.integers(1, 4))
+def test_reuse_against_the_definition(data: st.DataObject, size: int, g: int) -> None:
+    """Random windows, targets and candidates, every position looked at."""
+    token = st.integers(0, size - 1)
+    window = data.draw(st.lists(token, min_size=g, max_size=g))
+    target = data.draw(st.lists(token, min_size=g + 1, max_size=g + 1))
+    lists = data.draw(st.lists(st.lists(token, max_size=3), min_size=g + 1, max_size=g + 1))
+    count = next((j for j in range(g) if window[j] != target[j]), g)
+    assert can_reuse(window, target, each_paths(window, lists)) == (target[count] in lists[count])
+
+
+@settings(deadline=None)
+@given(p=law(), proxy=law())
+def test_overlap_rises_with_width(p: np.ndarray, proxy: np.ndarray) -> None:
+    masses = [overlap_mass(p, proxy, width) for width in range(6)]
+    by_rank = p[np.argsort(-proxy, kind="stable")]
+    assert masses == pytest.approx([by_rank[:width].sum() for width in range(6)])
+    assert all(after >= before - 1e-12 for before, after in itertools.pairwise(masses))
+    assert masses[0] == 0.0 and masses[-1] == pytest.approx(1.0)
+
+
+@settings(deadline=None)
+@given(p=law(), proxy=law(), width=st.integers(0, 5))
+def test_overlap_floor_and_margin(p: np.ndarray, proxy: np.ndarray, width: int) -> None:
+    """`mirror.prop2`: its bound and its margin hold; the limit is the best set of that size."""
+    subsets = itertools.combinations(range(5), width)
+    best = max(sum(p[token] for token in subset) for subset in subsets)
+    assert overlap_limit(p, width) == pytest.approx(best)
+    assert overlap_floor(p, proxy, width) <= overlap_mass(p, proxy, width) + 1e-9
+    if top_set_is_fixed(p, proxy, width):
+        assert overlap_mass(p, proxy, width) == pytest.approx(best)
+
+
+def test_a_closer_exit_may_overlap_less() -> None:
+    q, shallow, deep = (0.40, 0.35, 0.25), (0.70, 0.05, 0.25), (0.35, 0.45, 0.20)
+    assert np.abs(np.subtract(q, shallow)).max() == pytest.approx(0.30)
+    assert np.abs(np.subtract(q, deep)).max() == pytest.approx(0.10)
+    assert overlap_mass(q, shallow, 1) == 0.40 and overlap_mass(q, deep, 1) == 0.35
+    assert not top_set_is_fixed(q, deep, 1) and top_set_is_fixed(q, (0.42, 0.34, 0.24), 1)
+
+
+def windows(a: float, overlap: float, g: int) -> list[tuple[float, int, bool]]:
+    """Every window: probability, accepted tokens, and whether the correction is a candidate."""
+    found = [(a**g, g, True)]
+    for count in range(g):
+        found += [(a**count * (overlap - a), count, True), (a**count * (1 - overlap), count, False)]
+    return found
+
+
+@settings(deadline=None)
+@given(overlap=st.floats(0.0, 1.0), share=st.floats(0.0, 1.0), g=st.integers(0, 9))
+def test_fallback_in_both_readings_against_windows(overlap: float, share: float, g: int) -> None:
+    """`mirror.prop1`: FF per step, per step with a correction, and with candidates at the start only."""
+    a = overlap * share
+    cases = windows(a, overlap, g)
+    assert sum(chance for chance, _, _ in cases) == pytest.approx(1.0)
+    lost = sum(chance for chance, _, found in cases if not found)
+    assert fallback(a, overlap, g) == pytest.approx(lost)
+    early = sum(chance for chance, count, found in cases if count < g and not (count == 0 and found))
+    assert fallback_first(a, overlap, g) == pytest.approx(early, abs=1e-12)
+    assert fallback_first(a, overlap, g) >= fallback(a, overlap, g) - 1e-12
+    corrected = sum(chance for chance, count, _ in cases if count < g)
+    if corrected > 1e-6:
+        assert fallback_given_correction(a, overlap) == pytest.approx(lost / corrected, abs=1e-6)
+    if g == 1:
+        assert fallback(a, overlap, g) == pytest.approx(fallback_bound_printed(overlap))
+
+
+def test_goldens_of_prop1() -> None:
+    """a = .9, Omega = .95, gamma = 7: .261 > .05; given a correction .5; the limit at Omega = 1 is not 0."""
+    assert fallback(0.9, 0.95, 7) == pytest.approx(0.261, abs=5e-4)
+    assert fallback_given_correction(0.9, 0.95) == pytest.approx(0.5)
+    assert fallback_bound_printed(0.95) == pytest.approx(0.05)
+    assert fallback(0.9, 1.0, 7) == fallback(0.5, 0.9, 0) == fallback_first(0.5, 0.9, 0) == 0.0
+    assert fallback_first(0.5, 1.0, 3) == pytest.approx(0.375)
+    assert fallback(1.0, 1.0, 7) == fallback_given_correction(1.0, 1.0) == fallback_first(1.0, 1.0, 7) == 0.0
+    with pytest.raises(ValueError, match="exceeds overlap"):
+        fallback(0.9, 0.5, 3)
+    with pytest.raises(ValueError, match="lookahead"):
+        fallback(0.5, 0.9, -1)
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 1000), g=st.integers(1, 3))
+def test_fallback_of_a_random_model_never_rises_with_width(seed: int, g: int) -> None:
+    """Greedy draft, sampled target, V = 4, context-dependent laws: every path of the target gone through.
+
+    The proxy is another model.  Per position FF falls to 0 at kappa = V; at the first position only it
+    falls too, but to the probability of a later correction.
+    """
+    rng = np.random.default_rng(seed)
+    contexts = [path for depth in range(g) for path in itertools.product(range(4), repeat=depth)]
+    target = {path: rng.dirichlet(np.ones(4)) for path in contexts}
+    proxy = {path: rng.dirichlet(np.ones(4)) for path in contexts}
+    draft = rng.integers(4, size=g).tolist()
+    rates: dict[str, list[float]] = {"each": [], "first": []}
+    for width in range(5):
+        tops = [[t for t, _ in candidates(proxy[tuple(draft[:j])], width)] for j in range(g)]
+        branches = [draft if root == draft[0] else [root] for root in tops[0]]
+        trees = {"each": each_paths(draft, tops), "first": first_paths(branches)}
+        for name, tree in trees.items():
+            lost = 0.0
+            for path in itertools.product(range(4), repeat=g):
+                chance = math.prod(target[path[:j]][path[j]] for j in range(g))
+                if matched_prefix(draft, path) < g and not can_reuse(draft, path, tree):
+                    lost += chance
+            rates[name].append(lost)
+    for falling in rates.values():
+        assert all(after <= before + 1e-12 for before, after in itertools.pairwise(falling))
+    assert rates["each"][-1] == pytest.approx(0.0, abs=1e-12)
+    later = target[()][draft[0]] - math.prod(target[tuple(draft[:j])][draft[j]] for j in range(g))
+    assert rates["first"][-1] == pytest.approx(later, abs=1e-9)
+
+
+@settings(deadline=None)
+@given(p=law(3), q=law(3))
+def test_marginals_do_not_suffice(p: np.ndarray, q: np.ndarray) -> None:
+    """Equal marginals, two couplings: independent, where the printed form is right, and the closest."""
+    independent = np.outer(q, p)
+    assert match_probability(independent) == pytest.approx(match_probability_printed(independent))
+    shared = np.minimum(p, q)
+    missing = 1.0 - shared.sum()
+    over_q, over_p = q - shared, p - shared
+    closest = np.diag(shared) + (np.outer(over_q, over_p) / missing if missing > 1e-12 else 0.0)
+    assert closest.sum(axis=1) == pytest.approx(q) and closest.sum(axis=0) == pytest.approx(p)
+    assert match_probability(closest) == pytest.approx(acceptance(p, q))
+    assert match_probability_printed(closest) == pytest.approx(matching_acceptance(p, q))
+
+
+def test_marginals_golden() -> None:
+    assert match_probability([[0.5, 0.0], [0.0, 0.5]]) == 1.0
+    assert match_probability_printed([[0.5, 0.0], [0.0, 0.5]]) == 0.5
+    for bad in ([[0.5, 0.5]], [[0.5, 0.0], [0.0, 0.4]], [[1.5, -0.5], [0.0, 0.0]]):
+        with pytest.raises(ValueError, match="joint"):
+            match_probability(bad)
+
+
+@settings(deadline=None)
+@given(emissions=st.lists(st.integers(1, 5), min_size=1, max_size=12), data=st.data())
+def test_streaming_steps_and_their_bounds(emissions: list[int], data: st.DataObject) -> None:
+    g = data.draw(st.integers(0, sum(emissions)))
+    done, steps = 0, 0
+    while done < g:
+        done += emissions[steps]
+        steps += 1
+    assert streaming_steps(g, emissions) == steps
+    assert steps <= streaming_bound(g, emissions) <= g
+    printed = streaming_bound_printed(g, emissions)
+    # In truth the mean bounds J from below.
+    assert steps >= g * steps / max(1, sum(emissions[:steps])) - 1e-9
+    if steps and sum(emissions[:steps]) == g:
+        assert printed == steps
+
+
+def test_where_the_printed_bound_breaks() -> None:
+    assert streaming_steps(2, [1, 4]) == 2 and streaming_bound_printed(2, [1, 4]) == 1
+    rng = np.random.default_rng(2)
+    broken = 0
+    for _ in range(2000):
+        emissions = rng.integers(1, 5, size=12).tolist()
+        g = int(rng.integers(1, 13))
+        broken += streaming_steps(g, emissions) > streaming_bound_printed(g, emissions)
+    assert broken == 163
+    with pytest.raises(ValueError, match="less than the window"):
+        streaming_steps(9, [1, 2])
+    with pytest.raises(ValueError, match="at least 1"):
+        streaming_steps(2, [0, 2])
