@@ -18,14 +18,15 @@ longer of two waits longer than either's mean.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
 from scipy.optimize import lsq_linear
 
-from calibrate.hostrecords import LiveRecord, Observation, Tables, trimmed_mean
+from calibrate.hostrecords import LiveRecord, Observation, Tables, trimmed_mean, without_extremes
 from hardware_profiles.costs import LEVELS, GridCost, Quantiles
 from hardware_profiles.decisions import Decisions
 from hardware_profiles.latency import FloatArray
@@ -42,6 +43,10 @@ FEW = 50
 """Fewer samples than this cannot tell what idling costs."""
 ON_TARGET = ("decode", "verify", "settle")
 TINY = 1e-9
+Bounds: TypeAlias = tuple[float, float]
+ANY: Bounds = (-np.inf, np.inf)
+POSITIVE: Bounds = (0.0, np.inf)
+NONE: Bounds = (0.0, 0.0)
 MOST_WAKE = 0.5
 MOST_SCALE = 3.0
 """A slope beyond this, or below its inverse, is noise: only the constant is fitted then."""
@@ -80,38 +85,46 @@ class Sample:
 
 def fit_operation(name: str, samples: Sequence[Sample]) -> OperationHost:
     """Host time and work of one operation from greedy runs; see the module's first lines."""
-    alone = [s for s in samples if s.alone]
-    on_target = name in ON_TARGET
-    chosen = alone if on_target and alone else list(samples)
+    chosen = _chosen(name, samples)
     kept = trimmed(chosen)
-    work, expected, idle, tokens, rows = np.array(
-        [(s.work_s, s.expected_s, s.idle_s, s.tokens, s.rows - 1) for s in kept], dtype=np.float64
-    ).T
-    cap = float(np.quantile(idle, 0.95))
-    idle = np.minimum(idle, cap)
+    expected, rows = (np.array([getattr(s, field) for s in kept]) for field in ("expected_s", "rows"))
     # A regressor that hardly varies explains nothing: its coefficient stays at its neutral value.
-    free_scale = any(_varies(expected[rows == count]) for count in np.unique(rows))
-    free_wake = cap > 2.0 * float(np.quantile(idle, 0.1)) and len(kept) > FEW
-    free_token = not on_target and tokens.max() > 2.0 * tokens.min()
-    low = [-np.inf, 1 / MOST_SCALE if free_scale else 1.0 - TINY, 0.0, 0.0, 0.0]
-    high = [
-        np.inf,
-        MOST_SCALE if free_scale else 1.0 + TINY,
-        MOST_WAKE if free_wake else TINY,
-        np.inf if free_token else TINY,
-        np.inf if rows.any() else TINY,
-    ]
-    design = np.column_stack([np.ones(len(kept)), expected, idle, tokens, rows])
-    extra, scale, wake, token, row = solve(design, work, usual_work(kept), low, high)
-    entry = OperationHost(
-        extra_s=extra,
-        row_s=row if rows.any() else 0.0,
-        token_s=token if free_token else 0.0,
-        scale=scale,
-        wake=wake,
-        idle_cap_s=cap,
-    ).model_copy(update=waits(samples))
-    return with_spread(entry, chosen)
+    several = any(_varies(expected[rows == count]) for count in np.unique(rows))
+    cap = _idle_cap(kept)
+    found = regression(
+        [replace(s, idle_s=min(s.idle_s, cap)) for s in kept],
+        [s.work_s for s in kept],
+        usual_work(kept),
+        extra_s=ANY,
+        scale=(1 / MOST_SCALE, MOST_SCALE) if several else (1.0, 1.0),
+        wake=(0.0, MOST_WAKE if _idles(kept) else 0.0),
+        token_s=POSITIVE if name not in ON_TARGET and _tokens_vary(kept) else NONE,
+        row_s=POSITIVE if rows.max() > 1 else NONE,
+    )
+    return with_spread(
+        OperationHost().model_copy(update=found | waits(samples) | {"idle_cap_s": cap}), chosen
+    )
+
+
+def _chosen(name: str, samples: Sequence[Sample]) -> list[Sample]:
+    """Of a target's operation those beside an idle draft, if there are any."""
+    return [s for s in samples if s.alone or name not in ON_TARGET] or list(samples)
+
+
+def _idle_cap(samples: Sequence[Sample]) -> float:
+    return float(np.quantile([s.idle_s for s in samples], 0.95))
+
+
+def _idles(samples: Sequence[Sample]) -> bool:
+    """Whether idling varies enough, in enough samples, to tell what it costs."""
+    shortest = float(np.quantile([s.idle_s for s in samples], 0.1))
+    return _idle_cap(samples) > 2.0 * shortest and len(samples) > FEW
+
+
+def _tokens_vary(samples: Sequence[Sample]) -> bool:
+    """Whether they do enough to tell what a token costs."""
+    tokens = [s.tokens for s in samples]
+    return max(tokens) > 2.0 * min(tokens)
 
 
 def _varies(values: FloatArray) -> bool:
@@ -128,26 +141,22 @@ def fit_sampled(name: str, samples: Sequence[Sample], greedy: OperationHost | No
     """
     if greedy is None and any(s.calls for s in samples):
         return fit_operation(name, samples)
-    alone = [s for s in samples if s.alone]
-    chosen = alone if name in ON_TARGET and alone else list(samples)
+    chosen = _chosen(name, samples)
     slopes = (greedy or OperationHost()).model_copy(update={"extra_s": 0.0})
     kept = trimmed(chosen)
-    left = np.array([s.work_s - predicted(slopes, s) for s in kept])
-    steps, tokens = np.array([(s.calls, s.tokens) for s in kept], dtype=np.float64).T
-    free_step, free = (values.max() > least * values.min() for values, least in ((steps, 1.0), (tokens, 2.0)))
-    design = np.column_stack([np.ones(len(kept)), steps, tokens])
-    low, high = [-np.inf, 0.0, 0.0], [np.inf, np.inf if free_step else TINY, np.inf if free else TINY]
-    extra, step, token = solve(design, left, usual_work(kept), low, high)
-    entry = slopes.model_copy(
-        update={
-            **waits(samples),
-            "extra_s": extra,
-            "step_s": step if free_step else 0.0,
-            "token_s": slopes.token_s + (token if free else 0.0),
-        }
+    calls = [s.calls for s in kept]
+    found = regression(
+        kept,
+        [s.work_s - predicted(slopes, s) for s in kept],
+        usual_work(kept),
+        extra_s=ANY,
+        step_s=POSITIVE if max(calls) > min(calls) else NONE,
+        token_s=POSITIVE if _tokens_vary(kept) else NONE,
     )
+    found["token_s"] += slopes.token_s
+    entry = slopes.model_copy(update={**waits(samples), **found})
     entry = with_spread(entry, chosen)
-    if tokens.any():
+    if any(s.tokens for s in kept):
         return entry
     # A settling feeds nothing, and does nothing where no row is open: the mean is what counts, and what it
     # costs more in a batch goes by rows.
@@ -168,18 +177,20 @@ def waits(samples: Sequence[Sample]) -> dict[str, float]:
     }
 
 
-def line(values: Sequence[float], at: Sequence[int]) -> tuple[float, float]:
-    """Intercept and slope, neither negative, of the trimmed means at each abscissa."""
+def line(
+    values: Sequence[float], at: Sequence[int], middle: Callable[[list[float]], float] = trimmed_mean
+) -> tuple[float, float]:
+    """Intercept and slope, neither negative, of the middle values at each abscissa."""
     groups: dict[int, list[float]] = {}
     for value, x in zip(values, at, strict=True):
         groups.setdefault(x, []).append(value)
     weights = np.sqrt([len(group) for group in groups.values()])
-    means = np.array([trimmed_mean(group) for group in groups.values()])
-    design = np.column_stack([np.ones(len(groups)), list(groups)]) * weights[:, None]
+    middles = np.array([middle(group) for group in groups.values()])
     if len(groups) == 1:
-        return float(means[0]), 0.0
-    intercept, slope = lsq_linear(design, means * weights, bounds=(0.0, np.inf)).x
-    return float(intercept), float(slope)
+        return max(0.0, float(middles[0])), 0.0
+    design = np.column_stack([np.ones(len(groups)), list(groups)])
+    intercept, slope = solve(design, middles, 1.0 / weights, [POSITIVE, POSITIVE])
+    return intercept, slope
 
 
 def usual_work(samples: Sequence[Sample]) -> FloatArray:
@@ -188,10 +199,15 @@ def usual_work(samples: Sequence[Sample]) -> FloatArray:
     A fit of deviations relative to what each took itself would favour what happened to be short: with times
     that scatter by a third it comes out a tenth below their mean.
     """
-    taken: dict[Hashable, list[float]] = {}
-    for sample in samples:
-        taken.setdefault(sample.run, []).append(sample.work_s)
-    means = {run: float(np.mean(found)) for run, found in taken.items()}
+    return run_means(samples, [s.work_s for s in samples])
+
+
+def run_means(samples: Sequence[Sample], values: Sequence[float]) -> FloatArray:
+    """The mean of the values of each sample's run, one per sample."""
+    of_run: dict[Hashable, list[float]] = {}
+    for sample, value in zip(samples, values, strict=True):
+        of_run.setdefault(sample.run, []).append(value)
+    means = {run: float(np.mean(found)) for run, found in of_run.items()}
     return np.array([means[sample.run] for sample in samples])
 
 
@@ -210,31 +226,55 @@ def spread_of(samples: Sequence[Sample], host: OperationHost) -> Quantiles:
     """
     usual = usual_work(samples)
     told = np.maximum([predicted(host, s) for s in samples], LEAST_TOLD * usual)
-    shares: dict[Hashable, list[float]] = {}
-    for sample, seconds, mean_s in zip(samples, told, usual, strict=True):
-        shares.setdefault(sample.run, []).append(seconds / mean_s)
-    bias = np.array([np.mean(shares[sample.run]) for sample in samples])
+    bias = run_means(samples, (told / usual).tolist())
     ratios = np.array([s.work_s for s in samples]) / told * bias
     p5, p25, p50, p75, p95 = (float(v) for v in np.quantile(ratios, LEVELS))
     return p5, p25, p50, p75, p95
 
 
+def regression(
+    samples: Sequence[Sample],
+    values: Sequence[float],
+    relative_to: FloatArray,
+    **bounds: Bounds,
+) -> dict[str, float]:
+    """Bounded least squares of `values` on what the coefficients of `OperationHost` are multiplied by.
+
+    Args:
+        samples: Operations.
+        values: What is to be explained of each, s.
+        relative_to: Deviations count relative to this, s.
+        bounds: By name of the coefficient; what has no room between them is taken as given.
+    """
+    columns: dict[str, Callable[[Sample], float]] = {
+        "extra_s": lambda s: 1.0,
+        "scale": lambda s: s.expected_s,
+        "wake": lambda s: s.idle_s,
+        "token_s": lambda s: s.tokens,
+        "row_s": lambda s: s.rows - 1,
+        "step_s": lambda s: s.calls,
+    }
+    design = np.array([[columns[name](s) for name in bounds] for s in samples], dtype=np.float64)
+    found = solve(design, np.array(values), relative_to, list(bounds.values()))
+    return dict(zip(bounds, found, strict=True))
+
+
 def solve(
-    design: FloatArray, values: FloatArray, work: FloatArray, low: Sequence[float], high: Sequence[float]
+    design: FloatArray, values: FloatArray, relative_to: FloatArray, bounds: Sequence[Bounds]
 ) -> list[float]:
-    """Bounded least squares of deviations relative to `work`, else the longest operations would decide.
+    """Bounded least squares of deviations relative to something, else the longest operations would decide.
 
     What its bounds leave no room is taken as given: beside a column like it, it would make the fit singular.
     """
-    least, most = np.array(low), np.array(high)
-    free = most - least > 3.0 * TINY
+    least, most = np.array(bounds, dtype=np.float64).T
+    free = most > least
     given = np.where(free, 0.0, least)
-    weighted = design[:, free] / np.maximum(work, TINY)[:, None]
+    unit = np.maximum(relative_to, TINY)
+    weighted = design[:, free] / unit[:, None]
     size = np.linalg.norm(weighted, axis=0)
     size[size == 0.0] = 1.0
-    left = (values - design @ given) / np.maximum(work, TINY)
-    bounds = (least[free] * size, most[free] * size)
-    given[free] = lsq_linear(weighted / size, left, bounds=bounds).x / size
+    limits = (least[free] * size, most[free] * size)
+    given[free] = lsq_linear(weighted / size, (values - design @ given) / unit, bounds=limits).x / size
     return [float(v) for v in given]
 
 
@@ -265,13 +305,11 @@ def trimmed(samples: Sequence[Sample]) -> list[Sample]:
     groups: dict[Hashable, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample.run, []).append(sample)
-    kept = []
-    for group in groups.values():
-        ratio = np.array([s.work_s / (s.expected_s or 1.0) for s in group])
-        low, high = np.quantile(ratio, [0.01, 0.99])
-        # Of two, neither lies between.
-        kept += [s for s, r in zip(group, ratio, strict=True) if low <= r <= high] or group
-    return kept
+    return [
+        sample
+        for group in groups.values()
+        for sample in without_extremes(group, [s.work_s / (s.expected_s or 1.0) for s in group])
+    ]
 
 
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 0.9, 2.0
@@ -384,20 +422,10 @@ def _samples(
         for seen in record.observations:
             if only not in {None, seen.operation}:
                 continue
+            run = (record.settings, record.batch)
+            expected_s = _expected(seen, surfaces, factors)
             found.setdefault(seen.operation, []).append(
-                Sample(
-                    run=(record.settings, record.batch),
-                    rows=seen.rows,
-                    calls=len(seen.steps),
-                    tokens=sum(step.tokens for step in seen.steps),
-                    lead_s=seen.lead_s,
-                    work_s=seen.work_s,
-                    report_s=seen.report_s,
-                    idle_s=seen.idle_s,
-                    expected_s=_expected(seen, surfaces, factors),
-                    alone=record.alone,
-                    beside_s=seen.beside_s,
-                )
+                sample_of(run, seen, expected_s, alone=record.alone, beside_s=seen.beside_s)
             )
     return found
 
@@ -550,7 +578,7 @@ def _fit_kind(seen: Sequence[Labelled], borrowed: OperationHost) -> KindPace:
     names = dict.fromkeys(step.name for _, timed in seen for step in timed.steps)
     steps = {name: _fit_step(name, seen) for name in names}
     bare = KindPace(steps=steps)
-    samples = [sample_of(label, timed, stepped(bare, timed)) for label, timed in seen]
+    samples = [sample_of((label, timed.batch), timed, stepped(bare, timed)) for label, timed in seen]
     marks = [timed.mark_s for _, timed in seen if timed.mark_s >= 0.0]
     return KindPace(
         host=fit_own(samples, borrowed, drafts=seen[0][1].role == "draft"),
@@ -559,19 +587,20 @@ def _fit_kind(seen: Sequence[Labelled], borrowed: OperationHost) -> KindPace:
     )
 
 
-def sample_of(label: str, timed: Timed, expected_s: float) -> Sample:
-    """An operation as the fits of host time take it."""
-    return Sample(
-        run=(label, timed.batch),
-        rows=timed.rows,
-        calls=sum(step.calls for step in timed.steps),
-        tokens=timed.tokens,
-        lead_s=timed.lead_s,
-        work_s=timed.work_s,
-        report_s=timed.report_s,
-        idle_s=timed.idle_s,
-        expected_s=expected_s,
-    )
+def sample_of(
+    run: Hashable,
+    seen: Observation | Timed,
+    expected_s: float,
+    *,
+    alone: bool = True,
+    beside_s: Mapping[Forward, float] = MappingProxyType({}),
+) -> Sample:
+    """An operation as the fits take it, with what its forwards are expected to take."""
+    own = {name: getattr(seen, name) for name in _OWN}
+    return Sample(run=run, expected_s=expected_s, alone=alone, beside_s=beside_s, **own)
+
+
+_OWN = ("rows", "calls", "tokens", "lead_s", "work_s", "report_s", "idle_s")
 
 
 def stepped(pace: KindPace, timed: Timed) -> float:
@@ -587,44 +616,29 @@ def _fit_step(name: str, seen: Sequence[Labelled]) -> StepPace:
         if step.name == name and step.calls
     ]
     if not any(step.expected_s for _, _, step in found):
-        return _without_model([(timed.rows, step) for _, timed, step in found])
+        # What goes on in a lookup has a long tail that has nothing to do with it: medians.
+        each_s = [step.seconds / step.calls for _, _, step in found]
+        extra, row = line(each_s, [timed.rows - 1 for _, timed, _ in found], median)
+        return StepPace(extra_s=extra, row_s=row)
     groups: dict[tuple[str, int], list[StepTotal]] = {}
     for label, timed, step in found:
         if step.expected_s > 0.0:
             groups.setdefault((label, timed.batch), []).append(step)
-    kept = [step for group in groups.values() for step in _without_extremes(group)]
+    kept = [
+        step
+        for group in groups.values()
+        for step in without_extremes(group, [s.seconds / s.expected_s for s in group], 0.05)
+    ]
     calls, expected, seconds = np.array([(s.calls, s.expected_s, s.seconds) for s in kept]).T
     narrow, wide = np.quantile(expected / calls, [0.1, 0.9])
     several = bool(wide > LEVER * narrow)
     # A slope that a constant makes up for would mislead beyond the widths seen: it stays within bounds.
     slope = MOST_SCALE if several else NO_BOUND
     design = np.column_stack([calls, expected])
-    low, high = [0.0, 1.0 / slope], [np.inf if several else TINY, slope]
     # Relative to what is expected, not to what was measured: that would favour what happened to be short.
-    extra, factor = solve(design, seconds, expected, low, high)
-    return StepPace(factor=factor, extra_s=extra if several else 0.0)
-
-
-def _without_model(found: Sequence[tuple[int, StepTotal]]) -> StepPace:
-    """Medians: what goes on in a lookup has a long tail that has nothing to do with it."""
-    by_rows: dict[int, list[float]] = {}
-    for rows, step in found:
-        by_rows.setdefault(rows, []).append(step.seconds / step.calls)
-    middle = {rows: median(values) for rows, values in by_rows.items()}
-    if len(middle) == 1:
-        return StepPace(extra_s=max(0.0, *middle.values()))
-    weights = np.sqrt([len(by_rows[rows]) for rows in middle])
-    design = np.column_stack([np.ones(len(middle)), np.array(list(middle)) - 1.0])
-    values, ones = np.array(list(middle.values())) * weights, np.ones(len(middle))
-    extra, row = solve(design * weights[:, None], values, ones, [0.0, 0.0], [np.inf, np.inf])
-    return StepPace(extra_s=extra, row_s=row)
-
-
-def _without_extremes(group: Sequence[StepTotal]) -> list[StepTotal]:
-    """Without the longest and the shortest 5 %, relative to what is expected."""
-    ratio = np.array([step.seconds / step.expected_s for step in group])
-    low, high = np.quantile(ratio, [0.05, 0.95])
-    return [step for step, r in zip(group, ratio, strict=True) if low <= r <= high] or list(group)
+    bounds = [POSITIVE if several else NONE, (1.0 / slope, slope)]
+    extra, factor = solve(design, seconds, expected, bounds)
+    return StepPace(factor=factor, extra_s=extra)
 
 
 def fit_own(samples: Sequence[Sample], borrowed: OperationHost, *, drafts: bool) -> OperationHost:
@@ -636,27 +650,22 @@ def fit_own(samples: Sequence[Sample], borrowed: OperationHost, *, drafts: bool)
         drafts: Whether a draft did them, which chooses a token in each branch.
     """
     kept = trimmed(samples)
-    work, expected, idle, rows, tokens = np.array(
-        [(s.work_s, s.expected_s, s.idle_s, s.rows - 1, s.tokens) for s in kept], dtype=np.float64
-    ).T
-    cap = float(np.quantile(idle, 0.95))
-    idle = np.minimum(idle, cap)
-    single = not rows.any()
-    design = np.column_stack([np.ones(len(kept)), rows, idle, tokens])
-    high = [
-        np.inf,
-        TINY if single else np.inf,
-        MOST_WAKE if cap > 2.0 * float(np.quantile(idle, 0.1)) and len(kept) > FEW else TINY,
-        np.inf if drafts and tokens.max() > 2.0 * tokens.min() else TINY,
-    ]
-    relative_to = np.maximum(expected, 0.1 * np.median(work))
-    found = solve(design, work - expected, relative_to, [-np.inf, 0.0, 0.0, 0.0], high)
-    extra, row, wake, token = (0.0 if most <= TINY else v for v, most in zip(found, high, strict=True))
+    cap = _idle_cap(kept)
+    single = all(s.rows == 1 for s in kept)
+    expected = np.array([s.expected_s for s in kept])
+    found = regression(
+        [replace(s, idle_s=min(s.idle_s, cap)) for s in kept],
+        [s.work_s - s.expected_s for s in kept],
+        np.maximum(expected, 0.1 * np.median([s.work_s for s in kept])),
+        extra_s=ANY,
+        row_s=NONE if single else POSITIVE,
+        wake=(0.0, MOST_WAKE if _idles(kept) else 0.0),
+        token_s=POSITIVE if drafts and _tokens_vary(kept) else NONE,
+    )
     waiting = waits([s for s in samples if s.lead_s >= 0.0] or samples)
     if single:
-        row, waiting["submit_row_s"] = borrowed.row_s, borrowed.submit_row_s
-    entry = OperationHost(extra_s=extra, row_s=row, wake=wake, token_s=token, idle_cap_s=cap)
-    return with_spread(entry.model_copy(update=waiting), samples)
+        found["row_s"], waiting["submit_row_s"] = borrowed.row_s, borrowed.submit_row_s
+    return with_spread(OperationHost().model_copy(update=found | waiting | {"idle_cap_s": cap}), samples)
 
 
 def gains(profile: Profile, settings: Sequence[Decisions], *, sampled: bool) -> list[Gain]:
@@ -705,7 +714,7 @@ def error_of(run: Sequence[Timed], kinds: Mapping[str, KindPace]) -> float:
     told = took = 0.0
     for timed in run:
         pace = kinds[timed.kind]
-        scaled = sample_of("", timed, stepped(pace, timed))
+        scaled = sample_of(None, timed, stepped(pace, timed))
         told += waited(pace.host, scaled) + predicted(pace.host, scaled)
         took += max(0.0, timed.lead_s) + timed.work_s + timed.report_s
         if timed.lead_s < 0.0:

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from itertools import zip_longest
 from operator import itemgetter
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -33,8 +32,7 @@ from policies.operation import RowOperation, Work
 from policies.registry import Settings, configure, find_policy
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One forward of an operation.
 
     Attributes:
@@ -52,8 +50,7 @@ class Step:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(NamedTuple):
     """One operation of a live run.
 
     Attributes:
@@ -78,9 +75,18 @@ class Observation:
     beside_s: Mapping[Forward, float]
     steps: tuple[Step, ...]
 
+    @property
+    def calls(self) -> int:
+        """Number of its forwards."""
+        return len(self.steps)
 
-@dataclass(frozen=True, slots=True)
-class LiveRecord:
+    @property
+    def tokens(self) -> int:
+        """Tokens that went through its forwards, padding not counted."""
+        return sum(step.tokens for step in self.steps)
+
+
+class LiveRecord(NamedTuple):
     """One live run, as far as it matters here.
 
     Attributes:
@@ -112,30 +118,23 @@ def observe(timings: Sequence[Timing]) -> list[Observation]:
 
     Left out, too, is what waited for other work on its device, and what followed a prefill.
     """
-    ordered = sorted(timings, key=lambda t: t.submit_s)
-    arrivals = sorted((t.arrival_s, t.operation == "prefill") for t in ordered)
-    found = []
-    for timing in ordered:
-        before = [arrival for arrival in arrivals if arrival[0] <= timing.submit_s]
-        after_prefill = not before or before[-1][1]
-        if timing.operation == "prefill" or timing.queued or timing.start_s < 0 or after_prefill:
-            continue
-        others = [t for t in ordered if t.device != timing.device and t.operation != "prefill"]
-        ended = [t.end_s for t in ordered if t.device == timing.device and t.end_s <= timing.start_s]
-        found.append(
-            Observation(
-                operation=_name(timing),
-                device="target" if timing.device == "target" else "draft",
-                rows=timing.rows,
-                lead_s=timing.start_s - before[-1][0],
-                work_s=timing.end_s - timing.start_s,
-                report_s=timing.report_overhead_s,
-                idle_s=timing.start_s - max(ended, default=timing.start_s),
-                beside_s=_beside(timing, others),
-                steps=_steps(timing),
-            )
+    around = Surroundings(timings)
+    return [
+        Observation(
+            operation=_name(timing),
+            device=role_of(timing.device),
+            rows=timing.rows,
+            lead_s=around.lead_s(timing),
+            work_s=timing.end_s - timing.start_s,
+            report_s=timing.report_overhead_s,
+            idle_s=around.idle_s(timing),
+            beside_s=_beside(timing, around),
+            steps=_steps(timing),
         )
-    return found
+        for timing in sorted(timings, key=lambda t: t.submit_s)
+        if not (timing.operation == "prefill" or timing.queued or timing.start_s < 0)
+        and not around.followed_prefill(timing)
+    ]
 
 
 def _name(timing: Timing) -> HostOperation:
@@ -156,14 +155,14 @@ def _steps(timing: Timing) -> tuple[Step, ...]:
     return tuple(found)
 
 
-def _beside(timing: Timing, others: Sequence[Timing]) -> dict[Forward, float]:
-    """Seconds in which each kind of the others' work went on during an operation's.
+def _beside(timing: Timing, around: Surroundings) -> dict[Forward, float]:
+    """Seconds in which each kind of the other device's work went on during an operation's, prefills left out.
 
     An operation is what its current step is, up to the next one's start.
     """
     found: dict[Forward, float] = {}
-    for other in others:
-        if other.end_s <= timing.start_s or other.start_s >= timing.end_s or not other.steps:
+    for other, _ in around.beside(timing, timing.start_s, timing.end_s):
+        if other.operation == "prefill" or not other.steps:
             continue
         starts = [other.start_s, *(step.start_s for step in other.steps[1:]), other.end_s]
         for step, start, end in zip(other.steps, starts[:-1], starts[1:], strict=True):
@@ -175,42 +174,26 @@ def _beside(timing: Timing, others: Sequence[Timing]) -> dict[Forward, float]:
 
 def to_json(record: LiveRecord) -> Json:
     """A run as plain values."""
-    kept = {f.name: getattr(record, f.name) for f in fields(record) if f.name != "observations"}
-    settings = record.settings
-    kept["settings"] = {"policy": settings.policy, "knobs": settings.knobs}
-    kept["settings"] |= {name: getattr(settings, name) for name in _SAMPLING}
-    kept["observations"] = [
-        [*(getattr(o, name) for name in _SCALARS), dict(o.beside_s), [list(_astuple(s)) for s in o.steps]]
-        for o in record.observations
-    ]
-    return kept
+    settings = {name: getattr(record.settings, name) for name in ("policy", "knobs", *_SAMPLING)}
+    return {**record._asdict(), "settings": settings}
 
 
 def from_json(kept: Json) -> LiveRecord:
     """The run that `to_json` was given."""
     own: dict[str, Any] = dict(kept["settings"])
     own |= {k: tuple(v) if isinstance(v, list) else v for k, v in own.pop("knobs").items()}
-    observations = [
-        Observation(
-            **dict(zip(_SCALARS, scalars, strict=True)),
-            beside_s=beside,
-            steps=tuple(Step(*step) for step in steps),
-        )
-        for *scalars, beside, steps in kept["observations"]
-    ]
-    plain: dict[str, Any] = {k: v for k, v in kept.items() if k not in {"settings", "observations"}}
-    plain["requests"] = tuple(plain["requests"])
-    return LiveRecord(settings=configure(**own), observations=tuple(observations), **plain)
+    changed = {
+        "settings": configure(**own),
+        "requests": tuple(kept["requests"]),
+        "observations": tuple(
+            Observation._make([*seen[:-1], tuple(Step._make(step) for step in seen[-1])])
+            for seen in kept["observations"]
+        ),
+    }
+    return LiveRecord(**(kept | changed))
 
 
 _SAMPLING = ("temperature", "top_p", "seed")
-_SCALARS = ("operation", "device", "rows", "lead_s", "work_s", "report_s", "idle_s")
-
-
-def _astuple(step: Step) -> tuple[Any, ...]:
-    return (step.kind, step.rows, step.width, step.context, step.tokens)
-
-
 MOST_KEPT = 400
 """Operations of a kind that are kept of a run, evenly spread over it."""
 DIGITS = 7
@@ -221,9 +204,8 @@ _FORWARDS: Mapping[tuple[RoleName, str], Forward] = {
 _Item = TypeVar("_Item")
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """A rowwise operation with its times and each row's work."""
+class _Done(NamedTuple):
+    """A row operation with its times and each row's work."""
 
     operation: RowOperation
     work: tuple[Work, ...]
@@ -261,8 +243,7 @@ class Expectation:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        grids: dict[str, OperationCost] = {name: cost for name, cost in profile.operations.items()}  # noqa: C416
-        self._tables = Tables(grids)
+        self._tables = Tables({str(name): cost for name, cost in profile.operations.items()})
 
     def call(self, role: RoleName, name: str, rows: int, width: int, context: float) -> float:
         """Seconds of one model call over `width` tokens in each of `rows` rows.
@@ -317,11 +298,11 @@ def time_operations(world: LiveWorld, beside: Expectation, *, batch: int) -> lis
     timings = world.timings()
     done = [each for device in world.devices for each in _done(device)]
     likes = {each.operation.kind: each.operation.cost_class for each in done}
-    surroundings = Surroundings(beside, timings, likes)
+    around = Surroundings(timings, beside, likes)
     return [
-        _timed(each, surroundings, batch)
+        _timed(each, around, beside, batch)
         for each in sorted(done, key=lambda d: d.timing.submit_s)
-        if not surroundings.followed_prefill(each.timing)
+        if not around.followed_prefill(each.timing)
     ]
 
 
@@ -330,7 +311,7 @@ def at_usual_speed(timings: Iterable[Timed], drift: float) -> list[Timed]:
     by_kind: dict[str, list[Timed]] = {}
     for timed in timings:
         by_kind.setdefault(timed.kind, []).append(_scaled(timed, drift))
-    return [timed for found in by_kind.values() for timed in _spread(found, MOST_KEPT)]
+    return [found[i] for found in by_kind.values() for i in _spread(len(found))]
 
 
 def _scaled(timed: Timed, drift: float) -> Timed:
@@ -363,20 +344,25 @@ class Surroundings:
     """What went on around the operations of a run.
 
     Args:
-        beside: The profile.
-        timings: All operations, in order of their starts.
-        likes: Kind of rowwise operations to the built-in one they are like.
+        timings: All operations.
+        expectation: Says what neighbours cost each other, for `full_s`.
+        likes: Kind of row operations to the built-in one they are like, likewise.
     """
 
-    def __init__(self, beside: Expectation, timings: Sequence[Timing], likes: Mapping[str, str]) -> None:
-        self.beside = beside
-        self.likes = likes
+    def __init__(
+        self,
+        timings: Sequence[Timing],
+        expectation: Expectation | None = None,
+        likes: Mapping[str, str] | None = None,
+    ) -> None:
+        self._expectation = expectation
+        self._likes = likes or {}
         news = [(t.arrival_s, t.operation == "prefill") for t in timings]
         news += [(t.early_s, False) for t in timings if t.early_s is not None]
         self._news = sorted(news)
         self._heard = [at for at, _ in self._news]
         self._by_device: dict[str, list[Timing]] = {}
-        for timing in timings:
+        for timing in sorted(timings, key=lambda t: t.start_s):
             self._by_device.setdefault(timing.device, []).append(timing)
         self._ends = {name: [t.end_s for t in found] for name, found in self._by_device.items()}
 
@@ -386,7 +372,7 @@ class Surroundings:
         return index == 0 or self._news[index - 1][1]
 
     def lead_s(self, timing: Timing) -> float:
-        """Seconds from the report or the mark that the policy acted on; -1 if it waited for other work."""
+        """Seconds from the report or early result that was acted on; -1 if it waited for other work."""
         index = bisect_right(self._heard, timing.submit_s)
         return -1.0 if timing.queued else timing.start_s - self._heard[index - 1]
 
@@ -396,21 +382,29 @@ class Surroundings:
         index = bisect_right(ends, timing.start_s)
         return timing.start_s - ends[index - 1] if index else 0.0
 
-    def full_s(self, timing: Timing, start_s: float, end_s: float) -> float:
-        """A stretch of an operation in seconds of work at full rate."""
-        work, role = end_s - start_s, role_of(timing.device)
-        like = self.likes.get(timing.operation, timing.operation)
+    def beside(self, timing: Timing, start_s: float, end_s: float) -> Iterator[tuple[Timing, float]]:
+        """The operations of the other role during a stretch of one, and for how long of it each went on."""
         for name, found in self._by_device.items():
-            if role_of(name) == role:
+            if role_of(name) == role_of(timing.device):
                 continue
             for other in found[bisect_right(self._ends[name], start_s) :]:
                 if other.start_s >= end_s:
                     break
-                theirs = self.likes.get(other.operation, other.operation)
-                slowdown = self.beside.slowdown(role, like, role_of(name), theirs)
-                shared = min(end_s, other.end_s) - max(start_s, other.start_s)
-                work -= shared * (1.0 - 1.0 / slowdown)
+                yield other, min(end_s, other.end_s) - max(start_s, other.start_s)
+
+    def full_s(self, timing: Timing, start_s: float, end_s: float) -> float:
+        """A stretch of an operation in seconds of work at full rate."""
+        assert self._expectation is not None
+        work = end_s - start_s
+        for other, shared_s in self.beside(timing, start_s, end_s):
+            slowdown = self._expectation.slowdown(
+                role_of(timing.device), self._like(timing), role_of(other.device), self._like(other)
+            )
+            work -= shared_s * (1.0 - 1.0 / slowdown)
         return work
+
+    def _like(self, timing: Timing) -> str:
+        return self._likes.get(timing.operation, timing.operation)
 
 
 def role_of(device: str) -> RoleName:
@@ -418,12 +412,11 @@ def role_of(device: str) -> RoleName:
     return "target" if device == "target" else "draft"
 
 
-def _timed(done: _Done, around: Surroundings, batch: int) -> Timed:
+def _timed(done: _Done, around: Surroundings, beside: Expectation, batch: int) -> Timed:
     operation, timing = done.operation, done.timing
-    role = role_of(timing.device)
     return Timed(
         kind=operation.kind,
-        role=role,
+        role=role_of(timing.device),
         like=operation.cost_class,
         batch=batch,
         rows=timing.rows,
@@ -434,7 +427,7 @@ def _timed(done: _Done, around: Surroundings, batch: int) -> Timed:
         idle_s=around.idle_s(timing),
         steps=tuple(
             StepTotal(name, calls, expected_s, seconds)
-            for name, (calls, expected_s, seconds) in _step_totals(done, around, role).items()
+            for name, (calls, expected_s, seconds) in _step_totals(done, around, beside).items()
         ),
         mark_s=_early_s(operation, timing),
     )
@@ -448,24 +441,25 @@ def _early_s(operation: RowOperation, timing: Timing) -> float:
     return max(0.0, timing.early_s - max(ends, default=timing.start_s))
 
 
-def _step_totals(done: _Done, around: Surroundings, role: RoleName) -> dict[str, tuple[int, float, float]]:
+def _step_totals(
+    done: _Done, around: Surroundings, beside: Expectation
+) -> dict[str, tuple[int, float, float]]:
     """Steps that the work names, by name: how many, seconds expected and seconds taken of all of them."""
     taken: dict[str, float] = {}
     for step in done.timing.steps:
         name = base_name(step.name)
         taken[name] = taken.get(name, 0.0) + around.full_s(done.timing, step.start_s, step.end_s)
     found: dict[str, tuple[int, float, float]] = {}
-    for name, seconds in around.beside.steps(role, done.work, done.timing.context):
+    for name, seconds in beside.steps(role_of(done.timing.device), done.work, done.timing.context):
         calls, expected_s, _ = found.get(name, (0, 0.0, 0.0))
         found[name] = (calls + 1, expected_s + seconds, taken.get(name, 0.0))
     return found
 
 
-def _spread(found: Sequence[_Item], most: int) -> list[_Item]:
-    """At most so many of a sequence, evenly spread."""
-    if len(found) <= most:
-        return list(found)
-    return [found[i * len(found) // most] for i in range(most)]
+def _spread(count: int) -> list[int]:
+    """At most `MOST_KEPT` of so many, evenly spread."""
+    most = min(count, MOST_KEPT)
+    return [i * count // most for i in range(most)]
 
 
 def drift_of(timings: Sequence[Timing], profile: Profile, *, sampled: bool) -> float:
@@ -482,16 +476,19 @@ def drift_of(timings: Sequence[Timing], profile: Profile, *, sampled: bool) -> f
         expected = sum(
             beside.call(seen.device, step.kind, step.rows, step.width, step.context) for step in seen.steps
         )
-        tokens = sum(step.tokens for step in seen.steps)
-        told = host.work_s(expected, rows=seen.rows, calls=len(seen.steps), tokens=tokens, idle_s=seen.idle_s)
+        told = host.work_s(expected, rows=seen.rows, calls=seen.calls, tokens=seen.tokens, idle_s=seen.idle_s)
         took = seen.lead_s + seen.work_s + seen.report_s
-        ratios.append(took / (host.lead_s(seen.rows) + told + host.after_s(tokens)))
+        ratios.append(took / (host.lead_s(seen.rows) + told + host.after_s(seen.tokens)))
     return trimmed_mean(ratios) if ratios else 1.0
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
     """Mean without the highest and lowest 1 %, which on a shared machine belong to other processes."""
-    samples = np.array(values)
-    low, high = np.quantile(samples, [0.01, 0.99])
-    kept = samples[(samples >= low) & (samples <= high)]
-    return float((kept if kept.size else samples).mean())  # of two, neither lies between
+    return float(np.mean(without_extremes(values, values)))
+
+
+def without_extremes(items: Sequence[_Item], keys: Sequence[float], share: float = 0.01) -> list[_Item]:
+    """Items without those of the highest and lowest keys, `share` of them on each side."""
+    low, high = np.quantile(keys, [share, 1.0 - share])
+    # Of two, neither lies between: both are kept.
+    return [item for item, key in zip(items, keys, strict=True) if low <= key <= high] or list(items)

@@ -217,6 +217,11 @@ class Timed(NamedTuple):
     steps: tuple[StepTotal, ...]
     mark_s: float = -1.0
 
+    @property
+    def calls(self) -> int:
+        """Number of its steps."""
+        return sum(step.calls for step in self.steps)
+
 
 def timed_from(plain: Any) -> Timed:
     """An operation's times from the lists that a file keeps."""
