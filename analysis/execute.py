@@ -31,9 +31,9 @@ from typing import Any
 
 import numpy as np
 
+from analysis.intervals import outside_grid, share_surfaces
 from analysis.results import EVERY, Results, describe, read, settings_of
 from analysis.rounds import Agreement, compare_rounds
-from analysis.serving import outside_grid, share_surfaces
 from analysis.sources import Sources, load_sources
 from analysis.stats import spread_of
 from analysis.study import RECORDED, SPLIT, Entry, Plan, PlanT, Progress, Row, Study

@@ -22,25 +22,131 @@ requests share rounds, so that every replicate is simulated.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product, zip_longest
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from analysis.draws import Draws, FloatArray, draw
-from analysis.serving import (
-    chosen_requests,
-    outside_grid,
-    seconds_by_request,
-    share_surfaces,
-    without_prefill,
-)
-from policies.registry import Settings
+from hardware_profiles.costs import ConstantCost, GridCost
+from hardware_profiles.profile import MeasuredRun, Profile
+from hardware_profiles.trace import Trace
+from policies.registry import Settings, configure, find_policy
 from policies.sampling import keyed_generator
 from policies.values import IntArray
 from simulator.run import Scenario, Simulated, baseline_settings, simulate
-from simulator.tokens import TokenModel
+from simulator.tokens import TokenModel, replay
+
+FloatArray: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What the replicates draw, the same for every setting.
+
+    Attributes:
+        prompts: [R, n] indices into the token model's requests.
+        lucks: [R] seeds of sampling luck and latency noise.
+        factors: Per operation the [R] latency factors; operations without block factors are left out.
+    """
+
+    prompts: IntArray
+    lucks: IntArray
+    factors: Mapping[str, FloatArray]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+def draw(profile: Profile | None, *, requests: int, size: int, replicates: int, seed: int) -> Draws:
+    """Draw the replicates.
+
+    Args:
+        profile: Whose block factors to draw from; None for constant costs.
+        requests: Requests of the token model.
+        size: Requests of the run that is predicted.
+        replicates: How many.
+        seed: Keys every draw.
+    """
+    prompts = keyed_generator(seed, "bootstrap-prompts").integers(0, requests, (replicates, size))
+    lucks = keyed_generator(seed, "bootstrap-lucks").integers(0, 2**31, replicates)
+    factors = {}
+    for name, known in block_factors(profile).items():
+        chosen = keyed_generator(seed, f"bootstrap-{name}").integers(0, len(known), replicates)
+        factors[name] = known[chosen]
+    return Draws(prompts, lucks, factors)
+
+
+def block_factors(profile: Profile | None) -> dict[str, FloatArray]:
+    """Block factors of the operations that a decode uses and that have any, of mean 1."""
+    found: dict[str, FloatArray] = {}
+    for name, cost in (profile.operations if profile else {}).items():
+        if isinstance(cost, GridCost) and len(cost.block_factors) > 1 and not name.endswith("prefill"):
+            factors = np.array(cost.block_factors, dtype=np.float64)
+            found[name] = factors / factors.mean()
+    return found
+
+
+INSTANT_S = 1e-12
+"""Seconds of a prefill that takes no time."""
+
+
+def outside_grid(run: Simulated) -> tuple[str, ...]:
+    """Operations of a decode whose cost lay outside the measured grid, in words."""
+    return tuple(str(found) for found in run.extrapolated if not found.operation.endswith("prefill"))
+
+
+def chosen_requests(tokens: TokenModel, indices: IntArray) -> TokenModel:
+    """The token model serving some of its requests, in that order; one drawn twice is served twice."""
+    copies = int(np.bincount(indices).max())
+    pool = tokens.repeated(copies * len(tokens.requests)) if copies > 1 else tokens
+    seen: dict[int, int] = {}
+    requests = []
+    for index in indices.tolist():
+        requests.append(pool.requests[seen.get(index, 0) * len(tokens.requests) + index])
+        seen[index] = seen.get(index, 0) + 1
+    return replace(pool, requests=tuple(requests))
+
+
+def without_prefill(scenario: Scenario) -> Scenario:
+    """The scenario with prefills that take no time: decode speeds leave them out anyway."""
+    profile = scenario.profile
+    if profile is None:
+        return scenario
+    operations: dict[Any, Any] = {
+        name: ConstantCost(seconds=INSTANT_S) if name.endswith("prefill") else cost
+        for name, cost in profile.operations.items()
+    }
+    return replace(scenario, profile=profile.model_copy(update={"operations": operations}))
+
+
+def share_surfaces(original: Scenario, copy: Scenario) -> None:
+    """Let a scenario with the same profile use the latency surfaces that another has built."""
+    if copy.profile is original.profile:
+        copy.__dict__["surfaces"] = original.surfaces
+
+
+def seconds_by_request(run: Simulated) -> tuple[FloatArray, FloatArray]:
+    """([n] tokens, [n] decode seconds) of each request of a run at batch 1, in the order served.
+
+    A request takes from getting its slot to its last round; what is left of prefills (messages) is the
+    same for all and taken off.
+    """
+    log = run.rows.log
+    table = log.table()
+    order = list(dict.fromkeys(table["request"].tolist()))
+    last = dict(zip(table["request"].tolist(), log.ends, strict=True))
+    prefill = log.prefill_s / len(order)
+    tokens = np.bincount(
+        np.searchsorted(np.sort(order), table["request"]), weights=table["emitted"], minlength=len(order)
+    )
+    counts = tokens[np.searchsorted(np.sort(order), order)].astype(np.float64)
+    seconds = [last[request] - log.admitted_s[request] - prefill for request in order]
+    return counts, np.array(seconds, dtype=np.float64)
+
 
 LEVEL = 0.8
 REPLICATES = 400
@@ -265,3 +371,102 @@ class Bootstrap:
 def plain(settings: Settings) -> Settings:
     """Plain decoding at the same sampling setting and seed."""
     return baseline_settings(settings)[0]
+
+
+USUAL_COUNTS = (6, 4)
+"""Prompts that `calibrate` runs live, with and without `--quick`."""
+LIMITS = (64, 32)
+"""Limits under which it may run them."""
+FALLBACK = 0.04
+"""Taken where a profile measured no setting live: the median error over all validations so far."""
+
+
+def model_error(profile: Profile, traces: Mapping[float, Trace]) -> float | None:
+    """Root mean square of log(simulated / measured speedup) over the settings that calibration ran live.
+
+    About zero, not about the mean: what is wrong in the same direction everywhere is wrong too.  The host
+    times were fitted on these runs, so that it errs on the small side.
+
+    Args:
+        profile: With `measured_runs`.
+        traces: Calibration traces by temperature; runs at another temperature are left out.
+
+    Returns:
+        None with fewer than two settings to compare.
+    """
+    errors = log_errors(profile, traces)
+    return float(np.sqrt(np.mean(np.square(list(errors.values()))))) if len(errors) > 1 else None
+
+
+def known_model_error(profile: Profile, traces: Mapping[float, Trace]) -> float:
+    """The profile's own `model_error`, or else `model_error(...)`, or else `FALLBACK`.
+
+    A profile of constant costs is a world, not a model of one: 0.
+    """
+    if profile.model_error is not None:
+        return profile.model_error
+    if profile.provenance.kind == "synthetic":
+        return 0.0
+    found = model_error(profile, traces)
+    return FALLBACK if found is None else found
+
+
+def log_errors(profile: Profile, traces: Mapping[float, Trace]) -> dict[tuple[Settings, int], float]:
+    """log(simulated / measured speedup) by (setting, batch), plain decoding left out."""
+    found: dict[tuple[Settings, int], float] = {}
+    for temperature, trace in traces.items():
+        for batch in sorted({run.batch for run in profile.measured_runs}):
+            runs = [r for r in profile.measured_runs if (r.batch, r.temperature) == (batch, temperature)]
+            found.update(_group(profile, trace, runs, batch, temperature))
+    return found
+
+
+def _group(
+    profile: Profile, trace: Trace, runs: Sequence[MeasuredRun], batch: int, temperature: float
+) -> dict[tuple[Settings, int], float]:
+    """Errors of the runs at one batch and temperature, on the prompts that they ran on if those are known."""
+    runs = [run for run in runs if run.policy != "ar"]
+    if not runs:
+        return {}
+    part, limit = ran_on(trace, runs[0].tokens)
+    scenario = Scenario(tokens=replay(part, limit=limit), profile=profile, batch=batch)
+    ar = simulate(scenario, configure("ar", temperature=temperature)).summary.tokens_per_second
+    errors = {}
+    for run in runs:
+        settings = settings_of(run)
+        speed = simulate(scenario, settings).summary.tokens_per_second
+        errors[settings, batch] = float(np.log(speed / ar / run.speedup_vs_ar))
+    return errors
+
+
+def ran_on(trace: Trace, tokens: int) -> tuple[Trace, int | None]:
+    """The requests that calibration ran live, and their limit: the pass that has just this many tokens.
+
+    Prompts are taken in turn from every category, as calibration does (`calibrate.prompts.spread`).  All of
+    the trace where no such pass fits.
+    """
+    lengths = np.diff(trace.offsets)
+    by_category: dict[str, list[int]] = {}
+    for index, request in enumerate(trace.requests):
+        by_category.setdefault(request.category, []).append(index)
+    turns = zip_longest(*by_category.values())
+    order = [index for turn in turns for index in turn if index is not None]
+    counts = [*USUAL_COUNTS, *range(1, len(order) + 1)]
+    for count, limit in product(counts, (None, *LIMITS)):
+        chosen = order[:count]
+        cut = lengths[chosen] if limit is None else np.minimum(lengths[chosen], limit)
+        if count <= len(order) and int(cut.sum()) == tokens:
+            return trace.slice(trace.requests[i].id for i in sorted(chosen)), limit
+    return trace, None
+
+
+def settings_of(run: MeasuredRun) -> Settings:
+    """The settings that a measured run was made with."""
+    info = find_policy(run.policy)
+    knobs: dict[str, Any] = {
+        "lookahead": run.lookahead,
+        "fanout": run.fanout,
+        "backup": run.backup,
+    }
+    used = {name: value for name, value in knobs.items() if name in info.knobs}
+    return configure(run.policy, temperature=run.temperature, **used)

@@ -9,8 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from analysis.intervals import plain
-from analysis.serving import outside_grid
+from analysis.intervals import outside_grid, plain
 from hardware_profiles.profile import MeasuredRun, Profile
 from hardware_profiles.trace import Trace
 from policies.registry import POLICIES, SettingError, Settings, configure, find_policy

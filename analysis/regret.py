@@ -97,7 +97,7 @@ class Case:
 
 def choose(sources: Sources, category: str) -> tuple[Settings, tuple[float, float, float]]:
     """The setting recommended for a category (two devices, one request), and its predicted speedup."""
-    from analysis.recommend import Wanted, recommend
+    from analysis.recommend.answer import Wanted, recommend
 
     found = recommend(only(sources, category), Wanted(flips=False), lambda stage, done, total: None)
     margin = found.winner.over_ar

@@ -203,6 +203,23 @@ def finish(axes: Any, *, x: str, y: str, powers: Sequence[float] = ()) -> None:
         axes.set_xticks(list(powers), [f"{tick:g}" for tick in powers])
 
 
+def legend_below(axes: Any, *, columns: int) -> None:
+    """Outside of the panel and below its label, so that it hides nothing."""
+    from matplotlib.transforms import ScaledTranslation
+
+    below_label = ScaledTranslation(0.0, -0.45, axes.figure.dpi_scale_trans)  # inches
+    axes.legend(
+        fontsize=8,
+        ncols=columns,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        bbox_transform=axes.transAxes + below_label,
+        frameon=False,
+        columnspacing=1.2,
+        handletextpad=0.5,
+    )
+
+
 def parity(axes: Any, *, upright: bool = False) -> None:
     """The line at which a setting is as fast as plain decoding."""
     (axes.axvline if upright else axes.axhline)(1.0, color="black", linewidth=0.8, linestyle=(0, (1, 3)))

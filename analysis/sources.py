@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from analysis.intervals import Bootstrap
-from analysis.modelerror import known_model_error
+from analysis.intervals import Bootstrap, known_model_error
 from hardware_profiles.decisions import DecisionTrace, read_decisions
 from hardware_profiles.pairs import other_pair
 from hardware_profiles.profile import Profile, load_profile

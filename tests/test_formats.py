@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from analysis.recommend_cli import main as recommend
+from analysis.recommend.command import main as recommend
 from hardware_profiles.costs import GridCost, InterpolationError, Point, Provenance
 from hardware_profiles.optime import Host, OperationHost
 from hardware_profiles.parts import DeviceInfo, MeasuredRun, Overlap, Role

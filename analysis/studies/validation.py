@@ -20,7 +20,7 @@ import numpy as np
 from analysis.execute import Bench, Comparison, live_job
 from analysis.intervals import Interval
 from analysis.results import Results, settings_of
-from analysis.show import WORLDS, Column, parity, table
+from analysis.show import WORLDS, Column, legend_below, parity, table
 from analysis.sources import Sources, load_sources
 from analysis.stats import errors_of
 from analysis.study import POSITIVE, Entry, Picture, Plan, Row, Study, option
@@ -478,7 +478,7 @@ def pictures(results: Results) -> dict[str, Picture]:
         requests = results.rows[0]["requests"]
         figure.suptitle(f"{asked['target']} + {asked['draft']}, {requests} prompts", fontsize=11)
 
-    return {"": Picture(draw, (12.0, 1.6 + 0.32 * len(rows)))}
+    return {"": Picture(draw, (12.0, 2.1 + 0.32 * len(rows)))}
 
 
 def draw_speedups(axes: Any, rows: Sequence[Row], level: float) -> None:
@@ -510,7 +510,7 @@ def draw_speedups(axes: Any, rows: Sequence[Row], level: float) -> None:
     axes.set_yticks(y, [row["label"] for row in rows], fontsize=8)
     axes.set_ylim(len(rows) - 0.5, -0.5)  # first setting on top, both panels alike
     axes.set_xlabel("speedup over plain decoding")
-    axes.legend(fontsize=8, loc="best")
+    legend_below(axes, columns=2)
     axes.grid(axis="x", alpha=0.3)
 
 
@@ -536,7 +536,7 @@ def draw_errors(axes: Any, rows: Sequence[Row]) -> None:
     axes.set_yticks(np.arange(len(rows)), [])
     axes.set_ylim(len(rows) - 0.5, -0.5)  # first setting on top, both panels alike
     axes.set_xlabel("error of the predicted speedup, %")
-    axes.legend(fontsize=8, loc="best")
+    legend_below(axes, columns=2)
     axes.grid(axis="x", alpha=0.3)
 
 

@@ -47,7 +47,7 @@ class _Setting(Protocol):
 
 
 class PointLike(Protocol):
-    """A point of `analysis.flips.over_batch`: the best setting at a batch."""
+    """A point of `analysis.recommend.answer.over_batch`: the best setting at a batch."""
 
     @property
     def at(self) -> float:

@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 from tiny_profiles import profile, trace
 
-from analysis.candidates import exact_shape, grid, neighbours
-from analysis.fleet import deploy
-from analysis.flips import changes, thinned
-from analysis.recommend import Wanted, recommend, time_per_token
-from analysis.search import Search, leaders
+from analysis.recommend.answer import Wanted, changes, recommend, thinned, time_per_token
+from analysis.recommend.search import Search, deploy, exact_shape, grid, leaders, neighbours
 from analysis.sources import Sources
 from policies.registry import SettingError, configure
 from simulator.run import Scenario

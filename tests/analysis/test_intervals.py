@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from tiny_profiles import profile, trace
 
-from analysis.draws import block_factors, draw
-from analysis.intervals import Bootstrap, interval
-from analysis.serving import chosen_requests, seconds_by_request
+from analysis.intervals import Bootstrap, block_factors, chosen_requests, draw, interval, seconds_by_request
 from policies.registry import configure
 from simulator.run import Scenario, simulate
 from simulator.tokens import replay

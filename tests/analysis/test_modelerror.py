@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_profiles import profile, trace
 
-from analysis.modelerror import FALLBACK, known_model_error, log_errors, model_error, ran_on
+from analysis.intervals import FALLBACK, known_model_error, log_errors, model_error, ran_on
 from analysis.sources import Sources, load_sources, only, temperature_of
 from hardware_profiles.profile import MeasuredRun, save_profile
 from hardware_profiles.trace import write_trace

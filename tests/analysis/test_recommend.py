@@ -16,9 +16,8 @@ from click.testing import CliRunner, Result
 from simulate_command import answer as simulated
 from tiny_profiles import profile, trace
 
-from analysis.paste import simulate_line, text_of, validate_line
-from analysis.recommend_cli import main
-from analysis.recommend_report import engine_note, reasons, undecided
+from analysis.recommend.command import main
+from analysis.recommend.report import engine_note, reasons, simulate_line, text_of, undecided, validate_line
 from analysis.sources import Sources
 from analysis.studies.family import setting_from as setting_of
 from hardware_profiles.profile import save_profile
@@ -194,7 +193,7 @@ def test_an_unknown_profile_is_refused() -> None:
 def test_recommend_runs_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import analysis.recommend_cli, analysis.recommend, analysis.recommend_report, calibrate.display\n"
+        "import analysis.recommend.command, analysis.recommend.report, calibrate.display\n"
         "assert 'transformers' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

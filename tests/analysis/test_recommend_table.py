@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from analysis.recommend_report import _table
+from analysis.recommend.report import _table
 
 
 def found(label: str) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis import sources
-from analysis.candidates import decided
+from analysis.recommend.search import decided
 from analysis.sources import load_sources
 from hardware_profiles.decisions import read_decisions, write_decisions
 from hardware_profiles.store import find_decisions, user_decisions

@@ -184,6 +184,21 @@ def test_the_interval_is_of_the_calibrations_prompts(found: Results) -> None:
     assert "calib. prompts" in text and "validation's own prompts" in " ".join(text.split())
 
 
+def test_the_pictures_legends_hide_nothing(found: Results) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    (picture,) = pictures(found).values()
+    figure = Figure(figsize=picture.size, layout="constrained")
+    picture.draw(figure)
+    FigureCanvasAgg(figure).draw()
+    for axes in figure.get_axes():
+        legend = axes.get_legend().get_window_extent()
+        assert not legend.overlaps(axes.get_window_extent())
+        assert not legend.overlaps(axes.xaxis.label.get_window_extent())
+        assert legend.x0 >= 0 and legend.y0 >= 0 and legend.x1 <= figure.bbox.x1
+
+
 def test_one_repetition_has_no_spread(machine: SimpleNamespace) -> None:
     result = call("--repeats", "1", "--json")
     told = json.loads(result.stdout)

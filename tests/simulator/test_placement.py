@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 from simulate_command import answer, simulated
 
-from analysis.fleet import deploy
-from analysis.recommend import Wanted, recommend, usual_devices
-from analysis.recommend_cli import main as recommend_command
+from analysis.recommend.answer import Wanted, recommend, usual_devices
+from analysis.recommend.command import main as recommend_command
+from analysis.recommend.search import deploy
 from analysis.sources import load_sources
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile

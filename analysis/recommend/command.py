@@ -82,8 +82,8 @@ class RecommendRequest:
 
 def answer(request: RecommendRequest) -> None:
     """Search what is asked, and print or draw it."""
-    from analysis.recommend import Wanted, recommend, usual_devices
-    from analysis.recommend_report import as_json, print_recommendation
+    from analysis.recommend.answer import Wanted, recommend, usual_devices
+    from analysis.recommend.report import as_json, print_recommendation
     from analysis.sources import load_sources
 
     sources = load_sources(
@@ -104,7 +104,7 @@ def answer(request: RecommendRequest) -> None:
     with _progress() as progress:
         found = recommend(sources, wanted, progress)
     if request.picture:
-        from analysis.recommend_picture import plot
+        from analysis.recommend.picture import plot
 
         plot(found, request.picture)
     if request.as_json_:

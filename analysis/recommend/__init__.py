@@ -1,0 +1,1 @@
+"""Which policy and which settings of it serve given traffic fastest on given hardware."""

@@ -1,0 +1,5 @@
+"""`python -m analysis.recommend`."""
+
+from analysis.recommend.command import main
+
+main()

@@ -1,0 +1,364 @@
+"""Search for the fastest setting on equal devices: few tokens for many settings, then more for fewer.
+
+**Replication.**  A parallel policy takes a group of devices, the target's and those of one or more drafts;
+plain decoding and SD (collocated: both models on the target's devices, used in turn) take the target's
+alone.  A model spread over several devices takes all of them (`simulator.placement`).  What is compared is
+the same hardware under the same load: `devices` devices that serve `batch` requests at any time, in as many
+independent groups as fit, the requests spread evenly over them.  Devices that no group fills, and groups for
+which there is no request, idle.  Models on the same devices are taken to cost what each costs on a device of
+its own while the other waits, which is what SD does in the profile's placement; that they fit in its memory
+is not checked.
+
+**Candidates.**  A coarse grid, the settings whose decisions are recorded, and the neighbours of good ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from analysis.intervals import chosen_requests, outside_grid, share_surfaces
+from hardware_profiles.decisions import Decisions
+from hardware_profiles.profile import Profile
+from policies.laws.fanout import exact_fanout
+from policies.registry import MAX_LOOKAHEAD, SettingError, Settings, configure
+from policies.sampling import Sampling
+from policies.summary import Summary
+from simulator.placement import count_devices
+from simulator.probe import Manner, round_statistics
+from simulator.run import Scenario, simulate
+from simulator.tokens import TokenModel
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A setting on all devices.
+
+    Attributes:
+        settings: The setting.
+        group_devices: Devices of a group.
+        groups: Groups that fit on the devices.
+        devices: Devices in all.
+        batch: Requests served at any time, in all.
+    """
+
+    settings: Settings
+    group_devices: int
+    groups: int
+    devices: int
+    batch: int
+
+    @property
+    def widths(self) -> Counter[int]:
+        """Number of busy groups by the rows that each serves."""
+        busy = min(self.groups, self.batch)
+        rows, rest = divmod(self.batch, busy)
+        return Counter([rows + 1] * rest + [rows] * (busy - rest))
+
+    @property
+    def words(self) -> str:
+        """`2 replicas`, `1 group of 2 devices`."""
+        if self.group_devices == 1:
+            return f"{self.groups} replica{'s' * (self.groups > 1)} of 1 device"
+        return f"{self.groups} group{'s' * (self.groups > 1)} of {self.group_devices} devices"
+
+
+def deploy(settings: Settings, profile: Profile, *, devices: int, batch: int) -> Deployment | None:
+    """The setting on all devices; None where one group takes more than there are."""
+    each = count_devices(settings, profile).total
+    if each > devices:
+        return None
+    return Deployment(settings, each, devices // each, devices, batch)
+
+
+LOOKAHEADS = (1, 2, 3, 4, 6, 8)
+FANOUTS = (1, 3)
+"""Uniform fan-outs of the coarse grid."""
+GUESSES = (1, 2)
+"""Budgets of the exact shapes of the coarse grid, in guesses per position."""
+BACKUPS = ("primary", "plain")
+OTHER_BACKUPS = ("random", "ngram")
+"""Tried beside a good setting only."""
+FEW = {"lookaheads": (1, 3, 6), "fanouts": (1, 3), "guesses": ()}
+"""A small grid, for sweeps over traffic."""
+
+
+def grid(
+    tokens: TokenModel,
+    temperature: float,
+    *,
+    draft_devices: int = 1,
+    lookaheads: Sequence[int] = LOOKAHEADS,
+    fanouts: Sequence[int] = FANOUTS,
+    guesses: Sequence[int] = GUESSES,
+    policies: Sequence[str] = ("ar", "sd", "pld", "pearl", "saguaro"),
+) -> list[Settings]:
+    """The coarse grid: every policy over the lookahead, Saguaro over shape, budget and backup too.
+
+    Args:
+        tokens: For shapes that fit its hit curves.
+        temperature: Of the target.
+        draft_devices: Most draft devices.
+        lookaheads: K.
+        fanouts: Uniform fan-outs.
+        guesses: Budgets of exact shapes, in guesses per position.
+        policies: Which to try.
+    """
+    found: list[Settings] = []
+    if "ar" in policies:
+        found.append(configure("ar", temperature=temperature))
+    for name in ("sd", "pld", "pearl"):
+        if name in policies and (name != "pld" or tokens.vocabulary > 0):
+            found += [configure(name, lookahead=k, temperature=temperature) for k in lookaheads]
+    if "saguaro" in policies:
+        for k in lookaheads:
+            shapes = [(f,) * (k + 1) for f in fanouts if f <= tokens.max_fanout]
+            shapes += [exact_shape(tokens, k, g * (k + 1), temperature) for g in guesses]
+            found += list(_saguaro(k, shapes, temperature, range(1, draft_devices + 1)))
+    return list(dict.fromkeys(found))
+
+
+def decided(scenario: Scenario, temperature: float) -> list[Settings]:
+    """Settings whose decisions are recorded: those of policies that a recorded path cannot replay."""
+    if scenario.decisions is None:
+        return []
+    return [
+        configure(found.policy, temperature=temperature, **_knobs(found))
+        for found in scenario.decisions.settings.values()
+    ]
+
+
+def _knobs(found: Decisions) -> dict[str, Any]:
+    """The knobs of a recorded setting; a file's lists are tuples again."""
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in found.knobs.items()}
+
+
+def _saguaro(
+    lookahead: int, shapes: Iterable[tuple[int, ...]], temperature: float, devices: Iterable[int]
+) -> Iterator[Settings]:
+    for shape in dict.fromkeys(shapes):
+        for backup in BACKUPS:
+            for count in devices:
+                yield configure(
+                    "saguaro",
+                    lookahead=lookahead,
+                    fanout=shape,
+                    backup=backup,
+                    draft_devices=count,
+                    temperature=temperature,
+                )
+
+
+def neighbours(settings: Settings, tokens: TokenModel) -> list[Settings]:
+    """Settings a step away: the next lookaheads, other budgets and shapes, other backups."""
+    k = settings.lookahead
+    if k is None:
+        return []
+    depths = [d for d in (k - 1, k + 1) if 1 <= d <= MAX_LOOKAHEAD]
+    if settings.fanout is None:
+        return [settings.but(lookahead=d) for d in depths]
+    budget = sum(settings.fanout)
+    found = [_reshape(settings, tokens, d, max(1, round(budget * (d + 1) / (k + 1)))) for d in depths]
+    near = dict.fromkeys((max(1, round(budget * 0.7)), budget, round(budget * 1.4) + 1))
+    found += [_reshape(settings, tokens, k, b) for b in near]
+    if len(set(settings.fanout)) == 1:
+        uniform = {f for f in (settings.fanout[0] - 1, settings.fanout[0] + 1) if 1 <= f <= tokens.max_fanout}
+        found += [settings.but(fanout=(f,) * (k + 1)) for f in sorted(uniform)]
+    found += [_with_backup(settings, name) for name in (*BACKUPS, *OTHER_BACKUPS)]
+    if settings.backup != "primary":
+        first = min(budget, tokens.max_fanout)  # nothing is drafted, or accepted: all guesses on position 0
+        found.append(settings.but(fanout_backup=(first, *(0,) * k)))
+    if settings.temperature > 0.0:
+        found += [settings.but(scale=c) for c in (0.5, 0.8) if settings.draft_sampling != "greedy"]
+    return [s for s in dict.fromkeys(found) if s != settings]
+
+
+def _reshape(settings: Settings, tokens: TokenModel, lookahead: int, budget: int) -> Settings:
+    fanout = exact_shape(tokens, lookahead, budget, settings.temperature)
+    return settings.but(lookahead=lookahead, fanout=fanout, fanout_backup=None)
+
+
+def _with_backup(settings: Settings, backup: Any) -> Settings:
+    return settings.but(backup=backup, fanout_backup=None)
+
+
+def exact_shape(tokens: TokenModel, lookahead: int, budget: int, temperature: float = 0.0) -> tuple[int, ...]:
+    """Fan-outs of the highest hit rate within a budget, over the rounds of the recorded text.
+
+    One guess on the likeliest outcome at least: a cache without any is no Saguaro.
+    """
+    known = round_statistics(tokens, lookahead, Manner(Sampling(temperature)))
+    fanout = exact_fanout(known.weights, known.after_primary, budget)
+    if sum(fanout) == 0:
+        best = int(np.argmax(known.weights))
+        return tuple(int(k == best) for k in range(lookahead + 1))
+    return fanout
+
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+ROUNDS_OF_REQUESTS = (2, 6)
+"""Requests per row in the first and the second stage; the last serves all, and at least three per row."""
+LEAST_REQUESTS = (8, 20)
+MOST_DRAFTS = 4
+"""Draft devices that are tried beside one target: the grid grows with them, and forty devices are groups."""
+KEPT = (8, 5)
+"""Settings that the first and the second stage leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A setting on all devices, simulated.
+
+    Attributes:
+        deployment: The setting and how it is spread over the devices.
+        tokens_per_second: Of all groups together.
+        summary: Metrics of one group (the widest).
+        extrapolated: Where costs lay outside the measured grid, prefills left out.
+    """
+
+    deployment: Deployment
+    tokens_per_second: float
+    summary: Summary
+    extrapolated: tuple[str, ...]
+
+    @property
+    def settings(self) -> Settings:
+        """The setting."""
+        return self.deployment.settings
+
+    @property
+    def per_device(self) -> float:
+        """Tokens per second over devices, idle ones included."""
+        return self.tokens_per_second / self.deployment.devices
+
+    @property
+    def per_busy_device(self) -> float:
+        """Tokens per second over the devices of groups that have a request: what more traffic would get."""
+        busy = sum(self.deployment.widths.values()) * self.deployment.group_devices
+        return self.tokens_per_second / busy
+
+    @property
+    def per_request(self) -> float:
+        """Tokens per second that one request sees."""
+        return self.tokens_per_second / self.deployment.batch
+
+
+@dataclass
+class Search:
+    """Simulations of settings on equal devices, each done once.
+
+    Args:
+        scenario: Traffic and hardware; its batch is replaced.
+        devices: Devices in all.
+        batch: Requests served at any time, in all.
+    """
+
+    scenario: Scenario
+    devices: int
+    batch: int
+    refused: dict[Settings, str] = field(default_factory=dict)
+    """Why a setting cannot run."""
+    _known: dict[tuple[Settings, int], Choice] = field(default_factory=dict)
+
+    @property
+    def simulated(self) -> int:
+        """Different settings simulated so far."""
+        return len({settings for settings, _ in self._known})
+
+    def try_out(self, settings: Settings, requests: int | None = None) -> Choice | None:
+        """Simulate a setting on all devices; None where it cannot run there (see `refused`).
+
+        Args:
+            settings: The setting.
+            requests: How many requests each group serves, taken evenly from the traffic; at least three
+                per row, and by default as many as there are.
+        """
+        assert self.scenario.profile is not None
+        deployment = deploy(settings, self.scenario.profile, devices=self.devices, batch=self.batch)
+        if deployment is None or settings in self.refused:
+            return None
+        count = requests or len(self.scenario.tokens.requests)
+        if (settings, count) not in self._known:
+            try:
+                self._known[settings, count] = self._simulate(deployment, count)
+            except SettingError as error:
+                self.refused[settings] = str(error)
+                return None
+        return self._known[settings, count]
+
+    def best(
+        self, settings: Iterable[Settings], requests: int | None = None, progress: Progress | None = None
+    ) -> list[Choice]:
+        """Those that can run, fastest first."""
+        wanted = list(dict.fromkeys(settings))
+        found = []
+        for done, one in enumerate(wanted):
+            if (choice := self.try_out(one, requests)) is not None:
+                found.append(choice)
+            if progress is not None:
+                progress("trying settings", done + 1, len(wanted))
+        return sorted(found, key=lambda choice: -choice.tokens_per_second)
+
+    def _simulate(self, deployment: Deployment, count: int) -> Choice:
+        total, summary = 0.0, None
+        outside: set[str] = set()
+        for width, groups in sorted(deployment.widths.items()):
+            tokens = self.scenario.tokens
+            wanted = requests_served(count, width)
+            if count < len(tokens.requests):
+                few = np.linspace(0, len(tokens.requests) - 1, min(wanted, len(tokens.requests)))
+                tokens = chosen_requests(tokens, np.unique(few.astype(np.int64)))
+            scenario = replace(self.scenario, tokens=tokens, batch=width, requests=wanted)
+            share_surfaces(self.scenario, scenario)
+            run = simulate(scenario, deployment.settings)
+            total += groups * run.summary.tokens_per_second
+            summary = run.summary
+            outside.update(outside_grid(run))
+        assert summary is not None, "a batch has at least one row"
+        return Choice(deployment, total, summary, tuple(sorted(outside)))
+
+
+def requests_served(count: int, width: int) -> int:
+    """Requests that a group of so many rows serves of `count`: at least three per row of a batch."""
+    return max(count, 3 * width if width > 1 else 1)
+
+
+def refine(search: Search, temperature: float, progress: Progress) -> list[Choice]:
+    """All settings that got to the last stage, fastest first; the best of each policy are among them."""
+    tokens, devices = search.scenario.tokens, search.devices
+    assert search.scenario.profile is not None
+    roles = search.scenario.profile.roles
+    drafts = (devices - roles.target.tensor_parallel) // roles.draft.tensor_parallel
+    settings = grid(tokens, temperature, draft_devices=min(max(1, drafts), MOST_DRAFTS))
+    settings += decided(search.scenario, temperature)
+    per_row = max(search.batch // max(1, devices // (2 * roles.target.tensor_parallel)), 1)
+    sizes = [max(r * per_row, n) for r, n in zip(ROUNDS_OF_REQUESTS, LEAST_REQUESTS, strict=True)]
+    first = search.best(settings, sizes[0], lambda s, d, n: progress("coarse search", d, n))
+    kept = leaders(first, KEPT[0])
+    near = [n for choice in kept[:2] for n in neighbours(choice.settings, tokens)]
+    near += [
+        n for c in leaders(first, 0) for n in neighbours(c.settings, tokens) if c.settings.fanout is None
+    ]
+    again = [choice.settings for choice in kept] + near
+    second = search.best(again, sizes[1], lambda s, d, n: progress("refinement", d, n))
+    last = [choice.settings for choice in leaders(second, KEPT[1])]
+    return search.best(last, None, lambda s, d, n: progress("all tokens", d, n))
+
+
+def leaders(choices: Sequence[Choice], count: int) -> list[Choice]:
+    """The `count` fastest and the fastest of each policy, fastest first."""
+    kept = list(choices[:count])
+    for policy in dict.fromkeys(c.settings.policy for c in choices):
+        best = best_of(choices, policy)
+        if best is not None and best not in kept:
+            kept.append(best)
+    return sorted(kept, key=lambda choice: -choice.tokens_per_second)
+
+
+def best_of(choices: Sequence[Choice], policy: str) -> Choice | None:
+    """The fastest setting of a policy among `choices`, fastest first."""
+    return next((c for c in choices if c.settings.policy == policy), None)
