@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from calibrate.calibration import requests_of
 from calibrate.job import Job, worker_specs
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import Cell, LiveRun, decide, joined, run_matrix
 from hardware_profiles.decisions import Decisions, DecisionTrace
 from hardware_profiles.profile import Profile

@@ -18,7 +18,7 @@ from analysis.execute import profiled_job
 from analysis.sources import Sources
 from calibrate.calibration import record, requests_of
 from calibrate.job import worker_specs
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import Cell, LiveRun, joined, measure, run_matrix
 from calibrate.prompts import Prompt
 from hardware_profiles.decisions import Decisions, DecisionTrace

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 import click
 import numpy as np
 
-from calibrate.live.generation import Generated, Method, Place, generate_once, generation_process, tokenize
 from calibrate.live.placement import MODES, Mode, pair_specs, parse_placement
+from calibrate.live.reference import Generated, Method, Place, generate_once, generation_process, tokenize
 from hardware_profiles.jsonfile import to_json
 from policies.commandline import checked_command, wide_console
 from policies.registry import configure
@@ -166,7 +166,7 @@ def run_job(
     job: Job, texts: Sequence[str], progress: Callable[[int, int], None] = lambda done, total: None
 ) -> list[Comparison]:
     """Measure and compare all engines on some prompts."""
-    from calibrate.live.world import LiveWorld
+    from calibrate.live.transport.world import LiveWorld
 
     cores = parse_placement(job.placement)
     place = Place(job.target, job.draft, cores.target_cores[0])

@@ -40,7 +40,7 @@ from analysis.study import RECORDED, SPLIT, Entry, Plan, PlanT, Progress, Row, S
 from calibrate.calibration import record, requests_of
 from calibrate.job import Job, like_profile, make_job, worker_specs
 from calibrate.live.placement import WorkerSpec, available_cores, parse_placement
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import LiveRun, decide, joined, measure, run_matrix
 from calibrate.prompts import Prompt, find_prompts, load_prompts, spread
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, write_decisions

@@ -67,7 +67,7 @@ def measure(target: str, draft: str, *, repeats: int, progress: Callable[[int, i
         progress: (visits done, visits in all).
     """
     from calibrate.live.placement import pair_specs, parse_placement
-    from calibrate.live.world import LiveWorld
+    from calibrate.live.transport.world import LiveWorld
     from calibrate.measure import time_shape
 
     specs = pair_specs(target, draft, parse_placement("split"))

@@ -23,7 +23,7 @@ from policies.commandline import HELP, checked_command, refusals, split_integers
 if TYPE_CHECKING:
     from calibrate.job import Job
     from calibrate.journal import Journal
-    from calibrate.live.world import LiveWorld
+    from calibrate.live.transport.world import LiveWorld
     from calibrate.live_runs import LiveRun
     from hardware_profiles.trace import Trace
     from policies.registry import Settings
@@ -211,7 +211,7 @@ class _Worlds:
 
     def of(self, drafts: int) -> LiveWorld:
         from calibrate.job import worker_specs
-        from calibrate.live.world import LiveWorld
+        from calibrate.live.transport.world import LiveWorld
 
         if self._world is None or drafts != self._drafts:
             self._stack.close()

@@ -10,7 +10,7 @@ from analysis.predictions import Prediction, Setting
 from analysis.rounds import Agreement, compare_rounds
 from calibrate.calibration import requests_of
 from calibrate.job import Job, worker_specs
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import Cell, LiveRun, Measured, measure, run_matrix
 from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure

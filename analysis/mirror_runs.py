@@ -16,7 +16,7 @@ from analysis.sources import Sources
 from calibrate.calibration import record, requests_of
 from calibrate.job import Job, worker_specs
 from calibrate.live.placement import parse_placement
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import Cell, LiveRun, decide, run_matrix
 from calibrate.prompts import Prompt
 from hardware_profiles.decisions import DecisionTrace

@@ -18,7 +18,7 @@ from calibrate.calibration import record, requests_of
 from calibrate.display import show_progress
 from calibrate.job import make_job
 from calibrate.live.placement import pair_specs, parse_placement
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import Cell, Measured, measure, run_matrix
 from hardware_profiles.atomic import atomic_write
 from hardware_profiles.jsonfile import to_json

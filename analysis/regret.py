@@ -22,7 +22,7 @@ from policies.commandline import HELP, Refusal, checked_command, split_list
 from policies.registry import Settings, configure
 
 if TYPE_CHECKING:
-    from calibrate.live.world import LiveWorld
+    from calibrate.live.transport.world import LiveWorld
     from calibrate.prompts import Prompt
 
 DEFAULT_CHOICE = configure("sd", lookahead=5)
@@ -119,7 +119,7 @@ def cases_of(
     """
     from analysis.execute import profiled_job
     from calibrate.job import worker_specs
-    from calibrate.live.world import LiveWorld
+    from calibrate.live.transport.world import LiveWorld
     from calibrate.prompts import find_prompts, load_prompts
 
     sources = load_sources(name)

@@ -17,7 +17,7 @@ from calibrate.hostrecords import LiveRecord
 from calibrate.job import Job, check, inputs, recorders, worker_specs
 from calibrate.journal import Journal, open_journal
 from calibrate.live.placement import TORCH, Mode, backend_label, local_vocabulary, own_precision
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import measured_runs, run_part, runs_of
 from calibrate.measure import latency_quantiles, measure_grids, measure_overlap, message_latency, time_shape
 from calibrate.models import MisfitError, ModelSize, model_size

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from calibrate.journal import Json
-from calibrate.live.device import LiveDevice, StepTime, Timing
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.device import LiveDevice, StepTime, Timing
+from calibrate.live.transport.world import LiveWorld
 from hardware_profiles.costs import OperationCost
 from hardware_profiles.latency import FloatArray, LatencySurface
 from hardware_profiles.optime import HostOperation, StepTotal, Timed, base_name

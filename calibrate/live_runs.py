@@ -11,8 +11,8 @@ import numpy as np
 
 from calibrate.hostrecords import LiveRecord, from_json, observe, to_json
 from calibrate.journal import Journal
-from calibrate.live.device import Timing
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.device import Timing
+from calibrate.live.transport.world import LiveWorld
 from calibrate.plan import LivePart
 from hardware_profiles.decisions import Decisions, Key, Plain
 from hardware_profiles.profile import MeasuredRun

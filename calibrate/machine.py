@@ -124,8 +124,7 @@ def require_devices(
 
 
 def _devices(_: Any, __: Callable[[Any], None]) -> list[Found]:
-    from calibrate.live.llamacpp_files import has_llamacpp
-    from calibrate.live.openvino_devices import openvino_devices
+    from calibrate.live.backends.installed import has_llamacpp, openvino_devices
 
     others = [f"openvino:{name}" for name in openvino_devices()] + ["llamacpp"] * has_llamacpp()
     return [*find_accelerators(), *map(Found, others)]

@@ -16,7 +16,7 @@ import numpy as np
 
 from calibrate.journal import Journal, Json
 from calibrate.live.transport.wire import Echo, Probe
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from calibrate.plan import Grid, Plan
 from hardware_profiles.costs import LEVELS, GridCost, InterpolationError, Point, Quantiles
 from hardware_profiles.latency import held_out_error

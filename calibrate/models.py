@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calibrate.live.backends.installed import SEQUENCES
 from calibrate.live.errors import ModelError
-from calibrate.live.llamacpp_files import SEQUENCES
 from calibrate.live.placement import Precision, config_file, has_random_weights
 from calibrate.pair.embed import cache_folder
 from hardware_profiles.jsonfile import LARGEST_BYTES, FileRefused, parse_json, read_json, write_json

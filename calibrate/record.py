@@ -315,7 +315,7 @@ def open_draft(job: RecordingJob) -> Any:
     """What runs the draft where that is not torch; None where it is."""
     if job.draft_backend == TORCH:
         return None
-    from calibrate.live.loading import open_runner
+    from calibrate.live.backends import open_runner
 
     cores = available_cores()[: job.threads]
     return open_runner(

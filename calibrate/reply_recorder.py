@@ -28,7 +28,7 @@ from calibrate.live.placement import (
     pair_specs,
     parse_placement,
 )
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import joined, run_live
 from calibrate.prompts import Prompt
 from calibrate.record import digest, now, versions

@@ -1,5 +1,5 @@
 """The live world: the policies' own generators, run on real models in worker processes.
 
-Importing this package or `calibrate.live.world` loads neither torch nor transformers; only the worker
-processes do.
+Importing this package or `calibrate.live.transport.world` loads neither torch nor transformers; only the
+worker processes do.
 """

@@ -10,10 +10,8 @@ This imports torch: only processes that run a model, or need its tokenizer, impo
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,14 +21,9 @@ from transformers.utils import logging
 from calibrate.live.accelerators import torch_device
 from calibrate.live.errors import ModelError
 from calibrate.live.placement import (
-    TORCH,
     Precision,
-    WorkerSpec,
     has_random_weights,
-    is_local_model,
-    own_precision,
 )
-from calibrate.live.runner import ModelRunner
 
 DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
@@ -149,66 +142,6 @@ def _loading(name: str) -> Iterator[None]:
         ) from None
     finally:
         logging.set_verbosity(verbosity)
-
-
-def open_runner(spec: WorkerSpec) -> ModelRunner:
-    """The model of a worker, ready for forwards by its backend on its device.
-
-    Raises:
-        ModelError: The backend is not installed, or cannot run the model.
-        PlacementError: The device is not here.
-    """
-    local = is_local_model(spec.model)
-    if spec.backend == TORCH:
-        model = load_model(
-            spec.model,
-            spec.precision,
-            local=local,
-            device=spec.device,
-            trust_remote_code=spec.trust_remote_code,
-        )
-        return ModelRunner(model, slots=spec.slots, capacity=spec.capacity, mode=spec.mode)
-    precision = own_precision(spec.backend)
-    runner = _openvino_runner(spec, local) if precision is None else _llamacpp_runner(spec, precision, local)
-    runner.model.to("meta")  # the backend has weights of its own
-    return runner
-
-
-def _openvino_runner(spec: WorkerSpec, local: bool) -> ModelRunner:
-    from calibrate.live.openvino_graph import graph_folder
-    from calibrate.live.openvino_runner import OpenvinoRunner
-
-    return OpenvinoRunner(
-        load_model(spec.model, local=local, trust_remote_code=spec.trust_remote_code),
-        spec.backend.partition(":")[2],
-        slots=spec.slots,
-        capacity=spec.capacity,
-        precision=spec.precision,
-        threads=len(spec.cores),
-        folder=graph_folder(spec.model) if local else None,
-    )
-
-
-def _llamacpp_runner(spec: WorkerSpec, precision: str, local: bool) -> ModelRunner:
-    """From a GGUF in the user's cache, made where it is not there; of a hub's model, made each time."""
-    from calibrate.live.llamacpp_files import gguf_file, import_llamacpp
-    from calibrate.live.llamacpp_runner import LlamacppRunner
-    from calibrate.pair.gguf import export_gguf
-
-    import_llamacpp()  # refused before anything is written
-    model = load_model(spec.model, local=local, trust_remote_code=spec.trust_remote_code)
-    with tempfile.TemporaryDirectory() as temporary:
-        file = gguf_file(spec.model, precision) if local else Path(temporary) / "model.gguf"
-        if not file.is_file():
-            export_gguf(model, file, precision)
-        return LlamacppRunner(
-            model,
-            file,
-            precision,
-            slots=spec.slots,
-            capacity=spec.capacity,
-            threads=len(spec.cores),
-        )
 
 
 def model_end_tokens(model: PreTrainedModel) -> tuple[int, ...]:

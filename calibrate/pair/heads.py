@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import torch
     from _typeshed import DataclassInstance
 
-    from calibrate.live.exits import ExitHeads
-    from calibrate.live.streams import StreamHeads
+    from calibrate.live.engine.additions import ExitHeads
+    from calibrate.live.engine.streams import StreamHeads
 
 
 OUTPUT = 96
@@ -213,7 +213,7 @@ def exit_losses(target: Any, heads: ExitHeads, batch: torch.Tensor) -> torch.Ten
 
 def exit_kind() -> HeadKind[ExitHeads, ExitReport]:
     """How exits are trained, measured and kept: adapters of all exits of a target."""
-    from calibrate.live.exits import ExitHeads, exit_layers, save_exits
+    from calibrate.live.engine.additions import ExitHeads, exit_layers, save_exits
 
     def make(target: Any) -> ExitHeads:
         return ExitHeads(int(target.config.hidden_size), exit_layers(int(target.config.num_hidden_layers)))
@@ -312,7 +312,7 @@ def stream_logits(draft: Any, heads: StreamHeads, batch: torch.Tensor) -> tuple[
     """
     import torch
 
-    from calibrate.live.streams import stream_part, stream_positions, stream_sight
+    from calibrate.live.engine.streams import stream_part, stream_positions, stream_sight
 
     rows, count = batch.shape
     places = np.arange(count)
@@ -353,7 +353,7 @@ def stream_kind(streams: int) -> HeadKind[StreamHeads, StreamReport]:
     Args:
         streams: S; 3 is the most that the paper names (Figure 6b).
     """
-    from calibrate.live.streams import StreamHeads, save_streams
+    from calibrate.live.engine.streams import StreamHeads, save_streams
 
     def make(draft: Any) -> StreamHeads:
         return StreamHeads(draft, streams)

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from analysis import engines
 from analysis.engines import BASE, Comparison, Job, compare, measure, pinned_name
-from calibrate.live.generation import Generated
+from calibrate.live.reference import Generated
 from policies.values import Request
 
 REQUESTS = [Request(i, 1, 4, (i,)) for i in range(3)]

@@ -14,7 +14,7 @@ import pytest
 from analysis.rounds import compare_rounds
 from calibrate.calibration import requests_of
 from calibrate.live.placement import pair_specs, parse_placement
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import LiveRun, run_live, run_once
 from calibrate.pair.embed import resolve_model
 from calibrate.prompts import find_prompts, load_prompts, spread

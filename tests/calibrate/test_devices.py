@@ -20,8 +20,9 @@ import calibrate.machine
 from calibrate.cli import main
 from calibrate.live import accelerators, loading, placement
 from calibrate.live.accelerators import Found, find_accelerators, synchroniser, torch_device
+from calibrate.live.backends import torch as backend
+from calibrate.live.engine.executor import Executor
 from calibrate.live.errors import PlacementError
-from calibrate.live.executor import Executor
 from calibrate.live.placement import (
     WorkerSpec,
     backend_label,
@@ -242,6 +243,6 @@ def test_a_model_is_moved_to_its_device(pair: tuple[str, str], monkeypatch: pyte
 
 def test_a_worker_passes_its_device_on(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     model, asked = loading.load_model(pair[0]), []
-    monkeypatch.setattr(loading, "load_model", lambda *a, **k: asked.append((*a, k["device"])) or model)
-    loading.open_runner(WorkerSpec("target", pair[0], (0,), "bf16", device="cuda:1"))
+    monkeypatch.setattr(backend, "load_model", lambda *a, **k: asked.append((*a, k["device"])) or model)
+    backend.open_runner(WorkerSpec("target", pair[0], (0,), "bf16", device="cuda:1"))
     assert asked == [(pair[0], "bf16", "cuda:1")]

@@ -10,7 +10,7 @@ import pytest
 
 from calibrate.hostfit import Sample, fit_host, fit_operation, trimmed_mean
 from calibrate.hostrecords import LiveRecord, Observation, Step, from_json, observe, to_json
-from calibrate.live.device import StepTime, Timing
+from calibrate.live.transport.device import StepTime, Timing
 from calibrate.live_runs import measured_runs
 from calibrate.measure import overlap_cases, slowdowns
 from hardware_profiles.costs import GridCost, Point

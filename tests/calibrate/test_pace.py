@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from calibrate.hostfit import error_of, fit_kinds, fit_pace, gains, told
 from calibrate.hostrecords import Expectation, at_usual_speed, drift_of, time_operations
-from calibrate.live.device import StepTime, Timing
+from calibrate.live.transport.device import StepTime, Timing
 from hardware_profiles.costs import ConstantCost, GridCost, Point, Provenance
 from hardware_profiles.decisions import Decisions
 from hardware_profiles.optime import Host, OperationHost, StepTotal, Timed

@@ -17,9 +17,9 @@ from tiny_models import tiny_model, with_noise
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from calibrate.live.arena import Block
-from calibrate.live.runner import ModelRunner
-from calibrate.live.world import LiveWorld
+from calibrate.live.backends.torch import ModelRunner
+from calibrate.live.transport.shared_probs import Block
+from calibrate.live.transport.world import LiveWorld
 from policies.registry import Settings, configure, start
 from policies.rows import Rows
 from policies.values import Request

@@ -17,8 +17,8 @@ from live_support import LIMIT, Reference, worker_specs
 from tiny_models import VOCABULARY, tiny_model, with_noise
 
 from calibrate.live.loading import load_model
-from calibrate.live.plain import plain_decode_many
-from calibrate.live.world import LiveWorld
+from calibrate.live.reference import plain_decode_many
+from calibrate.live.transport.world import LiveWorld
 
 
 @pytest.fixture(scope="session", autouse=True)

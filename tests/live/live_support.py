@@ -12,12 +12,12 @@ import simpy
 from tiny_models import VOCABULARY
 from transformers import PreTrainedModel
 
-from calibrate.live.arena import LawReader, LawWriter, Segment
+from calibrate.live.backends.torch import ModelRunner
+from calibrate.live.engine.executor import Executor
 from calibrate.live.engine.rows import Row
-from calibrate.live.executor import Executor
 from calibrate.live.placement import WorkerSpec, available_cores
-from calibrate.live.plain import plain_decode
-from calibrate.live.runner import ModelRunner
+from calibrate.live.reference import plain_decode
+from calibrate.live.transport.shared_probs import ProbsReader, ProbsWriter, Segment
 from calibrate.live.transport.wire import pack, pack_operation, unpack, unpack_replies
 from calibrate.live_runs import plain
 from policies.operation import Prefill, Prespeculate, RowOperation, Verify
@@ -117,11 +117,11 @@ class InlineWorld:
     ) -> None:
         self.environment = simpy.Environment()
         self.segments = [Segment(law_bytes) for _ in drafts]
-        reader = LawReader(self.segments)
+        reader = ProbsReader(self.segments)
         executor = Executor(target, end_token_ids=end_token_ids, reader=reader)
         self.target = target_type(self.environment, "target", executor)
         self.drafts = [
-            draft_type(self.environment, f"draft-{i}", Executor(runner, writer=LawWriter(segment, i)))
+            draft_type(self.environment, f"draft-{i}", Executor(runner, writer=ProbsWriter(segment, i)))
             for i, (runner, segment) in enumerate(zip(drafts, self.segments, strict=True))
         ]
         self.draft = self.drafts[0]

@@ -14,10 +14,10 @@ from tiny_models import VOCABULARY, tiny_model, with_noise
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from calibrate.live.exits import ExitHeads, exit_layer, exit_layers, save_exits
+from calibrate.live.engine.additions import ExitHeads, exit_layer, exit_layers, save_exits
 from calibrate.live.handlers import mirror as handlers
-from calibrate.live.plain import plain_decode
-from calibrate.live.world import LiveWorld
+from calibrate.live.reference import plain_decode
+from calibrate.live.transport.world import LiveWorld
 from hardware_profiles.decisions import Decisions, DecisionTrace
 from hardware_profiles.trace_schema import TraceMeta, TraceRequest
 from policies import mirror as policy

@@ -10,7 +10,7 @@ from tiny_models import SIZES, VOCABULARY, tiny_model
 from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from calibrate.live.runner import ModelRunner
+from calibrate.live.backends.torch import ModelRunner
 
 TEXTS = ((3, 1, 4, 1, 5, 9, 2), (6, 5), (3, 5, 8, 9, 7), (9, 3, 2, 3))
 CHAINS = ((7,), (1, 2, 3, 4), (5, 6), (8, 9, 10))

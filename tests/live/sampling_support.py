@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 from torch import Tensor
 
-from calibrate.live.choice import law
+from calibrate.live.engine.sampling import law
 from policies.registry import Settings, start
 from policies.rows import Rows
 from policies.sampling import Sampling

@@ -12,10 +12,9 @@ from mirror_support import Models, lens_world
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from calibrate.live.branching import Branching
+from calibrate.live.engine.streams import ModelStreams, StreamBranching, StreamHeads
+from calibrate.live.engine.trees import Branching
 from calibrate.live.handlers import mirror as handlers
-from calibrate.live.streaming import StreamBranching
-from calibrate.live.streams import ModelStreams, StreamHeads
 from policies.mirror import EarlyVerify, Rollout, StreamDraft, StreamRollout
 from policies.rows import Rows
 from policies.tokentree import ROOT

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from policies.operation import Continue, Draft, Prefill, Prespeculate, Settle, Verify
 from policies.registry import configure, start
 from policies.rows import Rows

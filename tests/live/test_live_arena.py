@@ -14,9 +14,9 @@ import pytest
 from live_support import inline_world, new_rows, serve, worker_specs
 from transformers import PreTrainedModel
 
-from calibrate.live.arena import ALIVE, Block, LawReader, LawWriter, Segment
 from calibrate.live.errors import AuditError, LiveError, WorkerDied
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.shared_probs import ALIVE, Block, ProbsReader, ProbsWriter, Segment
+from calibrate.live.transport.world import LiveWorld
 from policies.registry import configure, start
 from policies.sampling import FloatArray
 from policies.values import IntArray
@@ -37,7 +37,7 @@ def owners(block: int, step: int) -> tuple[int, int, int]:
     return 100 + block, 10 * block + step, (block + step) % V
 
 
-def fill(writer: LawWriter, blocks: int, depth: int, seed: int) -> tuple[list[int], FloatArray]:
+def fill(writer: ProbsWriter, blocks: int, depth: int, seed: int) -> tuple[list[int], FloatArray]:
     """Write random laws; handles, and what the laws are when normalised, [blocks, depth, V]."""
     weights = np.random.default_rng(seed).random((blocks, depth, V)).astype(np.float32)
     block: Block = writer.reserve(blocks, depth, V)
@@ -48,14 +48,14 @@ def fill(writer: LawWriter, blocks: int, depth: int, seed: int) -> tuple[list[in
     return block.seal(), weights / totals[..., None]
 
 
-def ask(reader: LawReader, handles: list[int], at: list[tuple[int, int]]) -> FloatArray:
+def ask(reader: ProbsReader, handles: list[int], at: list[tuple[int, int]]) -> FloatArray:
     requests, positions, tokens = (np.array(column) for column in zip(*(owners(*a) for a in at), strict=True))
     return reader.masses(np.array(handles), requests, positions, tokens, V)
 
 
 def test_what_is_written_is_read(segments: list[Segment]) -> None:
-    writers = [LawWriter(segment, i) for i, segment in enumerate(segments)]
-    reader = LawReader(segments)
+    writers = [ProbsWriter(segment, i) for i, segment in enumerate(segments)]
+    reader = ProbsReader(segments)
     first, laws = fill(writers[0], 3, 2, seed=0)
     second, others = fill(writers[1], 1, 4, seed=1)
     found = reader.laws(np.array([first[2] + 1, second[0] + 3, first[0]]), V)
@@ -68,7 +68,7 @@ def test_what_is_written_is_read(segments: list[Segment]) -> None:
 
 def test_a_law_lives_as_long_as_it_may_be_needed(segments: list[Segment]) -> None:
     """Through a few operations of any sizes up to the largest; after a whole turn it is refused."""
-    writer, reader = LawWriter(segments[0]), LawReader(segments)
+    writer, reader = ProbsWriter(segments[0]), ProbsReader(segments)
     fill(writer, 6, 3, seed=0)
     written: list[tuple[list[int], FloatArray]] = []
     for i, blocks in enumerate((6, 2, 6, 2, 1, 6, 6, 3, 6, 1, 6, 6, 2, 6)):
@@ -86,18 +86,18 @@ def test_a_law_lives_as_long_as_it_may_be_needed(segments: list[Segment]) -> Non
 
 
 def test_a_law_knows_whose_it_is(segments: list[Segment]) -> None:
-    handles, _ = fill(LawWriter(segments[0]), 3, 2, seed=0)
-    reader = LawReader(segments)
+    handles, _ = fill(ProbsWriter(segments[0]), 3, 2, seed=0)
+    reader = ProbsReader(segments)
     with pytest.raises(AuditError, match=r"\(101, 11, 2\) came with the law of \(100, 1, 1\)"):
         ask(reader, [handles[0] + 1], [(1, 1)])
     with pytest.raises(AuditError, match="without the law"):
         ask(reader, [-1], [(1, 1)])
     with pytest.raises(AuditError, match="of which this worker was told nothing"):
-        ask(LawReader(), handles[:1], [(0, 0)])
+        ask(ProbsReader(), handles[:1], [(0, 0)])
 
 
 def test_too_much_is_refused(segments: list[Segment], monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = LawWriter(segments[0])
+    writer = ProbsWriter(segments[0])
     with pytest.raises(LiveError, match=r"smaller fan-out, lookahead or batch, or more `law_bytes`"):
         writer.reserve(1000, 100, V)
 
@@ -108,7 +108,7 @@ def test_too_much_is_refused(segments: list[Segment], monkeypatch: pytest.Monkey
     with pytest.raises(LiveError, match=r"no shared memory for .*No space left"):
         writer.reserve(2, 2, V)
     with pytest.raises(ValueError, match="at most 127 drafts"):
-        LawWriter(segments[0], 127)
+        ProbsWriter(segments[0], 127)
 
 
 def test_sampled_drafts_need_memory(target_model: PreTrainedModel, draft_model: PreTrainedModel) -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from runner_support import MODELS, TEXTS, assert_close, filled, plain
 from transformers import PreTrainedModel
 
-from calibrate.live import treejudge
-from calibrate.live.arena import LawReader, LawWriter, Segment
-from calibrate.live.branching import Branching
+from calibrate.live.engine import verification
 from calibrate.live.engine.rows import Row
+from calibrate.live.engine.trees import Branching
+from calibrate.live.engine.verification import Judged, TreeJudge, judge_greedy
 from calibrate.live.errors import AuditError, ModelError
-from calibrate.live.treejudge import Judged, TreeJudge, judge_greedy
+from calibrate.live.transport.shared_probs import ProbsReader, ProbsWriter, Segment
 from policies.sampling import Sampling
 from policies.tokentree import ROOT, TokenTree
 from policies.values import NO_LAW, IntArray
@@ -143,12 +143,12 @@ def unlucky_in(monkeypatch: pytest.MonkeyPatch, *levels: float) -> None:
     def next_one(_: int, __: str, *key: IntArray | int) -> Any:
         return np.full(np.broadcast_arrays(*key)[0].shape, next(left))
 
-    monkeypatch.setattr(treejudge, "keyed_uniforms", next_one)
+    monkeypatch.setattr(verification, "keyed_uniforms", next_one)
 
 
-def judged(tree: TokenTree, laws: Sequence[Sequence[float]], reader: LawReader | None = None) -> Judged:
+def judged(tree: TokenTree, laws: Sequence[Sequence[float]], reader: ProbsReader | None = None) -> Judged:
     rows = [Row(0, 7, 3, 9, (1, 2))]
-    return TreeJudge(rows, [tree], SAMPLED, reader or LawReader()).judge(logits_of(laws))[0]
+    return TreeJudge(rows, [tree], SAMPLED, reader or ProbsReader()).judge(logits_of(laws))[0]
 
 
 LAWS = [(0.5, 0.3, 0.2), (0.1, 0.6, 0.3), (0.2, 0.2, 0.6)]
@@ -187,13 +187,13 @@ def test_drawn_candidates_by_hand(
     luck: tuple[float, ...], expected: Judged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segment = Segment(1 << 20)
-    block = LawWriter(segment).reserve(2, 1, 3)
+    block = ProbsWriter(segment).reserve(2, 1, 3)
     sigma = np.array([[1.0, 3.0, 1.0]] * 2, dtype=np.float32)
     block.write(0, sigma, sigma.sum(axis=1), (np.array([7, 7]), np.array([3, 3]), np.array([1, 0])))
     tree = CHOSEN._replace(laws=tuple(block.seal()))
     laws = [LAWS[0], LAWS[1], (0.2, 0.2, 0.6)]
     unlucky_in(monkeypatch, *luck)
-    assert judged(tree, laws, LawReader([segment])) == expected
+    assert judged(tree, laws, ProbsReader([segment])) == expected
     segment.close()
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.live.choice import (
+from calibrate.live.engine.sampling import (
     accepted_run,
     best_mask,
     cut_top_p,

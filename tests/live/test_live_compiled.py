@@ -7,9 +7,9 @@ from runner_support import CHAINS, check_chains, check_tree, filled
 from tiny_models import tiny_model
 from transformers import PreTrainedModel
 
-from calibrate.live import capture
+from calibrate.live.backends.torch import ModelRunner
+from calibrate.live.engine import compiled
 from calibrate.live.errors import ModelError
-from calibrate.live.runner import ModelRunner
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +20,14 @@ def llama() -> PreTrainedModel:
 def test_without_a_compiler_the_error_says_so(
     monkeypatch: pytest.MonkeyPatch, llama: PreTrainedModel
 ) -> None:
-    monkeypatch.setattr(capture, "compiler_problem", lambda device: "no C++ compiler was found")
-    assert not capture.is_compilable()
+    monkeypatch.setattr(compiled, "compiler_problem", lambda device: "no C++ compiler was found")
+    assert not compiled.is_compilable()
     with pytest.raises(ModelError, match="no C\\+\\+ compiler was found"):
         ModelRunner(llama, mode="compiled")
     assert ModelRunner(llama).warm([(1, 1)]) == 0
 
 
-needs_compiler = pytest.mark.skipif(not capture.is_compilable(), reason="needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(not compiled.is_compilable(), reason="needs a C++ compiler")
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ def test_compiled_equals_plain() -> None:
 @pytest.mark.slow
 @needs_compiler
 def test_packed_weights_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "PACKED", 1)
+    monkeypatch.setattr(compiled, "PACKED", 1)
     llama = tiny_model(1)
     runner = filled(llama, mode="compiled")
     assert runner._capture is not None and runner._capture.packs
@@ -71,7 +71,7 @@ def test_a_graph_that_computes_something_else_is_refused(monkeypatch: pytest.Mon
     assert runner._capture is not None
     compile_ = runner._capture._compile
 
-    def wrong(kind: capture.Kind) -> capture.Graph:
+    def wrong(kind: compiled.Kind) -> compiled.Graph:
         own, runner._capture.model = runner._capture.model, other
         graph = compile_(kind)
         runner._capture.model = own

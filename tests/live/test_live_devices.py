@@ -18,9 +18,9 @@ from live_support import new_rows, serve, texts_of, worker_specs
 from transformers import PreTrainedModel
 
 from calibrate.live.errors import LiveError, ModelError, StuckPolicy, WorkerDied, WorkerError
-from calibrate.live.plain import plain_decode
+from calibrate.live.reference import plain_decode
 from calibrate.live.transport.wire import Echo, Probe, ProbeResult
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from policies.operation import Draft, Prefill, Verify
 from policies.registry import configure
 from policies.timeline import busy_seconds, overlap_seconds
@@ -192,7 +192,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the backgro
 import sys
 from calibrate.live.transport.wire import Probe
 from calibrate.live.placement import WorkerSpec, available_cores
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 
 def policy(world):
     yield world.target.submit(Probe(repeats=100_000_000))

@@ -12,8 +12,8 @@ from tiny_models import VOCABULARY
 from transformers import PreTrainedModel
 
 from calibrate.live.handlers import double
-from calibrate.live.plain import plain_decode
-from calibrate.live.world import LiveWorld
+from calibrate.live.reference import plain_decode
+from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import collect_decisions
 from hardware_profiles.datastore import Datastore
 from hardware_profiles.decisions import Decisions

@@ -10,8 +10,8 @@ import pytest
 import torch
 from sampling_support import VOCABULARY, fit, sampled_texts
 
+from calibrate.live.engine.executor import Executor
 from calibrate.live.errors import AuditError
-from calibrate.live.executor import Executor
 from calibrate.live.handlers import double
 from hardware_profiles.datastore import Datastore
 from policies.laws.retrieval import common_prefix

@@ -8,8 +8,8 @@ import pytest
 from live_support import InlineWorld, decided_replies, inline_world, serve, texts_of
 from transformers import PreTrainedModel
 
-from calibrate.live.plain import plain_decode
-from calibrate.live.world import LiveWorld
+from calibrate.live.reference import plain_decode
+from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import collect_decisions
 from hardware_profiles.decisions import Decisions
 from policies.duo import DraftSequences, VerifyPending

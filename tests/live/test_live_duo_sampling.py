@@ -11,8 +11,8 @@ from live_support import InlineWorld
 from sampling_support import BATCH, LENGTH, PROMPTS, VOCABULARY, TableRunner, fit, tables
 from torch import Tensor
 
-from calibrate.live.choice import ACCEPTED, BONUS, draw, law
-from calibrate.live.handlers import _HANDLED, Handled
+from calibrate.live.engine.executor import _HANDLED, Handled
+from calibrate.live.engine.sampling import ACCEPTED, BONUS, draw, law
 from calibrate.live.handlers import duo as handler
 from policies.duo import NO_SEQUENCE, SettleSequences
 from policies.registry import Settings, configure, start

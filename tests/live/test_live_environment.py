@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import simpy
 
-from calibrate.live.environment import LiveEnvironment
 from calibrate.live.errors import StuckPolicy, WorkerDied, WorkerError
+from calibrate.live.transport.environment import LiveEnvironment
 
 
 class Scene:

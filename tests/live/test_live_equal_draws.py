@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from calibrate.live import treejudge
-from calibrate.live.choice import BONUS
+from calibrate.live.engine import verification
 from calibrate.live.engine.rows import Row
-from calibrate.live.treejudge import TreeJudge
+from calibrate.live.engine.sampling import BONUS
+from calibrate.live.engine.verification import TreeJudge
 from policies.rasd import fused
 from policies.sampling import Sampling
 from policies.tokentree import ROOT, TokenTree
@@ -35,7 +35,7 @@ Fuse = Callable[[TokenTree, TokenTree], TokenTree]
 
 
 class OneLaw:
-    """Stands in for a `LawReader`: whatever the handle, the law is Q."""
+    """Stands in for a `ProbsReader`: whatever the handle, the law is Q."""
 
     def masses(self, handles: Any, requests: Any, positions: Any, tokens: Any, size: int) -> Any:
         return Q[tokens]
@@ -51,14 +51,14 @@ def emitted_law(monkeypatch: pytest.MonkeyPatch, fuse: Fuse, retrieved: TokenTre
         which = 3 if stream == BONUS else 2 if sibling else 1
         return np.array([CASES[request][which] for request in requests])
 
-    monkeypatch.setattr(treejudge, "keyed_uniforms", coins)
+    monkeypatch.setattr(verification, "keyed_uniforms", coins)
     primary = (int(Source.PRIMARY),) * 2
-    trees = [fuse(TokenTree(pair, (ROOT, ROOT), primary, (0, 1)), retrieved) for pair, *_ in CASES]
+    drafted = [fuse(TokenTree(pair, (ROOT, ROOT), primary, (0, 1)), retrieved) for pair, *_ in CASES]
     rows = [Row(slot=i, request=i, position=0, context=1, tail=(0,), room=2) for i in range(len(CASES))]
-    logits = torch.from_numpy(np.log(P)).repeat(len(CASES), 1 + max(len(t.tokens) for t in trees), 1)
-    judge = TreeJudge(rows, trees, Sampling(temperature=1.0), OneLaw())  # type: ignore[arg-type]
+    logits = torch.from_numpy(np.log(P)).repeat(len(CASES), 1 + max(len(t.tokens) for t in drafted), 1)
+    judge = TreeJudge(rows, drafted, Sampling(temperature=1.0), OneLaw())  # type: ignore[arg-type]
     law = np.zeros(3)
-    for (pair, *_), tree, verdict in zip(CASES, trees, judge.judge(logits), strict=True):
+    for (pair, *_), tree, verdict in zip(CASES, drafted, judge.judge(logits), strict=True):
         first = tree.tokens[verdict.path[0]] if verdict.path else verdict.bonus
         law[first] += Q[list(pair)].prod() * len(PAIRS) / len(CASES)
     return law

@@ -11,10 +11,17 @@ from mirror_support import LAYERS, Models, tiny_models
 from tiny_models import tiny_model
 from torch import Tensor
 
-from calibrate.live.capture import is_compilable
+from calibrate.live.backends.torch import ModelRunner
+from calibrate.live.engine.additions import (
+    ExitHeads,
+    embedded_places,
+    exit_layer,
+    exit_layers,
+    load_exits,
+    save_exits,
+)
+from calibrate.live.engine.compiled import is_compilable
 from calibrate.live.errors import ModelError
-from calibrate.live.exits import ExitHeads, embedded_places, exit_layer, exit_layers, load_exits, save_exits
-from calibrate.live.runner import ModelRunner
 from calibrate.pair.embed import Shape, embed, real_layers
 
 
@@ -85,7 +92,7 @@ def test_an_embedded_exit_says_what_the_small_one_says(
     (tmp_path / "target").mkdir()
     torch.manual_seed(5)
     save_exits(ExitHeads(32, exit_layers(LAYERS)), LAYERS, tmp_path / "target")
-    monkeypatch.setattr("calibrate.live.exits.DATA", tmp_path)
+    monkeypatch.setattr("calibrate.live.engine.additions.DATA", tmp_path)
     small.config._name_or_path = str(tmp_path / "target")
     large: Any = embed(small, Shape.parse("2x2"))
     ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedModel
 
-from calibrate.live.generation import Method, Place, generate_once
-from calibrate.live.plain import plain_decode
+from calibrate.live.reference import Method, Place, generate_once, plain_decode
 
 
 @pytest.mark.parametrize("method", ["plain", "assisted", "assisted-default"])
@@ -24,7 +23,7 @@ def test_pinned_assistance_drafts_as_many_tokens_as_it_is_told(
 ) -> None:
     from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-    from calibrate.live import generation
+    from calibrate.live import reference
 
     drafted: list[int] = []
     original = AssistedCandidateGenerator.get_candidates
@@ -41,4 +40,4 @@ def test_pinned_assistance_drafts_as_many_tokens_as_it_is_told(
         assert max(drafted) == lookahead
         # The rest were cut short by the limit.
         assert drafted[0] == lookahead
-    generation._models.cache_clear()
+    reference._models.cache_clear()

@@ -16,7 +16,7 @@ from live_support import (
     worker_specs,
 )
 
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from policies.registry import Settings, configure
 
 Prompts = list[tuple[int, ...]]

@@ -37,11 +37,12 @@ from sampling_support import BATCH
 from tiny_models import tiny_model
 from transformers import PreTrainedModel
 
-from calibrate.live.branching import Branching
+from calibrate.live.backends.llamacpp import LlamacppRunner
+from calibrate.live.backends.torch import ModelRunner
+from calibrate.live.engine.runner import with_layers
+from calibrate.live.engine.trees import Branching
 from calibrate.live.errors import AuditError, ModelError
-from calibrate.live.llamacpp_runner import LlamacppRunner
-from calibrate.live.runner import ModelRunner
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from calibrate.pair import gguf as writing
 from calibrate.pair.gguf import export_gguf
 from policies.tokentree import ROOT
@@ -190,7 +191,7 @@ def test_what_cannot_be_done_is_refused(llama: PreTrainedModel, tmp_path: Path) 
     with pytest.raises(ModelError, match="none for slot 256"):
         runner.reset(256)
     with pytest.raises(ModelError, match="no hidden states"):
-        runner.forward_through([0], [[1]], 1, lambda _: None)
+        with_layers(runner)
     hidden = np.zeros((1, 1, 8), dtype=bool)
     hidden[0, 0, 2] = True  # a token of the trunk
     with pytest.raises(ModelError, match="the whole trunk"):

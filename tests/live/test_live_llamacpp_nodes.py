@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from live_support import worker_specs
 from tiny_models import tiny_model
 
+from calibrate.live.backends import open_runner
+from calibrate.live.backends.installed import gguf_file, has_llamacpp, import_llamacpp
+from calibrate.live.backends.llamacpp import Nodes, grow_nodes
 from calibrate.live.errors import AuditError, ModelError
-from calibrate.live.llamacpp_files import gguf_file, has_llamacpp, import_llamacpp
-from calibrate.live.llamacpp_nodes import Nodes, grow_nodes
-from calibrate.live.loading import open_runner
 from calibrate.live.placement import WorkerSpec
 from policies.tokentree import ROOT
 

@@ -19,8 +19,8 @@ from mirror_support import (
 )
 from tiny_models import VOCABULARY
 
-from calibrate.live.plain import plain_decode_many
-from calibrate.live.world import LiveWorld
+from calibrate.live.reference import plain_decode_many
+from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import decide
 from policies.mirror import EarlyVerify, Rollout
 from policies.operation import Draft

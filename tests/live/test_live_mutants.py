@@ -23,11 +23,11 @@ from live_support import (
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from calibrate.live.backends.torch import ModelRunner
+from calibrate.live.engine.executor import Executor
 from calibrate.live.engine.rows import Row
 from calibrate.live.errors import AuditError
-from calibrate.live.executor import Executor
 from calibrate.live.handlers import chains
-from calibrate.live.runner import ModelRunner
 from policies.operation import Draft, Prespeculate, Verify
 from policies.registry import configure, start
 from policies.values import NO_LAW, OutcomeCache, Speculation

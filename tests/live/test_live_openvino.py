@@ -37,12 +37,13 @@ from sampling_support import BATCH
 from tiny_models import tiny_model
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from calibrate.live import openvino_graph, openvino_runner
+from calibrate.live.backends import openvino
+from calibrate.live.backends.installed import import_openvino, is_static, openvino_devices, require_device
+from calibrate.live.backends.openvino import OpenvinoRunner
+from calibrate.live.backends.torch import ModelRunner
+from calibrate.live.engine.runner import with_layers
 from calibrate.live.errors import ModelError, WorkerError
-from calibrate.live.openvino_devices import import_openvino, is_static, openvino_devices, require_device
-from calibrate.live.openvino_runner import OpenvinoRunner
-from calibrate.live.runner import ModelRunner
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from policies.registry import configure
 
 SIZES: dict[str, Any] = {
@@ -113,7 +114,7 @@ def test_graphs_are_kept_between_processes(tmp_path: Path, monkeypatch: pytest.M
     first = OpenvinoRunner(llama, folder=folder)
     assert first.converted and (folder / "model.xml").is_file() and any((folder / "compiled").iterdir())
     assert [path.name for path in folder.parent.iterdir()] == ["some-key"]
-    monkeypatch.setattr(openvino_graph, "convert", lambda *_: pytest.fail("converted again"))
+    monkeypatch.setattr(openvino, "convert", lambda *_: pytest.fail("converted again"))
     second = OpenvinoRunner(llama, folder=folder)
     assert not second.converted
     for runner in (first, second):
@@ -135,12 +136,12 @@ def test_what_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match=r"no device 'TPU' here, only .*CPU"):
         OpenvinoRunner(llama, "TPU")
     with pytest.raises(ModelError, match=r"no hidden states.*'torch'"):
-        filled(OpenvinoRunner(llama)).forward_through([0], [[1]], 1, lambda _: None)
+        with_layers(OpenvinoRunner(llama))
     with pytest.raises(ModelError, match="single precision"):
         OpenvinoRunner(tiny_model(1).double())
-    other = openvino_graph.convert(tiny_model(2), ModelRunner(llama)._cache.buffers(slice(0, 1)))
+    other = openvino.convert(tiny_model(2), ModelRunner(llama)._cache.buffers(slice(0, 1)))
     with monkeypatch.context() as patch:
-        patch.setattr(openvino_runner, "find_graph", lambda *_: (other, True))
+        patch.setattr(openvino, "find_graph", lambda *_: (other, True))
         with pytest.raises(ModelError, match="computes something else"):
             OpenvinoRunner(llama)
     monkeypatch.setattr(import_openvino(), "convert_model", _fails)

@@ -11,7 +11,7 @@ from tiny_models import VOCABULARY
 from transformers import PreTrainedModel
 
 from calibrate.live.errors import ModelError
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from hardware_profiles.datastore import Datastore
 from hardware_profiles.decisions import Decisions
 from policies.config import SettingError

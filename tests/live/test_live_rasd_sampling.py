@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from sampling_support import BATCH, LENGTH, PROMPTS, VOCABULARY, fit, table_world
 
-from calibrate.live.arena import LawReader
-from calibrate.live.branching import Branching
+from calibrate.live.engine.trees import Branching
+from calibrate.live.engine.verification import TreeJudge
 from calibrate.live.errors import AuditError
-from calibrate.live.treejudge import TreeJudge
+from calibrate.live.transport.shared_probs import ProbsReader
 from hardware_profiles.datastore import Datastore
 from policies import rasd as rasd_module
 from policies.rasd import RasdKnobs, rasd
@@ -166,7 +166,7 @@ def with_the_drafts_law(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def with_the_drafts_law_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with_the_drafts_law(monkeypatch)
-    monkeypatch.setattr(LawReader, "_check_owner", staticmethod(lambda *_: None))
+    monkeypatch.setattr(ProbsReader, "_check_owner", staticmethod(lambda *_: None))
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ import torch
 from live_support import LIMIT, InlineWorld, new_rows, prefilled, serve, texts_of, view_of
 from transformers import PreTrainedModel
 
-from calibrate.live.choice import top_tokens
+from calibrate.live.backends.torch import ModelRunner
+from calibrate.live.engine.executor import Executor
 from calibrate.live.engine.rows import Row
+from calibrate.live.engine.sampling import top_tokens
+from calibrate.live.engine.verification import agreement, cut, judge, prepared_outcomes
 from calibrate.live.errors import AuditError, ModelError, PlacementError
-from calibrate.live.executor import Executor
-from calibrate.live.outcomes import agreement, cut, judge, prepared_outcomes
 from calibrate.live.placement import available_cores, is_local_model, parse_placement
-from calibrate.live.plain import plain_decode, plain_decode_many
-from calibrate.live.runner import ModelRunner
+from calibrate.live.reference import plain_decode, plain_decode_many
 from calibrate.live.transport.wire import Probe, ProbeResult, pack_operation
 from policies.operation import Draft, Verify
 from policies.registry import Settings, configure

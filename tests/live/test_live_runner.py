@@ -11,9 +11,9 @@ from runner_support import CHAINS, MODELS, TEXTS, assert_close, check_chains, ch
 from tiny_models import VOCABULARY, tiny_model
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from calibrate.live import runner as runner_module
+from calibrate.live.backends.torch import ModelRunner
+from calibrate.live.engine import forwards as runner_module
 from calibrate.live.errors import AuditError, ModelError
-from calibrate.live.runner import ModelRunner
 
 
 @pytest.fixture(params=MODELS, scope="module")

@@ -10,7 +10,7 @@ import pytest
 from live_support import Prompts
 
 from calibrate import live_runs as runs_module
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import Cell, LiveRun, groups, measure, run_live, run_matrix, run_once
 from policies.registry import SettingError, configure
 from policies.values import Request

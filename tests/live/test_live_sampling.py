@@ -12,7 +12,7 @@ import pytest
 from live_support import serve
 from sampling_support import fit, joint_law, sampled_texts
 
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from policies.registry import Settings, configure
 from policies.values import Source
 

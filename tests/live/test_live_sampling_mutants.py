@@ -12,12 +12,11 @@ import torch
 from sampling_support import fit, sampled_texts
 from torch import Tensor
 
-from calibrate.live import choice, drafting, verification
-from calibrate.live.arena import LawReader
-from calibrate.live.choice import ACCEPTED, DRAFTED
-from calibrate.live.drafting import DraftSampler
+from calibrate.live.engine import sampling, verification
+from calibrate.live.engine.sampling import ACCEPTED, DRAFTED, DraftSampler, draw
 from calibrate.live.errors import AuditError
 from calibrate.live.handlers import chains
+from calibrate.live.transport.shared_probs import ProbsReader
 from policies.registry import Settings, configure
 from policies.sampling import Sampling, keyed_uniforms
 
@@ -43,22 +42,22 @@ class Split(DraftSampler):
     def choose(self, logits: Tensor) -> Tensor:
         drawn, kept = type(self).drawn(self, logits), type(self).kept(self, logits)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(drafting, "drafted_weights", lambda *_: kept)
-            patch.setattr(drafting, "draw", lambda _, uniforms: choice.draw(drawn, uniforms))
+            patch.setattr(sampling, "drafted_weights", lambda *_: kept)
+            patch.setattr(sampling, "draw", lambda _, uniforms: draw(drawn, uniforms))
             return super().choose(logits)
 
     def plain(self, logits: Tensor) -> Tensor:
-        return choice.law(logits, self.sampling)
+        return sampling.law(logits, self.sampling)
 
     def uncut(self, logits: Tensor) -> Tensor:
-        return choice.law(logits, replace(self.sampling, top_p=1.0))
+        return sampling.law(logits, replace(self.sampling, top_p=1.0))
 
     def first_choice(self, logits: Tensor) -> Tensor:
-        return choice.law(logits, Sampling())
+        return sampling.law(logits, Sampling())
 
     def scaled(self, logits: Tensor) -> Tensor:
         assert self.shape is not None
-        return choice.rescale(self.plain(logits), logits, self.shape[self.steps], self.sampling.scale)
+        return sampling.rescale(self.plain(logits), logits, self.shape[self.steps], self.sampling.scale)
 
 
 def split(drawn: Any, kept: Any) -> Plant:
@@ -66,7 +65,7 @@ def split(drawn: Any, kept: Any) -> Plant:
 
 
 def likes_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A random token is accepted if and only if it is the target's first choice, else p is drawn from.
+    """A random token is accepted if and only if it is the target's first sampling, else p is drawn from.
 
     What SSD's code does at a temperature above 0.
     """
@@ -97,7 +96,7 @@ no_residual = patched(verification, "residual", lambda p, sigma: p)
 def again(p: Any, sigma: Any, uniforms: Any, lengths: Any) -> Any:
     """Verifies a rejected token again, with other randomness."""
     other = (uniforms * 7919.0 + 0.37) % 1.0
-    return choice.accepted_run(p, sigma, np.minimum(uniforms, other), lengths)
+    return sampling.accepted_run(p, sigma, np.minimum(uniforms, other), lengths)
 
 
 def unscaled_draw(weights: Tensor, uniforms: Any) -> Tensor:
@@ -131,7 +130,7 @@ def stale_handles(monkeypatch: pytest.MonkeyPatch) -> None:
 def stale_laws(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same, unnoticed."""
     stale_handles(monkeypatch)
-    monkeypatch.setattr(LawReader, "_check_owner", staticmethod(lambda *_: None))
+    monkeypatch.setattr(ProbsReader, "_check_owner", staticmethod(lambda *_: None))
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VOCABULARY, tiny_model
 
+from calibrate.live.backends.torch import ModelRunner
+from calibrate.live.engine.slots import Seats
 from calibrate.live.errors import AuditError
-from calibrate.live.runner import ModelRunner
-from calibrate.live.seats import Seats
 
 subsets = st.lists(
     st.lists(st.integers(0, 6), min_size=1, max_size=7, unique=True), min_size=1, max_size=8

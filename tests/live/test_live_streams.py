@@ -23,13 +23,19 @@ from streams_support import (
 )
 from torch import Tensor
 
-from calibrate.live import streaming
+from calibrate.live.backends.torch import ModelRunner
+from calibrate.live.engine import streams
+from calibrate.live.engine.streams import (
+    StreamBranching,
+    Text,
+    Writing,
+    load_streams,
+    save_streams,
+    stream_sight,
+)
 from calibrate.live.errors import ModelError
-from calibrate.live.plain import plain_decode_many
-from calibrate.live.runner import ModelRunner
-from calibrate.live.streaming import StreamBranching, Text, Writing
-from calibrate.live.streams import load_streams, save_streams, stream_sight
-from calibrate.live.world import LiveWorld
+from calibrate.live.reference import plain_decode_many
+from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import decide
 from calibrate.pair.heads import stream_logits
 from policies.laws.mirror import streaming_bound, streaming_steps
@@ -107,7 +113,7 @@ def test_a_mask_that_shows_the_streams_of_others_is_noticed(
         return sight
 
     before = stream_table(models)
-    monkeypatch.setattr(streaming, "stream_sight", leaky)
+    monkeypatch.setattr(streams, "stream_sight", leaky)
     assert not torch.allclose(stream_table(models), before, rtol=1e-2, atol=1e-2)
 
 

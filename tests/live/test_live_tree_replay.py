@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.live.world import LiveWorld
+from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import run_live
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.trace_schema import TraceMeta, TraceRequest

@@ -18,12 +18,12 @@ from live_support import inline_world, serve, texts_of
 from sampling_support import fit, sampled_texts
 from transformers import PreTrainedModel
 
-from calibrate.live import choice, treejudge
-from calibrate.live.arena import LawReader
-from calibrate.live.branching import Branching
-from calibrate.live.choice import ACCEPTED, DRAFTED
+from calibrate.live.engine import sampling, verification
+from calibrate.live.engine.sampling import ACCEPTED, DRAFTED
+from calibrate.live.engine.trees import Branching
+from calibrate.live.engine.verification import TreeJudge
 from calibrate.live.errors import AuditError
-from calibrate.live.treejudge import TreeJudge
+from calibrate.live.transport.shared_probs import ProbsReader
 from policies.registry import Settings, configure
 from policies.tokentree import ROOT
 
@@ -95,8 +95,8 @@ def positions_by_column(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def likes_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A candidate is accepted if and only if it is the target's first choice; else p is drawn from."""
-    monkeypatch.setattr(treejudge, "residual", lambda p, sigma: p)
+    """A candidate is accepted if and only if it is the target's first sampling; else p is drawn from."""
+    monkeypatch.setattr(verification, "residual", lambda p, sigma: p)
     monkeypatch.setattr(
         TreeJudge,
         "_accept",
@@ -109,12 +109,12 @@ def law_forgotten(what: str) -> Plant:
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
         if what == "acceptance":
-            monkeypatch.setattr(LawReader, "masses", lambda self, handles, *rest: np.ones(len(handles)))
+            monkeypatch.setattr(ProbsReader, "masses", lambda self, handles, *rest: np.ones(len(handles)))
         else:
             monkeypatch.setattr(
                 TreeJudge,
                 "_sigma",
-                lambda self, candidates, p: choice.one_hot(torch.from_numpy(candidates.tokens), p.shape[-1]),
+                lambda self, c, p: sampling.one_hot(torch.from_numpy(c.tokens), p.shape[-1]),
             )
 
     return plant
@@ -149,10 +149,10 @@ MUTANTS = [
     Mutant("accepted if the argmax", DRAWN, likes_the_best),
     Mutant("q forgotten in the acceptance", DRAWN, law_forgotten("acceptance")),
     Mutant("q forgotten in the residual", DRAWN, law_forgotten("residual")),
-    Mutant("no residual", BEST, patched(treejudge, "residual", lambda p, sigma: p)),
+    Mutant("no residual", BEST, patched(verification, "residual", lambda p, sigma: p)),
     Mutant("one luck for all siblings", BEST, one_luck_for_siblings),
-    Mutant("one luck drafts and accepts", DRAWN, patched(treejudge, "ACCEPTED", DRAFTED)),
-    Mutant("one luck accepts and corrects", DRAWN, patched(treejudge, "BONUS", ACCEPTED)),
+    Mutant("one luck drafts and accepts", DRAWN, patched(verification, "ACCEPTED", DRAFTED)),
+    Mutant("one luck accepts and corrects", DRAWN, patched(verification, "BONUS", ACCEPTED)),
 ]
 
 

@@ -11,13 +11,13 @@ from live_support import LIMIT, InlineWorld, Reference, inline_world, prefilled,
 from tiny_models import VOCABULARY
 from transformers import PreTrainedModel
 
-from calibrate.live.capture import is_compilable
+from calibrate.live.backends.torch import ModelRunner
+from calibrate.live.engine.compiled import is_compilable
+from calibrate.live.engine.executor import Executor
 from calibrate.live.engine.rows import Row
 from calibrate.live.errors import AuditError
-from calibrate.live.executor import Executor
 from calibrate.live.placement import Mode
-from calibrate.live.plain import plain_decode
-from calibrate.live.runner import ModelRunner
+from calibrate.live.reference import plain_decode
 from policies.registry import Settings, configure
 from policies.rows import Rows
 from policies.tokentree import DraftTree, TokenTree, TreeDrafted, TreeVerdict, VerifyTree

@@ -10,7 +10,7 @@ import torch
 from tiny_heads import check_training, counting_model
 from transformers import LlamaForCausalLM
 
-from calibrate.live.exits import FILE, ExitHeads, exit_layers, load_exits
+from calibrate.live.engine.additions import FILE, ExitHeads, exit_layers, load_exits
 from calibrate.live.loading import load_model
 from calibrate.pair.embed import DATA
 from calibrate.pair.heads import WIDTHS, Training, exit_kind, exit_losses, measure_exits

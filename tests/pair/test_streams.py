@@ -13,9 +13,9 @@ import torch
 from tiny_heads import check_training, counting_model
 from transformers import LlamaForCausalLM
 
+from calibrate.live.engine.streams import FILE, StreamHeads, load_streams, save_streams
 from calibrate.live.errors import ModelError
 from calibrate.live.loading import load_model
-from calibrate.live.streams import FILE, StreamHeads, load_streams, save_streams
 from calibrate.pair.embed import DATA
 from calibrate.pair.heads import Training, measure_streams, stream_kind, stream_logits, stream_loss
 

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from calibrate.live.choice import law, top_tokens
-from calibrate.live.drafting import DraftSampler
+from calibrate.live.engine.executor import Executor, handles
+from calibrate.live.engine.forwards import Tree
 from calibrate.live.engine.rows import Row, open_rows, rows_of
+from calibrate.live.engine.sampling import DraftSampler, law, top_tokens
+from calibrate.live.engine.verification import (
+    Proposals,
+    agreement,
+    cut,
+    judge,
+    judge_chains,
+    prepared_outcomes,
+)
 from calibrate.live.errors import AuditError
-from calibrate.live.handlers import handles
-from calibrate.live.outcomes import agreement, cut, judge, prepared_outcomes
-from calibrate.live.tree import Tree
-from calibrate.live.verification import Proposals, judge_chains
 from policies.operation import Continue, Draft, Prefill, Prespeculate, Settle, Verify
 from policies.sampling import Sampling
 from policies.values import Drafted, Outcome, Prepared, RowVerdict
-
-if TYPE_CHECKING:
-    from calibrate.live.executor import Executor
 
 
 @handles(Prefill)

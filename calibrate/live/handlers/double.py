@@ -15,20 +15,19 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from calibrate.live.choice import DRAFTED, drafted_weights, draw, law
+from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row, rows_of
+from calibrate.live.engine.sampling import DRAFTED, drafted_weights, draw, law
+from calibrate.live.engine.verification import Proposals, cut, judge, judge_chains
 from calibrate.live.errors import AuditError
-from calibrate.live.handlers import handles
 from calibrate.live.handlers.trees import opened
-from calibrate.live.outcomes import cut, judge
-from calibrate.live.verification import Proposals, judge_chains
 from policies.double import (
     Ask,
     Drafted,
@@ -45,9 +44,6 @@ from policies.operation import RowOperation
 from policies.retrieval import Hierarchy
 from policies.sampling import keyed_uniforms
 from policies.values import NO_LAW, UNKNOWN, RowVerdict, Source
-
-if TYPE_CHECKING:
-    from calibrate.live.executor import Executor
 
 STORES = "double.stores"
 """Name under which an executor keeps datastores by slot."""

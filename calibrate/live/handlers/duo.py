@@ -5,18 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from calibrate.live.choice import ACCEPTED, BONUS, draw, law, one_hot, residual, top_tokens
-from calibrate.live.drafting import DraftSampler
+from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row, proposing, rows_of
-from calibrate.live.handlers import handles
+from calibrate.live.engine.sampling import (
+    ACCEPTED,
+    BONUS,
+    DraftSampler,
+    draw,
+    law,
+    one_hot,
+    residual,
+    top_tokens,
+)
+from calibrate.live.engine.verification import agreement, cut
 from calibrate.live.handlers.chains import sampler_of, verify_chains
-from calibrate.live.outcomes import agreement, cut
 from policies.duo import (
     NO_SEQUENCE,
     DraftSequences,
@@ -33,9 +40,6 @@ from policies.duo import (
 )
 from policies.sampling import FloatArray, Sampling, keyed_uniforms
 from policies.values import NO_LAW, IntArray
-
-if TYPE_CHECKING:
-    from calibrate.live.executor import Executor
 
 
 @handles(VerifyPending)

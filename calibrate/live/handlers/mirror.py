@@ -6,23 +6,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from calibrate.live.choice import BONUS, draw, law, top_tokens
+from calibrate.live.engine.additions import Exits, load_exits
+from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row, proposing, rows_of
+from calibrate.live.engine.runner import with_layers
+from calibrate.live.engine.sampling import BONUS, draw, law, top_tokens
+from calibrate.live.engine.streams import ModelStreams, Nodes, StreamBranching, Text, Writing, load_streams
+from calibrate.live.engine.verification import Proposals, cut, judge, judge_chains
 from calibrate.live.errors import ModelError
-from calibrate.live.exits import Exits, load_exits
-from calibrate.live.handlers import handles
 from calibrate.live.handlers.chains import branch_keys, grow, sampler_of
-from calibrate.live.outcomes import cut, judge
-from calibrate.live.streaming import Nodes, StreamBranching, Text, Writing
-from calibrate.live.streams import ModelStreams, load_streams
 from calibrate.live.transport.wire import Step
-from calibrate.live.verification import Proposals, judge_chains
 from policies.mirror import (
     Branch,
     Candidates,
@@ -41,9 +39,6 @@ from policies.operation import Work
 from policies.sampling import keyed_uniforms
 from policies.tokentree import ROOT
 from policies.values import Outcome, RowVerdict
-
-if TYPE_CHECKING:
-    from calibrate.live.executor import Executor
 
 EXITS = "exits"
 """Name under which an executor keeps its model's early exits."""
@@ -109,7 +104,9 @@ def verify_early(executor: Executor, operation: EarlyVerify) -> list[EarlyVerdic
     chains = [(row.tail[-1], *row.tokens) for row in rows]
     exit_ = Exit(executor, operation, [len(chain) for chain in chains])
     start, fed = time.perf_counter(), executor.runner.fed
-    logits = executor.runner.forward_through([row.slot for row in rows], chains, exit_.layer, exit_.see)
+    logits = with_layers(executor.runner).forward_through(
+        [row.slot for row in rows], chains, exit_.layer, exit_.see
+    )
     verdicts = judged(executor, operation, rows, logits)
     _stamp(executor, exit_, start, executor.runner.fed - fed, chains)
     executor.audit_fed(sum(map(len, chains)), "EarlyVerify")

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from calibrate.live.drafting import DraftSampler
+from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row
-from calibrate.live.handlers import handles
+from calibrate.live.engine.sampling import DraftSampler
 from calibrate.live.handlers.chains import branch_tokens, fill, glue, tree_step
 from calibrate.live.transport.wire import Echo, Probe, ProbeResult
-
-if TYPE_CHECKING:
-    from calibrate.live.executor import Executor
 
 PROBED = "probed"
 """Where the executor keeps which slots hold a made-up text, and of how many tokens."""

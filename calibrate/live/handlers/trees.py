@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-from calibrate.live.branching import Branching
-from calibrate.live.choice import top_tokens
+from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row, rows_of
+from calibrate.live.engine.sampling import top_tokens
+from calibrate.live.engine.trees import Branching, Dynamic, Static
+from calibrate.live.engine.verification import TreeJudge, cut, judge_greedy
 from calibrate.live.errors import AuditError, ModelError
-from calibrate.live.handlers import handles
-from calibrate.live.outcomes import cut
-from calibrate.live.treegrowth import Dynamic, Static
-from calibrate.live.treejudge import TreeJudge, judge_greedy
 from hardware_profiles.datastore import Datastore, datastore_path
 from policies.retrieval import PROMPT, Retrieved, RetrieveTree, retrieve
 from policies.tokentree import ROOT, DraftTree, TreeDrafted, TreeVerdict, VerifyTree
-
-if TYPE_CHECKING:
-    from calibrate.live.executor import Executor
 
 
 @handles(DraftTree)

@@ -1,8 +1,9 @@
-"""Early exits of a target: what it would say after a part of its layers (Mirror-SD, eq. 6 and appendix E.2).
+"""Trained additions that stand beside a model's own weights; and early exits, which are one of them.
 
-An exit is a two-layer adapter, H -> H/2 -> H with a ReLU between and no biases, whose output goes through the
-model's own head: p(next | exit) = softmax(W_LM up(relu(down(h)))).  `calibrate pair exits` trains them; they
-lie beside the model's weights in `exits.safetensors`.
+An exit is what a target would say after a part of its layers (Mirror-SD, eq. 6 and appendix E.2): a
+two-layer adapter, H -> H/2 -> H with a ReLU between and no biases, whose output goes through the model's
+own head: p(next | exit) = softmax(W_LM up(relu(down(h)))).  `calibrate pair exits` trains them; they lie
+beside the model's weights in `exits.safetensors`.
 
 A model embedded in a larger shape (`calibrate.pair.embed`) uses the adapters of the model it holds.  Its
 real layers stand evenly between those that add nothing, so that the exit after e of the n real layers lies
@@ -18,10 +19,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from calibrate.live.addedweights import read_additions, write_additions
 from calibrate.live.errors import ModelError
 from calibrate.pair.embed import DATA
 from policies.mirror import EXITS
@@ -185,3 +187,43 @@ def _read(path: Path, hidden: int) -> tuple[ExitHeads, int]:
                 module.weight.zero_()
                 module.weight[: small.shape[0], : small.shape[1]] = small
     return heads, int(total)
+
+
+def write_additions(tensors: Mapping[str, Tensor], path: Path, *, schema: str, layers: int) -> Path:
+    """Write weights in half precision; the file appears complete or not at all.
+
+    Args:
+        tensors: By name.
+        path: The file.
+        schema: What they are.
+        layers: Of the model they belong to.
+    """
+    partial = path.with_suffix(".partial")
+    half = {name: tensor.detach().half().contiguous() for name, tensor in tensors.items()}
+    save_file(half, str(partial), metadata={"schema": schema, "layers": str(layers)})
+    partial.replace(path)
+    path.chmod(0o644)  # as everything beside it; safetensors writes for the owner alone
+    return path
+
+
+def read_additions(path: Path, *, schema: str, what: str, needed: str = "") -> tuple[dict[str, Tensor], str]:
+    """Weights by name, and the number of layers that the file names.
+
+    Args:
+        path: The file.
+        schema: What they have to be.
+        what: The same, for people.
+        needed: Name of a tensor that has to be there; empty for none.
+
+    Raises:
+        ModelError: The file cannot be read, or holds something else.
+    """
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path}: {error}") from error
+    if metadata.get("schema") != schema or (needed and needed not in tensors):
+        raise ModelError(f"{path}: holds no {what} of schema {schema!r}")
+    return tensors, str(metadata.get("layers"))

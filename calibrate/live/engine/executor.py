@@ -1,4 +1,4 @@
-"""Executes operations on a `ModelRunner`: hands each to its handler, and keeps the accounts of all.
+"""Executes operations on a model: hands each to its handler, and keeps the accounts of all.
 
 What an operation means in forwards is said in `calibrate.live.handlers`.  Every step is one forward for all
 rows of the operation, wherever each of them is.  Only worker processes (and tests) import this module.
@@ -8,22 +8,65 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from importlib import import_module
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from calibrate.live.accelerators import synchroniser
-from calibrate.live.arena import LawReader, LawWriter
 from calibrate.live.engine.rows import Row
+from calibrate.live.engine.runner import Runner
+from calibrate.live.engine.verification import agreement
 from calibrate.live.errors import AuditError
-from calibrate.live.handlers import handled
-from calibrate.live.outcomes import agreement
-from calibrate.live.runner import ModelRunner
+from calibrate.live.transport.shared_probs import ProbsReader, ProbsWriter
 from calibrate.live.transport.wire import Step
 from policies.operation import Operation
 
 T = TypeVar("T")
+Handler: TypeAlias = "Callable[[Executor, Any], Sequence[Any]]"
+H = TypeVar("H", bound="Callable[..., Sequence[Any]]")
+
+HANDLERS = "calibrate.live.handlers"
+FAMILIES = ("chains", "double", "duo", "mirror", "probe", "trees")
+"""Modules of `HANDLERS`, loaded when a handler is first asked for."""
+
+
+class Handled(NamedTuple):
+    """A kind of operation: its class, and what a worker does for it."""
+
+    operation: type[Operation]
+    handler: Handler
+
+
+_HANDLED: dict[str, Handled] = {}
+
+
+def handles(operation: type[Operation]) -> Callable[[H], H]:
+    """Makes a function the handler of an operation.
+
+    A handler takes the executor and the operation, and returns one reply per row of the operation's view.
+    """
+
+    def register(handler: H) -> H:
+        _HANDLED[operation.kind] = Handled(operation, handler)
+        return handler
+
+    return register
+
+
+def handled(kind: str) -> Handled:
+    """The class and the handler of a kind of operation.
+
+    Raises:
+        AuditError: There is none.
+    """
+    if kind not in _HANDLED:
+        for family in FAMILIES:
+            import_module(f"{HANDLERS}.{family}")
+    if kind not in _HANDLED:
+        raise AuditError(f"no handler for operations of kind {kind!r}")
+    return _HANDLED[kind]
 
 
 def never() -> bool:
@@ -47,18 +90,18 @@ class Executor:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: Runner,
         *,
         end_token_ids: Collection[int] = (),
         stopped: Callable[[], bool] = never,
-        writer: LawWriter | None = None,
-        reader: LawReader | None = None,
+        writer: ProbsWriter | None = None,
+        reader: ProbsReader | None = None,
     ) -> None:
         self.runner = runner
         self.end_token_ids = frozenset(end_token_ids)
         self.stopped = stopped
         self.writer = writer
-        self.reader = reader or LawReader()
+        self.reader = reader or ProbsReader()
         self.steps: list[Step] = []
         self.say_early: Callable[[Sequence[Any]], None] = lambda replies: None
         """Takes an operation's early result, one per row."""

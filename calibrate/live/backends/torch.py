@@ -1,4 +1,4 @@
-"""A causal language model over static KV slots: ragged chains, rollbacks and trees.
+"""The backend `torch`: a causal language model over static slots, called eagerly or compiled.
 
 Only worker processes (and tests) import this module; it needs torch and transformers.
 """
@@ -14,21 +14,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from calibrate.live.capture import Capture, Feed, Kind
-from calibrate.live.errors import AuditError
-from calibrate.live.kvcache import Plan
-from calibrate.live.nodeforwards import NodeForwards
-from calibrate.live.parts import SplitCapture, watched
-from calibrate.live.placement import Mode
-from calibrate.live.treeforwards import TreeForwards
+from calibrate.live.engine.compiled import Capture, Feed, Kind, SplitCapture, watched
+from calibrate.live.engine.forwards import SlotForwards
+from calibrate.live.engine.slots import Plan
+from calibrate.live.loading import load_model
+from calibrate.live.placement import Mode, WorkerSpec, is_local_model
 from policies.values import BoolArray, IntArray
 
-SHORT = 8
-"""Chains up to this long get all their logits, also where the last ones alone are asked for: the model's head
-is cheap beside what a graph saves, and graphs know no other way."""
 
-
-class ModelRunner(TreeForwards, NodeForwards):
+class ModelRunner(SlotForwards):
     """Runs a model in inference mode and accounts for every token it feeds.
 
     A forward serves any set of slots, whatever each of them holds.  Buffers grow by doubling when a slot
@@ -77,47 +71,6 @@ class ModelRunner(TreeForwards, NodeForwards):
         for rows, count in shapes:
             self._capture.prepare(Kind(rows == 1, count == 1), self._cache.buffers(slice(0, 1)))
         return time.perf_counter() - start
-
-    def forward(
-        self, slots: Sequence[int], tokens: Sequence[Sequence[int]], *, last_only: bool = False
-    ) -> Tensor:
-        """Feed each row's chain after what its slot holds.
-
-        Args:
-            slots: [R] different slots.
-            tokens: [R] chains of n_r tokens, at least one each.
-            last_only: Compute the logits of each row's last token only (prefill).
-
-        Returns:
-            [R, n, V] logits with n = max n_r, of which row r's first n_r are meant ([R, 1, V] if
-            `last_only`).
-
-        Raises:
-            AuditError: A slot was never reset or is named twice, or a chain is empty.
-            ModelError: A text outgrows the model's positions.
-        """
-        if len(slots) != len(tokens) or not all(tokens):
-            raise AuditError(f"{len(slots)} slots need as many chains, none empty: {tokens}")
-        self._check_slots(slots)
-        seating = self._seat(slots)
-        chains = seating.seated(tokens)
-        starts = self._lengths(seating.seated(slots))
-        counts = [len(chain) for chain in chains]
-        self._check_positions(max(map(sum, zip(starts, counts, strict=True))))
-        width = max(counts)
-        self._grow(0, max(starts) + width)
-        plan, positions, mask = self._chain(seating.rows, starts, counts)
-        ids = self._tensor([[*chain, *[0] * (width - len(chain))] for chain in chains])
-        if last_only and width > SHORT:
-            logits = self._last(ids, positions, mask, plan, counts)
-        elif last_only:
-            logits = _ends(self._call(ids, positions, mask, plan), counts)
-        else:
-            logits = self._call(ids, positions, mask, plan)
-        for slot, chain in zip(slots, tokens, strict=True):
-            self._held[slot].extend(chain)
-        self.fed += sum(counts)
-        return seating.back(logits)
 
     def forward_through(
         self,
@@ -182,7 +135,7 @@ class ModelRunner(TreeForwards, NodeForwards):
         """As `forward_at`, through other layers over the same keys and values; hidden states enter them.
 
         Args:
-            part: The layers with a head, in the form of a model (`calibrate.live.parts.second_part`).
+            part: The layers with a head, in the form of a model (`compiled.second_part`).
             slots: [R].
             starts: [R].
             states: [R, n, H] what enters the layers.
@@ -206,34 +159,6 @@ class ModelRunner(TreeForwards, NodeForwards):
             return seating.back(self._call(seating.put(states), *laid))
         finally:
             self.model, self._capture = model, capture
-
-    def _chain(
-        self, rows: slice, starts: Sequence[int], counts: Sequence[int]
-    ) -> tuple[Plan, Tensor, Tensor | None]:
-        """Plan, [R, n] positions and mask of chains of `counts` tokens at `starts`."""
-        width, length = max(counts), max(starts) + max(counts)
-        offsets = torch.arange(width, device=self.device)
-        if min(starts) == max(starts):
-            positions = (offsets + starts[0])[None].expand(len(starts), -1)
-            # A single token sees all there is; with an empty cache the model's own causal mask will do.
-            # Both keep the kernels that plain decoding uses.
-            mask = None if width == 1 or starts[0] == 0 else self._causal(positions[:1], length)
-            return Plan(rows, starts[0], length), positions, mask
-        columns = self._tensor(starts)[:, None] + offsets
-        positions = columns
-        if self._most is not None and length > self._most:  # padding only; the chains are checked before
-            positions = columns.clamp(max=self._most - 1)
-        return Plan(rows, min(starts), length, columns), positions, self._causal(columns, length)
-
-    def _last(
-        self, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan, counts: Sequence[int]
-    ) -> Tensor:
-        """[R, 1, V] logits of each row's last token, computed at no more positions than there are ends."""
-        ends = sorted({count - 1 for count in counts})
-        if len(ends) == 1:
-            return self._call(ids, positions, mask, plan, keep=1)
-        logits = self._call(ids, positions, mask, plan, keep=self._tensor(ends))
-        return _ends(logits, [1 + ends.index(count - 1) for count in counts])
 
     def _call(
         self, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan, keep: int | Tensor = 0
@@ -269,9 +194,13 @@ class ModelRunner(TreeForwards, NodeForwards):
         return capture.call(feed, self._cache.buffers(plan.rows))
 
 
-def _ends(logits: Tensor, counts: Sequence[int]) -> Tensor:
-    """[R, 1, V] the logits [R, n, V] at the end of each row's `counts` [R] tokens."""
-    if min(counts) == logits.shape[1]:
-        return logits[:, -1:]
-    ends = torch.tensor(counts, dtype=torch.long, device=logits.device) - 1
-    return logits[torch.arange(len(counts), device=logits.device), ends][:, None]
+def open_runner(spec: WorkerSpec) -> ModelRunner:
+    """See `calibrate.live.backends.open_runner`."""
+    model = load_model(
+        spec.model,
+        spec.precision,
+        local=is_local_model(spec.model),
+        device=spec.device,
+        trust_remote_code=spec.trust_remote_code,
+    )
+    return ModelRunner(model, slots=spec.slots, capacity=spec.capacity, mode=spec.mode)

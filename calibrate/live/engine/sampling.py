@@ -1,17 +1,23 @@
-"""Choosing tokens at random: laws, draws by inverse distribution function, acceptance, residuals.
+"""Choosing tokens: distributions, draws by inverse distribution function, acceptance, residuals; and the
+sampler of drafted tokens, whose distributions are kept for the verification.
 
-Pure functions of tensors and of uniforms; who keys the uniforms and where laws are kept is not their
-business.  The target's laws are float64: a residual is a difference of nearly equal numbers.
+All but the sampler are pure functions of tensors and of uniforms; who keys the uniforms and where
+distributions are kept is not their business.  The target's are float64: a residual is a difference of
+nearly equal numbers.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from policies.sampling import FloatArray, Sampling
-from policies.values import BoolArray, IntArray
+from calibrate.live.errors import AuditError
+from calibrate.live.transport.shared_probs import Block, ProbsWriter
+from policies.sampling import GREEDY, FloatArray, Sampling, keyed_uniforms
+from policies.values import NO_LAW, BoolArray, IntArray
 
 # Streams of `policies.sampling.keyed_uniforms`, keyed by request and position.  Whatever decides a position
 # draws from each stream once, and nothing of a draw is seen before its position is reached.
@@ -207,3 +213,64 @@ def one_hot(tokens: Tensor, vocabulary: int) -> Tensor:
     """[..., V] float64 laws that are sure of their token."""
     hot = torch.zeros((*tokens.shape, vocabulary), dtype=torch.float64, device=tokens.device)
     return hot.scatter_(-1, tokens[..., None], 1.0)
+
+
+class DraftSampler:
+    """Chooses the tokens of N texts that grow side by side, one token each per step.
+
+    A draw is keyed by request and position.  Branches of one request share it, as they share nothing else:
+    at most one of them is what the target continues.
+
+    Args:
+        requests: [N] request of each text.
+        positions: [N] position of the first token to be chosen.
+        depth: Most tokens per text.
+        sampling: How tokens are chosen.
+        shape: F_0, F_1, ... for Saguaro sampling; None to draw from q itself.
+        writer: Where laws are kept; needed where tokens are drawn.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[int],
+        positions: Sequence[int],
+        depth: int,
+        sampling: Sampling = GREEDY,
+        *,
+        shape: tuple[int, ...] | None = None,
+        writer: ProbsWriter | None = None,
+    ) -> None:
+        if sampling.draft_sampled and writer is None:
+            raise AuditError("this worker drafts at random but was given no memory for its laws")
+        self.requests = np.array(requests, dtype=np.int64)
+        self.positions = np.array(positions, dtype=np.int64)
+        self.depth = depth
+        self.sampling = sampling
+        self.shape = shape
+        self.steps = 0
+        self._writer = writer
+        self._block: Block | None = None
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """[N] the next token of every text, from its logits [N, V]."""
+        step, self.steps = self.steps, self.steps + 1
+        if not self.sampling.draft_sampled:
+            return logits.argmax(dim=-1)
+        weights = drafted_weights(logits, self.sampling, 0 if self.shape is None else self.shape[step])
+        positions = self.positions + step
+        tokens = draw(weights, keyed_uniforms(self.sampling.seed, DRAFTED, self.requests, positions))
+        if self._block is None:
+            assert self._writer is not None, "checked at the start"
+            self._block = self._writer.reserve(len(self.requests), self.depth, logits.shape[-1])
+        totals = weights.sum(dim=-1, dtype=torch.float64)
+        self._block.write(
+            step,
+            weights.cpu().numpy(),
+            totals.cpu().numpy(),
+            (self.requests, positions, tokens.cpu().numpy()),
+        )
+        return tokens
+
+    def seal(self) -> list[int]:
+        """[N] handle of each text's laws; NO_LAW where nothing was drawn."""
+        return [NO_LAW] * len(self.requests) if self._block is None else self._block.seal()

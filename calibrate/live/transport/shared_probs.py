@@ -117,7 +117,7 @@ class _Records:
         )
 
 
-class LawWriter:
+class ProbsWriter:
     """The draft's end.
 
     Args:
@@ -229,7 +229,7 @@ class Block:
         return [self._base + block * self._shape[1] for block in range(self._shape[0])]
 
 
-class LawReader:
+class ProbsReader:
     """The target's end, for the laws of all drafts.
 
     Args:

@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from calibrate.live.arena import DEFAULT_BYTES, Segment
-from calibrate.live.device import LiveDevice, Timing
-from calibrate.live.environment import LiveEnvironment
 from calibrate.live.errors import LiveError, ModelError, WorkerDied, WorkerError
-from calibrate.live.link import WorkerLink
 from calibrate.live.placement import WorkerSpec, local_vocabulary
+from calibrate.live.transport.device import LiveDevice, Timing
+from calibrate.live.transport.environment import LiveEnvironment
+from calibrate.live.transport.link import WorkerLink
+from calibrate.live.transport.shared_probs import DEFAULT_BYTES, Segment
 from calibrate.live.transport.wire import Ready
 from calibrate.processes import temporary_folder
 from policies.protocols import Steps, World

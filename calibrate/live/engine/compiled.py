@@ -1,4 +1,4 @@
-"""A model's forward compiled ahead of time, once per kind of shape.
+"""A model's forward compiled ahead of time, once per kind of shape; and a model in two parts.
 
 A small model spends most of a forward in Python and in launching operations one by one; a compiled one
 does not.  On CPU the weights are also laid out anew: the usual product of five tokens with a matrix
@@ -6,10 +6,14 @@ costs several times that of one, the packed one little more, since both read the
 
 Shapes are dynamic: a graph serves any number of columns, and four graphs serve all batches, since a
 compiler treats a size of one as a case of its own.
+
+A graph says nothing on its way.  Where something is to be seen between two layers (Mirror-SD's early exit),
+the model runs as two parts.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 import types
@@ -18,11 +22,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from calibrate.live.engine.slots import Buffers, Plan, SlotCache
 from calibrate.live.errors import ModelError
-from calibrate.live.kvcache import Buffers, Plan, SlotCache
 
 PACKED = 2**17
 """Numbers in the average matrix from which packing pays: below, what a call costs outweighs it.  Packed
@@ -274,3 +278,72 @@ def _run_marked(graph: Graph, feed: Feed, buffers: list[Buffers]) -> None:
         mark(tensor, 0, 2)
     with torch.inference_mode():
         graph(*feed, *_flat(buffers))
+
+
+@contextmanager
+def watched(model: Any, layer: int, see: Callable[[Tensor], None]) -> Iterator[None]:
+    """Show `see` what leaves the first `layer` layers [R, n, H] of every forward within the block."""
+
+    def hook(_module: Any, _inputs: Any, output: Any) -> None:
+        see(output[0] if isinstance(output, tuple) else output)
+
+    handle = model.model.layers[layer - 1].register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class SplitCapture:
+    """Compiled forwards of a Llama-like model in two graphs, with a look between them (see `Capture`).
+
+    Args:
+        model: In evaluation mode.
+        layer: Layers of the first part.
+    """
+
+    def __init__(self, model: PreTrainedModel, layer: int) -> None:
+        size = int(model.config.get_text_config().hidden_size)
+        self._first = Capture(first_part(model, layer))
+        self._second = Capture(second_part(model, layer), hidden=size)
+        self._see: Callable[[Tensor], None] = lambda hidden: None
+
+    def showing(self, see: Callable[[Tensor], None]) -> SplitCapture:
+        """The same, showing `see` the hidden states [R, n, H] between the parts."""
+        self._see = see
+        return self
+
+    def call(self, feed: Feed, buffers: Sequence[Buffers]) -> Tensor:
+        """See `Capture.call`."""
+        hidden = self._first.call(feed, buffers)
+        self._see(hidden)
+        return self._second.call(feed._replace(ids=hidden.contiguous()), buffers)
+
+
+def first_part(model: Any, layer: int) -> Any:
+    """The embedding and the first `layer` layers, whose "logits" are hidden states; weights are shared."""
+    return _part(model, layers=model.model.layers[:layer], norm=nn.Identity(), head=nn.Identity())
+
+
+def second_part(model: Any, layer: int) -> Any:
+    """The layers after the first `layer`, norm and head; takes hidden states in place of ids."""
+    return _part(model, layers=model.model.layers[layer:], embedding=nn.Identity())
+
+
+def _part(model: Any, *, layers: Any, norm: Any = None, head: Any = None, embedding: Any = None) -> Any:
+    whole, inner = _shallow(model), _shallow(model.model)
+    whole._modules["model"] = inner
+    inner._modules["layers"] = layers
+    for place, name, module in ((inner, "norm", norm), (whole, "lm_head", head)):
+        if module is not None:
+            place._modules[name] = module
+    if embedding is not None:
+        inner._modules["embed_tokens"] = embedding
+    return whole
+
+
+def _shallow(module: Any) -> Any:
+    """A copy that shares all weights, with a table of submodules of its own."""
+    found = copy.copy(module)
+    found._modules = dict(module._modules)
+    return found

@@ -22,8 +22,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.live.arena import LawReader, LawWriter, Segment
 from calibrate.live.placement import WorkerSpec
+from calibrate.live.transport.shared_probs import ProbsReader, ProbsWriter, Segment
 from calibrate.live.transport.wire import (
     Early,
     Envelope,
@@ -40,7 +40,7 @@ from calibrate.live.transport.wire import (
 from calibrate.processes import end_with_parent
 
 if TYPE_CHECKING:
-    from calibrate.live.executor import Executor
+    from calibrate.live.engine.executor import Executor
 
 LOADING = -1
 """Number under which a failure to load the model is reported."""
@@ -133,7 +133,7 @@ def worker_main(plan: WorkerPlan, connection: Connection) -> None:
 
 def serve(inbox: Inbox, executor: Executor, connection: Connection) -> None:
     """Execute work until told to exit.  An operation that raises is reported; the worker lives on."""
-    from calibrate.live.handlers import handled
+    from calibrate.live.engine.executor import handled
 
     while isinstance(work := inbox.next(), Work):
         start, number = time.perf_counter(), work.number
@@ -187,8 +187,9 @@ def _load(plan: WorkerPlan) -> tuple[Executor, Ready]:
     import torch
     import transformers
 
-    from calibrate.live.executor import Executor
-    from calibrate.live.loading import model_end_tokens, open_runner
+    from calibrate.live.backends import open_runner
+    from calibrate.live.engine.executor import Executor
+    from calibrate.live.loading import model_end_tokens
 
     spec = plan.spec
     torch.set_num_threads(len(spec.cores))
@@ -204,8 +205,11 @@ def _load(plan: WorkerPlan) -> tuple[Executor, Ready]:
         versions=(("torch", str(torch.__version__)), ("transformers", transformers.__version__)),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
-    writer = None if plan.draft is None else LawWriter(plan.laws[plan.draft], plan.draft)
+    writer = None if plan.draft is None else ProbsWriter(plan.laws[plan.draft], plan.draft)
     executor = Executor(
-        runner, end_token_ids=end_tokens, writer=writer, reader=LawReader(plan.laws if writer is None else ())
+        runner,
+        end_token_ids=end_tokens,
+        writer=writer,
+        reader=ProbsReader(plan.laws if writer is None else ()),
     )
     return executor, ready

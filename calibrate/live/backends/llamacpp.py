@@ -1,15 +1,20 @@
-"""A `ModelRunner` whose forwards llama.cpp computes on the CPU, from a GGUF file of the same weights.
+"""llama.cpp on the CPU: forwards over slots from a GGUF file of the same weights.
 
 A slot is a sequence of llama.cpp with the slot's number.  Each branch of a tree, and each leaf of a tree that
 grows node by node, is a further sequence that shares the cells of its trunk; those have the highest numbers.
+
+llama.cpp takes no mask.  A token belongs to sequences and sees what its sequence holds; so a node belongs to
+the sequences of all leaves below it.  Where a node of an earlier call gets several children, the first takes
+up the sequence that ends there, and each other one a copy of it.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,14 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from calibrate.live.backends.installed import gguf_file, import_llamacpp
+from calibrate.live.backends.llamacpp_context import LlamaContext, check_context
+from calibrate.live.engine.forwards import Tree
+from calibrate.live.engine.slots import Seating, SlotTexts
 from calibrate.live.errors import AuditError, ModelError
-from calibrate.live.llamacpp_check import check_context
-from calibrate.live.llamacpp_context import LlamaContext
-from calibrate.live.llamacpp_nodes import Nodes, grow_nodes
-from calibrate.live.llamacpp_sequences import Sequences
-from calibrate.live.runner import ModelRunner
-from calibrate.live.seats import Seating
-from calibrate.live.tree import Tree
+from calibrate.live.loading import load_model
+from calibrate.live.placement import WorkerSpec, is_local_model, own_precision
 from policies.values import BoolArray, IntArray
 
 
@@ -41,8 +45,8 @@ class BranchTree(Tree):
     sequences: tuple[tuple[int, ...], ...] = ()
 
 
-class LlamacppRunner(ModelRunner):
-    """Runs a GGUF file by llama.cpp; otherwise as `ModelRunner`.
+class LlamacppRunner(SlotTexts):
+    """Runs a GGUF file by llama.cpp, whose sequences are the slots.
 
     Args:
         model: The torch model of the same weights, in single precision; it tells the architecture, and what
@@ -68,9 +72,7 @@ class LlamacppRunner(ModelRunner):
         capacity: int = 512,
         threads: int = 1,
     ) -> None:
-        super().__init__(model, slots=1, capacity=1)
-        if slots < 1 or capacity < 1:
-            raise ValueError(f"slots and capacity must be at least 1, got {slots} and {capacity}")
+        super().__init__(model, slots=slots, capacity=capacity)
         self.precision = precision
         self._size = (slots, capacity)
         self._context = LlamaContext(file, cells=slots * capacity, threads=threads, half=precision != "fp32")
@@ -87,10 +89,6 @@ class LlamacppRunner(ModelRunner):
     def capacity(self) -> int:
         """Tokens per slot that there is room for."""
         return self._size[1]
-
-    def warm(self, shapes: Sequence[tuple[int, int]]) -> float:
-        """Nothing: llama.cpp compiles nothing."""
-        return 0.0
 
     def reset(self, slot: int) -> None:
         """Forget what a slot holds.
@@ -115,7 +113,7 @@ class LlamacppRunner(ModelRunner):
     def forward(
         self, slots: Sequence[int], tokens: Sequence[Sequence[int]], *, last_only: bool = False
     ) -> Tensor:
-        """As `ModelRunner.forward`."""
+        """As `SlotForwards.forward`."""
         if len(slots) != len(tokens) or not all(tokens):
             raise AuditError(f"{len(slots)} slots need as many chains, none empty: {tokens}")
         self._check_slots(slots)
@@ -138,18 +136,8 @@ class LlamacppRunner(ModelRunner):
         self.fed += sum(counts)
         return torch.from_numpy(logits)[:, None] if last_only else _padded(logits, real)
 
-    def showing(self, slots: Sequence[int], layer: int, see: Callable[[Tensor], None]) -> NoReturn:
-        """Refused: llama.cpp does not show what leaves a layer.
-
-        Raises:
-            ModelError: Always.
-        """
-        raise ModelError(
-            "llama.cpp shows no hidden states: early exits, and streams of a draft, need the backend 'torch'"
-        )
-
     def open_tree(self, slots: Sequence[int], forks: Sequence[Sequence[int]], depth: int) -> Tree:
-        """As `ModelRunner.open_tree`.
+        """As `SlotForwards.open_tree`.
 
         Raises:
             ModelError: There are fewer sequences than branches.
@@ -179,7 +167,7 @@ class LlamacppRunner(ModelRunner):
         )
 
     def tree_forward(self, tree: Tree, tokens: Tensor) -> Tensor:
-        """As `ModelRunner.tree_forward`."""
+        """As `SlotForwards.tree_forward`."""
         assert isinstance(tree, BranchTree), "from `open_tree`"
         self._audit_tree(tree)
         if tree.steps >= tree.depth:
@@ -195,8 +183,9 @@ class LlamacppRunner(ModelRunner):
 
     def close_tree(self, tree: Tree) -> None:
         """Forget the branches; the trunks stay."""
-        super().close_tree(tree)
         assert isinstance(tree, BranchTree), "from `open_tree`"
+        self._audit_tree(tree)
+        tree.closed = True
         self._sequences.give_back([sequence for row in tree.sequences for sequence in row])
 
     def forward_at(
@@ -207,7 +196,7 @@ class LlamacppRunner(ModelRunner):
         positions: IntArray,
         hidden: BoolArray,
     ) -> Tensor:
-        """As `NodeForwards.forward_at`, for tokens that see the whole trunk and a path of nodes behind it.
+        """As `SlotForwards.forward_at`, for tokens that see the whole trunk and a path of nodes behind it.
 
         Raises:
             ModelError: Another mask, which llama.cpp has no way to say, or too few sequences.
@@ -233,7 +222,7 @@ class LlamacppRunner(ModelRunner):
     def adopt(
         self, slots: Sequence[int], columns: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
     ) -> None:
-        """As `NodeForwards.adopt`: the slot takes part in the path's cells, all other nodes are forgotten."""
+        """As `SlotForwards.adopt`: the slot takes part in the path's cells, all other nodes are forgotten."""
         for slot, path, chain in zip(slots, columns, tokens, strict=True):
             nodes = self._nodes.get(slot)
             if path:
@@ -281,3 +270,183 @@ def _padded(logits: NDArray[np.float32], real: BoolArray) -> Tensor:
     padded = torch.zeros((*real.shape, logits.shape[-1]))
     padded[torch.from_numpy(real)] = torch.from_numpy(logits)
     return padded
+
+
+class Sequences:
+    """Slots have the sequences of their own numbers; branches take the highest ones that nobody uses.
+
+    Args:
+        context: Where they are kept.
+
+    Attributes:
+        free: What nobody uses.
+    """
+
+    def __init__(self, context: LlamaContext) -> None:
+        self._context = context
+        self.free = list(range(context.sequences))
+
+    def claim(self, slot: int) -> None:
+        """Take the sequence of a slot's number, for good.
+
+        Raises:
+            ModelError: There is none, or a branch has it.
+        """
+        if slot not in self.free:
+            raise ModelError(f"llama.cpp keeps {self._context.sequences} sequences, none for slot {slot}")
+        self.free.remove(slot)
+
+    def branch(self, source: int, length: int) -> int:
+        """A sequence that begins with the first `length` tokens of another one."""
+        self.check_room(1)
+        branch = self.free.pop()
+        self._context.copy(source, branch, 0, length)
+        return branch
+
+    def check_room(self, count: int) -> None:
+        """Refuse more sequences than nobody uses.
+
+        Raises:
+            ModelError: There are not so many.
+        """
+        if count > len(self.free):
+            raise ModelError(
+                f"llama.cpp keeps {self._context.sequences} sequences, {count} more are asked for and "
+                f"{len(self.free)} are free: use fewer rows at once, or fewer branches (--fanout)"
+            )
+
+    def give_back(self, branches: Sequence[int]) -> None:
+        """Forget branches."""
+        for branch in branches:
+            self._context.remove(branch)
+        self.free.extend(reversed(branches))
+
+
+Branch: TypeAlias = Callable[[int, int], int]
+"""Makes a sequence that begins as another one does: its number, and so many tokens of it."""
+
+
+@dataclass
+class Nodes:
+    """The nodes behind what a slot holds; a node is named by its column.
+
+    Attributes:
+        slot: Whose.
+        trunk: T, tokens that the slot holds.
+        parents: Of each node; T - 1 where it hangs on the trunk.
+        holders: A sequence that holds each node.
+        tips: The node at which each sequence ends.
+    """
+
+    slot: int
+    trunk: int
+    parents: dict[int, int] = field(default_factory=dict)
+    holders: dict[int, int] = field(default_factory=dict)
+    tips: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def sequences(self) -> list[int]:
+        """All that its nodes are in."""
+        return list(self.tips)
+
+    def path(self, node: int) -> list[int]:
+        """From the trunk to a node, itself included."""
+        found = []
+        while node >= self.trunk:
+            found.append(node)
+            node = self.parents[node]
+        return found[::-1]
+
+    def holder(self, path: Sequence[int]) -> int:
+        """The sequence that holds a path from the trunk on.
+
+        Raises:
+            AuditError: It is none.
+        """
+        if path[-1] not in self.parents or self.path(path[-1]) != list(path):
+            raise AuditError(f"the columns {list(path)} of slot {self.slot} are no path from its trunk on")
+        return self.holders[path[-1]]
+
+
+def grow_nodes(
+    nodes: Nodes,
+    start: int,
+    positions: IntArray,
+    seen: BoolArray,
+    branch: Branch,
+) -> list[list[int]]:
+    """Add nodes in the columns from `start` on.
+
+    Args:
+        nodes: To which.
+        start: T plus the number of nodes there are.
+        positions: [n] of each new node.
+        seen: [n, L] columns that each new node sees.
+        branch: Makes further sequences.
+
+    Returns:
+        [n] sequences that each new node belongs to.
+
+    Raises:
+        AuditError: The columns do not follow on those there are.
+        ModelError: A node does not see the whole trunk and one path.
+    """
+    if start != nodes.trunk + len(nodes.parents):
+        raise AuditError(f"slot {nodes.slot} has {len(nodes.parents)} nodes, the next is not at {start}")
+    new = range(start, start + len(positions))
+    for node, position, row in zip(new, positions.tolist(), seen, strict=True):
+        _add(nodes, node, position, np.flatnonzero(row).tolist())
+    inner = {nodes.parents[node] for node in new}
+    owners: dict[int, list[int]] = {node: [] for node in new}
+    for leaf in (node for node in new if node not in inner):
+        sequence = _sequence_of(nodes, leaf, start, branch)
+        for node in nodes.path(leaf):
+            if node >= start:
+                owners[node].append(sequence)
+                nodes.holders[node] = sequence
+    return list(owners.values())
+
+
+def _add(nodes: Nodes, node: int, position: int, columns: list[int]) -> None:
+    """Note a node that sees some columns, itself among them."""
+    path = columns[nodes.trunk :]
+    parent = path[-2] if len(path) > 1 else nodes.trunk - 1
+    whole = columns[: nodes.trunk] == list(range(nodes.trunk)) and path[-1:] == [node]
+    if not whole or nodes.path(parent) != path[:-1] or position != nodes.trunk + len(path) - 1:
+        raise ModelError(
+            f"node {node} of slot {nodes.slot} sees {columns} from position {position}: llama.cpp can only "
+            "show the whole trunk and the path to the node"
+        )
+    nodes.parents[node] = parent
+
+
+def _sequence_of(nodes: Nodes, leaf: int, start: int, branch: Branch) -> int:
+    """The sequence that a new leaf ends: one that ended at its last old ancestor, or a copy."""
+    old = [node for node in nodes.path(leaf) if node < start]
+    ended = next((s for s, tip in nodes.tips.items() if old and tip == old[-1]), None)
+    if ended is None:
+        ended = branch(nodes.holders[old[-1]] if old else nodes.slot, nodes.trunk + len(old))
+    nodes.tips[ended] = leaf
+    return ended
+
+
+def open_runner(spec: WorkerSpec) -> LlamacppRunner:
+    """From a GGUF in the user's cache, made where it is not there; of a hub's model, made each time."""
+    import_llamacpp()  # refused before anything is written
+    from calibrate.pair.gguf import export_gguf
+
+    local, precision = is_local_model(spec.model), own_precision(spec.backend)
+    assert precision is not None, "checked by the spec"
+    model = load_model(spec.model, local=local, trust_remote_code=spec.trust_remote_code)
+    with tempfile.TemporaryDirectory() as temporary:
+        file = gguf_file(spec.model, precision) if local else Path(temporary) / "model.gguf"
+        if not file.is_file():
+            export_gguf(model, file, precision)
+        return LlamacppRunner(
+            model,
+            file,
+            precision,
+            slots=spec.slots,
+            capacity=spec.capacity,
+            threads=len(spec.cores),
+        )

@@ -10,9 +10,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from calibrate.live.arena import Segment
 from calibrate.live.errors import LiveError, WorkerDied, WorkerError
 from calibrate.live.placement import WorkerSpec
+from calibrate.live.transport.shared_probs import Segment
 from calibrate.live.transport.wire import (
     Echo,
     Exit,
@@ -26,7 +26,7 @@ from calibrate.live.transport.wire import (
     pack,
     unpack,
 )
-from calibrate.live.worker import WorkerPlan, worker_main
+from calibrate.live.transport.worker import WorkerPlan, worker_main
 from calibrate.processes import process_context
 
 WINDOW_BYTES = 32_768
