@@ -20,7 +20,7 @@ from hardware_profiles.profile import Profile
 from hardware_profiles.trace import Trace
 from policies.laws.double import double_speedup_printed
 from policies.registry import Settings
-from simulator.law import assume, opinion
+from simulator.law import law_inputs, law_prediction
 from simulator.run import Scenario, Simulated, simulate
 
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -206,10 +206,10 @@ def _outcome(
     scenario: Scenario, entry: Entry, plain: Simulated, runs: Sequence[LiveRun], trace: Trace
 ) -> Outcome:
     settings = entry.settings
-    run, told = simulate(scenario, settings), assume(scenario, None)
+    run, told = simulate(scenario, settings), law_inputs(scenario, None)
     ratio, summary = told.target_s / told.draft_s, run.summary
     account, printed = None, None
-    law = opinion(settings, told, batch=1).speedup_vs_ar
+    law = law_prediction(settings, told, batch=1).speedup_vs_ar
     if settings.policy == "double":
         assert scenario.decisions is not None
         account = Account.of(scenario.decisions.settings[settings.label])

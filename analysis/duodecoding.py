@@ -30,7 +30,7 @@ from hardware_profiles.jsonfile import to_json
 from policies.commandline import HELP, checked_command, refusals, wide_console
 from policies.laws.duo import ttft_ratio
 from policies.registry import MAX_LOOKAHEAD, Settings, configure
-from simulator.law import assume
+from simulator.law import law_inputs
 
 if TYPE_CHECKING:
     from analysis.duodecoding_live import Line
@@ -121,7 +121,7 @@ def investigate(
         uneven.append(uneven_budget(world, UNEVEN_BUDGETS, tokens=tokens, seed=seed))
     progress("uneven worlds", len(PAPERS_WORLDS), len(PAPERS_WORLDS))
     scenario = sources.scenario(0.0, seed=seed)
-    told = assume(scenario)
+    told = law_inputs(scenario)
     ratio = told.target_s / told.draft_s
     budgets = profile_budgets(scenario, around(ratio, MAX_LOOKAHEAD), progress=progress)
     lines = live(settings_of(ratio)) if live is not None else ()

@@ -17,9 +17,9 @@ from policies.registry import configure, start
 from policies.rows import Rows
 from policies.sampling import keyed_generator
 from policies.values import View
-from simulator.contents import Imagined
+from simulator.contents import Synthetic
 from simulator.costs import Effects
-from simulator.law import assume
+from simulator.law import law_inputs
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin
 from simulator.waterfall import NO_EFFECT
@@ -149,7 +149,7 @@ def uneven_budget(world: World, budgets: Sequence[int], *, tokens: int, seed: in
     coins = coin(world.acceptance, exponent=1.0, requests=requests, length=LENGTH, prompt_length=1, seed=seed)
     speedups = {}
     for lookahead in budgets:
-        simulated = SimulatedWorld(coins, UnevenCosts(world, lookahead, seed), contents=Imagined(coins))
+        simulated = SimulatedWorld(coins, UnevenCosts(world, lookahead, seed), contents=Synthetic(coins))
         rows = Rows(coins.requests, 1)
         simulated.run(start(simulated, rows, configure("duo", lookahead=lookahead, sequences="1")))
         speedups[lookahead] = requests * LENGTH / simulated.now  # plain decoding emits one token per step
@@ -203,7 +203,7 @@ def profile_budgets(
         budgets: K to try.
         progress: (stage, done, total).
     """
-    told = assume(scenario)
+    told = law_inputs(scenario)
     ratio = told.target_s / told.draft_s
     law = {k: duo_speedup(told.acceptance, k, ratio) for k in budgets}
     found = []

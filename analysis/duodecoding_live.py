@@ -25,7 +25,7 @@ from hardware_profiles.decisions import Decisions, DecisionTrace
 from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure, find_policy
 from policies.summary import Summary
-from simulator.law import assume, opinion
+from simulator.law import law_inputs, law_prediction
 from simulator.pacing import find_pace
 from simulator.run import Scenario, simulate
 from simulator.tokens import replay
@@ -176,7 +176,7 @@ def _line(scenario: Scenario, trace: Trace, settings: Settings, runs: Sequence[L
     texts = {run.requests[0]: run.texts[run.requests[0]] for run in plain}
     return Line(
         settings=settings,
-        law=opinion(settings, assume(scenario, settings), batch=1).speedup_vs_ar,
+        law=law_prediction(settings, law_inputs(scenario, settings), batch=1).speedup_vs_ar,
         simulated=simulated,
         measured={
             category: _speed(mine, ids) / _speed(plain, ids) for category, ids in _categories(trace).items()

@@ -50,9 +50,9 @@ from policies.registry import SettingError, Settings, configure, find_policy
 from policies.summary import Summary
 from policies.values import IntArray
 from simulator.costs import Effects
-from simulator.law import assume, manner_of, opinion
+from simulator.law import draft_rule, law_inputs, law_prediction
 from simulator.pacing import find_pace
-from simulator.probe import Manner
+from simulator.probe import DraftRule
 from simulator.run import Scenario, Simulated, simulate
 from simulator.tokens import replay
 
@@ -234,7 +234,7 @@ class Bench:
     notes: Row = field(default_factory=dict)
     """What is kept beside what was asked, e.g. the machine."""
     _traces: dict[float, Trace] = field(default_factory=dict)
-    _curves: dict[tuple[float, Manner], LawInputs] = field(default_factory=dict)
+    _curves: dict[tuple[float, DraftRule], LawInputs] = field(default_factory=dict)
     _scenarios: dict[tuple[float, int], Scenario] = field(default_factory=dict)
 
     @cached_property
@@ -306,12 +306,12 @@ class Bench:
         """What the law is told of a setting."""
         settings = entry.settings
         scenario = self.scenario(settings.temperature)
-        told = assume(scenario, settings)
+        told = law_inputs(scenario, settings)
         if self.plan.prompts == RECORDED:
-            key = (settings.temperature, manner_of(settings))
+            key = (settings.temperature, draft_rule(settings))
             if key not in self._curves:
                 every = replay(self.sources.trace(settings.temperature), seed=self.plan.seed)
-                self._curves[key] = assume(replace(scenario, tokens=every), settings)
+                self._curves[key] = law_inputs(replace(scenario, tokens=every), settings)
             told = replace(told, exponent=self._curves[key].exponent, scale=self._curves[key].scale)
         drift = dict(entry.drift)
         return replace(
@@ -604,7 +604,7 @@ class Comparison:
 
     def _row(self, entry: Entry, parts: Sequence[Part], category: str) -> Row:
         settings, told = entry.settings, self.bench.told(entry)
-        law = opinion(settings, told, batch=entry.batch)
+        law = law_prediction(settings, told, batch=entry.batch)
         row: Row = {
             **dict(entry.tags),
             "profile": self.bench.sources.profile.name,

@@ -26,7 +26,7 @@ from calibrate.live_runs import LiveRun, joined
 from hardware_profiles.decisions import DecisionTrace
 from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure, find_policy
-from simulator.law import assume, opinion
+from simulator.law import law_inputs, law_prediction
 from simulator.pacing import find_pace
 from simulator.run import Scenario, simulate
 from simulator.tokens import replay
@@ -127,7 +127,7 @@ def predict_family(
         settings = each.settings
         law = None
         if not find_policy(settings.policy).needs_decisions:
-            law = opinion(settings, assume(scenario, settings), batch=1).speedup_vs_ar
+            law = law_prediction(settings, law_inputs(scenario, settings), batch=1).speedup_vs_ar
         members.append(
             Member(
                 settings=settings,

@@ -10,7 +10,7 @@ import numpy as np
 from policies.curves import HitCurves
 from policies.laws.ssd import power_law_hit
 from policies.registry import configure
-from simulator.law import assume, opinion
+from simulator.law import law_inputs, law_prediction
 from simulator.run import Scenario, simulate
 
 POLICY_COLOURS = {"sd": "#4c72b0", "pearl": "#8172b3", "saguaro": "#c44e52"}
@@ -34,12 +34,12 @@ def draw_hit_curve(axes: Any, curves: HitCurves) -> None:
 
 def draw_sweep(axes: Any, scenario: Scenario, lookaheads: Sequence[int], *, fanout: int = 3) -> None:
     """Speedup over AR against lookahead for SD, PEARL and Saguaro: law dashed, simulated solid."""
-    told = assume(scenario)
+    told = law_inputs(scenario)
     ar = simulate(scenario, configure("ar")).summary.tokens_per_second
     for policy, knobs in (("sd", {}), ("pearl", {}), ("saguaro", {"fanout": (fanout,), "backup": "primary"})):
         settings = [configure(policy, lookahead=k, **knobs) for k in lookaheads]  # type: ignore[arg-type]
         simulated = [simulate(scenario, s).summary.tokens_per_second / ar for s in settings]
-        laws = [opinion(s, told, batch=scenario.batch).speedup_vs_ar for s in settings]
+        laws = [law_prediction(s, told, batch=scenario.batch).speedup_vs_ar for s in settings]
         colour = POLICY_COLOURS[policy]
         axes.plot(lookaheads, simulated, "-o", color=colour, markersize=4, label=f"{policy}, simulated")
         if all(value is not None for value in laws):

@@ -16,7 +16,7 @@ from policies.registry import POLICIES, SettingError, Settings, configure, find_
 from policies.rows import Round
 from policies.summary import Summary, mean_summary
 from policies.timeline import Span
-from simulator.law import assume, opinion
+from simulator.law import law_inputs, law_prediction
 from simulator.run import Scenario, simulate
 from simulator.tokens import replay
 
@@ -130,7 +130,7 @@ class _World:
         scenario, *others = (replace(each, batch=batch) for each in self.scenarios)
         run = simulate(scenario, settings, timeline=True)
         simulated = mean_summary([run.summary, *(simulate(each, settings).summary for each in others)])
-        law = opinion(settings, assume(scenario, settings), batch=batch)
+        law = law_prediction(settings, law_inputs(scenario, settings), batch=batch)
         log = run.rows.log
         rounds = {request: log.rounds(request) for request in self.requests}
         end = log.ends[len(rounds[self.requests[0]]) - 1]

@@ -15,7 +15,7 @@ from policies.commandline import fitted_table
 from policies.curves import HitCurves
 from policies.laws.ssd import power_law_hit
 from policies.registry import configure, find_policy
-from simulator.law import assume, opinion
+from simulator.law import law_inputs, law_prediction
 from simulator.run import Scenario, simulate
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def draw_hit_curve(axes: Any, curves: HitCurves) -> None:
     fanouts = np.array(curves.fanouts)
     axes.plot(fanouts, curves.after_rejection, "o", color="#c44e52", label="after a rejection, recorded")
     axes.plot(fanouts, curves.unconditional, "s", color="#999999", label="nothing rejected, recorded")
-    if (law := curves.law) is not None:
+    if (law := curves.power_law) is not None:
         fitted = power_law_hit(curves.fanouts, law.exponent, law.scale)
         label = f"1 - {law.scale:.2f} F^-{law.exponent:.2f} (R2 {law.r_squared:.3f})"
         axes.plot(fanouts, fitted, "-", color="#4c72b0", label=label)
@@ -283,13 +283,13 @@ def draw_hit_curve(axes: Any, curves: HitCurves) -> None:
 
 def draw_sweep(axes: Any, scenario: Scenario, lookaheads: Sequence[int], *, fanout: int = 3) -> None:
     """Speedup over AR against lookahead for SD, PEARL and Saguaro: law dashed, simulated solid."""
-    told = assume(scenario)
+    told = law_inputs(scenario)
     ar = simulate(scenario, configure("ar")).summary.tokens_per_second
     for policy in ("sd", "pearl", "saguaro"):
         knobs: Row = {"fanout": (fanout,), "backup": "primary"} if policy == "saguaro" else {}
         settings = [configure(policy, lookahead=k, **knobs) for k in lookaheads]
         simulated = [simulate(scenario, s).summary.tokens_per_second / ar for s in settings]
-        laws = [opinion(s, told, batch=scenario.batch).speedup_vs_ar for s in settings]
+        laws = [law_prediction(s, told, batch=scenario.batch).speedup_vs_ar for s in settings]
         colour = find_policy(policy).colour
         axes.plot(lookaheads, simulated, "-o", color=colour, markersize=4, label=f"{policy}, simulated")
         if all(value is not None for value in laws):

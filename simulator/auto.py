@@ -28,7 +28,7 @@ from simulator.fanout import (
     shape_after_primary,
     step_times,
 )
-from simulator.law import assume, manner_of, opinion
+from simulator.law import draft_rule, law_inputs, law_prediction
 from simulator.probe import RoundStatistics, round_statistics
 from simulator.run import Scenario, simulate
 
@@ -238,7 +238,7 @@ class Candidates:
             self.query.shape or "exact",
             self.known(settings),
             self._budget(settings),
-            told=self.told,
+            inputs=self.inputs,
             most=self._most(),
             coins=self.scenario.tokens.power_law is not None,
         )
@@ -258,16 +258,16 @@ class Candidates:
         """What is known of rounds of the setting's lookahead."""
         depth = settings.lookahead or 1
         if depth not in self._statistics:
-            self._statistics[depth] = round_statistics(self.scenario.tokens, depth, manner_of(settings))
+            self._statistics[depth] = round_statistics(self.scenario.tokens, depth, draft_rule(settings))
         return self._statistics[depth]
 
     def _most(self) -> int:
         return self.scenario.tokens.max_fanout
 
     @cached_property
-    def told(self) -> LawInputs:
-        """What the law is told of the scenario."""
-        return assume(self.scenario, self.query.at(backup=self.first_backup))
+    def inputs(self) -> LawInputs:
+        """What the law is inputs of the scenario."""
+        return law_inputs(self.scenario, self.query.at(backup=self.first_backup))
 
     @property
     def first_backup(self) -> AnyBackup | None:
@@ -343,19 +343,21 @@ class _Resolver:
         return Resolution(settings, tuple(choices.values()))
 
     def _lookahead(self, backup: AnyBackup | None) -> Choice:
-        told, rule = self.candidates.told, self.query.settings.config.lookahead_rule
+        inputs, rule = self.candidates.inputs, self.query.settings.config.lookahead_rule
         if rule == "balanced":
-            if told.draft_s <= 0.0:
+            if inputs.draft_s <= 0.0:
                 raise SettingError("a draft step that takes no time balances no lookahead: give one")
-            balanced = min(MAX_LOOKAHEAD, balanced_lookahead(told.target_s / told.draft_s))
+            balanced = min(MAX_LOOKAHEAD, balanced_lookahead(inputs.target_s / inputs.draft_s))
             why = "balanced: a block is drafted while the target takes a step, ceil(target_s / draft_s)"
-            return Choice("lookahead", balanced, why, {"target_s": told.target_s, "draft_s": told.draft_s})
+            return Choice(
+                "lookahead", balanced, why, {"target_s": inputs.target_s, "draft_s": inputs.draft_s}
+            )
         if rule == "cost ratio":
-            return self._drafting_budget(told)
+            return self._drafting_budget(inputs)
 
         def lawful_speedup(k: int) -> float:
             at = self.candidates.lawful(k, backup)
-            return opinion(at, told, batch=self.scenario.batch).speedup_vs_ar or 0.0
+            return law_prediction(at, inputs, batch=self.scenario.batch).speedup_vs_ar or 0.0
 
         law = _best(range(1, LONGEST_LAW + 1), lawful_speedup)
         tried: dict[int, float] = {}
@@ -373,7 +375,7 @@ class _Resolver:
             {"law": law, "tokens_per_second": {str(k): tried[k] for k in sorted(tried)}},
         )
 
-    def _drafting_budget(self, told: LawInputs) -> Choice:
+    def _drafting_budget(self, inputs: LawInputs) -> Choice:
         """The cost ratio, and what simulation makes of it: verification that grows, jitter, real texts.
 
         Simulated with one sequence, which is PEARL: any recording replays that at every lookahead.
@@ -381,7 +383,7 @@ class _Resolver:
         given = self.query.settings
         alike = given.config.single_sequence
         assert isinstance(alike, LookaheadConfig)
-        ratio = told.target_s / told.draft_s if told.draft_s > 0.0 else float(MAX_LOOKAHEAD)
+        ratio = inputs.target_s / inputs.draft_s if inputs.draft_s > 0.0 else float(MAX_LOOKAHEAD)
         printed = min(MAX_LOOKAHEAD, max(1, int(ratio)))
         tried: dict[int, float] = {}
 

@@ -26,7 +26,7 @@ from policies.commandline import (
 from policies.registry import KNOBS, POLICIES
 from simulator.auto import resolve, settings_query
 from simulator.fanout import SHAPES
-from simulator.law import assume, opinion
+from simulator.law import law_inputs, law_prediction
 from simulator.report import Report, plot, print_report, write_timeline
 from simulator.request import DEFAULT_PROFILE, SimulationRequest, build_scenario
 from simulator.run import baselines, simulate
@@ -203,7 +203,7 @@ def answer(request: SimulationRequest, output: Output) -> None:
     scenario, sources = build_scenario(request)
     found = resolve(scenario, request.query)
     settings = found.settings
-    law = opinion(settings, assume(scenario, settings), batch=scenario.batch)
+    law = law_prediction(settings, law_inputs(scenario, settings), batch=scenario.batch)
     run = simulate(scenario, settings, timeline=output.timeline is not None)
     ar, sd = baselines(scenario, settings)
     why = waterfall(scenario, settings, law)

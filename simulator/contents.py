@@ -84,29 +84,29 @@ class Decided:
         return replies[key]
 
 
-Imagine: TypeAlias = Callable[[RowOperation, TokenModel], list[Any]]
+Synthesise: TypeAlias = Callable[[RowOperation, TokenModel], list[Any]]
 """(operation, coins) to the replies of its rows."""
 
-IMAGINED: dict[str, str] = {
-    "guide": "simulator.imagined.double:guide",
-    "retrievingdraft": "simulator.imagined.double:draft",
-    "retrievingverify": "simulator.imagined.double:verify",
-    "draftsequences": "simulator.imagined.duo:draft_sequences",
-    "earlyverify": "simulator.imagined.mirror:verify_early",
-    "earlyverify.mark": "simulator.imagined.mirror:candidates",
-    "rollout": "simulator.imagined.mirror:roll_out",
-    "streamdraft": "simulator.imagined.mirror:draft_by_streams",
-    "streamrollout": "simulator.imagined.mirror:roll_out_by_streams",
-    "settlesequences": "simulator.imagined.duo:settle_sequences",
-    "verifypending": "simulator.imagined.duo:verify_pending",
-    "draftheads": "simulator.imagined.trees:draft_heads",
-    "drafttree": "simulator.imagined.trees:draft_trees",
-    "verifytree": "simulator.imagined.trees:verify_trees",
+SYNTHETIC: dict[str, str] = {
+    "guide": "simulator.synthetic.double:guide",
+    "retrievingdraft": "simulator.synthetic.double:draft",
+    "retrievingverify": "simulator.synthetic.double:verify",
+    "draftsequences": "simulator.synthetic.duo:draft_sequences",
+    "earlyverify": "simulator.synthetic.mirror:verify_early",
+    "earlyverify.mark": "simulator.synthetic.mirror:candidates",
+    "rollout": "simulator.synthetic.mirror:roll_out",
+    "streamdraft": "simulator.synthetic.mirror:draft_by_streams",
+    "streamrollout": "simulator.synthetic.mirror:roll_out_by_streams",
+    "settlesequences": "simulator.synthetic.duo:settle_sequences",
+    "verifypending": "simulator.synthetic.duo:verify_pending",
+    "draftheads": "simulator.synthetic.trees:draft_heads",
+    "drafttree": "simulator.synthetic.trees:draft_trees",
+    "verifytree": "simulator.synthetic.trees:verify_trees",
 }
-"""Kind of operation to `module:function` (an `Imagine`), where coins can stand in for decisions."""
+"""Kind of operation to `module:function` (an `Synthesise`), where coins can stand in for decisions."""
 
 
-class Imagined:
+class Synthetic:
     """Replies made of coin tosses: the papers' assumptions in place of a recording.
 
     Args:
@@ -123,22 +123,22 @@ class Imagined:
         Raises:
             SettingError: Nothing is known of this kind of operation but by recording it.
         """
-        return imagine(operation.kind)(operation, self.tokens)
+        return synthesise(operation.kind)(operation, self.tokens)
 
     def early(self, operation: RowOperation) -> list[Any]:
         """See `Contents`; made under the kind with `.mark` added."""
-        return imagine(f"{operation.kind}.mark")(operation, self.tokens)
+        return synthesise(f"{operation.kind}.mark")(operation, self.tokens)
 
 
-def imagine(kind: str) -> Imagine:
+def synthesise(kind: str) -> Synthesise:
     """What makes replies of a kind out of coins."""
-    if kind not in IMAGINED:
+    if kind not in SYNTHETIC:
         raise SettingError(
             f"coin tosses cannot stand in for {kind!r}, which depends on the tokens themselves; use a "
             "decision trace (`calibrate decide`, then --decisions)"
         )
-    module, _, name = IMAGINED[kind].partition(":")
-    found: Imagine = getattr(import_module(module), name)
+    module, _, name = SYNTHETIC[kind].partition(":")
+    found: Synthesise = getattr(import_module(module), name)
     return found
 
 

@@ -36,7 +36,7 @@ SHAPES: tuple[Shape, ...] = get_args(Shape)
 
 
 def shape_after_primary(
-    shape: Shape, known: RoundStatistics, budget: int, *, told: LawInputs, most: int, coins: bool = False
+    shape: Shape, known: RoundStatistics, budget: int, *, inputs: LawInputs, most: int, coins: bool = False
 ) -> tuple[int, ...]:
     """F_0 ... F_K for rounds that verify the primary draft's tokens.
 
@@ -45,7 +45,7 @@ def shape_after_primary(
             rounded; `exact`, the optimum on the recording's own weights and hit curves.
         known: Those weights and curves.
         budget: Outcomes per row, at least 1.
-        told: The iid acceptance and the power law.
+        inputs: The iid acceptance and the power law.
         most: Largest fan-out that the tokens can decide.
         coins: Whether the tokens are coin tosses: their law is known and needs no estimate.
 
@@ -56,16 +56,16 @@ def shape_after_primary(
     if shape == "uniform":
         return _capped(uniform_fanout(budget, lookahead + 1), most)
     if shape == "geometric":
-        if told.exponent is None:
+        if inputs.exponent is None:
             raise SettingError(
                 "no power law could be fitted to the hit curve, which shape 'geometric' needs; use 'exact'"
             )
-        real = geometric_fanout(told.acceptance, told.exponent, lookahead, budget)
+        real = geometric_fanout(inputs.acceptance, inputs.exponent, lookahead, budget)
         return _capped(round_fanout(real, budget), most)
     weights, table = known.weights, known.after_primary
-    if coins and told.exponent is not None:
-        weights = outcome_weights(told.acceptance, lookahead)
-        table = power_law_table(lookahead + 1, told.exponent, told.scale, min(most, budget))
+    if coins and inputs.exponent is not None:
+        weights = outcome_weights(inputs.acceptance, lookahead)
+        table = power_law_table(lookahead + 1, inputs.exponent, inputs.scale, min(most, budget))
     return _usable(exact_fanout(weights, table, budget))
 
 

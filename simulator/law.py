@@ -1,4 +1,4 @@
-"""The law's opinion on a setting.
+"""What the papers' law says of a setting.
 
 The law is given what a reader of the papers would give it: an iid acceptance, a power-law hit curve, the
 cost of one target step and of one draft step.  Why the simulated world differs from what it says is
@@ -13,12 +13,12 @@ import numpy as np
 
 from policies.config import LawInputs, Settings
 from policies.ssd import SaguaroConfig
-from simulator.probe import Manner, mean_acceptance, rejection_power_law
+from simulator.probe import DraftRule, mean_acceptance, rejection_power_law
 from simulator.run import Scenario
 
 
 @dataclass(frozen=True, slots=True)
-class Opinion:
+class LawPrediction:
     """The law's answer.
 
     Attributes:
@@ -43,16 +43,16 @@ class Opinion:
     ceiling: float | None = None
 
 
-def manner_of(settings: Settings) -> Manner:
+def draft_rule(settings: Settings) -> DraftRule:
     """How a setting drafts and caches tokens."""
     sampling = settings.sampling
     if not isinstance(settings.config, SaguaroConfig):
-        return Manner(sampling)
+        return DraftRule(sampling)
     config = settings.config
-    return Manner(sampling, config.shape(sampling), keep_rejected=config.cache_set == "top")
+    return DraftRule(sampling, config.shape(sampling), keep_rejected=config.cache_set == "top")
 
 
-def assume(scenario: Scenario, settings: Settings | None = None) -> LawInputs:
+def law_inputs(scenario: Scenario, settings: Settings | None = None) -> LawInputs:
     """What the law is told about a scenario: means of the recording, step costs of the profile.
 
     Args:
@@ -60,8 +60,8 @@ def assume(scenario: Scenario, settings: Settings | None = None) -> LawInputs:
         settings: How tokens are drafted; greedily by default.
     """
     tokens = scenario.tokens
-    manner = Manner() if settings is None else manner_of(settings)
-    curve = tokens.power_law or rejection_power_law(tokens, manner)
+    rule = DraftRule() if settings is None else draft_rule(settings)
+    curve = tokens.power_law or rejection_power_law(tokens, rule)
     if scenario.textbook is not None:
         target_s, draft_s = scenario.textbook.target_s, scenario.textbook.draft_s
     else:
@@ -71,7 +71,7 @@ def assume(scenario: Scenario, settings: Settings | None = None) -> LawInputs:
         draft = scenario.surfaces.get("draft.forward")
         draft_s = draft.seconds(**at) if draft is not None else 0.0
     return LawInputs(
-        acceptance=mean_acceptance(tokens, manner),
+        acceptance=mean_acceptance(tokens, rule),
         exponent=None if curve is None else curve.exponent,
         scale=1.0 if curve is None else curve.scale,
         target_s=target_s,
@@ -79,10 +79,10 @@ def assume(scenario: Scenario, settings: Settings | None = None) -> LawInputs:
     )
 
 
-def opinion(settings: Settings, assumptions: LawInputs, *, batch: int) -> Opinion:
+def law_prediction(settings: Settings, assumptions: LawInputs, *, batch: int) -> LawPrediction:
     """The papers' closed form for a setting."""
     value = settings.config.law(assumptions, batch)
-    return Opinion(
+    return LawPrediction(
         statement=value.statement,
         speedup_vs_ar=value.speedup,
         tokens_per_second=None if value.speedup is None else value.speedup * batch / assumptions.target_s,

@@ -25,7 +25,7 @@ DEEPEST = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class DraftRule:
     """How tokens are drafted and cached in the rounds that are asked about.
 
     Attributes:
@@ -65,7 +65,7 @@ class RoundStatistics:
 
 
 def round_statistics(
-    tokens: TokenModel, lookahead: int, manner: Manner, *, deepest: int = DEEPEST
+    tokens: TokenModel, lookahead: int, rule: DraftRule, *, deepest: int = DEEPEST
 ) -> RoundStatistics:
     """Roll all requests out with chains of `lookahead` primary tokens, and look at where rounds begin.
 
@@ -74,18 +74,18 @@ def round_statistics(
     Args:
         tokens: Asked.
         lookahead: K.
-        manner: How tokens are drafted and cached.
+        rule: How tokens are drafted and cached.
         deepest: Largest fan-out; less where the recording does not decide as much.
 
     Raises:
         ValueError: Every round reaches the end of its request.
     """
-    view = _round_starts(tokens, lookahead, manner)
+    view = _round_starts(tokens, lookahead, rule)
     if len(view.slots) == 0:
         raise ValueError(f"no round of lookahead {lookahead} ends before its request does")
     deepest = min(deepest, tokens.max_fanout)
-    accepted, after = _curves(tokens, view, lookahead, manner, deepest)
-    _, free = _curves(tokens, view, 0, manner, deepest)
+    accepted, after = _curves(tokens, view, lookahead, rule, deepest)
+    _, free = _curves(tokens, view, 0, rule, deepest)
     rounds = np.bincount(accepted, minlength=lookahead + 1).astype(float)
     rejected = accepted < lookahead
     pooled = after[rejected].mean(axis=0) if rejected.any() else free.mean(axis=0)
@@ -97,21 +97,21 @@ def round_statistics(
     return RoundStatistics(rounds / rounds.sum(), np.array(rows), free.mean(axis=0))
 
 
-def mean_acceptance(tokens: TokenModel, manner: Manner) -> float:
+def mean_acceptance(tokens: TokenModel, rule: DraftRule) -> float:
     """Share of positions at which a token of the primary draft is accepted.
 
     Sampled, it estimates E[sum min(p, sigma)]; greedy, it is the share of positions whose token is the
     draft's first choice.
     """
     view = _all_positions(tokens)
-    verdict = tokens.verify(view, Verify(view, _drafted(len(view.slots), 1, manner), manner.sampling))
+    verdict = tokens.verify(view, Verify(view, _drafted(len(view.slots), 1, rule), rule.sampling))
     return float(verdict.accepted.mean())
 
 
-def rejection_power_law(tokens: TokenModel, manner: Manner, *, deepest: int = DEEPEST) -> PowerLaw | None:
+def rejection_power_law(tokens: TokenModel, rule: DraftRule, *, deepest: int = DEEPEST) -> PowerLaw | None:
     """Power law fitted to P(miss | F) after a rejection, all positions pooled; None if that fails."""
     view = _all_positions(tokens)
-    accepted, hits = _curves(tokens, view, 1, manner, min(deepest, tokens.max_fanout))
+    accepted, hits = _curves(tokens, view, 1, rule, min(deepest, tokens.max_fanout))
     rejected = hits[accepted == 0]
     if len(rejected) == 0:
         return None
@@ -122,11 +122,11 @@ def rejection_power_law(tokens: TokenModel, manner: Manner, *, deepest: int = DE
 
 
 def _curves(
-    tokens: TokenModel, view: View, lookahead: int, manner: Manner, deepest: int
+    tokens: TokenModel, view: View, lookahead: int, rule: DraftRule, deepest: int
 ) -> tuple[IntArray, FloatArray]:
     """Of the rows that do not end: [n] accepted tokens, and [n, deepest + 1] whether F outcomes hit."""
-    sampling = manner.sampling
-    speculation = _drafted(len(view.slots), lookahead, manner)
+    sampling = rule.sampling
+    speculation = _drafted(len(view.slots), lookahead, rule)
     verdict: Verdict = tokens.verify(view, Verify(view, speculation, sampling))
     going: BoolArray = ~verdict.ended
     columns = [np.zeros(len(view.slots), dtype=np.bool_)]
@@ -138,22 +138,22 @@ def _curves(
             ahead,
             (fanout,) * (ahead + 1),
             sampling=sampling,
-            shape=manner.shape if lookahead else None,
-            keep_rejected=manner.keep_rejected,
+            shape=rule.shape if lookahead else None,
+            keep_rejected=rule.keep_rejected,
         )
         columns.append(tokens.hits(view, prepare, verdict))
     return verdict.accepted[going], np.stack(columns, axis=1)[going].astype(float)
 
 
-def _drafted(width: int, lookahead: int, manner: Manner) -> Speculation:
+def _drafted(width: int, lookahead: int, rule: DraftRule) -> Speculation:
     if lookahead == 0:
         return Speculation.empty(width)
     sources = np.full(width, int(Source.PRIMARY), dtype=np.int64)
-    shape = None if manner.shape is None else manner.shape[:lookahead]
+    shape = None if rule.shape is None else rule.shape[:lookahead]
     return Speculation(np.full(width, lookahead, dtype=np.int64), sources, shape=shape)
 
 
-def _round_starts(tokens: TokenModel, lookahead: int, manner: Manner) -> View:
+def _round_starts(tokens: TokenModel, lookahead: int, rule: DraftRule) -> View:
     """The rows at the beginning of each round but the requests' last ones, as one wide batch."""
     requests = tokens.requests
     width = len(requests)
@@ -161,12 +161,12 @@ def _round_starts(tokens: TokenModel, lookahead: int, manner: Manner) -> View:
     limits = np.array([r.limit for r in requests], dtype=np.int64)
     prompts = np.array([r.prompt_length for r in requests], dtype=np.int64)
     position = np.zeros(width, dtype=np.int64)
-    speculation = _drafted(width, lookahead, manner)
+    speculation = _drafted(width, lookahead, rule)
     slots, found = np.arange(width), []
     while len(slots):
         at = position[slots]
         view = View(slots, ids[slots], at, prompts[slots] + at, limits[slots] - at)
-        verdict = tokens.verify(view, Verify(view, speculation, manner.sampling))
+        verdict = tokens.verify(view, Verify(view, speculation, rule.sampling))
         slots = slots[~verdict.ended[slots]]
         found.append((ids[slots], position[slots], prompts[slots], limits[slots]))
         position = position + verdict.emitted

@@ -13,7 +13,7 @@ from policies.commandline import fitted_table
 from policies.summary import Summary
 from policies.timeline import chrome_trace
 from simulator.auto import Choice
-from simulator.law import Opinion, manner_of
+from simulator.law import LawPrediction, draft_rule
 from simulator.placement import DeviceCount, count_devices
 from simulator.request import WARNING
 from simulator.run import Scenario, Simulated
@@ -47,7 +47,7 @@ class Report:
     run: Simulated
     ar: Simulated
     sd: Simulated | None
-    law: Opinion
+    law: LawPrediction
     waterfall: list[Stage]
     sources: dict[str, str]
     choices: tuple[Choice, ...] = ()
@@ -119,7 +119,7 @@ class Report:
             "extrapolated": [asdict(entry) for entry in self.run.extrapolated],
             "hit_rate_tail_error": None
             if settings.fanout is None
-            else self.scenario.tokens.tail_error(settings.sampling, manner_of(settings).shape),
+            else self.scenario.tokens.tail_error(settings.sampling, draft_rule(settings).shape),
             "sources": self.sources,
             "warnings": list(self.warnings.values()),
         }

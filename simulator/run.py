@@ -21,7 +21,7 @@ from policies.summary import Summary, summarise
 from policies.timeline import Span
 from policies.values import Request
 from simulator.checks import check_profile, check_tokens
-from simulator.contents import Contents, Decided, Imagined
+from simulator.contents import Contents, Decided, Synthetic
 from simulator.costs import Costs, Effects, Extrapolation, TextbookCosts
 from simulator.machine import Slowdowns
 from simulator.measured import ProfileCosts
@@ -220,10 +220,10 @@ def decided(
     recorded = scenario.decisions is not None and settings.label in scenario.decisions.settings
     on_path = scenario.tokens.tokens is not None and settings.config.follows_path(settings.sampling)
     if on_path and not recorded:
-        return Imagined(scenario.tokens), requests
+        return Synthetic(scenario.tokens), requests
     if scenario.decisions is None:
         if scenario.tokens.tokens is None:
-            return Imagined(scenario.tokens), requests
+            return Synthetic(scenario.tokens), requests
         if "live" not in find_policy(settings.policy).worlds:
             raise SettingError(
                 f"policy {settings.policy!r} has no model here, so that there is no recording of it: it runs "

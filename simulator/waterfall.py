@@ -1,4 +1,4 @@
-"""Why the simulated world differs from the law's opinion.
+"""Why the simulated world differs from the law's prediction.
 
 The effects of real hardware and text are switched on one after another: a *waterfall* of simulations from
 the law's assumptions to the full world.
@@ -15,7 +15,7 @@ from policies.config import LawInputs
 from policies.registry import Settings
 from policies.ssd import SaguaroConfig
 from simulator.costs import Effects, TextbookCosts
-from simulator.law import Opinion
+from simulator.law import LawPrediction
 from simulator.run import Scenario, Simulated, baseline_settings, simulate
 from simulator.tokens import coin
 
@@ -40,16 +40,16 @@ class Stage:
     speedup_vs_ar: float
 
 
-def waterfall(scenario: Scenario, settings: Settings, law: Opinion) -> list[Stage]:
+def waterfall(scenario: Scenario, settings: Settings, law: LawPrediction) -> list[Stage]:
     """Speedup over AR from the law's assumptions to the simulated world, one effect at a time.
 
     The last stage is the speedup of the scenario itself.  Empty without a law, whose `reason` says why.
     """
     if law.speedup_vs_ar is None:
         return []
-    told = law.assumptions
+    inputs = law.assumptions
     lengths = [r.limit for r in scenario.tokens.requests]
-    ideal = _coin_speedup(scenario, settings, told, max(LONG // scenario.batch, *lengths))
+    ideal = _coin_speedup(scenario, settings, inputs, max(LONG // scenario.batch, *lengths))
     stages = [Stage("law", law.speedup_vs_ar), Stage("simulated, law's assumptions", ideal)]
     speedup = _Speedup(scenario, settings)
     effects = NO_EFFECT
@@ -74,22 +74,22 @@ def _full_batch_speed(run: Simulated) -> float:
     return float(table["emitted"][: full * width].sum() / run.rows.log.ends[full - 1])
 
 
-def _coin_speedup(scenario: Scenario, settings: Settings, told: LawInputs, length: int) -> float:
+def _coin_speedup(scenario: Scenario, settings: Settings, inputs: LawInputs, length: int) -> float:
     """Speedup in the law's own world, with outputs of `length` tokens; AR takes a step per token there."""
     tokens = coin(
-        told.acceptance,
-        exponent=told.exponent or 1.0,
-        scale=told.scale,
+        inputs.acceptance,
+        exponent=inputs.exponent or 1.0,
+        scale=inputs.scale,
         requests=max(scenario.batch, LONG // length),
         length=length,
         prompt_length=1,
         seed=settings.seed,
     )
-    textbook = TextbookCosts(told.target_s, told.draft_s)
+    textbook = TextbookCosts(inputs.target_s, inputs.draft_s)
     world = Scenario(tokens=tokens, textbook=textbook, batch=scenario.batch)
     if isinstance(settings.config, ArConfig):
         return 1.0
-    return _full_batch_speed(simulate(world, tossed(settings))) * told.target_s / scenario.batch
+    return _full_batch_speed(simulate(world, tossed(settings))) * inputs.target_s / scenario.batch
 
 
 def tossed(settings: Settings) -> Settings:

@@ -14,9 +14,9 @@ from functools import partial
 import numpy as np
 
 from analysis.breaks.decided import decided_rows
-from analysis.breaks.halves import matches
 from analysis.breaks.pipeline import plain_pipeline
 from analysis.breaks.points import Case, Point
+from analysis.breaks.rasd_trees import matches
 from analysis.breaks.worlds import scenario
 from policies.protocols import Steps
 from policies.protocols import World as AnyWorld
@@ -24,7 +24,7 @@ from policies.registry import Settings, configure, start
 from policies.rows import RoundLog, Rows
 from policies.sampling import FloatArray, Sampling
 from policies.values import IntArray
-from simulator.contents import Imagined
+from simulator.contents import Synthetic
 from simulator.world import SimulatedWorld
 
 BLOCKS = 32
@@ -193,7 +193,7 @@ class Bench:
             setting = scenario(case, tokens, self.seed)
             model, requests = setting.serving()
             world = SimulatedWorld(
-                model, setting.costs, slowdowns=setting.slowdowns, contents=Imagined(model)
+                model, setting.costs, slowdowns=setting.slowdowns, contents=Synthetic(model)
             )
             rows = Rows(requests, case.point.batch)
             world.run(policy(world, rows))

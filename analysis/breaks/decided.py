@@ -55,7 +55,7 @@ def decided_rows(case: Case, settings: Settings, seed: int) -> Rows | None:
 def told_by_decisions(point: Point) -> Point:
     """The point with what a reader would count in the decisions: acceptance, Omega, AMT, mean matches."""
     if point.halves:
-        from analysis.breaks.halves import recorded_matches
+        from analysis.breaks.rasd_trees import recorded_matches
 
         found = recorded_matches()
         return replace(point, halves=(float(found["drafted"].mean()), float(found["retrieved"].mean())))

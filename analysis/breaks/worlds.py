@@ -16,7 +16,7 @@ from hardware_profiles.store import find_trace, trace_name
 from hardware_profiles.trace import Trace, read_trace
 from policies.sampling import Sampling
 from simulator.costs import Effects
-from simulator.probe import Manner, mean_acceptance, rejection_power_law
+from simulator.probe import DraftRule, mean_acceptance, rejection_power_law
 from simulator.run import Scenario
 from simulator.tokens import TokenModel, coin, histogram, replay
 from simulator.tokens.histogram import power_law_curve
@@ -118,7 +118,7 @@ def told_by_recording(temperature: float) -> tuple[float, float, float]:
         ValueError: No power law fits the hit curve.
     """
     tokens = recorded(temperature, 1, 0)
-    manner = Manner(Sampling(temperature=temperature))
+    manner = DraftRule(Sampling(temperature=temperature))
     law = rejection_power_law(tokens, manner)
     if law is None:
         raise ValueError(f"no power law fits the recording at temperature {temperature:g}")

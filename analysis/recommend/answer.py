@@ -27,7 +27,7 @@ from hardware_profiles.trace import Trace
 from policies.registry import SettingError, Settings, configure
 from policies.sampling import keyed_uniforms
 from policies.summary import Summary
-from simulator.law import assume
+from simulator.law import law_inputs
 from simulator.placement import count_devices
 from simulator.run import Scenario
 from simulator.tokens import TokenModel, coin, replay
@@ -411,7 +411,7 @@ def _moved(trace: Trace, rank: np.ndarray) -> np.ndarray:
 
 def coins_like(scenario: Scenario, settings: Settings, acceptance: float) -> TokenModel:
     """Coins with a recording's fitted hit curve and lengths, at another acceptance."""
-    told = assume(scenario, settings)
+    told = law_inputs(scenario, settings)
     requests = scenario.tokens.requests
     return coin(
         acceptance,

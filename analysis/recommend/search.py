@@ -29,7 +29,7 @@ from policies.registry import MAX_LOOKAHEAD, SettingError, Settings, configure
 from policies.sampling import Sampling
 from policies.summary import Summary
 from simulator.placement import count_devices
-from simulator.probe import Manner, round_statistics
+from simulator.probe import DraftRule, round_statistics
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel
 
@@ -191,7 +191,7 @@ def exact_shape(tokens: TokenModel, lookahead: int, budget: int, temperature: fl
 
     One guess on the likeliest outcome at least: a cache without any is no Saguaro.
     """
-    known = round_statistics(tokens, lookahead, Manner(Sampling(temperature)))
+    known = round_statistics(tokens, lookahead, DraftRule(Sampling(temperature)))
     fanout = exact_fanout(known.weights, known.after_primary, budget)
     if sum(fanout) == 0:
         best = int(np.argmax(known.weights))

@@ -15,7 +15,7 @@ from policies.laws.fanout import expected_hit
 from policies.laws.ssd import switch_batch, switch_batch_printed
 from policies.registry import Settings, configure
 from simulator.fanout import step_times
-from simulator.probe import Manner, round_statistics
+from simulator.probe import DraftRule, round_statistics
 from simulator.run import simulate
 
 LOOKAHEAD, FANOUT = 4, (1,)
@@ -40,7 +40,7 @@ def of(backup: str) -> Settings:
 def laws(bench: Bench) -> dict[str, float | None]:
     """b* as printed and corrected, told what the recording and the profile say of one row."""
     scenario = bench.scenario(0.0)
-    known = round_statistics(scenario.tokens, LOOKAHEAD, Manner())
+    known = round_statistics(scenario.tokens, LOOKAHEAD, DraftRule())
     p_primary = expected_hit(known.weights, known.after_primary, FANOUT * (LOOKAHEAD + 1))
     p_backup = float(known.after_nothing[FANOUT[0]])
     times = step_times(scenario, of("primary"))

@@ -19,7 +19,7 @@ from analysis.stats import errors_of, ranks
 from analysis.study import Entry, Picture, Plan, Row, Study, option
 from policies.commandline import parse_setting
 from policies.registry import POLICIES, Settings, configure
-from simulator.law import assume
+from simulator.law import law_inputs
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin
 
@@ -123,7 +123,7 @@ def content_ignored(scenario: Scenario, settings: Settings) -> float:
         scenario: The profile, and the calibration's recording at the setting's temperature.
         settings: What to predict.
     """
-    told = assume(scenario, settings)
+    told = law_inputs(scenario, settings)
     tokens = coin(
         told.acceptance,
         exponent=max(told.exponent or 1.0, 1e-3),

@@ -20,7 +20,7 @@ from analysis.study import Entry, Row, option
 from policies.laws.double import pearl_speedup, psd_ceiling
 from policies.laws.ssd import expected_tokens, sd_speedup
 from policies.registry import Settings, configure
-from simulator.law import assume
+from simulator.law import law_inputs
 
 RATIOS = (2.0, 4.0, 8.0, 16.0, 32.0)
 LOOKAHEADS = (1, 2, 4, 6, 8, 12)
@@ -38,7 +38,7 @@ def candidates(policy: str) -> list[Settings]:
 
 def own_ratio(bench: Bench) -> float:
     """Target step over draft step of the profile, as the law is told."""
-    told = assume(bench.scenario(0.0))
+    told = law_inputs(bench.scenario(0.0))
     return told.target_s / told.draft_s
 
 

@@ -11,8 +11,8 @@ from analysis.breaks.bench import Bench
 from analysis.breaks.catalogue import LAWS
 from analysis.breaks.comparison import by_value
 from analysis.breaks.decided import decisions_of, told_by_decisions
-from analysis.breaks.halves import matches, recorded_matches
 from analysis.breaks.points import Case, Point, World
+from analysis.breaks.rasd_trees import matches, recorded_matches
 from analysis.breaks.relaxations import RELAXATIONS
 from analysis.breaks.sweep import differs
 from analysis.breaks.systemlaws import (

@@ -18,7 +18,7 @@ from policies.laws.mirror import mean_passes, passes_probs
 from policies.mirror import StreamDraft
 from policies.registry import configure
 from policies.values import View
-from simulator.contents import Imagined
+from simulator.contents import Synthetic
 from simulator.tokens import coin
 
 
@@ -76,7 +76,7 @@ def test_coins_pass_as_the_law_says() -> None:
     view = View(ids, ids, np.zeros(count, dtype=np.int64), np.full(count, 9), np.full(count, 9))
     asked = StreamDraft(view, count, ((),) * count, lookahead=6, streams=2, acceptance=0.6)
     tokens = coin(0.5, exponent=1.0, requests=1, length=9, prompt_length=3, seed=0)
-    passes = np.array([len(reply.emitted) for reply in Imagined(tokens).replies(asked)])
+    passes = np.array([len(reply.emitted) for reply in Synthetic(tokens).replies(asked)])
     law = passes_probs(6, 2, 0.6)
     deviation = float(np.sqrt(law @ np.arange(7) ** 2 - (law @ np.arange(7)) ** 2))
     assert passes.mean() == pytest.approx(mean_passes(6, 2, 0.6), abs=4 * deviation / count**0.5)

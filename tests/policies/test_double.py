@@ -19,7 +19,7 @@ from policies.operation import RowOperation
 from policies.registry import configure, start
 from policies.rows import Rows
 from policies.values import Request
-from simulator.contents import Decided, Imagined
+from simulator.contents import Decided, Synthetic
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel, coin
@@ -32,7 +32,7 @@ PATH = ("+++-++++", [0, 0, 0, 1, 0, 0, 0, 0])
 def run(tokens: TokenModel, *, batch: int = 1, **knobs: object) -> tuple[SimulatedWorld, Rows]:
     """A world of coins, in which nothing matches unless told otherwise."""
     settings = configure("double", **{"matched_length": 0, **knobs})  # type: ignore[arg-type]
-    world = SimulatedWorld(tokens, TextbookCosts(1.0, 0.25), timeline=True, contents=Imagined(tokens))
+    world = SimulatedWorld(tokens, TextbookCosts(1.0, 0.25), timeline=True, contents=Synthetic(tokens))
     rows = Rows(tokens.requests, batch)
     world.run(start(world, rows, settings))
     return world, rows

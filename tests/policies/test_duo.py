@@ -14,9 +14,9 @@ from policies.laws.duo import draft_sequences, duo_speedup
 from policies.registry import configure, start
 from policies.rows import Rows
 from simulator.auto import resolve, settings_query
-from simulator.contents import Imagined
+from simulator.contents import Synthetic
 from simulator.costs import TextbookCosts
-from simulator.law import opinion
+from simulator.law import law_prediction
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel, coin
 from simulator.world import SimulatedWorld
@@ -29,7 +29,7 @@ PATH = ("++-++-++", [0, 0, 1, 0, 0, 3, 0, 0])
 def run(
     tokens: TokenModel, *, batch: int = 1, draft_s: float = 0.25, **knobs: object
 ) -> tuple[SimulatedWorld, Rows]:
-    world = SimulatedWorld(tokens, TextbookCosts(1.0, draft_s), timeline=True, contents=Imagined(tokens))
+    world = SimulatedWorld(tokens, TextbookCosts(1.0, draft_s), timeline=True, contents=Synthetic(tokens))
     rows = Rows(tokens.requests, batch)
     world.run(start(world, rows, configure("duo", **knobs)))  # type: ignore[arg-type]
     return world, rows
@@ -185,9 +185,9 @@ def test_the_budget_is_the_cost_ratio_where_costs_are_even() -> None:
 def test_the_law_knows_one_sequence() -> None:
     told = LawInputs(acceptance=0.8, exponent=1.0, scale=0.5, target_s=1.0, draft_s=0.1)
     for sequences in ("1", "dynamic"):  # doubt is too small for a second one, on average
-        law = opinion(configure("duo", lookahead=10, sequences=sequences), told, batch=1)
+        law = law_prediction(configure("duo", lookahead=10, sequences=sequences), told, batch=1)
         assert law.speedup_vs_ar == pytest.approx(duo_speedup(0.8, 10, 10.0))
-    several = opinion(configure("duo", lookahead=10, sequences="3"), told, batch=1)
+    several = law_prediction(configure("duo", lookahead=10, sequences="3"), told, batch=1)
     assert several.speedup_vs_ar is None and "several sequences (3 here)" in str(several.reason)
 
 

@@ -37,7 +37,7 @@ from policies.mirror import (
 from policies.registry import SettingError, configure
 from policies.rows import Rows
 from policies.values import NO_LAW, UNKNOWN, Request, RowVerdict, Source, Speculation, View
-from simulator.contents import Decided, Imagined
+from simulator.contents import Decided, Synthetic
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel, coin
@@ -51,7 +51,7 @@ PATH = ("+--++++", [0, 1, 5, 0, 0, 0, 0])
 def play(
     tokens: TokenModel, knobs: MirrorConfig, *, draft_s: float, batch: int = 1
 ) -> tuple[SimulatedWorld, Rows]:
-    world = SimulatedWorld(tokens, TextbookCosts(1.0, draft_s), timeline=True, contents=Imagined(tokens))
+    world = SimulatedWorld(tokens, TextbookCosts(1.0, draft_s), timeline=True, contents=Synthetic(tokens))
     rows = Rows(tokens.requests, batch)
     world.run(mirror(world, rows, knobs))
     return world, rows

@@ -14,7 +14,7 @@ from policies.laws.double import pearl_speedup
 from policies.laws.ssd import expected_tokens, hit_rate, hit_rate_primary
 from policies.registry import configure
 from simulator.costs import TextbookCosts
-from simulator.law import opinion
+from simulator.law import law_prediction
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin
 
@@ -78,7 +78,7 @@ def test_saguaro_speed(acceptance: float, fanout: int, backup: str, lookahead: i
     )
     measured, error = ratio_with_error(tokens, seconds)
     settings = configure("saguaro", lookahead=lookahead, fanout=(fanout,), backup=backup)
-    law = opinion(settings, LawInputs(acceptance, 1.0, 1.0, 1.0, 0.1), batch=1).speedup_vs_ar
+    law = law_prediction(settings, LawInputs(acceptance, 1.0, 1.0, 1.0, 0.1), batch=1).speedup_vs_ar
     assert law is not None
     # Besides the cut-off end, the request's first speculation costs K draft steps once.
     bias = (lookahead + 1 + lookahead * 0.1 * law) / LENGTH * law
@@ -105,7 +105,7 @@ def test_batch_stalls_on_any_miss(batch: int) -> None:
     # Only rounds with a full batch: the first `full` of them.
     full = min(len(run.rows.log.rounds(i)) for i in range(batch))
     emitted = table["emitted"][: full * batch].sum()
-    law = opinion(settings, LawInputs(0.8, 1.0, 1.0, 1.0, 0.1), batch=batch).speedup_vs_ar
+    law = law_prediction(settings, LawInputs(0.8, 1.0, 1.0, 1.0, 0.1), batch=batch).speedup_vs_ar
     assert law is not None
     assert emitted / ends[full - 1] / batch == pytest.approx(law, rel=0.01)
 
@@ -132,25 +132,25 @@ def test_what_is_cached_after_a_backup_has_fan_outs_of_its_own() -> None:
     found = {}
     for backup, p_backup in ((None, 0.75), ((20, 0, 0, 0, 0), 0.95)):
         settings = configure("saguaro", lookahead=4, fanout=(4,), fanout_backup=backup, backup="plain")
-        found[p_backup] = opinion(settings, TOLD, batch=1).cache_hit_rate
+        found[p_backup] = law_prediction(settings, TOLD, batch=1).cache_hit_rate
         assert found[p_backup] == pytest.approx(hit_rate(0.75, p_backup))
     assert found[0.95] > found[0.75]  # type: ignore[operator]
 
 
 def test_there_is_no_law_for_a_batch_that_goes_on_without_the_misses() -> None:
     settings = configure("saguaro", lookahead=4, fanout=(4,), stall="rows")
-    assert opinion(settings, TOLD, batch=2).speedup_vs_ar is None
-    assert "no law" in str(opinion(settings, TOLD, batch=2).reason)
+    assert law_prediction(settings, TOLD, batch=2).speedup_vs_ar is None
+    assert "no law" in str(law_prediction(settings, TOLD, batch=2).reason)
 
 
 def test_redrafting_all_rows_has_the_same_law_as_redrafting_the_missing_ones() -> None:
     one, all_rows = (
-        opinion(configure("saguaro", lookahead=4, fanout=(4,), backup=backup), TOLD, batch=8)
+        law_prediction(configure("saguaro", lookahead=4, fanout=(4,), backup=backup), TOLD, batch=8)
         for backup in ("primary", "primary-all")
     )
     assert one == all_rows
 
 
 def test_pearls_ceiling_is_the_ratio_of_the_steps() -> None:
-    assert opinion(configure("pearl", lookahead=4), TOLD, batch=1).ceiling == pytest.approx(10.0)
-    assert opinion(configure("sd", lookahead=4), TOLD, batch=1).ceiling is None
+    assert law_prediction(configure("pearl", lookahead=4), TOLD, batch=1).ceiling == pytest.approx(10.0)
+    assert law_prediction(configure("sd", lookahead=4), TOLD, batch=1).ceiling is None

@@ -39,7 +39,7 @@ from policies.protocols import Steps, World
 from policies.registry import configure
 from policies.rows import Rows
 from policies.values import Request, RowVerdict, Speculation, View, verdict_of
-from simulator.contents import Decided, Imagined
+from simulator.contents import Decided, Synthetic
 from simulator.costs import Effects, TextbookCosts
 from simulator.measured import ProfileCosts
 from simulator.pacing import find_pace
@@ -285,6 +285,6 @@ def test_a_recorded_path_that_decides_everything_needs_no_decisions() -> None:
     tokens = replay(tiny_profiles.trace([[0, 1, 0, 0]]))
     here = Scenario(tokens, tiny_profiles.profile(), decisions=trace())  # of another setting
     contents, _ = decided(here, configure("tree", tree_widths=(2, 1)), list(tokens.requests))
-    assert isinstance(contents, Imagined)
+    assert isinstance(contents, Synthetic)
     with pytest.raises(SettingError, match="no 'duo"):
         decided(here, configure("duo"), list(tokens.requests))

@@ -18,7 +18,7 @@ from policies.registry import SettingError, configure
 from simulator.auto import resolve, settings_query
 from simulator.costs import TextbookCosts
 from simulator.fanout import SHAPES, fitting_budget, shape_after_backup, step_times
-from simulator.probe import Manner, mean_acceptance, round_statistics
+from simulator.probe import DraftRule, mean_acceptance, round_statistics
 from simulator.run import Scenario
 from simulator.tokens import coin, replay
 
@@ -134,14 +134,14 @@ def test_after_a_backup_that_is_never_accepted_the_budget_belongs_to_position_0(
     found = resolve(constant(), settings_query("saguaro", 2, "uniform", 8, backup="plain"))
     assert found.settings.fanout_backup == (8, 0, 0)
     assert resolve(constant(), settings_query("saguaro", 2, "uniform", 8)).settings.fanout_backup is None
-    known = round_statistics(coins(), 2, Manner())
+    known = round_statistics(coins(), 2, DraftRule())
     assert shape_after_backup(known, 40, most=15) == (15, 0, 0)
 
 
 def test_exact_is_no_worse_than_the_others_by_its_own_measure() -> None:
     trace = read_trace(find_trace("cpu2-x5"), columns=("draft_rank", "draft_top_ids"))
     scenario = Scenario(tokens=replay(trace), textbook=TextbookCosts(1.0, 0.1))
-    known = round_statistics(scenario.tokens, 4, Manner())
+    known = round_statistics(scenario.tokens, 4, DraftRule())
     hits = {}
     for shape in SHAPES:
         fanout = resolve(scenario, settings_query("saguaro", 4, shape, 12)).settings.fanout
@@ -161,7 +161,7 @@ def test_shapes_keep_below_what_the_recording_decides() -> None:
 
 def test_probing_agrees_with_the_curves_of_the_recording() -> None:
     trace = read_trace(find_trace("cpu2-x5"), columns=("draft_rank", "draft_top_ids"))
-    known = round_statistics(replay(trace), 4, Manner(), deepest=15)
+    known = round_statistics(replay(trace), 4, DraftRule(), deepest=15)
     curves = round_curves(trace.column("draft_rank"), trace.run_lengths(), 4, offsets=trace.offsets)
     assert known.weights == pytest.approx(curves.weights)
     assert known.after_nothing == pytest.approx(curves.after_backup)
@@ -171,8 +171,8 @@ def test_probing_agrees_with_the_curves_of_the_recording() -> None:
 
 def test_probing_coins_finds_their_law() -> None:
     tokens = coins(requests=20, length=4000)
-    assert mean_acceptance(tokens, Manner()) == pytest.approx(0.8, abs=0.008)
-    known = round_statistics(tokens, 3, Manner(), deepest=4)
+    assert mean_acceptance(tokens, DraftRule()) == pytest.approx(0.8, abs=0.008)
+    known = round_statistics(tokens, 3, DraftRule(), deepest=4)
     assert known.weights == pytest.approx(outcome_weights(0.8, 3), abs=0.015)
     assert known.after_nothing == pytest.approx([0, 0, 1 / 2, 2 / 3, 3 / 4], abs=0.02)
     assert known.tokens_per_round == pytest.approx(expected_tokens(0.8, 3), rel=0.02)
@@ -181,7 +181,7 @@ def test_probing_coins_finds_their_law() -> None:
 def test_probing_a_text_by_hand() -> None:
     # K = 2 on + - + + + + -: rounds at 0 (one accepted, its bonus of rank 2) and at 2 (both, bonus right).
     # The round at 5 reaches the end, where nothing is looked up.
-    known = round_statistics(tokens_by_hand(("+-++++-", [0, 2, 0, 0, 0, 0, 1])), 2, Manner(), deepest=2)
+    known = round_statistics(tokens_by_hand(("+-++++-", [0, 2, 0, 0, 0, 0, 1])), 2, DraftRule(), deepest=2)
     assert known.weights.tolist() == [0.0, 0.5, 0.5]
     assert known.after_nothing.tolist() == [0.0, 1.0, 1.0]
     assert known.after_primary[1].tolist() == [0.0, 0.0, 1.0]

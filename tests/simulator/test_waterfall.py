@@ -11,7 +11,7 @@ from hardware_profiles.store import find_profile, find_trace
 from hardware_profiles.trace import read_trace
 from policies.registry import configure
 from simulator.costs import Effects, TextbookCosts
-from simulator.law import assume, opinion
+from simulator.law import law_inputs, law_prediction
 from simulator.run import Scenario, baselines, simulate
 from simulator.tokens import coin, replay
 from simulator.waterfall import waterfall
@@ -47,7 +47,7 @@ def test_the_last_stage_is_the_simulated_speedup(
     for settings in SETTINGS:
         if tokens == "tossed" and settings.policy == "pld":
             continue  # coins have no words to look up
-        law = opinion(settings, assume(scenario, settings), batch=batch)
+        law = law_prediction(settings, law_inputs(scenario, settings), batch=batch)
         stages = waterfall(scenario, settings, law)
         if law.speedup_vs_ar is None:
             assert stages == [] and law.reason

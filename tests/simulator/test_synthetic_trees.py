@@ -14,8 +14,8 @@ from policies.registry import configure
 from policies.rows import Rows
 from simulator.cli import main
 from simulator.costs import TextbookCosts
-from simulator.imagined.trees import shape_of
 from simulator.run import Scenario, Simulated, simulate
+from simulator.synthetic.trees import shape_of
 from simulator.tokens import TokenModel, coin
 from simulator.tokens.histogram import histogram
 

@@ -43,7 +43,7 @@ COIN = "stream-proposal"
 
 
 def verify_early(operation: RowOperation, tokens: TokenModel) -> list[EarlyVerdict]:
-    """Replies of `EarlyVerify`; see `simulator.contents.Imagine`."""
+    """Replies of `EarlyVerify`; see `simulator.contents.Synthesise`."""
     asked = cast("EarlyVerify", operation)
     windows = [Window._make(ask) for ask in asked.inputs]
     verdict = _verdict(asked, windows, tokens)
