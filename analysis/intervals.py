@@ -31,8 +31,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hardware_profiles.costs import ConstantCost, GridCost
 from hardware_profiles.profile import MeasuredRun, Profile
+from hardware_profiles.surface import ConstantCost, GridCost
 from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure, find_policy
 from policies.sampling import keyed_generator

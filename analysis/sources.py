@@ -9,7 +9,6 @@ from pathlib import Path
 
 from analysis.intervals import Bootstrap, known_model_error
 from hardware_profiles.decisions import DecisionTrace, read_decisions
-from hardware_profiles.pairs import other_pair
 from hardware_profiles.profile import Profile, load_profile
 from hardware_profiles.store import (
     decisions_name,
@@ -18,6 +17,7 @@ from hardware_profiles.store import (
     find_trace,
     name_beside,
     origin,
+    other_pair,
     trace_name,
 )
 from hardware_profiles.trace import Trace, TraceError, read_trace

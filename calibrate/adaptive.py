@@ -28,8 +28,7 @@ from calibrate.journal import Journal, Json
 from calibrate.live.errors import WorkerError
 from calibrate.measure import WARM, Timer, shape_of
 from calibrate.plan import Grid, Plan
-from hardware_profiles.costs import GridCost, Point
-from hardware_profiles.latency import LatencySurface
+from hardware_profiles.surface import GridCost, LatencySurface, Point
 
 At: TypeAlias = tuple[int, ...]
 Measure: TypeAlias = Callable[[At], float | None]

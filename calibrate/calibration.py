@@ -25,18 +25,9 @@ from calibrate.plan import LivePart, Plan
 from calibrate.processes import run_apart
 from calibrate.prompts import Prompt, spread
 from calibrate.record import RecordingJob, now, record_trace, versions
-from hardware_profiles.costs import GridCost
-from hardware_profiles.profile import (
-    DeviceInfo,
-    Overlap,
-    Profile,
-    Provenance,
-    Role,
-    RoleName,
-    Roles,
-    save_profile,
-)
+from hardware_profiles.profile import DeviceInfo, Overlap, Profile, Role, Roles, save_profile
 from hardware_profiles.store import trace_name, user_profile, user_trace
+from hardware_profiles.surface import GridCost, Provenance, RoleName
 from hardware_profiles.trace import Trace, write_trace
 from policies.values import Request
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hardware_profiles.costs import GridCost
-from hardware_profiles.latency import LatencySurface
 from hardware_profiles.optime import Host, OperationHost
 from hardware_profiles.profile import Profile
+from hardware_profiles.surface import GridCost, LatencySurface
 from hardware_profiles.trace import Trace
 from policies.commandline import wide_console
 from policies.curves import hit_curves

@@ -27,13 +27,11 @@ import numpy as np
 from scipy.optimize import lsq_linear
 
 from calibrate.hostrecords import LiveRecord, Observation, Tables, trimmed_mean, without_extremes
-from hardware_profiles.costs import LEVELS, GridCost, Quantiles
 from hardware_profiles.decisions import Decisions
-from hardware_profiles.latency import FloatArray
 from hardware_profiles.optime import Host, HostOperation, KindPace, OperationHost, StepPace, StepTotal, Timed
 from hardware_profiles.pace import Pace, costs_fingerprint, place_fingerprint
-from hardware_profiles.parts import Forward
 from hardware_profiles.profile import Overlap, Profile
+from hardware_profiles.surface import LEVELS, FloatArray, Forward, GridCost, Quantiles
 
 LEVER = 1.2
 """A slope is fitted if the longest expected operation is this many times the shortest."""

@@ -23,11 +23,9 @@ import numpy as np
 from calibrate.journal import Json
 from calibrate.live.transport.device import LiveDevice, StepTime, Timing
 from calibrate.live.transport.world import LiveWorld
-from hardware_profiles.costs import OperationCost
-from hardware_profiles.latency import FloatArray, LatencySurface
 from hardware_profiles.optime import HostOperation, StepTotal, Timed, base_name
-from hardware_profiles.parts import OPERATIONS, Forward, RoleName
 from hardware_profiles.profile import Profile
+from hardware_profiles.surface import OPERATIONS, FloatArray, Forward, LatencySurface, OperationCost, RoleName
 from policies.operation import RowOperation, Work
 from policies.registry import Settings, configure, find_policy
 

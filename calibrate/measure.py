@@ -18,9 +18,17 @@ from calibrate.journal import Journal, Json
 from calibrate.live.transport.wire import Echo, Probe
 from calibrate.live.transport.world import LiveWorld
 from calibrate.plan import Grid, Plan
-from hardware_profiles.costs import LEVELS, GridCost, InterpolationError, Point, Quantiles
-from hardware_profiles.latency import held_out_error
-from hardware_profiles.profile import Forward, Overlap, RoleName
+from hardware_profiles.profile import Overlap
+from hardware_profiles.surface import (
+    LEVELS,
+    Forward,
+    GridCost,
+    InterpolationError,
+    Point,
+    Quantiles,
+    RoleName,
+    held_out_error,
+)
 from policies.protocols import Event, Steps
 
 WARM = 2
@@ -242,7 +250,7 @@ def message_latency(world: LiveWorld, device: str, count: int) -> list[float]:
 
 
 def latency_quantiles(samples: Sequence[float]) -> Quantiles:
-    """Quantiles (`hardware_profiles.costs.LEVELS`) of message latencies."""
+    """Quantiles (`hardware_profiles.surface.LEVELS`) of message latencies."""
     return quantiles(np.array(samples))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from hardware_profiles.costs import Axis
+from hardware_profiles.surface import Axis
 from policies.ar import ArConfig
 from policies.config import PolicyConfig, Settings
 from policies.pearl import PearlConfig

@@ -33,8 +33,7 @@ from calibrate.live.placement import (
 )
 from calibrate.processes import run_many
 from calibrate.prompts import Prompt
-from hardware_profiles.trace import Trace, TraceMeta, TraceRequest
-from hardware_profiles.trace_schema import COLUMNS
+from hardware_profiles.trace import COLUMNS, Trace, TraceMeta, TraceRequest
 from policies.sampling import Sampling, keyed_generator
 
 RANKS = 16

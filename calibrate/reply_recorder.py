@@ -35,10 +35,9 @@ from calibrate.record import digest, now, versions
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.optime import StepPace, Timed
 from hardware_profiles.pace import costs_fingerprint, joined_pace
-from hardware_profiles.parts import Role
-from hardware_profiles.profile import Profile
+from hardware_profiles.profile import Profile, Role
 from hardware_profiles.store import decisions_name, user_decisions
-from hardware_profiles.trace_schema import TraceMeta, TraceRequest
+from hardware_profiles.trace import TraceMeta, TraceRequest
 from policies.registry import Settings, configure
 from policies.values import Request
 

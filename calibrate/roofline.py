@@ -17,9 +17,9 @@ from policies.commandline import HELP, Refusal, checked_group, typed, wide_conso
 
 if TYPE_CHECKING:
     from hardware_profiles.predicted import Basis
-    from hardware_profiles.profile import OperationName, Profile, RoleName
-    from hardware_profiles.roofline import Setting
-    from hardware_profiles.roofline_fit import RooflineFit
+    from hardware_profiles.profile import Profile
+    from hardware_profiles.roofline import RooflineFit, Setting
+    from hardware_profiles.surface import OperationName, RoleName
 
 EXAMPLES = """
 \b
@@ -110,14 +110,13 @@ def fit_profile(profile: Profile, settings: dict[RoleName, Setting]) -> dict[Ope
     Raises:
         RooflineError: None has.
     """
-    from hardware_profiles.costs import GridCost
-    from hardware_profiles.predicted import OPERATIONS
-    from hardware_profiles.roofline import RooflineError
-    from hardware_profiles.roofline_fit import fit_roofline
+    from hardware_profiles.predicted import ROLE_OPERATIONS
+    from hardware_profiles.roofline import RooflineError, fit_roofline
+    from hardware_profiles.surface import GridCost
 
     fits = {
         name: fit_roofline(name, cost, settings[role])
-        for role, names in OPERATIONS.items()
+        for role, names in ROLE_OPERATIONS.items()
         for name in names
         if isinstance(cost := profile.operations.get(name), GridCost)
     }
@@ -128,8 +127,8 @@ def fit_profile(profile: Profile, settings: dict[RoleName, Setting]) -> dict[Ope
 
 def carry(fits: dict[OperationName, RooflineFit], other: Profile) -> dict[OperationName, Any]:
     """Errors of the fits on the grids of another profile."""
-    from hardware_profiles.costs import GridCost
-    from hardware_profiles.roofline_fit import carried_error
+    from hardware_profiles.roofline import carried_error
+    from hardware_profiles.surface import GridCost
 
     settings = _settings(other, None, None, None)
     return {
@@ -163,13 +162,11 @@ def predicted(request: PredictionRequest) -> Profile:
     Raises:
         ValueError: An unknown device, architecture, precision or engine.
     """
-    from hardware_profiles.costs import Provenance
-    from hardware_profiles.devices import find_device
-    from hardware_profiles.parts import Roles
     from hardware_profiles.predicted import predicted_operations, predicted_role, turns
-    from hardware_profiles.profile import Profile
-    from hardware_profiles.roofline import Setting, find_precision
+    from hardware_profiles.profile import Profile, Roles
+    from hardware_profiles.roofline import Setting, find_device, find_precision
     from hardware_profiles.shapes import find_shape
+    from hardware_profiles.surface import Provenance
 
     precision = find_precision(request.precision)
     device = find_device(request.device)
@@ -200,22 +197,22 @@ def predicted(request: PredictionRequest) -> Profile:
 
 def _bases(role: RoleName, setting: Setting, like: str | None) -> dict[OperationName, Basis]:
     """What the operations of a role rest on: an engine, or the fit of a measured profile."""
-    from hardware_profiles.costs import Provenance
-    from hardware_profiles.efficiencies import ENGINES, default_engine
-    from hardware_profiles.predicted import OPERATIONS, Basis
+    from hardware_profiles.predicted import ROLE_OPERATIONS, Basis
+    from hardware_profiles.roofline import ENGINES, default_engine
+    from hardware_profiles.surface import Provenance
 
     engine = ENGINES.get(like) if like else default_engine(setting.device)
     if engine is not None:
         origin = Provenance(kind="roofline", note=engine.note)
-        return {name: Basis(engine.efficiency, origin) for name in OPERATIONS[role]}
+        return {name: Basis(engine.efficiency, origin) for name in ROLE_OPERATIONS[role]}
     profile = _measured(like or "cpu2-x5")
     fits = fit_profile(profile, _settings(profile, None, None, None))
-    return {name: _fitted_basis(profile, fits[name]) for name in OPERATIONS[role] if name in fits}
+    return {name: _fitted_basis(profile, fits[name]) for name in ROLE_OPERATIONS[role] if name in fits}
 
 
 def _fitted_basis(profile: Profile, one: RooflineFit) -> Basis:
-    from hardware_profiles.costs import Provenance
     from hardware_profiles.predicted import Basis
+    from hardware_profiles.surface import Provenance
 
     note = (
         f"efficiencies of {one.operation} in profile {profile.name}, whose own error on points left out is "
@@ -279,7 +276,7 @@ def _print(
         )
     wide_console().print(table)
     click.echo(
-        "compute and bandwidth: shares of nominal peaks (hardware_profiles/devices.py), - where the grid "
+        "compute and bandwidth: shares of nominal peaks (hardware_profiles/roofline.py), - where the grid "
         "shows no such cost; errors: median / 95 % on points left out, a third of the grid at a time, and "
         "beyond, the third with the most FLOPs from the rest"
     )

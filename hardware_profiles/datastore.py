@@ -11,6 +11,11 @@ A datastore is a folder: `tokens.npy`, the texts one after the other, each follo
 outside the vocabulary); `suffixes.npy`, the starts of all suffixes in lexical order; `datastore.json`, what
 it is.  The arrays are mapped into memory and never unpickled, so that opening costs nothing and processes
 share the pages.
+
+Suffixes are sorted by the library libdivsufsort (`pydivsufsort`, the extra `datastore`), in seconds for ten
+million tokens; without it by prefix doubling (Manber and Myers 1993) in numpy, in minutes. Both give the
+same array. What follows some words is a matrix [n, span] of continuations, sorted, so that equal ones and
+equal beginnings lie side by side; a row that a text's end cuts short is filled up with `end`.
 """
 
 from __future__ import annotations
@@ -22,18 +27,122 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from hardware_profiles.continuations import Continuation, IntArray, beginnings, check_search, whole
 from hardware_profiles.jsonfile import read_json, to_json
 from hardware_profiles.names import check_name
 from hardware_profiles.store import user_directory
-from hardware_profiles.suffixes import suffix_array
-from hardware_profiles.trace_schema import describe_invalid
+from hardware_profiles.trace import describe_invalid
+
+
+def suffix_array(tokens: NDArray[np.unsignedinteger]) -> NDArray[np.uint32]:
+    """[n] start of every suffix, in lexical order of the suffixes; a beginning comes before what it begins.
+
+    Args:
+        tokens: [n] of less than 2**31 bytes.
+    """
+    try:
+        from pydivsufsort import divsufsort
+    except ImportError:
+        return by_doubling(tokens)
+    if not len(tokens):
+        return np.empty(0, dtype=np.uint32)
+    # Bytes in reading order sort as the tokens do; starts inside a token are left out.
+    width = tokens.dtype.itemsize
+    letters = np.ascontiguousarray(tokens.astype(tokens.dtype.newbyteorder(">"))).view(np.uint8)
+    starts = divsufsort(letters)
+    return np.asarray(starts[starts % width == 0] // width, dtype=np.uint32)
+
+
+def by_doubling(tokens: NDArray[np.unsignedinteger]) -> NDArray[np.uint32]:
+    """As `suffix_array`, in numpy alone: sorted by 1, 2, 4, ... tokens until all suffixes differ.
+
+    Args:
+        tokens: [n].
+    """
+    count, length = len(tokens), 1
+    if not count:
+        return np.empty(0, dtype=np.uint32)
+    rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64)
+    while True:
+        # What begins `length` tokens later is ranked already; 0 is for "nothing any more".
+        later = np.zeros(count, dtype=np.int64)
+        later[: max(0, count - length)] = rank[length:] + 1
+        keys = rank * (count + 1) + later
+        order = np.argsort(keys, kind="stable")
+        steps = np.diff(keys[order]) > 0
+        rank[order] = np.concatenate([[0], np.cumsum(steps)])
+        if steps.all():
+            return order.astype(np.uint32)
+        length *= 2
+
+
+IntArray: TypeAlias = NDArray[np.int64]
+Continuation: TypeAlias = tuple[tuple[int, ...], int]
+"""Tokens, and how many of the occurrences looked at they followed."""
+
+
+def whole(follows: IntArray, end: int, most: int) -> list[Continuation]:
+    """The most frequent continuations; equally frequent ones in their order.
+
+    Args:
+        follows: [n, span], n at least 1.
+        end: What a row that was cut short is filled up with.
+        most: How many at most.
+    """
+    starts = np.flatnonzero(_changes(follows)[:, -1])
+    frequencies = np.diff(np.append(starts, len(follows)))
+    something = follows[starts, 0] != end
+    starts, frequencies = starts[something], frequencies[something]
+    return [
+        (tuple(token for token in follows[starts[i]].tolist() if token != end), int(frequencies[i]))
+        for i in np.argsort(-frequencies, kind="stable")[:most]
+    ]
+
+
+def beginnings(follows: IntArray, end: int, most: int) -> tuple[list[Continuation], int]:
+    """The most frequent beginnings, each before what it begins, and the number of distinct continuations.
+
+    Args:
+        follows: [n, span], n at least 1.
+        end: As in `whole`.
+        most: How many at most.
+    """
+    changes = _changes(follows)
+    # A beginning goes on to the next change at its own depth, so that depths lie one after the other.
+    depths, rows = np.nonzero(changes.T)
+    stops = np.append(rows[1:], 0)
+    stops[np.append(depths[1:] != depths[:-1], True)] = len(follows)
+    real = follows[rows, depths] != end
+    depths, rows, frequencies = depths[real], rows[real], (stops - rows)[real]
+    order = np.lexsort((rows, depths, -frequencies))[:most]
+    found = [(tuple(follows[rows[i], : depths[i] + 1].tolist()), int(frequencies[i])) for i in order]
+    return found, int((changes[:, -1] & (follows[:, 0] != end)).sum())
+
+
+def _changes(follows: IntArray) -> NDArray[np.bool_]:
+    """[n, span] whether the beginning up to each token differs from that of the row before."""
+    changes = np.ones(follows.shape, dtype=np.bool_)
+    np.logical_or.accumulate(follows[1:] != follows[:-1], axis=1, out=changes[1:])
+    return changes
+
+
+def check_search(longest: int, shortest: int, span: int, count: int) -> None:
+    """Refuse a search that is none.
+
+    Raises:
+        ValueError: Outside the domain.
+    """
+    if not 1 <= shortest <= longest or span < 1 or count < 0:
+        raise ValueError(
+            "needs 1 <= shortest <= longest, span >= 1 and a count of at least 0, "
+            f"got {shortest}, {longest}, {span}, {count}"
+        )
+
 
 SCHEMA = "spectwin/datastore/1"
 LOOKED_AT = 4096

@@ -21,12 +21,18 @@ from typing import Any, TypeAlias
 from pydantic import Field, TypeAdapter, ValidationError
 
 from hardware_profiles.atomic import atomic_write
-from hardware_profiles.costs import Frozen
 from hardware_profiles.jsonfile import parse_json, to_json
 from hardware_profiles.optime import Timed, timed_from
 from hardware_profiles.pace import Pace, joined_pace
-from hardware_profiles.trace import checked_text, parquet_refusals
-from hardware_profiles.trace_schema import TraceError, TraceMeta, TraceRequest, describe_invalid
+from hardware_profiles.surface import Frozen
+from hardware_profiles.trace import (
+    TraceError,
+    TraceMeta,
+    TraceRequest,
+    checked_text,
+    describe_invalid,
+    parquet_refusals,
+)
 
 DECISIONS_SCHEMA = "spectwin/decisions/2"
 _READABLE = (DECISIONS_SCHEMA.encode(), b"spectwin/decisions/1")

@@ -18,8 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator
 
-from hardware_profiles.costs import Frozen, Quantiles, check_quantiles
-from hardware_profiles.parts import RoleName
+from hardware_profiles.surface import Frozen, Quantiles, RoleName, check_quantiles
 
 LEAST_SHARE = 0.2
 """Least part of its forwards' time that an operation takes, whatever its fit takes off."""

@@ -19,11 +19,10 @@ from typing import Any
 
 from pydantic import Field
 
-from hardware_profiles.costs import Frozen
 from hardware_profiles.jsonfile import to_json
 from hardware_profiles.optime import KindPace
-from hardware_profiles.parts import Role
-from hardware_profiles.profile import Profile
+from hardware_profiles.profile import Profile, Role
+from hardware_profiles.surface import Frozen
 
 BORROWED = "steps are priced as the forwards they resemble, host time as that of built-in operations"
 NO_PACE = f"not recorded: {BORROWED} (`calibrate decide` measures it, on an idle machine)"

@@ -16,16 +16,159 @@ What is counted, for B rows of n new tokens over c cached ones (T = B n tokens):
   tokens, and what goes into and comes out of every matrix.  The branches of a tree share the trunk's keys.
 - all-reduces: 2 per layer, of M = T * hidden numbers, as in Megatron's tensor parallelism; their law is
   Mirror-SD's alpha log G + beta M (section 3.3; `policies.laws.mirror.allreduce_time`).
+
+Devices have the peaks that their makers publish: per device, dense (no sparsity), decimal units.
+Efficiencies are fitted to measured grids (`fit_roofline`). Those of `ENGINES` were not measured by this
+project: a paper's rate of plain decoding leaves one unknown per engine, the time per block; the shares of
+both peaks are assumed, within the bands given, and that time takes the blame for anything else.
+`analysis.papers.profiles` derives them from the tables, and a test compares.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
-from hardware_profiles.devices import Device, DeviceError
+import numpy as np
+from numpy.typing import NDArray
+
 from hardware_profiles.shapes import Shape
+from hardware_profiles.surface import ConstantCost, GridCost, InterpolationError, OperationCost, Point
+
+GB = 10**9
+GIB = 2**30
+TERA = 1e12
+
+
+class DeviceError(ValueError):
+    """A device is not known, or cannot do what is asked; the message says what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Peaks of one device.
+
+    Attributes:
+        name: Short name.
+        part: The part, in full.
+        kind: What torch calls it, as in a profile; `npu` where torch has no word for it.
+        flops: Multiplications and additions per second, at the precision that language models run in there
+            (16 bit on accelerators, 32 bit on CPUs).
+        bytes_per_s: Memory bandwidth.
+        memory_bytes: Memory; None where it is a machine's own affair.
+        link_bytes_per_s: To the other devices, one direction; None: no link that is fit for tensor
+            parallelism.
+        source: Where the numbers are published.
+    """
+
+    name: str
+    part: str
+    kind: str
+    flops: float
+    bytes_per_s: float
+    memory_bytes: int | None
+    link_bytes_per_s: float | None
+    source: str
+
+    def of_cores(self, count: int) -> Device:
+        """That many CPU cores in place of one, as if they did not share their bandwidth."""
+        if count == 1:
+            return self
+        return replace(
+            self,
+            part=f"{count} of: {self.part}",
+            flops=count * self.flops,
+            bytes_per_s=count * self.bytes_per_s,
+        )
+
+
+_NVLINK = "NVLink, half of the printed two-way bandwidth"
+
+DEVICES: Mapping[str, Device] = {
+    device.name: device
+    for device in (
+        Device(
+            "a100-40", "NVIDIA A100 40GB SXM", "cuda", 312 * TERA, 1555 * GB, 40 * GB, 300 * GB,
+            f"NVIDIA A100 datasheet: 312 TFLOPS FP16, 1555 GB/s, 600 GB/s {_NVLINK}",
+        ),
+        Device(
+            "a100", "NVIDIA A100 80GB SXM", "cuda", 312 * TERA, 2039 * GB, 80 * GB, 300 * GB,
+            f"NVIDIA A100 datasheet: 312 TFLOPS FP16, 2039 GB/s, 600 GB/s {_NVLINK}",
+        ),
+        Device(
+            "a800", "NVIDIA A800 80GB SXM", "cuda", 312 * TERA, 2039 * GB, 80 * GB, 200 * GB,
+            f"an A100 with 400 GB/s {_NVLINK} (NVIDIA A800 datasheet)",
+        ),
+        Device(
+            "h100", "NVIDIA H100 80GB SXM", "cuda", 989.4 * TERA, 3350 * GB, 80 * GB, 450 * GB,
+            f"NVIDIA H100 datasheet: 989.4 TFLOPS BF16 dense, 3.35 TB/s, 900 GB/s {_NVLINK}",
+        ),
+        Device(
+            "h200", "NVIDIA H200 141GB SXM", "cuda", 989.4 * TERA, 4800 * GB, 141 * GB, 450 * GB,
+            f"NVIDIA H200 datasheet: 989.4 TFLOPS BF16 dense, 4.8 TB/s, 900 GB/s {_NVLINK}",
+        ),
+        Device(
+            "l40s", "NVIDIA L40S 48GB", "cuda", 362.05 * TERA, 864 * GB, 48 * GB, 32 * GB,
+            "NVIDIA L40S datasheet: 362 TFLOPS BF16 dense, 864 GB/s, PCIe 4.0 x16",
+        ),
+        Device(
+            "rtx4090", "NVIDIA GeForce RTX 4090", "cuda", 165.2 * TERA, 1008 * GB, 24 * GB, 32 * GB,
+            "NVIDIA Ada whitepaper: 165.2 TFLOPS FP16 with FP32 accumulation, 1008 GB/s, PCIe 4.0 x16",
+        ),
+        Device(
+            "m2ultra", "Apple M2 Ultra GPU, 76 cores", "mps", 27.2 * TERA, 800 * GB, 192 * GB, 15 * GB,
+            "Apple: 27.2 TFLOPS FP32, 800 GB/s, up to 192 GB; link: Thunderbolt 5, 120 Gb/s (Mirror-SD, G.1)",
+        ),
+        Device(
+            "m2ultra-npu", "Apple M2 Ultra Neural Engine", "npu", 31.6 * TERA, 800 * GB, 192 * GB, 15 * GB,
+            "Mirror-SD, D.3 (Apple): 31.6 TOPS, 0.8 TB/s, memory shared with the GPU; link as the GPU's",
+        ),
+        Device(
+            "xeon16", "16 cores of an Intel Xeon, third generation", "cpu", 1.64e12, 204.8 * GB, None, None,
+            "16 cores x 32 FP32 FLOP x 3.2 GHz (AVX-512, nominal); 8 channels of DDR4-3200, Intel ARK",
+        ),
+        Device(
+            "cpu-core", "one x86 server core", "cpu", 96e9, 25.6 * GB, None, None,
+            "nominal: 32 FP32 FLOP per cycle (two AVX2 FMA units) at 3 GHz; one channel of DDR4-3200",
+        ),
+    )
+}  # fmt: skip
+"""Devices by name.  `cpu-core` stands for the cores of a profile measured on a CPU: what its efficiencies are
+shares of is nominal, and above 1 where a small model stays in the caches."""
+
+
+REPORTED: Mapping[str, tuple[str, ...]] = {
+    "a100-40": ("A100", "40GB"),
+    "a100": ("A100", "80GB"),
+    "a800": ("A800",),
+    "h100": ("H100",),
+    "h200": ("H200",),
+    "l40s": ("L40S",),
+    "rtx4090": ("RTX 4090",),
+}
+"""Words that a driver's name of the part has, e.g. `NVIDIA A100-SXM4-80GB`."""
+
+
+def known_part(reported: str) -> Device | None:
+    """The device behind a name as drivers report it, or as profiles here have it; None: unknown."""
+    for device in DEVICES.values():
+        if reported == device.part or all(w in reported for w in REPORTED.get(device.name, ("\0",))):
+            return device
+    return None
+
+
+def find_device(name: str) -> Device:
+    """A device by name.
+
+    Raises:
+        DeviceError: There is none; the message lists the names there are.
+    """
+    if name not in DEVICES:
+        raise DeviceError(f"no device {name!r}; there are {', '.join(DEVICES)}")
+    return DEVICES[name]
+
 
 HOP_S = 5e-6
 """alpha of an all-reduce, s per ln(devices): 7 us over 4 of them.  Assumed, of the order seen on NVLink."""
@@ -216,3 +359,175 @@ class Setting:
     def seconds(self, operation: str, at: Mapping[str, float], efficiency: Efficiency) -> float:
         """Its duration."""
         return seconds(self.work(operation, at), self.device, efficiency, self.devices)
+
+
+COMPUTE_SHARE = 0.6
+"""Share of the compute peak that matrix products of a language model reach.  Assumed; 0.4 to 0.8 occur."""
+BANDWIDTH_SHARE = 0.8
+"""Share of the bandwidth.  Assumed; 0.6 to 0.95 occur."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """How models are run, as far as one printed number tells.
+
+    Attributes:
+        name: Short name.
+        layer_s: Time per block whatever its work, all-reduces apart.
+        source: The cells it is fitted to.
+        residual: Largest relative error of those cells with it.
+    """
+
+    name: str
+    layer_s: float
+    source: str
+    residual: float
+
+    @property
+    def efficiency(self) -> Efficiency:
+        """Of every operation alike."""
+        return Efficiency(1.0 / COMPUTE_SHARE, 1.0 / BANDWIDTH_SHARE, self.layer_s)
+
+    @property
+    def note(self) -> str:
+        """One sentence for a provenance."""
+        return (
+            f"engine {self.name}: {1e6 * self.layer_s:.0f} us per block fitted to {self.source} (residual "
+            f"{100 * self.residual:.0f} %), {COMPUTE_SHARE:g} of peak compute and {BANDWIDTH_SHARE:g} of "
+            "peak bandwidth assumed"
+        )
+
+
+ENGINES: Mapping[str, Engine] = {
+    engine.name: engine
+    for engine in (
+        Engine("ssd", 59.2e-6, "SSD B.3, plain decoding of Llama-3.1-70B and Qwen3-32B, TP 4 on H100", 0.051),
+        Engine("transformers", 445e-6, "DuoDecoding Table 1, plain decoding of Llama-2-7B on A800", 0.099),
+    )
+}
+"""`ssd`: captured graphs; `transformers`: the library of that name, called eagerly."""
+
+
+def default_engine(device: Device) -> Engine | None:
+    """What is assumed on a device where nothing is said: captured graphs; None on a CPU."""
+    return None if device.kind == "cpu" else ENGINES["ssd"]
+
+
+FOLDS = 3
+"""A third of the grid is left out at a time."""
+SEED = 0
+FloatArray: TypeAlias = NDArray[np.float64]
+IndexArray: TypeAlias = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineFit:
+    """Efficiencies fitted to the grid of one operation.
+
+    Attributes:
+        operation: Which.
+        efficiency: Fitted to all points.
+        error: Relative error on points left out, a third of the grid at a time.
+        beyond: The same on the third of the points with the most FLOPs, from the others: how it reaches.
+        points: How many there are.
+    """
+
+    operation: str
+    efficiency: Efficiency
+    error: InterpolationError
+    beyond: InterpolationError
+    points: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {
+            **self.efficiency.as_dict(),
+            "points": self.points,
+            "held_out_error": self.error.model_dump(),
+            "beyond_error": self.beyond.model_dump(),
+        }
+
+
+def fit_roofline(operation: str, cost: OperationCost, setting: Setting) -> RooflineFit:
+    """Fit the efficiencies of one operation to its measured grid, and say how well they predict.
+
+    Raises:
+        RooflineError: The operation is no grid of at least two points for each of three unknowns.
+    """
+    if isinstance(cost, ConstantCost) or len(cost.points) < 6:
+        raise RooflineError(f"{operation} has no grid of at least 6 points to fit a roofline to")
+    table, fixed, measured = _columns(operation, cost, setting)
+    every = np.arange(len(measured))
+    order = np.random.default_rng(SEED).permutation(len(measured))
+    folds = [order[k::FOLDS] for k in range(FOLDS)]
+    work = np.array([setting.work(operation, _at(cost, point)).flops for point in cost.points])
+    largest = np.argsort(work, kind="stable")[-(len(measured) // FOLDS) :]
+
+    def errors(left_out: IndexArray) -> FloatArray:
+        kept = np.setdiff1d(every, left_out)
+        costs = _least_squares(table[kept], fixed[kept], measured[kept])
+        return np.asarray(np.abs((table[left_out] @ costs + fixed[left_out]) / measured[left_out] - 1.0))
+
+    costs = _least_squares(table, fixed, measured)
+    return RooflineFit(
+        operation,
+        Efficiency(*(float(c) for c in costs)),
+        summary_of(np.concatenate([errors(fold) for fold in folds])),
+        summary_of(errors(largest)),
+        len(measured),
+    )
+
+
+def carried_error(
+    operation: str, cost: GridCost, setting: Setting, efficiency: Efficiency
+) -> InterpolationError:
+    """Error of efficiencies fitted elsewhere (another model, another machine) on a measured grid."""
+    table, fixed, measured = _columns(operation, cost, setting)
+    costs = np.array([efficiency.flop_cost, efficiency.byte_cost, efficiency.layer_s])
+    return summary_of(np.abs((table @ costs + fixed) / measured - 1.0))
+
+
+def summary_of(errors: Sequence[float] | FloatArray) -> InterpolationError:
+    """Median, 95 % quantile and worst of relative errors."""
+    return InterpolationError(
+        median=float(np.median(errors)),
+        p95=float(np.quantile(errors, 0.95)),
+        worst=float(np.max(errors)),
+        held_out_points=len(errors),
+    )
+
+
+def _at(cost: GridCost, point: Point) -> dict[str, float]:
+    return {str(axis): float(value) for axis, value in zip(cost.axes, point.at, strict=True)}
+
+
+def _columns(operation: str, cost: GridCost, setting: Setting) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """[n, 3] what the unknowns are multiplied with, [n] communication, [n] measured seconds."""
+    works = [setting.work(operation, _at(cost, point)) for point in cost.points]
+    table = np.array([terms(work, setting.device, setting.devices) for work in works])
+    fixed = np.array([communication_s(work, setting.devices, setting.device) for work in works])
+    return table, fixed, np.array([point.mean_s for point in cost.points])
+
+
+def _least_squares(table: FloatArray, fixed: FloatArray, measured: FloatArray) -> FloatArray:
+    """[3] unknowns, at least 0, of least squares in log(predicted / measured).
+
+    It starts from the least squares of the relative error, a linear problem with one answer: the search in
+    log space, where a factor too slow counts as much as a factor too fast, then cannot end elsewhere.
+    """
+    from scipy.optimize import least_squares, nnls
+
+    scale = table.mean(axis=0)
+    scaled = table / scale
+    start, _ = nnls(scaled / measured[:, None], np.maximum(0.0, 1.0 - fixed / measured))
+    floor = 1e-9 * float(measured.min())
+
+    def residuals(x: FloatArray) -> FloatArray:
+        return np.asarray(np.log((scaled @ x + fixed + floor) / measured))
+
+    found = least_squares(
+        residuals, np.maximum(start, floor), bounds=(0.0, np.inf), x_scale=float(np.median(measured))
+    )
+    # A cost that ends at the bound is one that the points do not show.
+    unknown = np.where(found.x < 1e-6 * measured.min(), 0.0, found.x)
+    return np.asarray(unknown / scale, dtype=np.float64)

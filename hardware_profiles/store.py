@@ -1,6 +1,7 @@
-"""Finding profiles and traces by name: the user's own first, then those that come with the package.
+"""Finding profiles and traces by name, and telling whether the two are of the same pair of models.
 
-A file of the user's own that hides a shipped one is warned about, once; `shipped:NAME` reaches what it hides.
+The user's own come first, then those of the package.  A file of the user's own that hides a shipped one is
+warned about, once; `shipped:NAME` reaches what it hides.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import re
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from hardware_profiles.names import check_name
-from hardware_profiles.profile import ProfileError
-from hardware_profiles.trace_schema import TraceError
+from hardware_profiles.profile import Profile, ProfileError
+from hardware_profiles.trace import TraceError, TraceMeta
 
 _DATA = Path(__file__).parent / "data"
 _LOG = logging.getLogger(__name__)
@@ -186,3 +188,32 @@ def _explain_unknown(kind: _Kind, wanted: str) -> str:
     hint = f"; did you mean {close[0]!r}?" if close else ""
     mine = f"; yours: {', '.join(own)}" if own else ""
     return f"no {kind.noun} {wanted!r}{hint} (shipped: {', '.join(shipped) or 'none'}{mine})"
+
+
+ANY = "any"
+"""The model of a profile that stands for none in particular."""
+_DIGEST = re.compile(r"-[0-9a-f]{16}$")
+
+
+def model_name(name: str) -> str:
+    """A model's name without where it lies: `pair:x5`, `x5-5bbfbf7d161d94ac` and `models/x5/` are `x5`."""
+    path = PurePath(name.removeprefix("pair:"))
+    last = path.parent.name if path.suffix in {".gguf", ".xml"} else path.name
+    return _DIGEST.sub("", last).lower()
+
+
+def other_pair(profile: Profile, meta: TraceMeta) -> str | None:
+    """That a recording is of other models than a profile, in words; None where it is not.
+
+    Args:
+        profile: Says what each role's model is; `any` is no other model than any.
+        meta: Of a trace or of a decision trace.
+    """
+    mine = (profile.roles.target.model, profile.roles.draft.model)
+    theirs = (meta.target_model, meta.draft_model)
+    if all(a == ANY or model_name(a) == model_name(b) for a, b in zip(mine, theirs, strict=True)):
+        return None
+    return (
+        f"profile {profile.name!r} is of {mine[0]} with {mine[1]}, the recording of {theirs[0]} with "
+        f"{theirs[1]}: times of one pair, acceptance of another"
+    )

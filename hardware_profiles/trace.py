@@ -1,4 +1,7 @@
-"""The trace: what a target really wrote, and what its draft would have proposed at every position."""
+"""The trace: what a target really wrote, and what its draft would have proposed at every position.
+
+Its columns and what each is for, what is kept about requests and origin, checks, and the Parquet file.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,176 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    NonNegativeInt,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from hardware_profiles.atomic import atomic_write
 from hardware_profiles.jsonfile import FileRefused, check_regular, parse_json, to_json
-from hardware_profiles.trace_checks import bad_row, check_trace
-from hardware_profiles.trace_schema import (
-    COLUMNS,
-    REQUIRED,
-    TRACE_SCHEMA,
-    Column,
-    TraceError,
-    TraceMeta,
-    TraceRequest,
-    describe_column,
-    describe_invalid,
-    exit_layer,
-    explain_missing,
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+TRACE_SCHEMA = "spectwin/trace/1"
+"""The one schema that this version reads and writes."""
+
+
+class TraceError(ValueError):
+    """A trace cannot be found, read or used; the message names the file, the column and the row."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a trace.
+
+    Attributes:
+        name: Its name, in the file and as a field of `Trace`.
+        dtype: NumPy type of its numbers in the file.
+        purpose: Who needs it, for the error when it is missing.
+        width: Name of the `TraceMeta` field with the numbers per row; None if a row is one number.
+        low: Smallest valid number, if any.
+        high: Largest valid number, if any.
+    """
+
+    name: str
+    dtype: Literal["int32", "int64", "float32"]
+    purpose: str
+    width: Literal["draft_top", "target_top"] | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+# Probabilities and masses are sums in float32, which may exceed 1 by rounding.
+_ROUNDING = 1e-4
+
+REQUIRED: tuple[Column, ...] = (
+    Column("request", "int64", "the identity of the text"),
+    Column("position", "int32", "the place in the text", low=0),
+    Column("token", "int32", "the text itself", low=0),
 )
 
-if TYPE_CHECKING:  # slow to import, and a simulation without a trace never needs it
-    import pyarrow
+OPTIONAL: tuple[Column, ...] = (
+    Column("target_logprob", "float32", "acceptance when the target samples", high=_ROUNDING),
+    Column("draft_logprob", "float32", "acceptance when the draft samples", high=_ROUNDING),
+    Column("draft_rank", "int32", "greedy acceptance and hits of the speculation cache", low=0),
+    Column("draft_top_ids", "int32", "the ids of cached candidates", "draft_top", low=0),
+    Column("draft_top_logprobs", "float32", "the law of rejected tokens", "draft_top", high=_ROUNDING),
+    Column("target_at_draft_top_logprobs", "float32", "rejections", "draft_top", high=_ROUNDING),
+    Column("target_top_ids", "int32", "the target's own candidates", "target_top", low=0),
+    Column("target_top_logprobs", "float32", "the target's own candidates", "target_top", high=_ROUNDING),
+    Column("accept_mass", "float32", "rejections beyond the recorded candidates", low=0, high=1 + _ROUNDING),
+    Column(
+        "draft_next_top1_logprob", "float32", "the draft's confidence after its own first choice",
+        high=_ROUNDING,
+    ),
+)  # fmt: skip
+
+COLUMNS: Mapping[str, Column] = {column.name: column for column in REQUIRED + OPTIONAL}
+"""All columns by name, in the order of the file."""
+
+
+def exit_layer(name: str) -> int | None:
+    """Layer of an `exit_rank_<layer>` column; None for any other."""
+    prefix, _, layer = name.rpartition("_")
+    return int(layer) if prefix == "exit_rank" and layer.isdecimal() else None
+
+
+def describe_column(name: str) -> Column:
+    """The column of that name; of an early exit's ranks, if it is none of the others."""
+    return COLUMNS.get(name) or Column(name, "int32", "Mirror's early exits", low=0)
+
+
+def explain_missing(name: str) -> str:
+    """What a missing column is needed for, and what to do."""
+    if name not in COLUMNS and exit_layer(name) is None:
+        return f"column {name!r} is no column of a trace; there are {', '.join(COLUMNS)}, exit_rank_<layer>"
+    return (
+        f"column {name!r} is missing, which is needed for {describe_column(name).purpose}; record the trace "
+        "again with `calibrate`, with this column, or choose a policy that does not need it"
+    )
+
+
+Ended: TypeAlias = Literal["end_token", "limit"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TraceRequest(_Frozen):
+    """One recorded request.
+
+    Attributes:
+        id: Its identity, as in the column `request`.
+        question_id: Its identity in the prompt set.
+        category: Kind of text, to compare like with like.
+        prompt: The prompt's token ids, at least one.
+        source: Where the prompt comes from.
+        ended: Whether the text ended by itself or at the limit.
+    """
+
+    id: int
+    question_id: int | str
+    category: str
+    prompt: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
+    source: str = ""
+    ended: Ended
+
+
+class TraceMeta(_Frozen):
+    """Where a trace comes from.
+
+    Attributes:
+        target_model: Name of the target.
+        draft_model: Name of the draft.
+        tokenizer: Name of the tokenizer.
+        vocabulary: Number of token ids.
+        sampling: The target's sampling setting, e.g. `{"temperature": 0.0}`; the text has this law.
+        end_token: Id that ends a text; None if there is none.
+        draft_top: M, candidates of the draft recorded per position; no fan-out can exceed it.
+        target_top: Candidates of the target recorded per position.
+        prompt_set: Name of the prompts.
+        prompt_set_hash: Hash of the prompts.
+        backend: What ran the draft; its log-probabilities depend on it.
+        precision: The draft's precision.
+        when: Date and time, ISO 8601.
+        versions: Version of each package involved.
+    """
+
+    target_model: str
+    draft_model: str
+    tokenizer: str
+    vocabulary: PositiveInt
+    sampling: Mapping[str, JsonValue]
+    end_token: NonNegativeInt | None = None
+    draft_top: NonNegativeInt = 0
+    target_top: NonNegativeInt = 0
+    prompt_set: str = ""
+    prompt_set_hash: str = ""
+    backend: str = ""
+    precision: str = ""
+    when: str = ""
+    versions: Mapping[str, str] = Field(default_factory=dict)
+
+
+def describe_invalid(error: ValidationError) -> str:
+    """The first thing in which a value is not what it should be, with its field."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{error.title}: {where}: {first['msg']}" if where else f"{error.title}: {first['msg']}"
+
 
 __all__ = ["COLUMNS", "Trace", "TraceError", "TraceMeta", "TraceRequest", "read_trace", "write_trace"]
 
@@ -327,3 +475,62 @@ def _is_number(kind: pyarrow.DataType, dtype: str) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_integer(kind) or (dtype == "float32" and pa.types.is_floating(kind)))
+
+
+def bad_row(source: str, column: str, bad: NDArray[np.bool_], problem: str) -> TraceError:
+    """The error of a column's first bad row."""
+    return TraceError(f"{source}: column {column!r}, row {int(np.argmax(bad))}: {problem}")
+
+
+def check_trace(trace: Trace, source: str) -> None:
+    """Raise the error of the first thing in which the trace contradicts itself."""
+    for name, values in trace.columns.items():
+        _check_column(trace, describe_column(name), values, source)
+    _check_layout(trace, source)
+    above = trace.token >= trace.meta.vocabulary
+    if above.any():
+        raise bad_row(source, "token", above, f"is not below the vocabulary of {trace.meta.vocabulary}")
+
+
+def _check_column(trace: Trace, column: Column, values: NDArray[Any], source: str) -> None:
+    shape: tuple[int, ...] = (len(trace),)
+    if column.width is not None:
+        shape = (len(trace), getattr(trace.meta, column.width))
+    if values.shape != shape:
+        wanted = f" ({column.width} of the metadata)" if column.width else ""
+        raise TraceError(
+            f"{source}: column {column.name!r}, row 0: shape is {values.shape}, must be {shape}{wanted}"
+        )
+    bad = np.isnan(values)
+    if column.low is not None:
+        bad |= values < column.low
+    if column.high is not None:
+        bad |= values > column.high
+    if bad.any():
+        bad = bad.reshape(len(bad), -1)
+        row = int(np.argmax(bad.any(axis=1)))
+        value = values.reshape(len(bad), -1)[row, int(np.argmax(bad[row]))]
+        limits = f"between {column.low} and {column.high}".replace("None", "no limit")
+        raise bad_row(source, column.name, bad.any(axis=1), f"{value} is not a number {limits}")
+
+
+def _check_layout(trace: Trace, source: str) -> None:
+    starts, sizes = trace.offsets[:-1], np.diff(trace.offsets)
+    expected = np.arange(len(trace)) - np.repeat(starts, sizes)
+    # Before the positions, whose error a scattered request would cause too.
+    found = trace.request[starts].tolist()
+    known = [request.id for request in trace.requests]
+    for row, identity, listed in zip(starts, found, known, strict=False):
+        if identity != listed:
+            problem = f"request {identity}, where the list of requests has {listed}"
+            raise TraceError(f"{source}: column 'request', row {row}: {problem}")
+    if len(found) != len(known):
+        raise TraceError(
+            f"{source}: column 'request', row {len(trace)}: {len(found)} groups of rows for {len(known)} "
+            "requests; the rows of a request must be together, and each must have one"
+        )
+    if len(set(known)) != len(known):
+        raise TraceError(f"{source}: column 'request': a request is listed twice")
+    if (trace.position != expected).any():
+        problem = "positions must be 0, 1, 2, ... within a request"
+        raise bad_row(source, "position", trace.position != expected, problem)

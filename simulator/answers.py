@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from hardware_profiles.latency import varied
 from hardware_profiles.optime import Host, HostOperation, KindPace, OperationHost, base_name
+from hardware_profiles.surface import varied
 from policies.config import SettingError
 from policies.operation import (
     Continue,

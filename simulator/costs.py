@@ -65,7 +65,7 @@ class Extrapolation:
         axis: What lay outside.
         value: The farthest coordinate asked for.
         measured_to: The nearest one that the profile has.
-        origin: Where the profile's numbers come from (`hardware_profiles.costs.Provenance.kind`).
+        origin: Where the profile's numbers come from (`hardware_profiles.surface.Provenance.kind`).
     """
 
     operation: str

@@ -10,7 +10,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from hardware_profiles.latency import LatencySurface
+from hardware_profiles.surface import LatencySurface
 from policies.config import SettingError
 from policies.operation import Continue, Draft, Operation, Prespeculate, Settle, Verify, Work
 from policies.values import View

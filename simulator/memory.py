@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hardware_profiles.parts import Role
-from hardware_profiles.profile import Profile
+from hardware_profiles.profile import Profile, Role
 from policies.registry import SettingError, Settings, find_policy
 
 LAW_BYTES = 4

@@ -8,7 +8,7 @@ from hardware_profiles.decisions import read_pace
 from hardware_profiles.pace import Pace, joined_pace
 from hardware_profiles.profile import Profile
 from hardware_profiles.store import decisions_name, find_decisions
-from hardware_profiles.trace_schema import TraceError
+from hardware_profiles.trace import TraceError
 from policies.registry import POLICIES
 
 

@@ -8,9 +8,8 @@ from typing import Literal
 
 from hardware_profiles.decisions import DecisionTrace, read_decisions
 from hardware_profiles.pace import Pace
-from hardware_profiles.pairs import other_pair
+from hardware_profiles.predicted import placement_note, replaced, rescaled
 from hardware_profiles.profile import Profile, load_profile, unmeasured
-from hardware_profiles.scaled import placement_note, replaced, rescaled
 from hardware_profiles.store import (
     SHIPPED,
     decisions_name,
@@ -19,10 +18,10 @@ from hardware_profiles.store import (
     find_trace,
     name_beside,
     origin,
+    other_pair,
     trace_name,
 )
-from hardware_profiles.trace import read_trace
-from hardware_profiles.trace_schema import TraceError, TraceMeta
+from hardware_profiles.trace import TraceError, TraceMeta, read_trace
 from policies.registry import SettingError, find_policy
 from policies.ssd import SaguaroConfig
 from simulator.auto import SettingsQuery

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from hardware_profiles.decisions import DecisionTrace
-from hardware_profiles.latency import LatencySurface
 from hardware_profiles.optime import Host, KindPace
 from hardware_profiles.pace import NO_PACE, Pace
-from hardware_profiles.parts import OPERATIONS
 from hardware_profiles.profile import Overlap, Profile
+from hardware_profiles.surface import OPERATIONS, LatencySurface
 from policies.ar import ArConfig
 from policies.config import LookaheadConfig
 from policies.registry import SettingError, Settings, find_policy, start

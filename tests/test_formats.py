@@ -11,11 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from analysis.recommend.command import main as recommend
-from hardware_profiles.costs import GridCost, InterpolationError, Point, Provenance
 from hardware_profiles.optime import Host, OperationHost
-from hardware_profiles.parts import DeviceInfo, MeasuredRun, Overlap, Role
-from hardware_profiles.profile import Profile
-from hardware_profiles.trace_schema import COLUMNS, TraceMeta, TraceRequest
+from hardware_profiles.profile import DeviceInfo, MeasuredRun, Overlap, Profile, Role
+from hardware_profiles.surface import GridCost, InterpolationError, Point, Provenance
+from hardware_profiles.trace import COLUMNS, TraceMeta, TraceRequest
 from simulator.cli import main as simulate
 from simulator.tokens.acceptance import AcceptanceFile
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.breaks.worlds import RECORDING
-from hardware_profiles.latency import LatencySurface
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile
+from hardware_profiles.surface import LatencySurface
 
 CONTEXT = 128
 

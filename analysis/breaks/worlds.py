@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from analysis.breaks.points import Case, Point, World
-from hardware_profiles.costs import LEVELS, ConstantCost, GridCost, Provenance
-from hardware_profiles.costs import Point as Cell
 from hardware_profiles.profile import DeviceInfo, Overlap, Profile, Role, Roles
 from hardware_profiles.store import find_trace, trace_name
+from hardware_profiles.surface import LEVELS, ConstantCost, GridCost, Provenance
+from hardware_profiles.surface import Point as Cell
 from hardware_profiles.trace import Trace, read_trace
 from policies.sampling import Sampling
 from simulator.costs import Effects

@@ -24,14 +24,20 @@ from statistics import geometric_mean, median
 import click
 
 from analysis.papers.cells import PAPERS, Book, Cell, load_cells
-from hardware_profiles.costs import Provenance
-from hardware_profiles.devices import find_device
-from hardware_profiles.efficiencies import BANDWIDTH_SHARE, COMPUTE_SHARE, ENGINES, Engine
-from hardware_profiles.parts import OperationName, Overlap, Role, RoleName, Roles
-from hardware_profiles.predicted import OPERATIONS, Basis, predicted_operations, predicted_role, turns
-from hardware_profiles.profile import Profile, save_profile
-from hardware_profiles.roofline import PRECISIONS, Efficiency, Setting
+from hardware_profiles.predicted import ROLE_OPERATIONS, Basis, predicted_operations, predicted_role, turns
+from hardware_profiles.profile import Overlap, Profile, Role, Roles, save_profile
+from hardware_profiles.roofline import (
+    BANDWIDTH_SHARE,
+    COMPUTE_SHARE,
+    ENGINES,
+    PRECISIONS,
+    Efficiency,
+    Engine,
+    Setting,
+    find_device,
+)
 from hardware_profiles.shapes import Shape, find_shape, with_layers
+from hardware_profiles.surface import OperationName, Provenance, RoleName
 from policies.commandline import HELP, Refusal, checked_command
 
 CONTEXT = 512
@@ -116,7 +122,7 @@ def profile_of(
     bases: dict[OperationName, Basis] = {}
     sides: tuple[tuple[RoleName, Side], ...] = (("target", target), ("draft", draft))
     for role, side in sides:
-        for operation in OPERATIONS[role]:
+        for operation in ROLE_OPERATIONS[role]:
             bases[operation] = side.rest if operation.endswith("prefill") else side.forward
     overlap: tuple[Overlap, ...] = turns() if shared else ()
     costs = "two models on one device take turns" if shared else "work side by side costs nothing"

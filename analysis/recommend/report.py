@@ -11,7 +11,7 @@ from analysis.recommend.answer import Point, Ranked, Recommendation, as_row, cha
 from analysis.recommend.search import requests_served
 from analysis.sources import Sources
 from hardware_profiles.jsonfile import to_json
-from hardware_profiles.pairs import other_pair
+from hardware_profiles.store import other_pair
 from policies.commandline import fitted_table, wide_console
 from policies.registry import Settings, find_policy
 from simulator.imports.export import METHOD_OF, engine_lines, engines_load

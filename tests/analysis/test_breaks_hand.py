@@ -13,7 +13,7 @@ from analysis.breaks.catalogue import LAWS
 from analysis.breaks.points import Case, Point, World
 from analysis.breaks.relaxations import RELAXATIONS
 from analysis.breaks.worlds import falling, profile
-from hardware_profiles.latency import LatencySurface
+from hardware_profiles.surface import LatencySurface
 from policies.laws.ssd import expected_tokens
 
 ALWAYS = Point(0.8, 4, 0.1, fanout=(3,) * 5, scale=0.0)

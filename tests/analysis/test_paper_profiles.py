@@ -20,10 +20,10 @@ from analysis.papers.profiles import (
     transformers_engine,
 )
 from calibrate.machine import Machine, WrongMachine, require
-from hardware_profiles.efficiencies import ENGINES
-from hardware_profiles.latency import LatencySurface
-from hardware_profiles.profile import OperationName, Profile, load_profile, unmeasured
+from hardware_profiles.profile import Profile, load_profile, unmeasured
+from hardware_profiles.roofline import ENGINES
 from hardware_profiles.store import find_profile
+from hardware_profiles.surface import LatencySurface, OperationName
 from simulator.cli import main as simulate
 
 

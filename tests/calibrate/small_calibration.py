@@ -14,7 +14,7 @@ from calibrate.live.accelerators import Found
 from calibrate.live.placement import available_cores, parse_placement
 from calibrate.machine import Machine
 from calibrate.plan import Grid, LivePart, Plan
-from hardware_profiles.costs import Axis
+from hardware_profiles.surface import Axis
 from policies.ar import ArConfig
 from policies.pearl import PearlConfig
 from policies.sd import SdConfig

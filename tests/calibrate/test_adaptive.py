@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from calibrate.adaptive import At, fitting, held_out_errors, middle, next_values, probes, refine, scattered
 from calibrate.plan import Grid
-from hardware_profiles.costs import GridCost, Point
-from hardware_profiles.latency import LatencySurface
+from hardware_profiles.surface import GridCost, LatencySurface, Point
 
 GRID = Grid("target.forward", ("batch", "new_tokens", "context"), ((1, 64), (1, 16), (0, 1024)))
 

@@ -13,10 +13,9 @@ from calibrate.cli import main
 from calibrate.decide_cli import _why_untimed
 from calibrate.live.errors import PlacementError
 from calibrate.reply_recorder import Asked, DecisionFiles, record_decisions
-from hardware_profiles.costs import ConstantCost, Provenance
 from hardware_profiles.decisions import DecisionTrace
-from hardware_profiles.parts import DeviceInfo, Role, Roles
-from hardware_profiles.profile import Profile
+from hardware_profiles.profile import DeviceInfo, Profile, Role, Roles
+from hardware_profiles.surface import ConstantCost, Provenance
 from policies.registry import configure
 
 SETTINGS = configure("duo", lookahead=4)

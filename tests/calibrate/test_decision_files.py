@@ -16,13 +16,12 @@ from calibrate.decide_cli import decide, settings_of
 from calibrate.prompts import Prompt
 from calibrate.record import digest
 from calibrate.reply_recorder import Asked, DecisionFiles, Recorder
-from hardware_profiles.costs import ConstantCost, Provenance
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions
 from hardware_profiles.optime import StepTotal, Timed
 from hardware_profiles.pace import costs_fingerprint
-from hardware_profiles.parts import DeviceInfo, Role, Roles
-from hardware_profiles.profile import Profile
-from hardware_profiles.trace_schema import TraceMeta, TraceRequest
+from hardware_profiles.profile import DeviceInfo, Profile, Role, Roles
+from hardware_profiles.surface import ConstantCost, Provenance
+from hardware_profiles.trace import TraceMeta, TraceRequest
 from policies.registry import POLICIES, Settings, configure
 from policies.values import Request
 

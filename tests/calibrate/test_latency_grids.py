@@ -8,7 +8,7 @@ import pytest
 from calibrate.journal import Journal
 from calibrate.measure import Repetition, Samples, Timer, measure_grids, robust, shape_of
 from calibrate.plan import Grid, Plan, plan
-from hardware_profiles.latency import LatencySurface
+from hardware_profiles.surface import LatencySurface
 
 FORWARD = Grid(
     "target.forward", ("batch", "new_tokens", "context"), ((1, 2), (1, 4), (0, 100)), ((1, 2, 50),)

@@ -13,10 +13,9 @@ from calibrate.hostrecords import LiveRecord, Observation, Step, from_json, obse
 from calibrate.live.transport.device import StepTime, Timing
 from calibrate.live_runs import measured_runs
 from calibrate.measure import overlap_cases, slowdowns
-from hardware_profiles.costs import GridCost, Point
-from hardware_profiles.latency import LatencySurface
 from hardware_profiles.optime import OperationHost
-from hardware_profiles.profile import Forward, Overlap
+from hardware_profiles.profile import Overlap
+from hardware_profiles.surface import Forward, GridCost, LatencySurface, Point
 from policies.registry import Settings, configure
 
 FORWARD = ("batch", "new_tokens", "context")

@@ -16,8 +16,7 @@ from hardware_profiles.decisions import read_decisions
 from hardware_profiles.profile import ProfileError, load_profile
 from hardware_profiles.shapes import ShapeError, find_shape
 from hardware_profiles.store import find_profile, user_decisions, user_profile, user_trace
-from hardware_profiles.trace import read_trace
-from hardware_profiles.trace_schema import TraceError
+from hardware_profiles.trace import TraceError, read_trace
 from simulator.imports.formats import read_file
 from simulator.imports.measured import ImportRefused
 from simulator.tokens.acceptance import load_acceptance

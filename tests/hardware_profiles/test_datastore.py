@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware_profiles.datastore import Datastore, DatastoreError, datastore_path
-from hardware_profiles.suffixes import by_doubling, suffix_array
+from hardware_profiles.datastore import Datastore, DatastoreError, by_doubling, datastore_path, suffix_array
 
 VOCABULARY = 4
 WORDS = st.lists(st.integers(0, VOCABULARY - 1), max_size=30).map(tuple)

@@ -26,7 +26,7 @@ def imported(path: Path) -> set[str]:
 
 def test_slow_packages_are_imported_on_first_use_only() -> None:
     code = (
-        "import sys, hardware_profiles.store, hardware_profiles.trace, hardware_profiles.latency\n"
+        "import sys, hardware_profiles.store, hardware_profiles.trace, hardware_profiles.surface\n"
         "print(sorted({'scipy', 'pyarrow', 'pandas', 'torch'} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code]

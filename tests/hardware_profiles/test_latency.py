@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware_profiles.latency import LatencySurface, held_out_error
-from hardware_profiles.profile import ConstantCost, GridCost, Point
+from hardware_profiles.surface import ConstantCost, GridCost, LatencySurface, Point, held_out_error
 
 TICKS = {"batch": (1, 4), "new_tokens": (1, 2, 5), "context": (64, 256)}
 

@@ -13,20 +13,16 @@ from hypothesis import strategies as st
 
 from hardware_profiles.optime import Host
 from hardware_profiles.profile import (
-    AXES,
-    ConstantCost,
-    GridCost,
     Overlap,
-    Point,
     Profile,
     ProfileError,
-    Provenance,
     Roles,
     format_profile,
     load_profile,
     save_profile,
 )
 from hardware_profiles.store import find_profile, shipped_profiles
+from hardware_profiles.surface import AXES, ConstantCost, GridCost, Point, Provenance
 
 ROLE = {"device": {"kind": "cpu"}, "model": "tiny"}
 

@@ -10,26 +10,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware_profiles.costs import ConstantCost, GridCost, Point, Provenance
-from hardware_profiles.devices import DEVICES, DeviceError, find_device, known_part
-from hardware_profiles.efficiencies import ENGINES, default_engine
-from hardware_profiles.latency import LatencySurface
-from hardware_profiles.parts import DeviceInfo, Role
 from hardware_profiles.predicted import Basis, predicted_grid, predicted_role, setting_of
-from hardware_profiles.profile import load_profile
+from hardware_profiles.profile import DeviceInfo, Role, load_profile
 from hardware_profiles.roofline import (
+    DEVICES,
+    ENGINES,
     PRECISIONS,
+    DeviceError,
     Efficiency,
     RooflineError,
     Setting,
     allreduce_s,
+    carried_error,
+    default_engine,
+    find_device,
     find_precision,
+    fit_roofline,
+    known_part,
     seconds,
     work_of,
 )
-from hardware_profiles.roofline_fit import carried_error, fit_roofline
 from hardware_profiles.shapes import Shape, ShapeError, find_shape
 from hardware_profiles.store import find_profile
+from hardware_profiles.surface import ConstantCost, GridCost, LatencySurface, Point, Provenance
 from policies.laws.mirror import target_communication
 
 SMALL = Shape("small", 4, 2, 2, 1, 2, 8, 10, tied=True)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from hardware_profiles.costs import GridCost, Provenance
-from hardware_profiles.devices import find_device
-from hardware_profiles.parts import Roles
-from hardware_profiles.predicted import Basis, predicted_operations, predicted_role, turns
-from hardware_profiles.profile import Profile, ProfileError, load_profile
-from hardware_profiles.roofline import PRECISIONS, Efficiency, Setting
-from hardware_profiles.scaled import placement_note, replaced, rescaled
+from hardware_profiles.predicted import (
+    Basis,
+    placement_note,
+    predicted_operations,
+    predicted_role,
+    replaced,
+    rescaled,
+    turns,
+)
+from hardware_profiles.profile import Profile, ProfileError, Roles, load_profile
+from hardware_profiles.roofline import PRECISIONS, Efficiency, Setting, find_device
 from hardware_profiles.shapes import find_shape
 from hardware_profiles.store import find_profile
+from hardware_profiles.surface import GridCost, Provenance
 
 ENGINE = Efficiency(1.6, 1.3, 5e-5)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hardware_profiles.costs import ConstantCost, GridCost, Point, Provenance
 from hardware_profiles.profile import DeviceInfo, MeasuredRun, Profile, Role, Roles
+from hardware_profiles.surface import ConstantCost, GridCost, Point, Provenance
 from hardware_profiles.trace import Trace, TraceMeta, TraceRequest
 
 

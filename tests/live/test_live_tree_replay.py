@@ -9,7 +9,7 @@ import pytest
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import run_live
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, write_decisions
-from hardware_profiles.trace_schema import TraceMeta, TraceRequest
+from hardware_profiles.trace import TraceMeta, TraceRequest
 from policies.config import SettingError
 from policies.registry import Settings, configure
 from policies.rows import Round, Rows

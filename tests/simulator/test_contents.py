@@ -10,7 +10,7 @@ import pytest
 
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.optime import KindPace, OperationHost
-from hardware_profiles.trace_schema import TraceError, TraceMeta, TraceRequest
+from hardware_profiles.trace import TraceError, TraceMeta, TraceRequest
 from policies.config import SettingError
 from policies.operation import CostClass, RowOperation, Work
 from policies.protocols import Steps, World

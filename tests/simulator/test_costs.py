@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hardware_profiles.latency import LatencySurface
-from hardware_profiles.profile import ConstantCost, GridCost, Point
+from hardware_profiles.surface import ConstantCost, GridCost, LatencySurface, Point
 from policies.operation import Draft, Prefill, Prespeculate, Settle, Verify
 from policies.sampling import GREEDY
 from policies.values import Source, Speculation, Verdict, View

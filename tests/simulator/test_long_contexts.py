@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tiny_profiles import trace
 
 from hardware_profiles.decisions import DecisionTrace, read_decisions
-from hardware_profiles.latency import LatencySurface
 from hardware_profiles.profile import Profile, load_profile
 from hardware_profiles.store import find_decisions, find_profile, shipped_profiles
+from hardware_profiles.surface import LatencySurface
 from policies.operation import Draft, Prespeculate, Verify
 from policies.registry import POLICIES, configure
 from policies.values import Source, Speculation, View

@@ -7,10 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hardware_profiles.costs import Quantiles
-from hardware_profiles.latency import varied
 from hardware_profiles.optime import Host, HostOperation, OperationHost
 from hardware_profiles.profile import Profile
+from hardware_profiles.surface import Quantiles, varied
 from policies.registry import configure
 from simulator.costs import Effects
 from simulator.noise import BLOCK, STRATA, KeyedNoise

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hardware_profiles.costs import ConstantCost, Provenance
-from hardware_profiles.parts import DeviceInfo, Role, Roles
-from hardware_profiles.profile import Profile
-from hardware_profiles.trace_schema import TraceMeta
+from hardware_profiles.profile import DeviceInfo, Profile, Role, Roles
+from hardware_profiles.surface import ConstantCost, Provenance
+from hardware_profiles.trace import TraceMeta
 from simulator.request import _other_draft
 
 

@@ -15,9 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrate.hostrecords import Expectation
-from hardware_profiles.costs import ConstantCost, Provenance
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, read_pace, write_decisions
-from hardware_profiles.latency import LatencySurface
 from hardware_profiles.optime import (
     Host,
     KindPace,
@@ -29,10 +27,10 @@ from hardware_profiles.optime import (
     timed_from,
 )
 from hardware_profiles.pace import Pace, costs_fingerprint, place_fingerprint
-from hardware_profiles.parts import DeviceInfo, Role, Roles
-from hardware_profiles.profile import Profile, load_profile
+from hardware_profiles.profile import DeviceInfo, Profile, Role, Roles, load_profile
 from hardware_profiles.store import find_profile
-from hardware_profiles.trace_schema import TraceMeta, TraceRequest
+from hardware_profiles.surface import ConstantCost, LatencySurface, Provenance
+from hardware_profiles.trace import TraceMeta, TraceRequest
 from policies.config import SettingError
 from policies.operation import CostClass, RowOperation, Work
 from policies.protocols import Steps, World

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tiny_worlds import events, outcomes, run, tokens_by_hand
 
-from hardware_profiles.latency import LatencySurface
 from hardware_profiles.optime import Host, OperationHost
-from hardware_profiles.profile import ConstantCost, GridCost, Point, Profile
+from hardware_profiles.profile import Profile
+from hardware_profiles.surface import ConstantCost, GridCost, LatencySurface, Point
 from policies.operation import Draft, Prespeculate, Verify
 from policies.protocols import Steps
 from policies.registry import SettingError, configure, start

@@ -1,0 +1,393 @@
+"""What one operation costs: a constant or a grid of measured points, and the durations between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    field_validator,
+    model_validator,
+)
+from pydantic import NonNegativeFloat as Seconds
+from pydantic_core import PydanticCustomError
+
+Axis: TypeAlias = Literal["batch", "new_tokens", "branches", "context"]
+"""What a cost may depend on.
+
+- ``batch``: rows that take part.
+- ``new_tokens``: tokens computed per row.
+- ``branches``: tokens computed by one step of a tree: per row, padded to the widest row, where the grid
+  has the axis ``batch``; over all rows where it has not.
+- ``context``: tokens already in the KV cache, per row (the mean, where rows differ).
+"""
+
+Quantiles: TypeAlias = tuple[float, float, float, float, float]
+"""Seconds at the levels `LEVELS`, not decreasing."""
+
+RoleName: TypeAlias = Literal["target", "draft"]
+OperationName: TypeAlias = Literal[
+    "target.forward", "target.prefill", "draft.forward", "draft.prefill", "draft.tree"
+]
+Forward: TypeAlias = Literal["forward", "prefill", "tree"]
+"""An operation without the device's name."""
+
+AXES: Mapping[OperationName, tuple[Axis, ...]] = {
+    "target.forward": ("batch", "new_tokens", "context"),
+    "target.prefill": ("batch", "new_tokens"),
+    "draft.forward": ("batch", "new_tokens", "context"),
+    "draft.prefill": ("batch", "new_tokens"),
+    "draft.tree": ("batch", "branches", "context"),
+}
+"""Axes that the grid of each operation may have."""
+
+OPERATIONS: Mapping[tuple[RoleName, Forward], tuple[str, ...]] = {
+    ("target", "forward"): ("verify",),
+    ("target", "prefill"): ("prefill",),
+    ("draft", "forward"): ("draft", "continue"),
+    ("draft", "prefill"): ("prefill",),
+    ("draft", "tree"): ("prespeculate",),
+}
+"""The operations of policies that each measured forward stands for, where devices slow each other down."""
+
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""Levels of all quantiles of a profile."""
+
+
+class Frozen(BaseModel):
+    """Base of everything in a profile: immutable, no unknown field, no NaN or infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_by_name=True)
+
+
+def field_error(path: str, message: str) -> PydanticCustomError:
+    """The error to raise in a validator for a field *below* the one it validates.
+
+    Args:
+        path: Dotted path of the bad field, relative to the validated one.
+        message: What is wrong with it.
+    """
+    return PydanticCustomError("field", "{message}", {"path": path, "message": message})
+
+
+def check_quantiles(quantiles: Quantiles | None) -> Quantiles | None:
+    """The quantiles, unchanged.
+
+    Raises:
+        ValueError: They are not positive or decrease.
+    """
+    if quantiles is not None and (quantiles[0] <= 0 or list(quantiles) != sorted(quantiles)):
+        raise ValueError(f"must be 5 numbers > 0 that do not decrease, got {list(quantiles)}")
+    return quantiles
+
+
+class Provenance(Frozen):
+    """Where numbers come from.
+
+    Attributes:
+        kind: `measured` (on the named machine), `paper` (fitted from a paper's table), `roofline`
+            (extrapolated from a model of the hardware) or `synthetic` (made up).
+        when: Date or date and time, ISO 8601.
+        machine: What they were measured on.
+        versions: Version of each package involved.
+        command: What made the profile.
+        note: Anything else; for `paper`, which table.
+    """
+
+    kind: Literal["measured", "paper", "roofline", "synthetic"]
+    when: str | None = None
+    machine: str | None = None
+    versions: Mapping[str, str] = Field(default_factory=dict)
+    command: str | None = None
+    note: str | None = None
+
+
+class InterpolationError(Frozen):
+    """Relative error |interpolated - measured| / measured on points that the grid was not built from.
+
+    Attributes:
+        median: Middle one of the errors.
+        p95: Their 95 % quantile.
+        worst: The largest.
+        held_out_points: How many there are, at least 1.
+    """
+
+    median: Seconds
+    p95: Seconds
+    worst: Seconds
+    held_out_points: PositiveInt
+
+
+class Point(Frozen):
+    """One measured cell of a grid.
+
+    Attributes:
+        at: Its coordinate on each axis of the grid.
+        mean_s: Mean duration, s.
+        quantiles_s: Durations at `LEVELS`, s; None where only the mean is known.
+        samples: Number of durations behind them.
+    """
+
+    at: tuple[NonNegativeInt, ...]
+    mean_s: PositiveFloat
+    quantiles_s: Quantiles | None = None
+    samples: PositiveInt = 1
+
+    _check_quantiles = field_validator("quantiles_s")(check_quantiles)
+
+
+class ConstantCost(Frozen):
+    """An operation that always takes the same time.
+
+    Attributes:
+        seconds: Its duration, s.
+        interpolation_error: Error of this entry on points held out, if it stands for measurements.
+        provenance: Where the number comes from, if not from where the profile says.
+    """
+
+    seconds: PositiveFloat
+    interpolation_error: InterpolationError | None = None
+    provenance: Provenance | None = None
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """No axes: a constant depends on nothing."""
+        return ()
+
+
+class GridCost(Frozen):
+    """An operation measured on a full grid.
+
+    Attributes:
+        axes: What the duration depends on.
+        points: One point per cell of the grid that their coordinates span, in any order.
+        block_factors: How fast the machine was in each repetition of the measurement: mean ratio of a
+            repetition's durations to their points' means.  A slow drift, to be drawn anew for each
+            simulated run, where the quantiles are noise from one duration to the next.
+        interpolation_error: Error of the interpolation on points held out.
+        provenance: Where the points come from, if not from where the profile says.
+    """
+
+    axes: tuple[Axis, ...]
+    points: tuple[Point, ...]
+    block_factors: tuple[PositiveFloat, ...] = ()
+    interpolation_error: InterpolationError | None = None
+    provenance: Provenance | None = None
+
+    @field_validator("axes")
+    @classmethod
+    def _axes_differ(cls, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        if repeated := [axis for axis, count in Counter(axes).items() if count > 1]:
+            raise ValueError(f"{repeated[0]!r} is named twice")
+        return axes
+
+    @model_validator(mode="after")
+    def _grid_is_full(self) -> GridCost:
+        for name in ("axes", "points"):
+            # Not a constraint of the field, which would also be reported when an item is bad.
+            if not getattr(self, name):
+                raise field_error(name, "must not be empty")
+        for index, point in enumerate(self.points):
+            if len(point.at) != len(self.axes):
+                message = f"must have {len(self.axes)} coordinates {self.axes}, got {len(point.at)}"
+                raise field_error(f"points.{index}.at", message)
+        first: dict[tuple[int, ...], int] = {}
+        for index, point in enumerate(self.points):
+            if first.setdefault(point.at, index) != index:
+                raise field_error(f"points.{index}.at", f"same cell as points.{first[point.at]}")
+        for cell in product(*self.ticks()):
+            if cell not in first:
+                raise field_error("points", f"no point at {_name_cell(self.axes, cell)}")
+        return self
+
+    def ticks(self) -> tuple[tuple[int, ...], ...]:
+        """Coordinates of the grid on each axis, rising."""
+        columns = zip(*(point.at for point in self.points), strict=True)
+        return tuple(tuple(sorted(set(column))) for column in columns)
+
+
+def _name_cell(axes: Iterable[str], cell: Iterable[int]) -> str:
+    return ", ".join(f"{axis}={value}" for axis, value in zip(axes, cell, strict=True))
+
+
+def _kind(entry: Any) -> str:
+    names = entry if isinstance(entry, Mapping) else vars(entry) if isinstance(entry, Frozen) else ()
+    return "<grid>" if "axes" in names or "points" in names else "<constant>"
+
+
+# The tags are in angle brackets so that they can be told from fields in an error's path.
+OperationCost: TypeAlias = Annotated[
+    Annotated[ConstantCost, Tag("<constant>")] | Annotated[GridCost, Tag("<grid>")],
+    Discriminator(_kind),
+]
+
+
+FloatArray: TypeAlias = NDArray[np.float64]
+
+# Linear extrapolation far below a grid can fall below zero, and an event must not happen before its
+# cause.  No operation is taken to be faster than this share of the fastest measured point.
+_FLOOR = 0.1
+
+
+class LatencySurface:
+    """Duration of one operation as a function of its coordinates (see `costs.Axis`).
+
+    Multilinear between the points of a grid and linear beyond them, but never less than a tenth of the
+    smallest mean; an axis with a single point has no influence.  Coordinates that the operation does
+    not depend on are ignored, so that a caller passes all it has and need not know the profile's axes.
+    """
+
+    def __init__(self, cost: OperationCost) -> None:
+        """Build the surface of one entry of `Profile.operations`."""
+        self.axes: tuple[Axis, ...] = cost.axes
+        self._ticks: dict[str, FloatArray] = {}
+        if isinstance(cost, ConstantCost):
+            self._means = np.array(cost.seconds)
+            self._spread = np.ones(len(LEVELS))
+        else:
+            ticks = cost.ticks()
+            self._ticks = {a: np.array(t, dtype=np.float64) for a, t in zip(cost.axes, ticks, strict=True)}
+            # The grid is full, so that the points in the order of their coordinates are its values.
+            means = [point.mean_s for point in sorted(cost.points, key=lambda point: point.at)]
+            self._means = np.reshape(means, [len(tick) for tick in ticks])
+            self._spread = _pooled_spread(cost.points)
+        self._free = [axis for axis in self.axes if len(self._ticks[axis]) > 1]
+        self._interpolate: Any = None
+
+    def seconds(self, **coordinates: float) -> float:
+        """Mean duration, s, at the given coordinates.
+
+        Raises:
+            ValueError: An axis of this surface is not given.
+        """
+        self._require(coordinates)
+        at = [[coordinates[axis] for axis in self._free]]
+        return float(self._evaluate(np.array(at, dtype=np.float64))[0])
+
+    def along(self, axis: str, upto: int, *, start: int = 0, **fixed: float) -> FloatArray:
+        """[upto + 1 - start] mean durations, s, at the integers start ... upto of one axis, the others fixed.
+
+        This is the simulator's fast path: one call here replaces a thousand interpolations.  Along an
+        axis that the operation does not depend on the durations are all the same.
+
+        Raises:
+            ValueError: Another axis of this surface is not given.
+        """
+        values = np.arange(start, upto + 1, dtype=np.float64)
+        self._require({**fixed, axis: 0.0})
+        at = np.empty((len(values), len(self._free)))
+        for column, name in enumerate(self._free):
+            at[:, column] = values if name == axis else fixed[name]
+        return self._evaluate(at)
+
+    def covers(self, **coordinates: float) -> bool:
+        """Whether the coordinates lie within the measured grid, so that nothing is extrapolated.
+
+        A constant covers everything.
+
+        Raises:
+            ValueError: An axis of this surface is not given.
+        """
+        self._require(coordinates)
+        return all(bool(t[0] <= coordinates[axis] <= t[-1]) for axis, t in self._ticks.items())
+
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        """Smallest and largest measured coordinate on each axis; none for a constant."""
+        return {axis: (float(self._ticks[axis][0]), float(self._ticks[axis][-1])) for axis in self.axes}
+
+    def relative_spread(self) -> FloatArray:
+        """[5] ratios quantile / mean at `LEVELS`, pooled over the grid; ones where no spread is known.
+
+        Pooled with the number of samples as weight, since a handful of samples says little about the
+        tails of one cell.
+        """
+        return self._spread.copy()
+
+    def noise(self, uniform: NDArray[np.floating[Any]]) -> FloatArray:
+        """Factors on the mean duration, of mean exactly 1, from uniforms in [0, 1) of any shape.
+
+        They follow the inverse of the distribution function that is linear between the pooled quantiles
+        and flat beyond the outer two: five quantiles say nothing about the tails.
+        """
+        return varied(self._spread, uniform)
+
+    def _require(self, coordinates: dict[str, float]) -> None:
+        if missing := [axis for axis in self.axes if axis not in coordinates]:
+            raise ValueError(f"{', '.join(missing)} must be given: the duration depends on it")
+
+    def _evaluate(self, at: FloatArray) -> FloatArray:
+        """[n] durations at [n, free axes] coordinates."""
+        if not self._free:
+            return np.full(len(at), float(self._means.flat[0]))
+        if self._interpolate is None:
+            # Here and not at the top: it takes longer to import than all else together, and a
+            # simulation with constant costs never needs it.
+            from scipy.interpolate import RegularGridInterpolator
+
+            self._interpolate = RegularGridInterpolator(
+                [self._ticks[axis] for axis in self._free],
+                self._means.squeeze(),
+                bounds_error=False,
+                fill_value=None,
+            )
+        seconds: FloatArray = np.maximum(self._interpolate(at), _FLOOR * self._means.min())
+        return seconds
+
+
+def varied(spread: Sequence[float] | FloatArray, uniform: NDArray[np.floating[Any]]) -> FloatArray:
+    """Factors of mean exactly 1, from uniforms in [0, 1) of any shape.
+
+    They follow the inverse of the distribution function that is linear between the quantiles `spread` at
+    `LEVELS` and flat beyond the outer two.
+    """
+    levels = np.asarray(spread, dtype=np.float64)
+    # The integral of the inverse over [0, 1]: two rectangles outside, four trapezia inside.
+    outside = LEVELS[0] * levels[0] + (1 - LEVELS[-1]) * levels[-1]
+    mean = float(outside + np.trapezoid(levels, LEVELS))
+    return np.asarray(np.interp(uniform, LEVELS, levels) / mean, dtype=np.float64)
+
+
+def _pooled_spread(points: Sequence[Point]) -> FloatArray:
+    ratios, weights = [], []
+    for point in points:
+        if point.quantiles_s is not None:
+            ratios.append(np.array(point.quantiles_s) / point.mean_s)
+            weights.append(point.samples)
+    return np.average(ratios, axis=0, weights=weights) if ratios else np.ones(len(LEVELS))
+
+
+def held_out_error(cost: GridCost, held_out: Sequence[Point]) -> InterpolationError:
+    """How far the surface of a grid is from points that it was not built from.
+
+    Args:
+        cost: The grid.
+        held_out: Points on the same axes; outside the grid they test the extrapolation.
+
+    Raises:
+        ValueError: There is no point, or one has other axes.
+    """
+    if not held_out:
+        raise ValueError("no held-out points to compare with")
+    surface = LatencySurface(cost)
+    errors = []
+    for point in held_out:
+        predicted = surface.seconds(**dict(zip(cost.axes, point.at, strict=True)))
+        errors.append(abs(predicted - point.mean_s) / point.mean_s)
+    return InterpolationError(
+        median=float(np.median(errors)),
+        p95=float(np.quantile(errors, 0.95)),
+        worst=max(errors),
+        held_out_points=len(errors),
+    )
