@@ -19,11 +19,16 @@ CACHES = {"XDG_CACHE_HOME": "cache"}
 ELSEWHERE = ("HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE", "MPLCONFIGDIR")
 """Variables of libraries that would lead out of the home."""
 
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Tests run on every core already: libraries that start as many threads again get in each other's way."""
+
 _home = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the home of the session; workers of pytest-xdist share that of the process that started them."""
+    for name in THREADS:
+        os.environ.setdefault(name, "1")
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
     config.stash[_home] = tempfile.TemporaryDirectory(prefix="spectwin-tests-", ignore_cleanup_errors=True)
@@ -38,6 +43,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the home of the session."""
     if _home in config.stash:
         config.stash[_home].cleanup()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with models first: the last files to be handed out should be short ones."""
+    items.sort(key=lambda item: "/live/" not in item.nodeid)
 
 
 @pytest.fixture(autouse=True)

@@ -100,7 +100,9 @@ def test_nodes_of_a_tree_are_the_torch_models(runners: Pair) -> None:
 
 def test_it_grows_and_probes() -> None:
     llama = tiny_model(1)
-    mine, theirs = (filled(r) for r in (OpenvinoRunner(llama, capacity=1, static=True), ModelRunner(llama)))
+    mine, theirs = (
+        filled(r) for r in (OpenvinoRunner(llama, capacity=1, static=True, threads=1), ModelRunner(llama))
+    )
     chain = [list(range(40))]
     assert_same(mine.forward([0], chain), theirs.forward([0], chain), [40])
     assert (mine.slots, mine.capacity) == (4, 64)
@@ -111,11 +113,11 @@ def test_it_grows_and_probes() -> None:
 
 def test_graphs_are_kept_between_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llama, folder = tiny_model(1), tmp_path / "openvino" / "some-key"
-    first = OpenvinoRunner(llama, folder=folder)
+    first = OpenvinoRunner(llama, folder=folder, threads=1)
     assert first.converted and (folder / "model.xml").is_file() and any((folder / "compiled").iterdir())
     assert [path.name for path in folder.parent.iterdir()] == ["some-key"]
     monkeypatch.setattr(openvino, "convert", lambda *_: pytest.fail("converted again"))
-    second = OpenvinoRunner(llama, folder=folder)
+    second = OpenvinoRunner(llama, folder=folder, threads=1)
     assert not second.converted
     for runner in (first, second):
         filled(runner)
@@ -124,7 +126,7 @@ def test_graphs_are_kept_between_processes(tmp_path: Path, monkeypatch: pytest.M
 
 def test_half_precision_is_not_taken_for_something_else() -> None:
     llama = tiny_model(1)
-    mine = filled(OpenvinoRunner(llama, precision="bf16", capacity=32))
+    mine = filled(OpenvinoRunner(llama, precision="bf16", capacity=32, threads=1))
     theirs = filled(ModelRunner(llama, slots=4))
     logits, exact = mine.forward([0], [[1, 2]]), theirs.forward([0], [[1, 2]])
     assert float((logits - exact).abs().max()) < 0.2 * float(exact.abs().max())
@@ -200,7 +202,7 @@ def test_it_drafts_what_the_draft_alone_decodes(
     draft_model: PreTrainedModel,
     prompts: list[tuple[int, ...]],
 ) -> None:
-    draft = OpenvinoRunner(draft_model, slots=2, capacity=128, static=static)
+    draft = OpenvinoRunner(draft_model, slots=2, capacity=128, static=static, threads=1)
     check_drafting(target_model, draft_model, draft, settings, prompts)
 
 
@@ -211,7 +213,7 @@ def test_a_stale_key_would_be_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A backend that does not write the newest token's keys emits the right text with the wrong drafts."""
-    draft = OpenvinoRunner(draft_model, capacity=128)
+    draft = OpenvinoRunner(draft_model, capacity=128, threads=1)
     infer = OpenvinoRunner._infer
 
     def forgetful(self: OpenvinoRunner, *arguments: Any) -> Any:
@@ -229,7 +231,7 @@ def test_a_stale_key_would_be_noticed(
 
 
 def table_runner() -> OpenvinoRunner:
-    return OpenvinoRunner(table_draft(), slots=BATCH, capacity=16)
+    return OpenvinoRunner(table_draft(), slots=BATCH, capacity=16, threads=1)
 
 
 def test_sampled_output_has_the_targets_law() -> None:
