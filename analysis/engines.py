@@ -248,8 +248,8 @@ def main(prompts: str, count: int, as_json: bool, target: str, draft: str, **opt
     """Our plain decoding and SD against transformers' own, on the same cores."""
     from rich.progress import Progress
 
-    from calibrate.pair.embed import resolve_model
     from calibrate.prompts import find_prompts, load_prompts, spread
+    from calibrate.shipped import resolve_model
 
     job = Job(str(resolve_model(target)), str(resolve_model(draft)), **options)
     texts = [prompt.text for prompt in spread(load_prompts(find_prompts(prompts)), count)]

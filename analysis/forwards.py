@@ -97,7 +97,7 @@ def main(target: str, draft: str, repeats: int, as_json: bool) -> None:
     from rich.table import Table
 
     from calibrate.display import show_progress
-    from calibrate.pair.embed import resolve_model
+    from calibrate.shipped import resolve_model
 
     try:
         folders = [str(resolve_model(name)) for name in (target, draft)]

@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
+from calibrate.corpus import Document, collect, of_split, split_of, standard_library
 from calibrate.options import trust_option
-from calibrate.pair.corpus import Document, collect, of_split, split_of, standard_library
 from hardware_profiles.datastore import Datastore, datastore_path
 from hardware_profiles.jsonfile import to_json
 from policies.commandline import HELP, NAME, Refusal, checked_group, refusals, typed
@@ -219,7 +219,7 @@ class BuildRequest:
 def _built(request: BuildRequest) -> tuple[Path, Datastore]:
     from calibrate.display import show_progress
     from calibrate.live.loading import load_tokenizer
-    from calibrate.pair.embed import resolve_model
+    from calibrate.shipped import resolve_model
 
     tokenizer = load_tokenizer(resolve_model(request.tokenizer), trust_remote_code=request.trust_remote_code)
     with show_progress() as progress:

@@ -29,10 +29,10 @@ from calibrate.live.placement import (
     parse_placement,
 )
 from calibrate.machine import Machine, available_memory
-from calibrate.pair.embed import resolve_model
 from calibrate.plan import BATCHES, Plan, plan
 from calibrate.prompts import Prompt, choose_prompts
 from calibrate.record import versions
+from calibrate.shipped import resolve_model
 from hardware_profiles.profile import Profile
 from policies.sampling import Sampling
 

@@ -17,7 +17,7 @@ from typing import Any
 from calibrate.live.backends.installed import SEQUENCES
 from calibrate.live.errors import ModelError
 from calibrate.live.placement import Precision, config_file, has_random_weights
-from calibrate.pair.embed import cache_folder
+from calibrate.shipped import cache_folder
 from hardware_profiles.jsonfile import LARGEST_BYTES, FileRefused, parse_json, read_json, write_json
 from hardware_profiles.roofline import find_precision
 from hardware_profiles.shapes import CONFIGS, ShapeError, find_shape, read_config, text_config
@@ -340,6 +340,6 @@ def _keep(config: Mapping[str, Any], numbers: Mapping[str, int], name: str) -> P
             + ", ".join(key for key, value in config.items() if type(value) is int)
         )
     parts = [name.replace(":", "-"), *(f"{key}-{value}" for key, value in numbers.items())]
-    path = cache_folder().parent / "shapes" / "-".join(parts) / "config.json"
+    path = cache_folder("shapes") / "-".join(parts) / "config.json"
     write_json(path, {**config, **numbers})
     return path

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calibrate.pair.embed import PROMPTS
+from calibrate.shipped import PROMPTS
 from hardware_profiles.jsonfile import FileRefused, parse_json, read_text
 
 

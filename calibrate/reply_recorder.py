@@ -199,7 +199,7 @@ def record_decisions(
         LiveError: A model is not there or does not run.
     """
     from calibrate.live.loading import load_tokenizer
-    from calibrate.pair.embed import profiled_model
+    from calibrate.shipped import profiled_model
 
     models = [str(profiled_model(role.model)) for role in asked.roles]
     tokenizer = load_tokenizer(models[0], trust_remote_code=asked.trust_remote_code)

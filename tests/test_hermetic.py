@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.pair.embed import cache_folder
+from calibrate.shipped import cache_folder
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile, user_directory, user_profile
 
@@ -29,7 +29,7 @@ def test_the_users_folder_is_empty_at_the_start(name: str) -> None:
 
 
 def test_home_and_cache_are_the_sessions_own() -> None:
-    assert cache_folder().is_relative_to(Path.home())
+    assert cache_folder("pairs").is_relative_to(Path.home())
     assert "spectwin-tests-" in str(Path.home())
 
 

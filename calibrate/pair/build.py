@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.pair.corpus import Document, collect, of_split
+from calibrate.corpus import Document, collect, of_split
 from calibrate.pair.train import Plan, Report, Status, Streams, encode_streams
 
 if TYPE_CHECKING:

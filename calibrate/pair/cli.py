@@ -11,7 +11,7 @@ import click
 
 from calibrate.live.placement import GGUF_PRECISIONS
 from calibrate.options import trust_option
-from calibrate.pair.embed import DATA, cache_folder, resolve_model
+from calibrate.shipped import DATA, cache_folder, resolve_model
 from policies.commandline import Command, checked_group, wide_console, with_options
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def build(out: Path, work: Path | None, minutes: float | None, seed: int) -> Non
         TextColumn("{task.fields[note]}"),
     )
     limit = "steps" if minutes is None else f"{minutes:g}min"
-    work = work or cache_folder() / f"build-{seed}-{limit}"
+    work = work or cache_folder("pairs") / f"build-{seed}-{limit}"
     with Progress(*columns) as progress:
         building.build(building.Job(out=out, work=work, seed=seed, minutes=minutes), progress)
     click.echo(f"{out}")
@@ -140,7 +140,7 @@ def _trained(
     """Reports of heads trained under a bar; `knobs` keeps checkpoints of different shapes apart."""
     from calibrate.pair.heads import build_heads
 
-    work = work or cache_folder() / f"{kind.name}-{folder.resolve().name}{knobs}-{training.seed}"
+    work = work or cache_folder("pairs") / f"{kind.name}-{folder.resolve().name}{knobs}-{training.seed}"
     with _training(kind.name) as progress:
         return build_heads(kind, folder, work, training, progress)
 
@@ -212,10 +212,10 @@ def gguf(model: str, out: Path, precision: str, trust_remote_code: bool) -> None
       pair gguf pair:draft --out draft-q8.gguf
       pair gguf my-pair/draft --out draft.gguf --type fp16
     """
+    from calibrate.live.backends.gguf import export_gguf
     from calibrate.live.errors import ModelError
     from calibrate.live.loading import load_model
     from calibrate.live.placement import is_local_model
-    from calibrate.pair.gguf import export_gguf
 
     try:
         folder = str(resolve_model(model))

@@ -1,6 +1,6 @@
-"""The shipped pair's names, and its target in a larger shape: its tokens at the cost of a large model.
+"""The shipped target in a larger shape: its tokens at the cost of a large model.
 
-Names are resolved without torch.  `embed` puts a trained Llama into a wider and deeper one that computes
+`embed` puts a trained Llama into a wider and deeper one that computes
 exactly the same function:
 
 - the extra hidden dimensions stay 0: the embedding's extra columns are 0, and so are the rows of
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -29,65 +28,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calibrate.shipped import DATA, cache_folder
 from hardware_profiles.jsonfile import to_json
 
 if TYPE_CHECKING:
     import torch
     from transformers import LlamaConfig
-
-
-DATA = Path(__file__).parent / "data"
-PROMPTS: dict[str, Path] = {
-    "calibration": DATA / "prompts" / "calibration.jsonl",
-    "heldout": DATA / "prompts" / "heldout.jsonl",
-}
-PREFIX = "pair:"
-_SHIPPED = ("target", "draft")
-
-
-def cache_folder() -> Path:
-    """Where built embeddings are kept: ``$XDG_CACHE_HOME`` or ``~/.cache``, below it our own."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "speculative-twin" / "pairs"
-
-
-def resolve_model(name_or_path: str) -> Path | str:
-    """The folder behind a name of the pair; any other name or path is returned unchanged.
-
-    ``pair:target`` and ``pair:draft`` are the shipped models; ``pair:x5`` and ``pair:x20`` are the
-    target embedded in a larger shape, built in the user's cache on first use.
-
-    Raises:
-        ValueError: for ``pair:`` followed by an unknown name.
-    """
-    if not name_or_path.startswith(PREFIX):
-        return name_or_path
-    name = name_or_path.removeprefix(PREFIX)
-    if name in _SHIPPED:
-        return DATA / name
-
-    if name not in EMBEDDINGS:
-        known = ", ".join(PREFIX + known for known in (*_SHIPPED, *EMBEDDINGS))
-        raise ValueError(f"{name_or_path!r} is not part of the shipped pair: there are {known}")
-    return ensure_embedded(name)
-
-
-def profiled_model(name: str) -> Path | str:
-    """The folder behind a model's name in a profile; for the pair that is the name of its folder.
-
-    Raises:
-        ValueError: The profile is of another version of the shipped pair.
-    """
-    if (DATA / name / "config.json").is_file():
-        return DATA / name
-
-    shape = name.rpartition("-")[0]
-    if shape not in EMBEDDINGS:
-        return resolve_model(name)
-    folder = ensure_embedded(shape)
-    if folder.name != name:
-        raise ValueError(f"the profile is of {name!r}, the shipped pair has {folder.name!r}: calibrate anew")
-    return folder
 
 
 _VERSION = 1
@@ -283,7 +229,7 @@ def ensure_embedded(name: str, cache_dir: Path | None = None) -> Path:
     if name not in EMBEDDINGS:
         raise ValueError(f"no embedding is called {name!r}; there are {', '.join(EMBEDDINGS)}")
     source, shape = DATA / "target", EMBEDDINGS[name]
-    parent = cache_folder() if cache_dir is None else cache_dir
+    parent = cache_folder("pairs") if cache_dir is None else cache_dir
     folder = parent / f"{name}-{embedding_key(source, shape)}"
     if folder.is_dir():
         return folder

@@ -135,11 +135,12 @@ def build_heads(
         training: How long.
         progress: Called with the share done and a note.
     """
+    from calibrate.corpus import collect, of_split
     from calibrate.live.loading import load_model, load_tokenizer
     from calibrate.pair.build import SEED
-    from calibrate.pair.corpus import collect, encode, of_split, read_prompts
-    from calibrate.pair.embed import PROMPTS
+    from calibrate.pair.corpus import encode, read_prompts
     from calibrate.pair.train import encode_streams
+    from calibrate.shipped import PROMPTS
 
     work.mkdir(parents=True, exist_ok=True)
     tokenizer, model = load_tokenizer(folder), load_model(folder)

@@ -28,16 +28,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.pair.corpus import (
-    CATEGORIES,
-    Document,
-    Prompt,
-    collect,
-    encode,
-    encode_document,
-    of_split,
-    read_prompts,
-)
+from calibrate.corpus import CATEGORIES, Document, collect, of_split
+from calibrate.pair.corpus import Prompt, encode, encode_document, read_prompts
 from calibrate.pair.train import WINDOW
 from calibrate.pair.writing import loop_tokens, repeated_ngrams, tail_loop, until_end, written
 from hardware_profiles.jsonfile import to_json

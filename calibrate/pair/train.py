@@ -7,7 +7,7 @@ rate follows whichever is further along; without a limit in minutes a run repeat
 The loop fix is sequence-level unlikelihood on the model's own greedy continuations.
 Welleck et al., "Neural text generation with unlikelihood training" (2019), section 5.2: let the
 model write, and lower the probability of the tokens with which it repeated itself. Here these are
-the tokens of loops and of long repeated n-grams (`calibrate.pair.loops`), not of 4-grams as in the
+the tokens of loops and of long repeated n-grams (`calibrate.pair.writing`), not of 4-grams as in the
 paper: source code repeats short n-grams for good reasons. Cross entropy on ordinary text goes on
 beside it, which keeps the quality. The change is in the weights; decoding stays plain argmax.
 
@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.pair.corpus import CATEGORIES, MAX_POSITION, VOCABULARY, Document, encode_document
+from calibrate.corpus import CATEGORIES, Document
+from calibrate.pair.corpus import MAX_POSITION, VOCABULARY, encode_document
 from calibrate.pair.writing import (
     CONTINUATION,
     PROMPT,

@@ -16,9 +16,9 @@ from calibrate.calibration import requests_of
 from calibrate.live.placement import pair_specs, parse_placement
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import LiveRun, run_live, run_once
-from calibrate.pair.embed import resolve_model
 from calibrate.prompts import find_prompts, load_prompts, spread
 from calibrate.record import RecordingJob, record_trace
+from calibrate.shipped import resolve_model
 from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure
 from policies.rows import Round

@@ -16,7 +16,7 @@ from calibrate.job import check, recorders
 from calibrate.journal import fingerprint
 from calibrate.live.errors import ModelError
 from calibrate.models import MisfitError, ModelSize, check_memory, check_tokenizers, memory_need, model_size
-from calibrate.pair.embed import DATA
+from calibrate.shipped import DATA
 
 GIB = 2**30
 ADDED = {"content": "b", "id": 1}

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli import main
+from calibrate.corpus import Document, collect
 from calibrate.datastore import build, documents_of
 from calibrate.live.loading import load_tokenizer
-from calibrate.pair.corpus import Document, collect
-from calibrate.pair.embed import PROMPTS, resolve_model
 from calibrate.prompts import load_prompts
+from calibrate.shipped import PROMPTS, resolve_model
 from hardware_profiles.datastore import Datastore
 
 LONG = 40

@@ -27,8 +27,9 @@ from calibrate.live import placement
 from calibrate.live.accelerators import Found
 from calibrate.live.placement import available_cores
 from calibrate.machine import Machine
-from calibrate.pair.embed import DATA, Shape, embedded_config
+from calibrate.pair.embed import Shape, embedded_config
 from calibrate.plan import LivePart
+from calibrate.shipped import DATA
 from hardware_profiles.profile import load_profile
 from policies.ar import ArConfig
 from policies.pearl import PearlConfig

@@ -37,14 +37,14 @@ from sampling_support import BATCH
 from tiny_models import tiny_model
 from transformers import PreTrainedModel
 
+from calibrate.live.backends import gguf as writing
+from calibrate.live.backends.gguf import export_gguf
 from calibrate.live.backends.llamacpp import LlamacppRunner
 from calibrate.live.backends.torch import ModelRunner
 from calibrate.live.engine.runner import with_layers
 from calibrate.live.engine.trees import Branching
 from calibrate.live.errors import AuditError, ModelError
 from calibrate.live.transport.world import LiveWorld
-from calibrate.pair import gguf as writing
-from calibrate.pair.gguf import export_gguf
 from policies.tokentree import ROOT
 
 pytestmark = pytest.mark.llamacpp

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.pair.corpus import (
+from calibrate.corpus import (
     CATEGORIES,
     SPLITS,
     Document,

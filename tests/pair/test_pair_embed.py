@@ -14,7 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from calibrate.live.loading import load_model, load_tokenizer
 from calibrate.pair import embed as embedding
 from calibrate.pair.corpus import encode, read_prompts
-from calibrate.pair.embed import DATA, EMBEDDINGS, PROMPTS, Shape, embed, ensure_embedded, real_layers
+from calibrate.pair.embed import EMBEDDINGS, Shape, embed, ensure_embedded, real_layers
+from calibrate.shipped import DATA, PROMPTS
 
 MAX_DIFFERENCE = 5e-5
 

@@ -12,8 +12,8 @@ from transformers import LlamaForCausalLM
 
 from calibrate.live.engine.additions import FILE, ExitHeads, exit_layers, load_exits
 from calibrate.live.loading import load_model
-from calibrate.pair.embed import DATA
 from calibrate.pair.heads import WIDTHS, Training, exit_kind, exit_losses, measure_exits
+from calibrate.shipped import DATA
 from policies.laws.mirror import adapter_share, exit_loss
 
 LAYERS = 4

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from tiny_models import tiny_model
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from calibrate.live.backends.gguf import export_gguf, interleaved
 from calibrate.live.errors import ModelError
 from calibrate.pair.cli import pair
-from calibrate.pair.embed import DATA
-from calibrate.pair.gguf import export_gguf, interleaved
+from calibrate.shipped import DATA
 
 
 def matrices(file: Path) -> dict[str, NDArray[np.float32]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.pair import embed
-from calibrate.pair.embed import DATA, profiled_model
+from calibrate.shipped import DATA, profiled_model
 
 
 def test_a_profiles_models_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

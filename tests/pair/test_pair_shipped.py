@@ -8,19 +8,11 @@ import re
 import pytest
 import torch
 
+from calibrate.corpus import CATEGORIES, split_of
 from calibrate.live.loading import load_model, load_tokenizer
-from calibrate.pair.corpus import (
-    CATEGORIES,
-    END,
-    PER_CATEGORY,
-    VOCABULARY,
-    Prompt,
-    encode,
-    read_prompts,
-    split_of,
-)
-from calibrate.pair.embed import DATA, PROMPTS, resolve_model
+from calibrate.pair.corpus import END, PER_CATEGORY, VOCABULARY, Prompt, encode, read_prompts
 from calibrate.pair.writing import find_loops
+from calibrate.shipped import DATA, PROMPTS, resolve_model
 
 BOTH = ("target", "draft")
 

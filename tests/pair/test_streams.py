@@ -16,8 +16,8 @@ from transformers import LlamaForCausalLM
 from calibrate.live.engine.streams import FILE, StreamHeads, load_streams, save_streams
 from calibrate.live.errors import ModelError
 from calibrate.live.loading import load_model
-from calibrate.pair.embed import DATA
 from calibrate.pair.heads import Training, measure_streams, stream_kind, stream_logits, stream_loss
+from calibrate.shipped import DATA
 
 LAYERS = 2
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from calibrate.journal import fingerprint
 from calibrate.live.errors import ModelError
-from calibrate.pair.embed import cache_folder
+from calibrate.shipped import cache_folder
 from hardware_profiles.jsonfile import to_json
 
 
@@ -65,7 +65,7 @@ def is_static(device: str) -> bool:
 SEQUENCES = 256
 """Most that llama.cpp keeps apart: rows, and branches of all rows' trees."""
 _VERSION = 1
-"""Of what `calibrate.pair.gguf` writes."""
+"""Of what `calibrate.live.backends.gguf` writes."""
 _PACKAGES = ("llama_cpp", "gguf")
 _ERROR = 4
 """llama.cpp's level of messages that are errors."""
@@ -116,4 +116,4 @@ def gguf_file(model: str, precision: str) -> Path:
     """
     parts = [_VERSION, fingerprint(model)]
     key = hashlib.sha256(to_json(parts, default=str).encode()).hexdigest()[:16]
-    return cache_folder().parent / "llamacpp" / key / f"{precision}.gguf"
+    return cache_folder("llamacpp") / key / f"{precision}.gguf"

@@ -433,7 +433,7 @@ def _sequence_of(nodes: Nodes, leaf: int, start: int, branch: Branch) -> int:
 def open_runner(spec: WorkerSpec) -> LlamacppRunner:
     """From a GGUF in the user's cache, made where it is not there; of a hub's model, made each time."""
     import_llamacpp()  # refused before anything is written
-    from calibrate.pair.gguf import export_gguf
+    from calibrate.live.backends.gguf import export_gguf
 
     local, precision = is_local_model(spec.model), own_precision(spec.backend)
     assert precision is not None, "checked by the spec"

@@ -39,7 +39,7 @@ from calibrate.live.engine.slots import Buffers, Plan, SlotCache
 from calibrate.live.errors import ModelError
 from calibrate.live.loading import load_model
 from calibrate.live.placement import Precision, WorkerSpec, is_local_model
-from calibrate.pair.embed import cache_folder
+from calibrate.shipped import cache_folder
 from hardware_profiles.jsonfile import to_json
 
 HIDDEN = torch.finfo(torch.float16).min
@@ -324,7 +324,7 @@ def graph_folder(model: str) -> Path:
     openvino = import_openvino()
     parts = [_VERSION, fingerprint(model), openvino.__version__, torch.__version__, transformers.__version__]
     key = hashlib.sha256(to_json(parts, default=str).encode()).hexdigest()[:16]
-    return cache_folder().parent / "openvino" / key
+    return cache_folder("openvino") / key
 
 
 def find_graph(model: PreTrainedModel, buffers: Sequence[Buffers], folder: Path | None) -> tuple[Any, bool]:

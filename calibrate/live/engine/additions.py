@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from calibrate.live.errors import ModelError
-from calibrate.pair.embed import DATA
+from calibrate.shipped import DATA
 from policies.mirror import EXITS
 
 FILE = "exits.safetensors"
