@@ -16,6 +16,12 @@ from policies.commandline import HELP, RUNS_MODELS, checked_command, refusals, w
 STUDIES = (
     "validation",
     "family",
+    "double",
+    "duodecoding",
+    "mirror",
+    "mirror-streams",
+    "mirror-figures",
+    "retrieval",
     "budget",
     "backup",
     "ratio",

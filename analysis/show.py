@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,6 +264,15 @@ def opinions(axes: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
     axes.set_xlabel("speedup over plain decoding")
     axes.grid(axis="x", alpha=0.3)
     axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
+
+
+def lines_of(setting: str) -> str:
+    """A label without its temperature, over as many short lines as it takes, for an axis.
+
+    The knobs of a tree go without `tree_`.
+    """
+    first, *words = (word for word in setting.split() if not word.startswith("T="))
+    return textwrap.fill(" ".join([first, *(word.removeprefix("tree_") for word in words)]), 34)
 
 
 def draw_hit_curve(axes: Any, curves: HitCurves) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.breaks.points import Case, Point
 from analysis.breaks.worlds import RECORDING, scenario, told_by_recording
-from analysis.mirror_account import overlap_counted
+from analysis.studies.mirrorsd import overlap_counted
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions
 from hardware_profiles.store import decisions_name, find_decisions
 from policies.double import Drafted

@@ -24,8 +24,8 @@ from analysis.breaks.systemlaws import (
     omega,
     two_sequences_speed,
 )
-from analysis.mirror_account import overlap_counted
 from analysis.papers.rasd import fused_tau
+from analysis.studies.mirrorsd import overlap_counted
 from policies.laws.double import pearl_speedup
 from policies.registry import configure
 from policies.tokentree import TreeVerdict

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from analysis.mirror import main
-from analysis.mirror_account import Piece, Times, account, overlap_counted, pieces_of_spans
-from analysis.mirror_cells import Shards, settings_grid
+from analysis.__main__ import main
+from analysis.studies.mirror import Shards, settings_grid
+from analysis.studies.mirrorsd import Piece, Times, account, overlap_counted, pieces_of_spans
 from hardware_profiles.decisions import Decisions
 from policies.registry import configure
 from policies.rows import NO_CACHE
@@ -81,22 +81,20 @@ def test_the_grid_has_every_reading() -> None:
         assert any(part in label for label in labels)
 
 
-def test_the_command_on_coins(tmp_path: Path) -> None:
+def test_the_study_on_coins(tmp_path: Path) -> None:
     asked = "--coins --count 4 --max-tokens 24 --lookahead 2 --kappa 1,4 --exits 1/4,3/4 --batch 1,2 --json"
-    files = ["--plot", str(tmp_path / "m.png"), "--out", str(tmp_path / "m.json")]
-    done = CliRunner().invoke(main, [*asked.split(), *files])
+    done = CliRunner().invoke(main, ["run", "mirror", *asked.split(), "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    found = json.loads((tmp_path / "m.json").read_text())["outcomes"]
-    assert (tmp_path / "m.png").stat().st_size > 10_000
-    mirrors = [o for o in found if o["policy"] == "mirror"]
+    found = json.loads((tmp_path / "mirror.json").read_text())["rows"]
+    assert (tmp_path / "mirror.png").stat().st_size > 10_000
+    mirrors = [row for row in found if row["policy"] == "mirror"]
     assert len(mirrors) == 2 * (4 + 2)
-    for outcome in mirrors:
-        own = outcome["account"]
-        assert own["step_s"] == pytest.approx(own["law_step_s"])
-        assert own["hidden_s"] == pytest.approx(own["law_hidden_s"])
+    for row in mirrors:
+        assert row["simulated_step_s"] == pytest.approx(row["simulated_law_step_s"])
+        assert row["simulated_hidden_s"] == pytest.approx(row["simulated_law_hidden_s"])
 
 
 def test_coins_have_nothing_to_run_live() -> None:
-    done = CliRunner().invoke(main, ["--coins", "--live"])
+    done = CliRunner().invoke(main, ["run", "mirror", "--coins", "--live"])
     assert done.exit_code != 0
     assert "leave out --coins or --live" in done.output

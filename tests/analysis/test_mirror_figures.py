@@ -1,82 +1,74 @@
-"""The figures of Mirror-SD: what each compares, and pictures of points made up."""
+"""The figures of Mirror-SD: what each compares, and pictures of rows made up."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tiny_profiles import profile, trace
+from rich.console import Console
 
-from analysis.family_orders import EVERY
-from analysis.mirror_drawings import draw, name_of
-from analysis.mirror_figures import main, print_points
-from analysis.mirror_points import Point, select
-from analysis.mirror_runs import FIGURES, SHARED, SPLIT, Sweep, live_points, simulated_points
-from analysis.sources import Sources
-from calibrate.live_runs import Cell, LiveRun
-from hardware_profiles.decisions import Decisions, DecisionTrace
-from hardware_profiles.trace import Trace
-from policies.registry import configure
-from simulator.run import Scenario, simulate
-from simulator.tokens import replay
+from analysis.__main__ import main
+from analysis.results import EVERY, Results, describe
+from analysis.show import save
+from analysis.studies.mirror_figures import FIGURES, FiguresPlan, name_of, pictures, show
+from analysis.study import SHARED, SPLIT, Entry, Row
 
-SWEEP = Sweep(lookaheads=(1, 3), lookahead=3, kappas=(1, 2), kappa=2, exits=("1/4", "1/2"), batches=(1, 4))
+PLAN = FiguresPlan(lookaheads=(1, 3), kappas=(1, 2), exits=("1/4", "1/2"), batch=(1, 4))
 RIVALS = ["SD", "PEARL", "SSD", "Mirror-SD, token by token", "Mirror-SD, streaming"]
 
 
-def point(cell: Cell, category: str) -> Point:
-    """A speed that tells the cells apart."""
-    speed = 1.0 + 0.1 * (cell.settings.lookahead or 0) + 0.01 * len(cell.settings.label)
-    fallback = 0.5 if cell.settings.policy == "mirror" else None
-    return Point(
-        cell.place,
-        cell.settings,
-        cell.batch,
-        category,
-        "live",
-        9.0,
-        speed,
-        (speed,),
-        2.0,
-        0.01,
-        0.02,
-        fallback,
-    )
+def row(entry: Entry, category: str) -> Row:
+    """A speed that tells the entries apart."""
+    settings = entry.settings
+    speed = 1.0 + 0.1 * (settings.lookahead or 0) + 0.01 * len(settings.label)
+    where = {"batch": entry.batch, "place": entry.place, "category": category}
+    figures: dict[str, Any] = {
+        "speedup_vs_ar": speed,
+        "tokens_per_round": 2.0,
+        "exposed_s": 0.01,
+        "draft_s": 0.02,
+        "fallback": 0.5 if settings.policy == "mirror" else None,
+    }
+    return {**describe(settings), **where, **{f"measured_{name}": value for name, value in figures.items()}}
 
 
 @pytest.fixture(scope="module")
-def points() -> list[Point]:
-    cells = SWEEP.cells(FIGURES, temperature=0.0, seed=0)
-    return [
-        point(c, name) for c in cells for name in ((EVERY, "code", "prose") if c.batch == 1 else (EVERY,))
+def results() -> Results:
+    rows = [
+        row(e, name)
+        for e in PLAN.entries(FIGURES, 0.0)
+        for name in ((EVERY, "code", "prose") if e.batch == 1 else (EVERY,))
     ]
+    return Results("mirror-figures", tuple(rows), PLAN.asked)
 
 
-def test_each_figure_compares_what_the_papers_does(points: list[Point]) -> None:
-    cells = {f: SWEEP.cells([f], temperature=0.0, seed=0) for f in FIGURES}
-    names = {f: [name_of(point(cell, EVERY)) for cell in own] for f, own in cells.items()}
+def test_each_figure_compares_what_the_papers_does() -> None:
+    entries = {f: PLAN.entries([f], 0.0) for f in FIGURES}
+    names = {f: [name_of(row(entry, EVERY)) for entry in own] for f, own in entries.items()}
     turns = [f"{name}, in turns" for name in RIVALS[3:]]
-    assert names["3a"] == RIVALS * 2 and [c.settings.lookahead for c in cells["3a"][::5]] == [1, 3]
+    assert names["3a"] == RIVALS * 2 and [e.settings.lookahead for e in entries["3a"][::5]] == [1, 3]
     assert names["4"] == RIVALS + turns and names["6b"] == turns
-    assert names["5"] == RIVALS * 2 and [c.batch for c in cells["5"][::5]] == [1, 4]
-    assert len(cells["7"]) == 4 and {c.settings.knobs["exit"] for c in cells["7"]} == {"1/4", "1/2"}
-    assert [c.place for c in cells["8"]] == [SPLIT] * 5 + [SHARED] * 5
-    assert len(select(points)) == len({cell for own in cells.values() for cell in own})  # each runs once
+    assert names["5"] == RIVALS * 2 and [e.batch for e in entries["5"][::5]] == [1, 4]
+    assert len(entries["7"]) == 4 and {e.settings.knobs["exit"] for e in entries["7"]} == {"1/4", "1/2"}
+    assert [e.place for e in entries["8"]] == [SPLIT] * 5 + [SHARED] * 5
+    everything = PLAN.entries(FIGURES, 0.0)  # each runs once
+    assert len(everything) == len(set(everything)) == len({e for own in entries.values() for e in own})
 
 
-@pytest.mark.parametrize("figure", FIGURES)
-def test_every_figure_is_drawn(figure: str, points: list[Point], tmp_path: Path) -> None:
-    draw(figure, points, SWEEP, tmp_path / "mirror.png")
-    assert (tmp_path / f"mirror-{figure}.png").stat().st_size > 10_000
+def test_every_figure_is_drawn(results: Results, tmp_path: Path) -> None:
+    drawn = pictures(results)
+    assert list(drawn) == [f"-{figure}" for figure in FIGURES]
+    for ending, picture in drawn.items():
+        assert save(picture, tmp_path / f"mirror{ending}.png").stat().st_size > 10_000
 
 
-def test_the_table_sets_simulated_beside_live(
-    points: list[Point], capsys: pytest.CaptureFixture[str]
-) -> None:
-    live = points[0]
-    print_points([live, replace(live, world="simulated", speedup_vs_ar=1.1 * live.speedup_vs_ar)])
+def test_the_table_sets_simulated_beside_live(results: Results, capsys: pytest.CaptureFixture[str]) -> None:
+    live = results.rows[0]
+    both = {**live, "simulated_speedup_vs_ar": 1.1 * live["measured_speedup_vs_ar"], "simulated_error": 0.1}
+    for part in show(Results("mirror-figures", (both,))):
+        Console(width=140).print(part)
     assert "+10.0%" in capsys.readouterr().out
 
 
@@ -85,55 +77,5 @@ def test_the_table_sets_simulated_beside_live(
     [(["--figure", "9"], "no figure '9'"), (["--figure", "5", "--count", "4"], "do not fill a batch of 8")],
 )
 def test_bad_input_is_refused_before_anything_runs(arguments: list[str], message: str) -> None:
-    done = CliRunner().invoke(main, arguments)
+    done = CliRunner().invoke(main, ["run", "mirror-figures", *arguments])
     assert done.exit_code == 2 and message in done.output
-
-
-def simulated_run(cell: Cell, texts: Trace, ids: list[int], repeat: int) -> LiveRun:
-    """What a live run would keep, from a simulated one."""
-    found = simulate(Scenario(replay(texts.slice(ids)), profile=PROFILE, batch=cell.batch), cell.settings)
-    return LiveRun(
-        place=cell.place,
-        settings=cell.settings,
-        batch=cell.batch,
-        requests=tuple(ids),
-        repeat=repeat,
-        seed=0,
-        summary=found.summary,
-        rounds={request: found.rows.log.rounds(request) for request in ids},
-        texts={},
-        spans=[],
-        timings=[],
-        decisions=Decisions(cell.settings.label, {}),
-    )
-
-
-PROFILE = profile()
-
-
-def test_live_and_simulated_points_of_the_same_runs_agree() -> None:
-    """Request by request at batch 1, all together in a batch, which has no categories."""
-    texts = trace([[0, 0, 1, 0] * 4, [1, 0] * 8, [0] * 16, [2, 0, 0, 0] * 4], categories=["a", "b", "a", "b"])
-    sd, plain = configure("sd", lookahead=2), configure("ar")
-    cells = [Cell(SPLIT, settings, batch) for batch in (1, 2) for settings in (sd, plain)]
-    groups = {1: [[0], [1], [2], [3]], 2: [[0, 1, 2, 3]]}
-    runs = [
-        simulated_run(cell, texts, ids, repeat)
-        for cell in cells
-        for ids in groups[cell.batch]
-        for repeat in (0, 1)
-    ]
-    live = live_points(runs, texts, plain)
-    assert [(p.batch, p.category) for p in live] == [(1, EVERY), (1, "a"), (1, "b"), (2, EVERY)]
-    sources = Sources(PROFILE, {0.0: texts}, 0.0)
-    nothing = DecisionTrace(texts.requests, texts.meta, {}, 16)
-    simulated = [p for c in cells[::2] for p in simulated_points(sources, texts, nothing, c, plain, seed=0)]
-    for one, other in zip(live, simulated, strict=True):
-        assert (one.batch, one.category) == (other.batch, other.category)
-        assert one.speedup_vs_ar == pytest.approx(other.speedup_vs_ar)
-        assert one.by_repeat == pytest.approx([one.speedup_vs_ar] * 2)
-        assert one.tokens_per_round == pytest.approx(other.tokens_per_round)
-        assert one.exposed_s == pytest.approx(other.exposed_s)
-        # Two draft steps of a quarter; SD has nothing that could fall back.
-        assert one.draft_s == pytest.approx(other.draft_s) and one.fallback is None
-    assert live[0].draft_s == pytest.approx(0.5, abs=0.05)

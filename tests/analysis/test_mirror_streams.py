@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.mirror_passes import most_streams, passes_of
-from analysis.mirror_streams import main
+from analysis.__main__ import main
+from analysis.studies.mirrorsd import most_streams, passes_of
 from hardware_profiles.decisions import Decisions
 from policies.laws.mirror import mean_passes, passes_probs
 from policies.mirror import StreamDraft
@@ -83,13 +83,17 @@ def test_coins_pass_as_the_law_says() -> None:
 
 
 def test_the_command_compares_the_four_variants() -> None:
-    found = CliRunner().invoke(main, ["--coins", "--lookahead", "5", "--draft-time", "0.3", "--json"])
+    found = CliRunner().invoke(
+        main, ["run", "mirror-streams", "--coins", "--lookahead", "5", "--draft-time", "0.3", "--json"]
+    )
     assert found.exit_code == 0, found.output
-    outcomes = json.loads(found.output)["outcomes"]
-    mirrors = {(o["knobs"]["streams"], o["knobs"]["overlap"]): o for o in outcomes if o["policy"] == "mirror"}
+    rows = [row for row in json.loads(found.output)["rows"] if row["policy"] == "mirror"]
+    knobs = [json.loads(row["knobs"]) for row in rows]
+    mirrors = {(k["streams"], k["overlap"]): row for k, row in zip(knobs, rows, strict=True)}
     assert set(mirrors) == {(s, o) for s in ("0", "3") for o in ("off", "on")}
     for overlap in ("off", "on"):
         streamed, alone = (mirrors[s, overlap] for s in ("3", "0"))
-        assert streamed["tokens_per_second"] > alone["tokens_per_second"]
-        assert streamed["tokens_per_round"] == alone["tokens_per_round"]  # the same windows
+        assert streamed["simulated_tokens_per_second"] > alone["simulated_tokens_per_second"]
+        windows = [row["simulated_tokens_per_round"] for row in (streamed, alone)]
+        assert windows[0] == windows[1]
     assert configure("mirror", streams="3").label.endswith("streams=3")

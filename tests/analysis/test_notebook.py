@@ -7,11 +7,14 @@ from typing import Any
 
 import nbformat
 import pytest
+from matplotlib.figure import Figure
 from nbclient import NotebookClient
 
-from analysis import systems_support
 from analysis.notebooks_support import figures, statements, table
 from analysis.papers.cells import PAPERS
+from analysis.show import lines_of, opinions
+from analysis.studies.mirror import draw_hidden
+from analysis.studies.retrieval import draw_tau
 
 NOTEBOOKS = Path(__file__).parents[2] / "analysis"
 
@@ -97,23 +100,16 @@ def test_the_notebook_of_the_systems_runs() -> None:
     assert names == ["family", "mirror", "double", "duodecoding", "retrieval"]
 
 
-def outcome(setting: str, measured: float, law: float | None = None) -> dict[str, Any]:
-    numbers = {"law": law, "simulated": 1.1, "measured": measured, "error": 0.1, "spread": 0.02}
-    return {"setting": f"{setting} T=1", **numbers}
-
-
 def test_pictures_take_settings_as_they_come() -> None:
     """None of one kind, one alone, or without a law: drawn all the same."""
-    from matplotlib import pyplot
-
-    figure, (left, middle, right) = pyplot.subplots(1, 3)
-    systems_support.draw_family(left, {"temperature": 0.0, "settings": [outcome("rasd", 1.2)]})
+    left, middle, right = Figure().subplots(1, 3)
+    row = {"setting": "rasd T=1", "simulated_speedup_vs_ar": 1.1, "measured_speedup_vs_ar": 1.2}
+    opinions(left, [row], [lines_of(row["setting"])])
     assert [len(line.get_xdata()) for line in left.get_lines()[1:3]] == [1, 1]  # no law: simulated, measured
-    systems_support.draw_hidden(middle, {"outcomes": []})
-    entry = {"part": "methods", "name": "rasd, text", "by_category": {"all": {"tau": 2.0}}}
-    systems_support.draw_tau(right, {"entries": [entry]})
+    draw_hidden(middle, [])
+    entry = {"part": "methods", "category": "all", "name": "rasd, text", "simulated_tau": 2.0}
+    draw_tau(right, [entry])
     assert len(right.patches) == 1
-    pyplot.close(figure)
 
 
 STORED = ("validation", "experiments", *(f"notebooks/{name}" for name in (*PAPERS, "systems")))

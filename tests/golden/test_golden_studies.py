@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,26 +12,26 @@ import pytest
 
 from analysis import sources as sources_module
 from analysis.__main__ import load_study
-from analysis.double_cells import Account
-from analysis.duodecoding_budget import PAPERS_WORLDS, profile_budgets, uneven_budget
-from analysis.duodecoding_sequences import doubt_of
 from analysis.effort import judge, measured_speedups
 from analysis.effort_errors import covered_by_all
 from analysis.execute import Bench, split
-from analysis.mirror_cells import Outcome, on_coins, settings_grid, simulated
-from analysis.mirror_streams import variants
 from analysis.predictions import predict
 from analysis.regret import Case, summary
 from analysis.results import EVERY, Results, load
 from analysis.sources import Sources, load_sources
+from analysis.studies.double import Account
+from analysis.studies.duodecoding import PAPERS_WORLDS, doubt_of, profile_budgets, uneven_budget
+from analysis.studies.mirror import on_coins, settings_grid
+from analysis.studies.mirror_streams import variants
 from analysis.studies.openquestions import compared
+from analysis.study import RECORDED, Entry, Plan, Row
 from hardware_profiles.decisions import read_decisions
 from hardware_profiles.profile import load_profile
-from hardware_profiles.store import find_decisions, find_profile, find_trace
+from hardware_profiles.store import find_decisions, find_profile
 from hardware_profiles.trace import Trace, read_trace
-from policies.registry import configure
+from policies.registry import Settings, configure
 from simulator.costs import TextbookCosts
-from simulator.run import Scenario, simulate
+from simulator.run import Scenario
 from simulator.tokens import coin, replay
 
 WIDE = ("backup", "pareto")
@@ -153,50 +153,66 @@ def test_titles_of_stored_results(golden: Golden) -> None:
     golden("studies-titles", titles)
 
 
-def _told(outcome: Outcome) -> dict[str, Any]:
-    return {name: value for name, value in outcome.as_dict().items() if name != "knobs"}
+SPEEDS = {"tokens_per_second", "speedup_vs_ar", "tokens_per_round"}
+OTHERS = {"exposed_s", "draft_s", "cache_hit_rate", "acceptance_rate", "overlap_s", "error"}
+"""Columns that the outcomes of Mirror-SD did not have."""
+
+
+def told(row: Row) -> dict[str, Any]:
+    """A simulated row of Mirror-SD as its outcomes once were told: speeds, and the account."""
+    simulated = {n.removeprefix("simulated_"): v for n, v in row.items() if n.startswith("simulated_")}
+    simulated = {n: v for n, v in simulated.items() if n not in OTHERS}
+    passes = {n.removeprefix("passes_"): v for n, v in simulated.items() if n.startswith("passes_")}
+    account = {n: v for n, v in simulated.items() if n not in SPEEDS and not n.startswith("passes_")}
+    account["passes"] = passes or None
+    where = {"setting": row["setting"], "policy": row["policy"], "batch": row["batch"], "world": "simulated"}
+    mirror = row["policy"] == "mirror"
+    return {**where, **{n: simulated[n] for n in SPEEDS}, "account": account if mirror else None}
 
 
 def test_mirror_on_coins(golden: Golden) -> None:
     tokens = coin(0.8, exponent=1.0, requests=4, length=24, prompt_length=64, seed=0)
     scenario = Scenario(tokens, textbook=TextbookCosts(1.0, 0.1), seed=0)
-    settings = settings_grid((3,), (1, 4), ("1/4", "1/2"), temperature=0.0, seed=0)
+    grid = settings_grid((3,), (1, 4), ("1/4", "1/2"), temperature=0.0, seed=0)
     streams = variants((3,), kappa=4, streams="2", stream_acceptance=0.6, temperature=0.0, seed=0)
-    golden(
-        "studies-mirror-coins",
-        [_told(o) for o in [*on_coins(scenario, settings, (1, 2)), *on_coins(scenario, streams, (1,))]],
-    )
+    rows = on_coins(scenario, [Entry(s, batch) for batch in (1, 2) for s in grid])
+    rows += on_coins(scenario, [Entry(s) for s in streams])
+    golden("studies-mirror-coins", [told(row) for row in rows])
 
 
-def test_accounts_of_recorded_decisions(golden: Golden) -> None:
+def test_accounts_of_recorded_decisions(golden: Golden, cpu2_x5: Sources) -> None:
     """Mirror-SD, DOUBLE and DuoDecoding on what the shipped pair decided on its calibration prompts."""
-    profile = load_profile(find_profile("cpu2-x5"))
-    trace, found = read_trace(find_trace("cpu2-x5")), {}
+    trace = cpu2_x5.trace(0.0)
+    found: dict[str, Any] = {}
+    ids = [request.id for request in trace.requests][:4]
     for policy in ("mirror", "double", "duo"):
-        decisions = read_decisions(find_decisions(f"cpu2-x5-{policy}"))
-        ids = [request.id for request in trace.requests][:4]
-        part = decisions.slice(ids)
-        scenario = Scenario(replay(trace.slice(ids)), profile=profile, decisions=part)
-        plain = simulate(scenario, configure("ar")).summary.tokens_per_second
-        for own in list(part.settings.values())[:3]:
-            knobs = {n: tuple(v) if isinstance(v, list) else v for n, v in own.knobs.items()}
-            settings = configure(policy, **knobs)
-            if policy == "mirror":
-                found[own.label] = _told(simulated(scenario, settings, plain, [own]))
-            elif policy == "double":
+        part = read_decisions(find_decisions(f"cpu2-x5-{policy}")).slice(ids)
+        kept = list(part.settings.values())[:3]
+        for own in kept:
+            if policy == "double":
                 account = Account.of(own)
                 found[own.label] = [account.draft_matched, account.target_matched, account.drafted]
-            else:
+            elif policy == "duo":
                 found[own.label] = doubt_of(own).as_dict()
+        if policy == "mirror":
+            settings = [find_settings(policy, own.knobs) for own in kept]
+            sources = replace(cpu2_x5, traces={0.0: trace.slice(ids)}, decisions={0.0: part})
+            plan = Plan(prompts=RECORDED, count=None, max_tokens=None)
+            bench = Bench(load_study("mirror"), plan, given_sources=sources)
+            rows = bench.compare([Entry(s) for s in settings])
+            found |= {row["setting"]: told(row) for row in rows if row["policy"] == "mirror"}
     golden("studies-accounts", found)
 
 
-def test_duodecoding_budgets(golden: Golden) -> None:
-    profile, trace = load_profile(find_profile("cpu2-x5")), read_trace(find_trace("cpu2-x5"))
-    scenario = Scenario(replay(trace.slice([0, 1]), limit=32), profile=profile)
-    budgets = [uneven_budget(world, (20, 24), tokens=2_000, seed=0) for world in PAPERS_WORLDS]
-    budgets += profile_budgets(scenario, (3, 6))
-    golden("studies-budgets", [budget.as_dict() for budget in budgets])
+def find_settings(policy: str, knobs: Mapping[str, Any]) -> Settings:
+    return configure(policy, **{n: tuple(v) if isinstance(v, list) else v for n, v in knobs.items()})
+
+
+def test_duodecoding_budgets(golden: Golden, cpu2_x5: Sources) -> None:
+    scenario = Scenario(replay(cpu2_x5.trace(0.0).slice([0, 1]), limit=32), profile=cpu2_x5.profile)
+    rows = [row for w in PAPERS_WORLDS for row in uneven_budget(w, (20, 24), tokens=2_000, seed=0)]
+    rows += profile_budgets(scenario, (3, 6))
+    golden("studies-budgets", rows)
 
 
 def test_summaries_of_stored_runs(golden: Golden) -> None:

@@ -7,17 +7,26 @@ that the longer of two random times is longer than the longer mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from analysis.mirror_passes import Passes, passes_of
+from analysis.execute import View
+from analysis.study import Row
+from calibrate.live_runs import LiveRun
 from hardware_profiles.decisions import Decisions
-from policies.laws.mirror import fallback, fallback_bound_printed, fallback_first, mirror_step_time_printed
+from policies.laws.mirror import (
+    fallback,
+    fallback_bound_printed,
+    fallback_first,
+    mean_passes,
+    mirror_step_time_printed,
+)
 from policies.laws.ssd import PowerLaw, power_law_hit
-from policies.mirror import MirrorConfig
+from policies.mirror import STREAMS_BY_BATCH, MirrorConfig, scheduled_streams
 from policies.registry import Settings
 from policies.rows import NO_CACHE
 from policies.timeline import Span
@@ -134,9 +143,12 @@ class Account:
     law_fallback: float | None
     passes: Passes | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+    def as_row(self) -> Row:
+        """Columns; those of the passes begin with `passes_`."""
+        told = {name: value for name, value in asdict(self).items() if name != "passes"}
+        return told | (
+            {} if self.passes is None else {f"passes_{n}": v for n, v in vars(self.passes).items()}
+        )
 
 
 class Times(NamedTuple):
@@ -271,3 +283,112 @@ def overlap_counted(decisions: Sequence[Decisions], kappa: int | None = None) ->
                     inside += token in candidates[:kappa]
                     counted += 1
     return inside / counted if counted else None
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The passes of all windows that a run wrote, rollouts that nobody took among them.
+
+    Attributes:
+        windows: Windows written.
+        shares: Share of passes that wrote 1, 2, ... tokens (eta_j of `mirror.ss`).
+        tokens_per_pass: Their mean.
+        acceptance: Right proposals over verified ones; 0 where none was verified.
+        passes: J, mean passes per window.
+        law_passes: The same where proposals are right independently with that acceptance.
+        slowest: Mean passes per operation and row: those of its slowest window, since branches are written
+            side by side.
+        law_slowest: The same of as many independent windows.
+    """
+
+    windows: int
+    shares: tuple[float, ...]
+    tokens_per_pass: float
+    acceptance: float
+    passes: float
+    law_passes: float
+    slowest: float
+    law_slowest: float
+
+
+def passes_of(decisions: Sequence[Decisions], streams: str) -> Passes | None:
+    """The passes in what runs decided; None where nothing streamed.
+
+    Args:
+        decisions: Of one setting.
+        streams: Value of the knob; with `batch`, decisions of several batches count as of the narrowest.
+    """
+    return _counted([g for g in _groups(decisions) if g], most_streams(streams))
+
+
+def most_streams(streams: str) -> int:
+    """S, the most that a value of the knob `streams` means."""
+    return scheduled_streams(1) if streams == STREAMS_BY_BATCH else int(streams)
+
+
+def _counted(groups: Sequence[Sequence[Sequence[int]]], streams: int) -> Passes | None:
+    windows = [window for group in groups for window in group]
+    if not windows:
+        return None
+    counts = Counter(tokens for window in windows for tokens in window)
+    total, written = sum(counts.values()), sum(map(sum, windows))
+    acceptance = _acceptance(windows, streams)
+    gamma = sum(windows[0])
+    laws = {n: mean_passes(gamma, streams, acceptance, n) for n in {1, *map(len, groups)}}
+    return Passes(
+        windows=len(windows),
+        shares=tuple(counts[n] / total for n in range(1, max(counts) + 1)),
+        tokens_per_pass=written / total,
+        acceptance=acceptance,
+        passes=total / len(windows),
+        law_passes=laws[1],
+        slowest=float(np.mean([max(map(len, group)) for group in groups])),
+        law_slowest=float(np.mean([laws[len(group)] for group in groups])),
+    )
+
+
+def _groups(decisions: Sequence[Decisions]) -> Iterator[list[list[int]]]:
+    """Tokens per pass of the windows of each operation and row."""
+    for run in decisions:
+        for (kind, *_), reply in run.replies.items():
+            if kind == "streamdraft":
+                yield [reply[2]]
+            elif kind == "streamrollout":
+                yield reply[1]
+
+
+def _acceptance(windows: Sequence[Sequence[int]], streams: int) -> float:
+    """Right over verified proposals: after the first wrong one of a pass none is verified."""
+    right = verified = 0
+    for window in windows:
+        left = sum(window) - window[0]
+        for tokens in window[1:]:
+            proposed = min(streams, left - 1)
+            right += tokens - 1
+            verified += min(tokens, proposed)
+            left -= tokens
+    return right / verified if verified else 0.0
+
+
+def columns(view: View) -> Row:
+    """Columns of a study of Mirror-SD: drafting in the open, fallbacks, and its account."""
+    rounds, table = view.total("batch_rounds"), view.rounds()
+    draft = (s.seconds - s.stalled_s.get("draft", s.seconds) for s in view.own.summaries)
+    row: Row = {
+        "exposed_s": sum(s.stalled_s["target"] for s in view.own.summaries) / rounds,
+        "draft_s": sum(draft) / rounds,
+        "fallback": fallback_rate(table),
+    }
+    if view.settings.policy != "mirror":
+        return row
+    run = view.own.runs[0]
+    if isinstance(run, LiveRun):
+        live = [run for run in view.own.runs if isinstance(run, LiveRun)]
+        pieces = pieces_of_timings([timing for run in live for timing in run.timings])
+    else:  # the first draw has its timeline
+        pieces, rounds = pieces_of_spans(run.spans), run.summary.batch_rounds
+    summaries = view.own.summaries if view.live else view.own.summaries[:1]
+    times = Times(sum(s.seconds for s in summaries), sum(s.overlap_s for s in summaries), rounds)
+    curve = None if view.decisions else view.scenario.tokens.power_law
+    own = account(view.settings, times, table, pieces, view.decisions, curve=curve)
+    return row | own.as_row()

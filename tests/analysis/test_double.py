@@ -1,29 +1,36 @@
-"""`analysis.double`: its entries, its accounts by hand, its laws, its tables."""
+"""The study of DOUBLE: its entries, its accounts by hand, its laws, its tables."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from tiny_profiles import trace
 
-from analysis.double import as_json, main
-from analysis.double_cells import Account, Outcome, law_of
-from analysis.double_entries import Entry, entries_of
-from analysis.double_lookups import retrieval_time
-from analysis.double_report import Found, count_table, plot, speed_table, time_table, verdict
+from analysis.__main__ import main
+from analysis.results import Results
+from analysis.show import save
+from analysis.studies.double import (
+    Account,
+    DoublePlan,
+    entries_for,
+    law_of,
+    passes_ceiling,
+    pictures,
+    retrieval_time,
+    show,
+    verdict,
+)
 from hardware_profiles.datastore import Datastore
 from hardware_profiles.decisions import Decisions
 from policies.registry import configure
 
 
 def test_every_entry_is_another_setting() -> None:
-    entries = entries_of(4, (1, 5, 20), ("small", "large"), temperature=0.0, seed=0)
+    entries = entries_for(DoublePlan(datastore=("small", "large")), temperature=0.0, seed=0)
     # "no prior" stands beside the priors and is DOUBLE itself.
-    assert len({entry.settings for entry in entries}) == len({e.name for e in entries}) - 1 == 14
+    assert len({entry.settings for entry in entries}) == len({e.tags for e in entries}) - 1 == 14
     assert entries[0].settings == configure("ar")
 
 
@@ -67,46 +74,42 @@ def test_retrieval_times(tmp_path: Path) -> None:
     assert prior.found >= own.found
 
 
-OUTCOME = Outcome(
-    entry=Entry("methods", "DOUBLE", configure("double")),
-    ratio=4.0,
-    law=3.0,
-    law_printed=3.5,
-    simulated=2.5,
-    measured=None,
-    by_repeat=(),
-    tokens_per_round=3.0,
-    run_length=2.0,
-    stretch=1.2,
-    account=Account(1.0, 1.5, 3.0, 0.25),
-    identical=None,
-)
+ROW = {
+    "part": "methods",
+    "name": "DOUBLE",
+    "policy": "double",
+    "category": "all",
+    "ceiling": 4.0,
+    "law_speedup_vs_ar": 3.0,
+    "simulated_law_printed": 3.5,
+    "simulated_speedup_vs_ar": 2.5,
+    "measured_speedup_vs_ar": None,
+    "simulated_error": None,
+    "simulated_tokens_per_round": 3.0,
+    "simulated_run_length": 2.0,
+    "simulated_stretch": 1.2,
+    "simulated_draft_matched": 1.0,
+    "simulated_target_matched": 1.5,
+    "simulated_retrieve_s": 0.25,
+    "identical": None,
+}
+LIVE = {**ROW, "measured_speedup_vs_ar": 4.5, "identical": True}
+LOOKUP = {"part": "lookup", "datastore": "", "tokens": 0, "median_s": 1e-6, "most_s": 2e-6, "found": 0.5}
 
 
-def found(tmp_path: Path) -> Found:
-    live = replace(OUTCOME, measured=4.5, by_repeat=(4.4, 4.6), identical=True)
-    return Found((OUTCOME, live), (retrieval_time("", trace([[0] * 24]), lookups=5),))
-
-
-def test_the_ceiling_is_held_against_what_was_measured(tmp_path: Path) -> None:
-    simulated, live = found(tmp_path).outcomes
-    assert (simulated.passes_ceiling, live.passes_ceiling) == (False, True)
-    assert "passes it: its round takes 1.20 plain steps" in verdict(found(tmp_path))
-    alone = verdict(Found((OUTCOME,), ()))  # 4 x 1.2
+def test_the_ceiling_is_held_against_what_was_measured() -> None:
+    assert (passes_ceiling(ROW), passes_ceiling(LIVE)) == (False, True)
+    assert "passes it: its round takes 1.20 plain steps" in verdict([LIVE])
+    alone = verdict([ROW])  # 4 x 1.2
     assert "does not pass it" in alone and "more than 4.80 tokens per round, and emits 3.00" in alone
 
 
-def test_tables_picture_and_json(tmp_path: Path) -> None:
-    both = found(tmp_path)
-    assert speed_table(both).row_count == count_table(both).row_count == 2 and time_table(both).row_count == 1
-    plot(both, tmp_path / "double.png")
-    assert (tmp_path / "double.png").stat().st_size > 1000
-    options = dict.fromkeys(
-        ("hw", "datastores", "parts", "lookahead", "depths", "temperature", "count", "max_tokens", "live"), 0
-    )
-    stated = json.loads(as_json(both, {**options, "repeats": 0, "seed": 0}))
-    assert [o["measured_speedup_vs_ar"] for o in stated["outcomes"]] == [None, 4.5]
-    assert stated["outcomes"][0]["retrieval"]["draft_matched"] == 1.0
+def test_tables_and_picture(tmp_path: Path) -> None:
+    results = Results("double", (ROW, LIVE, LOOKUP))
+    speeds, counts, _, _, times = show(results)
+    assert speeds.row_count == counts.row_count == 2 and times.row_count == 1
+    (picture,) = pictures(results).values()
+    assert save(picture, tmp_path / "double.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(
@@ -114,5 +117,5 @@ def test_tables_picture_and_json(tmp_path: Path) -> None:
     [(["--parts", "speed"], "no part 'speed'"), (["--datastore", "nowhere"], "calibrate datastore build")],
 )
 def test_bad_input_is_refused_before_anything_runs(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(main, arguments)
+    result = CliRunner().invoke(main, ["run", "double", *arguments])
     assert result.exit_code != 0 and message in result.output
