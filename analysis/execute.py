@@ -415,9 +415,9 @@ def with_baselines(entries: Sequence[Entry]) -> list[Entry]:
     for entry in entries:
         groups.setdefault((entry.batch, plain(entry.settings), entry.place, entry.drift), []).append(entry)
     for (batch, unit, place, drift), mine in groups.items():
-        given = [e for e in mine if e.settings.policy == "ar"]
+        given = [e for e in mine if e.settings.plain]
         found += given[:1] or [Entry(unit, batch, place, (("baseline", True),), drift)]
-        found += [e for e in mine if e.settings.policy != "ar"]
+        found += [e for e in mine if not e.settings.plain]
     return list(dict.fromkeys(found))
 
 
@@ -485,8 +485,8 @@ class Comparison:
     def _run(self, worlds: _Worlds) -> list[LiveRun]:
         """Every setting live on each subset, plain decoding among them several times."""
         cells = list(dict.fromkeys(e.cell for e in self.entries if not e.drift))
-        sizes = [(c.place, c.batch) for c in cells if c.settings.policy != "ar"]
-        units = [c for c in cells if c.settings.policy == "ar"]
+        sizes = [(c.place, c.batch) for c in cells if not c.settings.plain]
+        units = [c for c in cells if c.settings.plain]
         extra = [c for c in units for _ in range(sizes.count((c.place, c.batch)) // AR_PER_SETTINGS)]
         runs = []
         for number, ids in enumerate(self.subsets):

@@ -264,7 +264,7 @@ class Bootstrap:
         return interval(self.believed(settings), self.level)
 
     def _error_factors(self, settings: Settings) -> FloatArray:
-        if settings.policy == "ar" or self.model_error == 0.0:
+        if settings.plain or self.model_error == 0.0:
             return np.ones(len(self.draws))
         key = zlib.crc32(settings.label.encode())
         normal = keyed_generator(self.seed, "bootstrap-model-error", key).standard_normal(len(self.draws))
@@ -294,7 +294,7 @@ class Bootstrap:
         before = self._per_request(settings, few)[1].sum()
         found = {}
         for name in self.draws.factors:
-            if name.startswith("draft") and settings.policy == "ar":
+            if name.startswith("draft") and settings.plain:
                 continue
             after = self._per_request(settings, few, {name: PROBE})[1].sum()
             found[name] = float(np.log(after / before) / np.log(PROBE))

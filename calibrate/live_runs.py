@@ -443,7 +443,7 @@ def measured_runs(records: Sequence[LiveRecord]) -> tuple[MeasuredRun, ...]:
     plain = {
         (s.temperature, batch): tokens / seconds
         for (s, batch), (tokens, seconds) in speeds.items()
-        if s.policy == "ar"
+        if s.plain
     }
     return tuple(
         MeasuredRun(

@@ -18,6 +18,7 @@ class ArConfig(PolicyConfig):
     """Plain decoding has no knobs."""
 
     policy: ClassVar[str] = "ar"
+    plain: ClassVar[bool] = True
 
     def law(self, inputs: LawInputs, batch: int) -> LawValue:
         """What all others are compared with."""

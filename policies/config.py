@@ -191,6 +191,7 @@ class PolicyConfig:
     """
 
     policy: ClassVar[str]
+    plain: ClassVar[bool] = False
     lookahead_rule: ClassVar[LookaheadRule] = "fastest"
 
     @classmethod
@@ -322,6 +323,11 @@ class Settings:
     def policy(self) -> str:
         """Name in the registry."""
         return self.config.policy
+
+    @property
+    def plain(self) -> bool:
+        """Whether this is plain decoding, the baseline of every speedup."""
+        return self.config.plain
 
     def but(self, **knobs: Any) -> Settings:
         """The settings with other values of some knobs, which are not checked."""

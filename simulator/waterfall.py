@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from policies.ar import ArConfig
 from policies.config import LawInputs
 from policies.registry import Settings
 from policies.ssd import SaguaroConfig
@@ -87,7 +86,7 @@ def _coin_speedup(scenario: Scenario, settings: Settings, inputs: LawInputs, len
     )
     textbook = TextbookCosts(inputs.target_s, inputs.draft_s)
     world = Scenario(tokens=tokens, textbook=textbook, batch=scenario.batch)
-    if isinstance(settings.config, ArConfig):
+    if settings.plain:
         return 1.0
     return _full_batch_speed(simulate(world, tossed(settings))) * inputs.target_s / scenario.batch
 

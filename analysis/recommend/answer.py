@@ -204,7 +204,7 @@ def rank(choices: Sequence[Choice], sources: Sources, wanted: Wanted, progress: 
     for done, choice in enumerate(choices):
         speeds.append(fleet_speeds(boot, choice.deployment))
         progress("intervals", done + 1, len(choices))
-    plain = next(s for s, c in zip(speeds, choices, strict=True) if c.settings.policy == "ar")
+    plain = next(s for s, c in zip(speeds, choices, strict=True) if c.settings.plain)
     return [
         Ranked(
             choice=choice,
