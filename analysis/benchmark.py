@@ -15,7 +15,7 @@ from typing import Any
 import click
 import numpy as np
 
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile, find_trace
 from hardware_profiles.trace import read_trace

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hardware_profiles.atomic import atomic_write
+from hardware_profiles.files import atomic_write
 
 
 def deliver(text: str, options: Mapping[str, Any], *, show: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from analysis.commands import deliver
 from analysis.effort_errors import Effort, Errors, covered_by_all
 from analysis.predictions import Setting, predict
-from hardware_profiles.jsonfile import read_json, to_json
+from hardware_profiles.files import read_json, to_json
 from hardware_profiles.profile import Profile
 from policies.commandline import HELP, checked_command, refusals, split_list, wide_console
 from policies.registry import SettingError, configure

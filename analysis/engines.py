@@ -21,7 +21,7 @@ import numpy as np
 
 from calibrate.live.placement import MODES, Mode, pair_specs, parse_placement
 from calibrate.live.reference import Generated, Method, Place, generate_once, generation_process, tokenize
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 from policies.commandline import checked_command, wide_console
 from policies.registry import configure
 from policies.values import Request

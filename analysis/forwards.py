@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import click
 import numpy as np
 
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 from policies.commandline import HELP, Refusal, checked_command, wide_console
 
 CONTEXT = 200

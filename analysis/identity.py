@@ -17,7 +17,7 @@ import click
 
 from analysis.commands import deliver
 from calibrate.live.placement import Mode
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 from policies.commandline import HELP, checked_command, refusals, split_integers, split_list, wide_console
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from analysis.breaks.tables import by_relaxation, of_law
 from analysis.papers.cells import read_csv
 from analysis.papers.report import SUMMARY, summary_cells
 from analysis.papers.study import Errors, Line
-from hardware_profiles.jsonfile import read_json
+from hardware_profiles.files import read_json
 from policies.laws.catalogue import STATEMENTS, Statement, find
 from policies.laws.evaluate import answer
 

@@ -20,8 +20,7 @@ from calibrate.job import make_job
 from calibrate.live.placement import pair_specs, parse_placement
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import Cell, Measured, measure, run_matrix
-from hardware_profiles.atomic import atomic_write
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import atomic_write, to_json
 from policies.commandline import checked_command, split_integers
 from policies.registry import configure
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from analysis.sources import Sources, load_sources, only
-from hardware_profiles.atomic import atomic_write
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import atomic_write, to_json
 from policies.commandline import HELP, Refusal, checked_command, split_list
 from policies.registry import Settings, configure
 

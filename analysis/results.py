@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.study import Row
-from hardware_profiles.atomic import atomic_write
+from hardware_profiles.files import atomic_write
 from policies.registry import KNOBS, Settings, configure
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.study import Picture, Row
-from hardware_profiles.atomic import atomic_write
+from hardware_profiles.files import atomic_write
 from policies.commandline import fitted_table
 from policies.curves import HitCurves
 from policies.laws.ssd import power_law_hit

@@ -11,7 +11,7 @@ from calibrate.datastore import datastore
 from calibrate.decide_cli import decide
 from calibrate.options import taking_turns, trust_option, turns_option
 from calibrate.pair.cli import pair
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 from policies.commandline import (
     HELP,
     LONGEST_WAIT,

@@ -19,7 +19,7 @@ import click
 from calibrate.corpus import Document, collect, of_split, split_of, standard_library
 from calibrate.options import trust_option
 from hardware_profiles.datastore import Datastore, datastore_path
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 from policies.commandline import HELP, NAME, Refusal, checked_group, refusals, typed
 
 ENOUGH = 10_000_000

@@ -21,8 +21,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from hardware_profiles.atomic import naming
-from hardware_profiles.jsonfile import parse_json, to_json
+from hardware_profiles.files import naming, parse_json, to_json
 
 Json: TypeAlias = Any
 """What `json` reads and writes."""

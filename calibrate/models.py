@@ -18,7 +18,7 @@ from calibrate.live.backends.installed import SEQUENCES
 from calibrate.live.errors import ModelError
 from calibrate.live.placement import Precision, config_file, has_random_weights
 from calibrate.shipped import cache_folder
-from hardware_profiles.jsonfile import LARGEST_BYTES, FileRefused, parse_json, read_json, write_json
+from hardware_profiles.files import LARGEST_BYTES, FileRefused, parse_json, read_json, write_json
 from hardware_profiles.roofline import find_precision
 from hardware_profiles.shapes import CONFIGS, ShapeError, find_shape, read_config, text_config
 

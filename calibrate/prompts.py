@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.shipped import PROMPTS
-from hardware_profiles.jsonfile import FileRefused, parse_json, read_text
+from hardware_profiles.files import FileRefused, parse_json, read_text
 
 
 class PromptError(ValueError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 from policies.commandline import HELP, Refusal, checked_group, typed, wide_console
 
 if TYPE_CHECKING:

@@ -33,8 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from hardware_profiles.jsonfile import read_json, to_json
-from hardware_profiles.names import check_name
+from hardware_profiles.files import check_name, read_json, to_json
 from hardware_profiles.store import user_directory
 from hardware_profiles.trace import describe_invalid
 

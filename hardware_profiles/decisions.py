@@ -20,8 +20,7 @@ from typing import Any, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from hardware_profiles.atomic import atomic_write
-from hardware_profiles.jsonfile import parse_json, to_json
+from hardware_profiles.files import atomic_write, parse_json, to_json
 from hardware_profiles.optime import Timed, timed_from
 from hardware_profiles.pace import Pace, joined_pace
 from hardware_profiles.surface import Frozen

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import Field
 
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 from hardware_profiles.optime import KindPace
 from hardware_profiles.profile import Profile, Role
 from hardware_profiles.surface import Frozen

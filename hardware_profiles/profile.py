@@ -18,9 +18,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from hardware_profiles.atomic import atomic_write
-from hardware_profiles.jsonfile import FileRefused, parse_json, read_bytes, to_json
-from hardware_profiles.names import check_name
+from hardware_profiles.files import FileRefused, atomic_write, check_name, parse_json, read_bytes, to_json
 from hardware_profiles.optime import Host
 from hardware_profiles.surface import (
     AXES,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hardware_profiles.jsonfile import FileRefused, read_json
+from hardware_profiles.files import FileRefused, read_json
 
 UNKNOWN_KINDS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Config entries of models whose tokens do not all go through the same weights."""

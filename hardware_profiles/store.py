@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePath
 
-from hardware_profiles.names import check_name
+from hardware_profiles.files import check_name
 from hardware_profiles.profile import Profile, ProfileError
 from hardware_profiles.trace import TraceError, TraceMeta
 

@@ -25,8 +25,7 @@ from pydantic import (
     ValidationError,
 )
 
-from hardware_profiles.atomic import atomic_write
-from hardware_profiles.jsonfile import FileRefused, check_regular, parse_json, to_json
+from hardware_profiles.files import FileRefused, atomic_write, check_regular, parse_json, to_json
 
 if TYPE_CHECKING:
     import pyarrow

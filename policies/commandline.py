@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from hardware_profiles.names import check_name
+from hardware_profiles.files import check_name
 from policies.config import Knob, SettingError, shown
 from policies.registry import KNOBS, POLICIES
 
@@ -147,7 +147,7 @@ class Whole(click.IntRange):
 
 
 class Name(click.ParamType):  # type: ignore[type-arg]  # older clicks have no argument there
-    """A name of which files are made (`hardware_profiles.names`)."""
+    """A name of which files are made (`hardware_profiles.files`)."""
 
     name = "text"
 

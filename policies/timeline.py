@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 
 MICROSECONDS = 1e6
 

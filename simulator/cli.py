@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 from policies.commandline import (
     BAD_INPUT,
     HELP,

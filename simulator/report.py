@@ -250,7 +250,7 @@ def _share(value: float | None) -> str:
 
 def write_timeline(report: Report, path: Path) -> None:
     """Chrome-trace JSON of the run, for Perfetto."""
-    from hardware_profiles.atomic import atomic_write
+    from hardware_profiles.files import atomic_write
 
     text = chrome_trace(report.run.spans, title=f"simulated {report.run.settings.label}")
     with atomic_write(path) as file:
@@ -264,7 +264,7 @@ def plot(report: Report, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from hardware_profiles.atomic import atomic_write
+    from hardware_profiles.files import atomic_write
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     draw_waterfall(left, report.waterfall or [Stage("simulated", report.speedup_vs_ar)])

@@ -10,7 +10,7 @@ from analysis.breaks.relaxations import RELAXATIONS
 from analysis.breaks.store import Map
 from analysis.breaks.sweep import MARGIN, OWN_ASSUMPTIONS, Cell
 from analysis.breaks.tables import percent
-from hardware_profiles.atomic import atomic_write
+from hardware_profiles.files import atomic_write
 
 COLOURS = (
     "#4c72b0", "#c44e52", "#55a868", "#8172b3", "#dd8452",

@@ -10,8 +10,7 @@ from analysis.breaks.catalogue import LAWS
 from analysis.breaks.comparison import LEVEL
 from analysis.breaks.relaxations import RELAXATIONS
 from analysis.breaks.sweep import LONGER, MARGIN, OWN_ASSUMPTIONS, Cell
-from hardware_profiles.atomic import atomic_write
-from hardware_profiles.jsonfile import read_json, to_json
+from hardware_profiles.files import atomic_write, read_json, to_json
 
 SCHEMA = "spectwin/breaks/1"
 STORED = Path(__file__).resolve().parents[1] / "results" / "breaks" / "map.json"

@@ -79,7 +79,7 @@ def _papers(
 ) -> None:
     from analysis.papers import report
     from analysis.papers.study import studies
-    from hardware_profiles.atomic import atomic_write
+    from hardware_profiles.files import atomic_write
 
     found = studies(name, simulate=simulate)
     if json_file is not None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from analysis.papers.cells import read_csv
 from analysis.papers.forecast import Forecast, relative
 from analysis.papers.study import ROLES, TOTAL, Errors, Line, Study, as_dict, summarise
-from hardware_profiles.atomic import atomic_write
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import atomic_write, to_json
 
 if TYPE_CHECKING:
     from rich.console import Console

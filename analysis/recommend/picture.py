@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.recommend.answer import Point, Ranked, Recommendation, time_per_token
 from analysis.show import legend_below
-from hardware_profiles.atomic import atomic_write
+from hardware_profiles.files import atomic_write
 from policies.registry import find_policy
 
 if TYPE_CHECKING:

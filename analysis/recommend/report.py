@@ -10,7 +10,7 @@ from analysis.intervals import Interval
 from analysis.recommend.answer import Point, Ranked, Recommendation, as_row, changes, time_per_token
 from analysis.recommend.search import requests_served
 from analysis.sources import Sources
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 from hardware_profiles.store import other_pair
 from policies.commandline import fitted_table, wide_console
 from policies.registry import Settings, find_policy

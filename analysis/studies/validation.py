@@ -25,7 +25,7 @@ from analysis.sources import Sources, load_sources
 from analysis.stats import errors_of
 from analysis.study import POSITIVE, Entry, Picture, Plan, Row, Study, option
 from calibrate.job import Job, like_profile
-from hardware_profiles.atomic import atomic_write
+from hardware_profiles.files import atomic_write
 from hardware_profiles.profile import MeasuredRun, load_profile
 from hardware_profiles.store import user_profile, user_trace
 from hardware_profiles.trace import Trace

@@ -12,7 +12,7 @@ import numpy as np
 
 from calibrate.corpus import CATEGORIES, Document
 from calibrate.pair.writing import find_loops
-from hardware_profiles.jsonfile import parse_json, to_json
+from hardware_profiles.files import parse_json, to_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

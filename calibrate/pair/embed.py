@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.shipped import DATA, cache_folder
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 
 if TYPE_CHECKING:
     import torch

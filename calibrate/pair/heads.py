@@ -23,7 +23,7 @@ import numpy as np
 
 from calibrate.pair.train import BATCH, WINDOW, Plan, Report, Streams, fit
 from calibrate.pair.writing import written
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 
 if TYPE_CHECKING:
     import torch

@@ -32,7 +32,7 @@ from calibrate.corpus import CATEGORIES, Document, collect, of_split
 from calibrate.pair.corpus import Prompt, encode, encode_document, read_prompts
 from calibrate.pair.train import WINDOW
 from calibrate.pair.writing import loop_tokens, repeated_ngrams, tail_loop, until_end, written
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 
 if TYPE_CHECKING:
     import torch

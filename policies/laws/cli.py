@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 from policies.commandline import HELP, Refusal, checked_group
 from policies.laws import report
 from policies.laws.catalogue import STATEMENTS, find

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from hardware_profiles.jsonfile import FileRefused, read_json, to_json
+from hardware_profiles.files import FileRefused, read_json, to_json
 from policies.commandline import HELP, Refusal, checked_group, wide_console
 from simulator.imports.export import engine_flags
 from simulator.imports.formats import FORMATS, Read, naming_file, read_file

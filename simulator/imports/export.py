@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, Protocol
 
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 from policies.config import Settings
 from simulator.imports.measured import ImportRefused
 

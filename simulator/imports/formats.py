@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from hardware_profiles.jsonfile import FileRefused
-from hardware_profiles.jsonfile import read_text as load_text
+from hardware_profiles.files import FileRefused
+from hardware_profiles.files import read_text as load_text
 from simulator.imports import llamacpp, others, sglang, vllm  # noqa: F401  (each registers its formats)
 from simulator.imports.measured import Imported, ImportRefused
 from simulator.imports.text import REGISTERED, Format, Text, reads, samples_of

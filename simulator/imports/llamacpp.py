@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from hardware_profiles.jsonfile import parse_json
+from hardware_profiles.files import parse_json
 from simulator.imports.measured import (
     Imported,
     ImportRefused,

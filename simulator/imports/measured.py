@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hardware_profiles.jsonfile import FileRefused, parse_json, to_json, write_json
+from hardware_profiles.files import FileRefused, parse_json, to_json, write_json
 from policies.laws.inverse import acceptance_from_tokens
 from policies.registry import SettingError
 from simulator.tokens.acceptance import AcceptanceFile, Provenance, joint_of

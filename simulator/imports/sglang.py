@@ -9,7 +9,7 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
-from hardware_profiles.jsonfile import parse_json, to_json
+from hardware_profiles.files import parse_json, to_json
 from simulator.imports import vllm
 from simulator.imports.measured import (
     Imported,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hardware_profiles.jsonfile import FileRefused, parse_json
+from hardware_profiles.files import FileRefused, parse_json
 from simulator.imports.measured import Imported, ImportRefused, number
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?$")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hardware_profiles.jsonfile import FileRefused, read_json
+from hardware_profiles.files import FileRefused, read_json
 from policies.registry import MAX_LOOKAHEAD, SettingError, Settings, find_policy
 from simulator.tokens.histogram import histogram, power_law_curve
 from simulator.tokens.model import TokenModel

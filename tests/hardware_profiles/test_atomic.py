@@ -7,8 +7,8 @@ from typing import IO, Any
 
 import pytest
 
-from hardware_profiles import atomic
-from hardware_profiles.atomic import atomic_write
+from hardware_profiles import files
+from hardware_profiles.files import atomic_write
 
 
 def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def full(_: Path, binary: bool) -> IO[Any]:
         return Path("/dev/full").open("wb" if binary else "w")
 
-    monkeypatch.setattr(atomic, "_create", full)
+    monkeypatch.setattr(files, "_create", full)
     path = tmp_path / "profile.json"
     named = r"No space left on device: '.*profile\.json'"
     with pytest.raises(OSError, match=named), atomic_write(path, binary=binary) as file:

@@ -46,7 +46,5 @@ COMMAND = {"cli", "report"}
 @pytest.mark.parametrize("path", sorted((ROOT / "policies" / "laws").glob("*.py")), ids=lambda p: p.stem)
 def test_laws_import_nothing_of_the_project_but_laws(path: Path) -> None:
     ours = {name for name in imported(path) if name.split(".")[0] in FIRST_PARTY}
-    shared = (
-        {"policies.commandline", "hardware_profiles.jsonfile"} if path.stem in {"cli", "report"} else set()
-    )
+    shared = {"policies.commandline", "hardware_profiles.files"} if path.stem in {"cli", "report"} else set()
     assert all(f"{name}.".startswith("policies.laws.") for name in ours - shared), ours

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hardware_profiles.jsonfile import (
+from hardware_profiles.files import (
     DEEPEST,
     FileRefused,
     parse_json,
@@ -91,7 +91,7 @@ def test_nothing_that_is_not_finite_is_written(tmp_path: Path, value: float) -> 
 
 def test_all_json_goes_through_here() -> None:
     """Python's own module, and pydantic's writer, let NaN through unless told otherwise every time."""
-    own = ROOT / "hardware_profiles" / "jsonfile.py"
+    own = ROOT / "hardware_profiles" / "files.py"
     strangers = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for package in PACKAGES

@@ -304,7 +304,7 @@ def own_formats(folder: Path) -> Iterator[Format]:
 
 def import_formats() -> Iterator[Format]:
     """What other engines write: a format by sample, found out and asked for by name."""
-    from hardware_profiles.jsonfile import to_json
+    from hardware_profiles.files import to_json
     from simulator.imports.formats import read_file
     from simulator.imports.measured import ImportRefused
 

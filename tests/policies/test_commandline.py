@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from hardware_profiles.names import check_name
+from hardware_profiles.files import check_name
 from policies.commandline import CheckedCommand, CheckedGroup, parse_setting
 from policies.registry import SettingError
 

@@ -11,7 +11,7 @@ from typing import Any
 from calibrate.journal import fingerprint
 from calibrate.live.errors import ModelError
 from calibrate.shipped import cache_folder
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 
 
 def import_openvino() -> Any:

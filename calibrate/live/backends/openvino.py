@@ -40,7 +40,7 @@ from calibrate.live.errors import ModelError
 from calibrate.live.loading import load_model
 from calibrate.live.placement import Precision, WorkerSpec, is_local_model
 from calibrate.shipped import cache_folder
-from hardware_profiles.jsonfile import to_json
+from hardware_profiles.files import to_json
 
 HIDDEN = torch.finfo(torch.float16).min
 """Added where a token may not look; a number in every precision that a device may compute in."""

@@ -1,22 +1,90 @@
-"""The way in and out of files: bounded reads of regular files, and JSON without NaN or infinity.
+"""The way in and out of files: bounded reads, writes that are seen whole or not at all, JSON, names.
 
 JSON knows neither NaN nor infinity, but Python's `json` reads and writes both unless told otherwise.  All
-JSON of the project is read by `parse_json` or `read_json` and written by `to_json` or `write_json`.
+JSON of the project is read by `parse_json` or `read_json` and written by `to_json` or `write_json`; all
+files are written through `atomic_write`.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import re
+import secrets
 import stat
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, BinaryIO, Literal, NoReturn, TextIO, overload
 
-from hardware_profiles.atomic import atomic_write
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The disk, the user's share of it, or the largest file is full."""
+
+
+@overload
+def atomic_write(path: str | os.PathLike[str]) -> AbstractContextManager[TextIO]: ...
+@overload
+def atomic_write(
+    path: str | os.PathLike[str], *, binary: Literal[False]
+) -> AbstractContextManager[TextIO]: ...
+@overload
+def atomic_write(
+    path: str | os.PathLike[str], *, binary: Literal[True]
+) -> AbstractContextManager[BinaryIO]: ...
+def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> AbstractContextManager[IO[Any]]:
+    """Open a file that takes the place of `path` when the block ends without an exception.
+
+    A reader sees the old file (or none) until then, and the new one, complete, after it.  If the block
+    raises, `path` is untouched and nothing is left behind.  Missing folders are made: a measurement of
+    an hour should not be lost for the want of one.
+
+    Args:
+        path: File to write; a symbolic link is followed.
+        binary: Open for bytes; otherwise for UTF-8 text with Unix line ends on every system.
+
+    Raises:
+        OSError: `path` exists and is not a regular file (a folder, a device), or the file system refuses.
+    """
+    return _replacing(Path(path), binary)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in what the system says of a write that found no room: it does not do so itself."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in NO_ROOM:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+        raise
+
+
+@contextmanager
+def _replacing(path: Path, binary: bool) -> Iterator[IO[Any]]:
+    final = path.resolve()
+    if final.exists() and not final.is_file():
+        raise OSError(f"{path}: exists and is not a regular file")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, since a rename is atomic within one file system only.  Not `tempfile`: its
+    # files are private to the user (mode 0600) and the final file would inherit that.
+    temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with naming(path), _create(temporary, binary) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut can leave the new name on an empty file
+        temporary.replace(final)
+    except BaseException:  # also on Ctrl-C
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _create(path: Path, binary: bool) -> IO[Any]:
+    return path.open("xb") if binary else path.open("x", encoding="utf-8", newline="\n")
+
 
 LARGEST_BYTES = 256 * 1024 * 1024
 """Files above this are refused: results and excerpts are small, whole server logs may not be."""
@@ -202,3 +270,25 @@ def _short(text: object, most: int = 120) -> str:
     """A text that fits into a message."""
     found = str(text)
     return found if len(found) <= most else found[:most] + "..."
+
+
+LONGEST_NAME = 100
+"""Characters of a name: what is put together of several still is a file's name."""
+_NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*")
+
+
+def check_name(name: str) -> str:
+    """A name as it is, if it can be no path: letters, digits, dot, dash, underscore and plus, no leading dot.
+
+    The plus stands in shipped names of two machines (`h100x4+1`).
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+        shown = name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "..."
+        raise ValueError(
+            f"{shown!r} is no name: at most {LONGEST_NAME} letters, digits, dots, dashes, underscores and "
+            "pluses, the first no dot"
+        )
+    return name
