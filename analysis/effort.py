@@ -9,19 +9,19 @@ those that all profiles cover, and, apart from them, where it extrapolates.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
-from analysis.commands import deliver
+from analysis.commands import Output, deliver
 from analysis.effort_errors import Effort, Errors, covered_by_all
 from analysis.predictions import Setting, predict
 from hardware_profiles.files import read_json, to_json
 from hardware_profiles.profile import Profile
-from policies.commandline import HELP, checked_command, refusals, split_list, wide_console
+from policies.commandline import HELP, checked_command, refusals, split_list, typed, wide_console
 from policies.registry import SettingError, configure
 
 if TYPE_CHECKING:
@@ -153,35 +153,47 @@ def main(**options: Any) -> None:
     from calibrate.display import show_progress
 
     with refusals(), show_progress() as progress:
-        found = _efforts(options, progress)
-    deliver(as_json(found, options), options, show=lambda: print_efforts(found))
+        request = typed(ComparisonRequest, options)
+        found = _efforts(request, progress)
+    deliver(as_json(found, request), typed(Output, options), show=lambda: print_efforts(found))
 
 
-def _efforts(options: Mapping[str, Any], progress: Callable[[str, int, int], None]) -> list[Effort]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonRequest:
+    """What is compared; every field is the option of its name."""
+
+    validations: tuple[Path, ...]
+    hw: list[str]
+    minutes: list[str]
+    max_tokens: int
+    subsets: int
+
+
+def _efforts(request: ComparisonRequest, progress: Callable[[str, int, int], None]) -> list[Effort]:
     from analysis.execute import live_job
     from hardware_profiles.profile import load_profile
     from hardware_profiles.store import find_profile
 
-    minutes: list[float | None] = [float(text) for text in options["minutes"]] or [None] * len(options["hw"])
-    if len(minutes) != len(options["hw"]):
-        raise SettingError(f"{len(options['hw'])} profiles need as many --minutes, got {len(minutes)}")
-    validations = [read_json(path) for path in options["validations"]]
+    minutes: list[float | None] = [float(text) for text in request.minutes] or [None] * len(request.hw)
+    if len(minutes) != len(request.hw):
+        raise SettingError(f"{len(request.hw)} profiles need as many --minutes, got {len(minutes)}")
+    validations = [read_json(path) for path in request.validations]
     try:
         measured, told = measured_speedups(validations), validations[0]
     except (KeyError, TypeError) as error:
         raise SettingError(f"no `validation.json` of `validate --out`: {error!r}") from error
     temperatures = sorted({settings.temperature for settings, _ in measured})
-    limit = options["max_tokens"]
+    limit = request.max_tokens
     job = live_job(told["target"], told["draft"], limit=limit, temperatures=temperatures)
-    parts = recorded_parts(job, told, options["subsets"], temperatures, progress)
+    parts = recorded_parts(job, told, request.subsets, temperatures, progress)
     found = []
-    for name, took in zip(options["hw"], minutes, strict=True):
+    for name, took in zip(request.hw, minutes, strict=True):
         found.append(judge(name, load_profile(find_profile(name)), measured, parts, minutes=took))
-        progress("profiles", len(found), len(options["hw"]))
+        progress("profiles", len(found), len(request.hw))
     return found
 
 
-def as_json(found: Sequence[Effort], options: Mapping[str, Any]) -> str:
+def as_json(found: Sequence[Effort], request: ComparisonRequest) -> str:
     """One JSON object: per profile its errors on what it covers, on what all cover, and beyond."""
     common = covered_by_all(found)
 
@@ -211,7 +223,7 @@ def as_json(found: Sequence[Effort], options: Mapping[str, Any]) -> str:
             ],
         }
 
-    asked = {"validations": list(map(str, options["validations"])), "max_tokens": options["max_tokens"]}
+    asked = {"validations": list(map(str, request.validations)), "max_tokens": request.max_tokens}
     return to_json({"asked": asked, "common": len(common), "efforts": [row(e) for e in found]}, indent=1)
 
 

@@ -15,10 +15,18 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from analysis.commands import deliver
+from analysis.commands import Output, deliver
 from calibrate.live.placement import Mode
 from hardware_profiles.files import to_json
-from policies.commandline import HELP, checked_command, refusals, split_integers, split_list, wide_console
+from policies.commandline import (
+    HELP,
+    checked_command,
+    refusals,
+    split_integers,
+    split_list,
+    typed,
+    wide_console,
+)
 
 if TYPE_CHECKING:
     from calibrate.job import Job
@@ -112,13 +120,31 @@ class Checked:
 def main(**options: Any) -> None:
     """Compare every policy's greedy output with plain decoding's; exit status 1 on a difference."""
     with refusals():
-        found = _check(options)
-    deliver(as_json(found, options), options, show=lambda: print_checked(found))
+        request = typed(CheckRequest, options)
+        found = _check(request)
+    deliver(as_json(found, request), typed(Output, options), show=lambda: print_checked(found))
     if any(each.differences for each in found):
         raise SystemExit(1)
 
 
-def _check(options: dict[str, Any]) -> list[Checked]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRequest:
+    """What is checked; every field is the option of its name."""
+
+    hw: str
+    target: str | None
+    mode: Mode | None
+    policies: list[str]
+    datastore: str | None
+    prompts: int
+    max_tokens: int
+    batch: tuple[int, ...]
+    seed: int
+    fresh: bool
+    out: Path | None
+
+
+def _check(request: CheckRequest) -> list[Checked]:
     from analysis.identity_settings import identity_settings
     from analysis.sources import load_sources
     from calibrate.calibration import record
@@ -128,32 +154,32 @@ def _check(options: dict[str, Any]) -> list[Checked]:
     from calibrate.prompts import find_prompts, load_prompts, spread
     from hardware_profiles.store import user_directory
 
-    names = [] if options["policies"] == ["all"] else options["policies"]
-    settings = identity_settings(names, datastore=options["datastore"])
-    prompts = spread(load_prompts(find_prompts("heldout")), options["prompts"])
-    if max(options["batch"]) > len(prompts):
-        raise ValueError(f"{len(prompts)} prompts do not fill a batch of {max(options['batch'])}: give more")
-    job = _job(load_sources(options["hw"]), options)
-    out = options["out"] or user_directory() / "identity.json"
+    names = [] if request.policies == ["all"] else request.policies
+    settings = identity_settings(names, datastore=request.datastore)
+    prompts = spread(load_prompts(find_prompts("heldout")), request.prompts)
+    if max(request.batch) > len(prompts):
+        raise ValueError(f"{len(prompts)} prompts do not fill a batch of {max(request.batch)}: give more")
+    job = _job(load_sources(request.hw), request)
+    out = request.out or user_directory() / "identity.json"
     with show_progress() as progress:
         trace = record(job, prompts, "heldout", progress)
         depends = {**inputs(job), "held out": [p.question_id for p in prompts]}
-        with open_journal(out.parent / f".{out.stem}.partial", depends, fresh=options["fresh"]) as journal:
-            found = check(job, trace, settings, options["batch"], journal=journal, progress=progress)
+        with open_journal(out.parent / f".{out.stem}.partial", depends, fresh=request.fresh) as journal:
+            found = check(job, trace, settings, request.batch, journal=journal, progress=progress)
             journal.discard()
     return found
 
 
-def _job(sources: Any, options: Mapping[str, Any]) -> Job:
+def _job(sources: Any, request: CheckRequest) -> Job:
     from analysis.execute import live_job, profiled_job
     from calibrate.job import like_profile
 
-    job: Job = profiled_job(sources, limit=options["max_tokens"], seed=options["seed"])
-    if options["target"]:
-        limit, seed = options["max_tokens"], options["seed"]
-        other = live_job(options["target"], job.names[1], limit=limit, seed=seed)
+    job: Job = profiled_job(sources, limit=request.max_tokens, seed=request.seed)
+    if request.target:
+        limit, seed = request.max_tokens, request.seed
+        other = live_job(request.target, job.names[1], limit=limit, seed=seed)
         job = like_profile(other, sources.profile)
-    return replace(job, mode=options["mode"] or job.mode)
+    return replace(job, mode=request.mode or job.mode)
 
 
 def check(
@@ -262,13 +288,17 @@ def _kept(piece: Mapping[str, Any]) -> Checked:
     return Checked(**{**piece, "first": None if first is None else Departure(**first)})
 
 
-def as_json(found: Sequence[Checked], options: Mapping[str, Any]) -> str:
+def as_json(found: Sequence[Checked], request: CheckRequest) -> str:
     """One JSON object: what was asked, a total, and a row per setting and batch."""
     names = ("hw", "target", "mode", "datastore", "prompts", "max_tokens", "batch", "seed")
     total = {name: sum(getattr(c, name) for c in found) for name in ("tokens", "differences", "ties")}
     rows = [asdict(each) for each in found]
     return to_json(
-        {"asked": {n: options[n] for n in names}, "total": {"runs": len(found), **total}, "rows": rows},
+        {
+            "asked": {n: getattr(request, n) for n in names},
+            "total": {"runs": len(found), **total},
+            "rows": rows,
+        },
         indent=2,
     )
 

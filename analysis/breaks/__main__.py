@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from analysis.breaks.relaxations import RELAXATIONS
 from analysis.breaks.store import Map, as_json, load_map, save_map
 from analysis.breaks.sweep import TOKENS, sweep
 from analysis.breaks.tables import CAPTION, by_relaxation, markdown, of_law, overview, rich_table
-from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, checked_command, refusals, wide_console
+from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, checked_command, refusals, typed, wide_console
 
 EPILOG = """
 \b
@@ -49,51 +50,67 @@ def main(**options: Any) -> None:
     laws by default, which takes some minutes.
     """
     with refusals(INCOMPLETE, BAD_INPUT):
-        _run(options)
+        _run(typed(MapRequest, options))
 
 
-def _run(options: dict[str, Any]) -> None:
-    if options["only_list"]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapRequest:
+    """What is asked of the map of broken laws; every field is the option of its name."""
+
+    laws: tuple[str, ...]
+    relax: tuple[str, ...]
+    json_file: Path | None
+    as_markdown: bool
+    plot: Path | None
+    stored: Path | None
+    tokens: int
+    seed: int
+    only_list: bool
+
+
+def _run(request: MapRequest) -> None:
+    if request.only_list:
         _list()
         return
-    found = _stored(options) if options["stored"] is not None else _simulated(options)
-    if options["json_file"] == Path("-"):
+    found = _stored(request) if request.stored is not None else _simulated(request)
+    if request.json_file == Path("-"):
         click.echo(as_json(found), nl=False)
-    elif options["json_file"] is not None:
-        save_map(found, options["json_file"])
-        click.echo(f"wrote {options['json_file']}", err=True)
-    if options["plot"] is not None:
+    elif request.json_file is not None:
+        save_map(found, request.json_file)
+        click.echo(f"wrote {request.json_file}", err=True)
+    if request.plot is not None:
         from analysis.breaks.pictures import plot
 
-        for path in plot(found, options["plot"]):
+        for path in plot(found, request.plot):
             click.echo(f"wrote {path}", err=True)
-    if options["as_markdown"]:
+    if request.as_markdown:
         click.echo(markdown(found))
-    elif options["json_file"] != Path("-"):
-        _show(found, single=len(options["laws"]) > 0)
+    elif request.json_file != Path("-"):
+        _show(found, single=len(request.laws) > 0)
 
 
-def _simulated(options: dict[str, Any]) -> Map:
+def _simulated(request: MapRequest) -> Map:
     from calibrate.display import show_progress
 
-    laws, relaxations = find_laws(options["laws"]), find_relaxations(options["relax"])
+    laws, relaxations = find_laws(request.laws), find_relaxations(request.relax)
     untouched = not any(name in law.relaxations for law in laws for name in relaxations)
     if untouched:
         touching = dict.fromkeys(name for law in laws for name in law.relaxations)
         raise ValueError(f"--relax touches none of these laws; what does: {', '.join(touching)}")
     with show_progress() as progress:
-        cells = sweep(laws, relaxations, seed=options["seed"], tokens=options["tokens"], progress=progress)
-    return Map(tuple(cells), options["seed"], options["tokens"])
+        cells = sweep(laws, relaxations, seed=request.seed, tokens=request.tokens, progress=progress)
+    return Map(tuple(cells), request.seed, request.tokens)
 
 
-def _stored(options: dict[str, Any]) -> Map:
+def _stored(request: MapRequest) -> Map:
     """The stored map's part that is asked for."""
-    whole = load_map(options["stored"])
-    laws = {law.name for law in find_laws(options["laws"])}
-    relaxations = {*find_relaxations(options["relax"]), "none"}
+    assert request.stored is not None
+    whole = load_map(request.stored)
+    laws = {law.name for law in find_laws(request.laws)}
+    relaxations = {*find_relaxations(request.relax), "none"}
     cells = tuple(c for c in whole.cells if c.law in laws and c.relaxation in relaxations)
     if not cells:
-        raise ValueError(f"{options['stored']} holds nothing of these laws; it has {', '.join(whole.laws)}")
+        raise ValueError(f"{request.stored} holds nothing of these laws; it has {', '.join(whole.laws)}")
     return Map(cells, whole.seed, whole.tokens)
 
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from tiny_profiles import trace
 
-from analysis.identity import Checked, Departure, as_json, departure, main, print_checked
+from analysis.identity import Checked, CheckRequest, Departure, as_json, departure, main, print_checked
 from analysis.identity_settings import identity_settings
 from policies.config import SettingError
 from policies.registry import KNOBS, POLICIES
@@ -69,7 +69,9 @@ def test_the_table_names_the_first_departure(capsys: pytest.CaptureFixture[str])
     print_checked([same, other])
     shown = capsys.readouterr().out
     assert "1 texts differ" in shown and "position 3: 99 for 14" in shown
-    options = dict.fromkeys(("hw", "target", "mode", "datastore", "prompts", "max_tokens", "batch", "seed"))
-    told = json.loads(as_json([same, other], options))
+    asked = {"hw": "cpu2-x5", "prompts": 2, "max_tokens": 8, "batch": (1, 4), "seed": 0, "fresh": False}
+    request = CheckRequest(**asked, target=None, mode=None, policies=["sd"], datastore=None, out=None)  # type: ignore[arg-type]
+    told = json.loads(as_json([same, other], request))
+    assert told["asked"]["batch"] == [1, 4] and told["asked"]["target"] is None
     assert told["total"] == {"runs": 2, "tokens": 16, "differences": 1, "ties": 1}
     assert told["rows"][1]["first"]["position"] == 3
