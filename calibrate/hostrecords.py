@@ -270,7 +270,7 @@ class Expectation:
     def steps(self, role: RoleName, work: Sequence[Work], context: float) -> Iterator[tuple[str, float]]:
         """(name, seconds) of the steps of an operation by its rows' work; 0 s for what calls no model.
 
-        As `simulator.measured.ProfileCosts.worked` says it.
+        As `simulator.costs.ProfileCosts.worked` says it.
         """
         fed, call_s = int(context), 0.0
         for parts in zip_longest(*work):

@@ -88,3 +88,8 @@ class World(Protocol):
 
 Steps: TypeAlias = Generator[Event, Any, Any]
 """A running policy or a part of one: yields events, receives their values, may return something."""
+
+
+def role_of(device: str) -> str:
+    """The role that a device plays: `draft` of the devices `draft`, `draft-1`, ...; else its own name."""
+    return device.partition("-")[0]

@@ -23,9 +23,8 @@ from policies.operation import (
     total_tokens,
 )
 from policies.values import BoolArray, Source, Speculation, Verdict, View
-from simulator.contents import Contents
-from simulator.costs import Costs
-from simulator.noise import KeyedNoise
+from simulator.costs import Costs, KeyedNoise
+from simulator.replies import RowReplies
 from simulator.tokens import TokenModel
 
 _PRIMARY, _NONE = int(Source.PRIMARY), int(Source.NONE)
@@ -64,7 +63,7 @@ class SimulatedCache:
 
 
 class Answers:
-    """Costs and contents of operations (`simulator.devices.Work`).
+    """Costs and contents of operations (`simulator.world.Work`).
 
     Args:
         costs: What operations cost.
@@ -82,7 +81,7 @@ class Answers:
         tokens: TokenModel,
         host: Host,
         *,
-        contents: Contents | None = None,
+        contents: RowReplies | None = None,
         pace: Mapping[str, KindPace] | None = None,
         noise: KeyedNoise | None = None,
     ) -> None:
@@ -131,10 +130,10 @@ class Answers:
         work = [reply.work for reply in self._contents.replies(operation)]
         seconds, pace = self._contents.seconds, self.pace.get(operation.kind)
         if pace is None:
-            return costs.worked(device, operation.view, work, seconds)
+            return costs.row_steps(device, operation.view, work, seconds)
         unpaced = {name: s for name, s in seconds.items() if base_name(name) not in pace.steps}
         rows = len(operation.view.slots)
-        steps = costs.worked(device, operation.view, work, unpaced)
+        steps = costs.row_steps(device, operation.view, work, unpaced)
         return [(name, pace.step(name).seconds(expected_s, rows)) for name, expected_s in steps]
 
     def latency(self, operation: Operation) -> tuple[float, float]:
@@ -151,7 +150,7 @@ class Answers:
         return pace.mark_s
 
     @property
-    def _contents(self) -> Contents:
+    def _contents(self) -> RowReplies:
         if self.contents is None:
             raise SettingError("this world has neither decisions nor coins for operations stated row by row")
         return self.contents

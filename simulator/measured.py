@@ -13,10 +13,9 @@ import numpy as np
 from hardware_profiles.surface import LatencySurface
 from policies.config import SettingError
 from policies.operation import Continue, Draft, Operation, Prespeculate, Settle, Verify, Work
+from policies.protocols import role_of
 from policies.values import View
-from simulator.costs import Effects, Extrapolation, share_of
-from simulator.machine import role_of
-from simulator.noise import KeyedNoise
+from simulator.costs import Effects, Extrapolation, KeyedNoise, share_of
 
 TREE_SURFACE = "draft.tree"
 PAGE = 1024
@@ -79,7 +78,7 @@ class ProfileCosts:
             case _:
                 return [("prefill", self._prefill(f"{role_of(device)}.prefill", operation.view))]
 
-    def worked(
+    def row_steps(
         self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
     ) -> list[tuple[str, float]]:
         """See `Costs`."""

@@ -20,14 +20,11 @@ from policies.summary import Summary, summarise
 from policies.timeline import Span
 from policies.values import Request
 from simulator.checks import check_profile, check_tokens
-from simulator.contents import Contents, Decided, Synthetic
-from simulator.costs import Costs, Effects, Extrapolation, TextbookCosts
-from simulator.machine import Slowdowns
-from simulator.measured import ProfileCosts
+from simulator.costs import STRATA, Costs, Effects, Extrapolation, KeyedNoise, ProfileCosts, TextbookCosts
 from simulator.memory import MemoryNeed, check_memory
-from simulator.noise import STRATA, KeyedNoise
+from simulator.replies import Recorded, RowReplies, Synthetic
 from simulator.tokens import TokenModel
-from simulator.world import SimulatedWorld
+from simulator.world import SimulatedWorld, Slowdowns
 
 
 @dataclass(frozen=True)
@@ -188,11 +185,11 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
         slowdowns=scenario.slowdowns,
         timeline=timeline,
         draft_devices=settings.draft_devices or 1,
-        contents=contents,
+        rows=contents,
         pace=scenario.pace(settings.policy),
         noise=KeyedNoise(scenario.seed, strata=STRATA) if scenario.effects.jitter else None,
     )
-    keep = settings.config.reads_text or isinstance(contents, Decided)
+    keep = settings.config.reads_text or isinstance(contents, Recorded)
     rows = Rows(requests, batch, keep_tokens=keep)
     world.run(start(world, rows, settings))
     summary = summarise(
@@ -207,7 +204,7 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
 
 def decided(
     scenario: Scenario, settings: Settings, requests: list[Request]
-) -> tuple[Contents, list[Request]]:
+) -> tuple[RowReplies, list[Request]]:
     """What answers a policy's rowwise operations, and the requests it serves.
 
     The decision trace does if it has the setting; else a recorded path where it decides everything, and coins
@@ -243,7 +240,7 @@ def decided(
     trace = scenario.decisions
     base = 1 + max(entry.id for entry in trace.requests)
     served = _served(scenario, trace, requests, base, fresh=settings.temperature > 0.0)
-    return Decided(found, base), served
+    return Recorded(found, base), served
 
 
 def _served(

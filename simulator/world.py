@@ -1,23 +1,301 @@
-"""The simulated world: a target and its drafts on simpy's clock, answering from a token model."""
+"""The simulated world: a target and its drafts on simpy's clock, answering from a token model.
+
+Devices are first-in first-out servers whose work progresses at a rate.  It depends on what a device's
+neighbours do (they share memory bandwidth, power, a chip), so it is constant between changes of who is busy
+with what, and every change replans what is running (design.md, section 4).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from typing import Any, cast
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Protocol, TypeAlias, cast
 
 import simpy
-from simpy.events import Event as SimpyEvent
+from simpy.events import Event
 
 from hardware_profiles.optime import Host, KindPace
-from policies.protocols import Steps
+from policies.operation import Operation, Prefill
+from policies.protocols import Steps, role_of
 from policies.timeline import Span
-from simulator.answers import Answers
-from simulator.contents import Contents
-from simulator.costs import Costs
-from simulator.devices import SimulatedDevice
-from simulator.machine import Machine, Slowdowns
-from simulator.noise import KeyedNoise
+from simulator.costs import Costs, KeyedNoise
+from simulator.replies import Replies, RowReplies
 from simulator.tokens import TokenModel
+
+Slowdowns: TypeAlias = Mapping[tuple[str, str, str, str | None], float]
+"""(role, operation, other role, other operation) to the factor by which the first runs slower while the
+second is busy; None as the other operation: anything that has no entry of its own."""
+
+
+class Machine:
+    """Devices that can slow each other down, and the account of their time.
+
+    Args:
+        slowdowns: See `Slowdowns`; absent pairs do not interfere.
+
+    Attributes:
+        busy_s: Seconds of work per device, prefills left out.
+        overlap_s: Seconds in which devices of two roles worked at once, prefills left out.
+    """
+
+    def __init__(self, slowdowns: Slowdowns | None = None) -> None:
+        self.slowdowns = dict(slowdowns or {})
+        self.devices: list[SimulatedDevice] = []
+        self.busy_s: dict[str, float] = {}
+        self.overlap_s = 0.0
+        self._since = 0.0
+        self._counted: list[str] = []
+
+    def account(self, now: float) -> None:
+        """Charge the time since the last change to the devices that were busy in it."""
+        elapsed = now - self._since
+        self._since = now
+        if elapsed > 0.0:
+            for name in self._counted:
+                self.busy_s[name] = self.busy_s.get(name, 0.0) + elapsed
+            if len({role_of(name) for name in self._counted}) > 1:
+                self.overlap_s += elapsed
+
+    def changed(self, now: float) -> None:
+        """Replan every running operation: someone has just started, stopped or gone on to something else."""
+        self.account(now)
+        busy = [d for d in self.devices if d.running is not None]
+        self._counted = [d.name for d in busy if not isinstance(d.running.operation, Prefill)]  # type: ignore[union-attr]
+        if self.slowdowns:
+            for device in busy:
+                device.replan(now, self._rate(device, busy))
+
+    def _rate(self, device: SimulatedDevice, busy: list[SimulatedDevice]) -> float:
+        rate = 1.0
+        for other in busy:
+            if other is not device:
+                rate /= self._slowdown(device, other)
+        return rate
+
+    def _slowdown(self, device: SimulatedDevice, other: SimulatedDevice) -> float:
+        mine, its = (role_of(device.name), device.cost_class), role_of(other.name)
+        always = self.slowdowns.get((*mine, its, None), 1.0)
+        return self.slowdowns.get((*mine, its, other.cost_class), always)
+
+
+class Work(Protocol):
+    """What an operation costs and answers; one object serves all devices of a world."""
+
+    def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
+        """Named pieces of work in seconds at full rate; an operation may be stopped between them.
+
+        `idle_s` is how long the device did nothing before.
+        """
+        ...
+
+    def latency(self, operation: Operation) -> tuple[float, float]:
+        """Seconds from submission to the start on an idle device, and from the end to the task's event."""
+        ...
+
+    def early_latency(self, operation: Operation) -> float:
+        """Seconds from the step that an early result follows to its event."""
+        ...
+
+    def answer(self, operation: Operation, completed: int | None) -> Any:
+        """Answer of a finished operation; `completed` steps if it was stopped early, else None."""
+        ...
+
+    def early_answer(self, operation: Operation) -> Any:
+        """The early result of an operation that has one."""
+        ...
+
+
+class SimulatedTask(Event):
+    """A submitted operation; fires once, with its answer."""
+
+    def __init__(self, device: SimulatedDevice, operation: Operation) -> None:
+        super().__init__(device.env)
+        self.device = device
+        self.operation = operation
+        self.early = Event(device.env)
+
+    def stop(self) -> None:
+        """End a draft at its next step boundary, with the tokens drafted so far; else a no-op."""
+        self.device.stop(self)
+
+    def _finish(self, answer: Any, delay: float) -> None:
+        _fire(self, answer, delay)
+
+
+def _fire(event: Event, value: Any, delay: float) -> None:
+    event._ok = True
+    event._value = value
+    event.env.schedule(event, delay=delay)
+
+
+class SimulatedDevice:
+    """A first-in first-out server on simpy's clock.
+
+    Args:
+        env: Clock.
+        name: `target`, `draft`, `draft-1`, ...
+        work: Costs and answers.
+        machine: Whom it shares its hardware with.
+        spans: Collects the timeline; None records nothing.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        name: str,
+        work: Work,
+        machine: Machine,
+        *,
+        spans: list[Span] | None = None,
+    ) -> None:
+        self.env = env
+        self.name = name
+        self.work = work
+        self.machine = machine
+        self.spans = spans
+        self.running: SimulatedTask | None = None
+        self.cost_class = ""
+        self._queue: deque[SimulatedTask] = deque()
+        self._starting: SimulatedTask | None = None
+        self._steps: list[tuple[str, float]] = []
+        self._started = 0.0
+        self._ended = 0.0
+        self._remaining = 0.0
+        self._rate = 1.0
+        self._since = 0.0
+        self._completed: int | None = None
+        self._timer: Event | None = None
+        self._early_timer: Event | None = None
+        machine.devices.append(self)
+        machine.busy_s[name] = 0.0
+
+    def submit(self, operation: Operation) -> SimulatedTask:
+        """Queue an operation and return at once."""
+        task = SimulatedTask(self, operation)
+        self._queue.append(task)
+        if self.running is None and self._starting is None:
+            self._next(self.work.latency(operation)[0])
+        return task
+
+    def stop(self, task: SimulatedTask) -> None:
+        """See `SimulatedTask.stop`."""
+        if not task.operation.stoppable or task.triggered:
+            return
+        if task is not self.running:
+            if task in self._queue:
+                self._queue.remove(task)
+                self._report(task, 0)
+            elif task is self._starting:
+                self._completed = 0
+            return
+        self._advance(self.env.now)
+        total = sum(seconds for _, seconds in self._steps)
+        done, boundary = total - self._remaining, 0.0
+        for index, (_, seconds) in enumerate(self._steps):
+            boundary += seconds
+            if boundary >= done - 1e-15:
+                self._completed = index + 1
+                self._remaining = max(0.0, boundary - done)
+                self._schedule()
+                return
+
+    def replan(self, now: float, rate: float) -> None:
+        """Go on at another rate from now on."""
+        if rate != self._rate:
+            self._advance(now)
+            self._rate = rate
+            self._schedule()
+
+    def _next(self, delay: float) -> None:
+        self._starting = self._queue.popleft()
+        self._completed = None
+        if delay > 0.0:
+            self._after(delay, self._begin)
+        else:
+            self._begin(None)
+
+    def _begin(self, _: Event | None) -> None:
+        task, self._starting = self._starting, None
+        assert task is not None
+        now = self.env.now
+        if self._completed == 0:  # stopped before it began
+            self._report(task, 0)
+            if self._queue:
+                self._next(0.0)
+            return
+        self.running = task
+        self.cost_class = task.operation.cost_class
+        self._steps = self.work.steps(self.name, task.operation, now - self._ended)
+        self._remaining = sum(seconds for _, seconds in self._steps)
+        self._rate = 1.0
+        self._started = self._since = now
+        self._schedule()
+        self.machine.changed(now)
+
+    def _advance(self, now: float) -> None:
+        self._remaining = max(0.0, self._remaining - (now - self._since) * self._rate)
+        self._since = now
+
+    def _schedule(self) -> None:
+        self._timer = self._after(self._remaining / self._rate, self._end)
+        task = self.running
+        if task is not None and task.operation.early and not task.early.triggered:
+            ahead = max(0.0, self._remaining - self._after_early_result())
+            self._early_timer = self._after(ahead / self._rate, self._early)
+
+    def _after_early_result(self) -> float:
+        """Seconds of the steps that follow the running operation's early result."""
+        assert self.running is not None
+        names, last = [name for name, _ in self._steps], self.running.operation.early_after
+        first = names.index(last) + 1 if last in names else 0
+        return sum(seconds for _, seconds in self._steps[first:])
+
+    def _early(self, timer: Event) -> None:
+        if timer is not self._early_timer:
+            return  # replanned since
+        self._say_early()
+
+    def _say_early(self) -> None:
+        """Fire the early event of the running operation."""
+        task = self.running
+        assert task is not None
+        self._early_timer, operation = None, task.operation
+        _fire(task.early, self.work.early_answer(operation), self.work.early_latency(operation))
+
+    def _after(self, delay: float, callback: Callable[[Event], None]) -> Event:
+        timer = self.env.timeout(delay)
+        timer.callbacks.append(callback)
+        return timer
+
+    def _end(self, timer: Event) -> None:
+        if timer is not self._timer:
+            return  # replanned since
+        task = self.running
+        assert task is not None
+        now = self.env.now
+        if task.operation.early and not task.early.triggered:  # the step before it was the last
+            self._say_early()
+        self._record(task, now)
+        self._ended = now
+        self.running = None
+        self.machine.changed(now)
+        self._report(task, self._completed)
+        if self._queue:
+            self._next(0.0)
+
+    def _report(self, task: SimulatedTask, completed: int | None) -> None:
+        answer = self.work.answer(task.operation, completed)
+        task._finish(answer, self.work.latency(task.operation)[1])
+
+    def _record(self, task: SimulatedTask, now: float) -> None:
+        if self.spans is None:
+            return
+        steps = self._steps if self._completed is None else self._steps[: self._completed]
+        details = {
+            "rows": len(task.operation.view.slots),
+            "steps": [[name, seconds] for name, seconds in steps],
+        }
+        self.spans.append(Span(self.name, task.operation.kind, self._started, now, details))
 
 
 class SimulatedWorld:
@@ -27,12 +305,12 @@ class SimulatedWorld:
         tokens: What is accepted.
         costs: What operations cost.
         host: Host time; None for none.
-        slowdowns: See `simulator.machine.Machine`.
+        slowdowns: See `simulator.world.Machine`.
         timeline: Whether to keep the timeline in `spans`.
         draft_devices: How many draft devices there are: `draft`, `draft-1`, ...  All cost the same.
-        contents: Answers of operations stated row by row; None where no policy asks for any.
-        pace: See `Answers`.
-        noise: See `Answers`.
+        rows: Replies of row operations; None where no policy asks for any.
+        pace: See `Replies`.
+        noise: See `Replies`.
     """
 
     def __init__(
@@ -44,19 +322,19 @@ class SimulatedWorld:
         slowdowns: Slowdowns | None = None,
         timeline: bool = False,
         draft_devices: int = 1,
-        contents: Contents | None = None,
+        rows: RowReplies | None = None,
         pace: Mapping[str, KindPace] | None = None,
         noise: KeyedNoise | None = None,
     ) -> None:
         self.env = simpy.Environment()
         self.machine = Machine(slowdowns)
         self.spans: list[Span] = []
-        answers = Answers(costs, tokens, host or Host(), contents=contents, pace=pace, noise=noise)
+        work = Replies(costs, tokens, host or Host(), rows=rows, pace=pace, noise=noise)
         spans = self.spans if timeline else None
-        self._target = SimulatedDevice(self.env, "target", answers, self.machine, spans=spans)
+        self._target = SimulatedDevice(self.env, "target", work, self.machine, spans=spans)
         names = ["draft", *(f"draft-{i}" for i in range(1, draft_devices))]
         self._drafts = tuple(
-            SimulatedDevice(self.env, name, answers, self.machine, spans=spans) for name in names
+            SimulatedDevice(self.env, name, work, self.machine, spans=spans) for name in names
         )
         self._vocabulary = tokens.vocabulary
 
@@ -92,7 +370,7 @@ class SimulatedWorld:
             RuntimeError: The policy waits for something that nobody will do.
         """
         # A policy yields this world's own events, which are simpy's.
-        process = self.env.process(cast("Generator[SimpyEvent, Any, Any]", steps))
+        process = self.env.process(cast("Generator[Event, Any, Any]", steps))
         try:
             self.env.run(until=process)
         except RuntimeError as error:

@@ -24,7 +24,7 @@ from policies.registry import Settings, configure, start
 from policies.rows import RoundLog, Rows
 from policies.sampling import FloatArray, Sampling
 from policies.values import IntArray
-from simulator.contents import Synthetic
+from simulator.replies import Synthetic
 from simulator.world import SimulatedWorld
 
 BLOCKS = 32
@@ -192,9 +192,7 @@ class Bench:
         if key not in self._runs:
             setting = scenario(case, tokens, self.seed)
             model, requests = setting.serving()
-            world = SimulatedWorld(
-                model, setting.costs, slowdowns=setting.slowdowns, contents=Synthetic(model)
-            )
+            world = SimulatedWorld(model, setting.costs, slowdowns=setting.slowdowns, rows=Synthetic(model))
             rows = Rows(requests, case.point.batch)
             world.run(policy(world, rows))
             self._runs[key] = stretches(rows.log, case.point.batch, whole=case.world.output is not None)

@@ -16,7 +16,7 @@ from policies.double import Drafted
 from policies.registry import Settings, configure, start
 from policies.rows import Rows
 from policies.values import Request
-from simulator.contents import Decided, revive
+from simulator.replies import Recorded, revive
 from simulator.world import SimulatedWorld
 
 SAME_FOR_ANY = 1e-9
@@ -45,7 +45,7 @@ def decided_rows(case: Case, settings: Settings, seed: int) -> Rows | None:
         costs.tokens,
         costs.costs,
         slowdowns=costs.slowdowns,
-        contents=Decided(found, 1 + max(request.id for request in requests)),
+        rows=Recorded(found, 1 + max(request.id for request in requests)),
     )
     rows = Rows(requests, 1, keep_tokens=True)
     world.run(start(world, rows, settings))

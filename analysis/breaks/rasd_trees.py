@@ -14,7 +14,7 @@ from policies.registry import configure
 from policies.retrieval import Retrieved
 from policies.sampling import FloatArray, keyed_generator
 from policies.tokentree import ROOT, TokenTree, TreeDrafted, TreeVerdict, drafted_tree
-from simulator.contents import revive
+from simulator.replies import revive
 
 DEEPEST = 256
 """Levels of a tree of coins: so deep that no match reaches its end."""

@@ -31,9 +31,9 @@ from policies.rows import Rows
 from policies.sampling import keyed_generator
 from policies.values import UNKNOWN
 from policies.values import View as RowView
-from simulator.contents import Synthetic
 from simulator.costs import Effects
 from simulator.law import law_inputs
+from simulator.replies import Synthetic
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin
 from simulator.waterfall import NO_EFFECT
@@ -109,7 +109,7 @@ class UnevenCosts:
         assert isinstance(operation, Prefill)
         return [("prefill", 0.0)]
 
-    def worked(
+    def row_steps(
         self, device: str, view: RowView, work: Sequence[Work], seconds: Mapping[str, float]
     ) -> list[tuple[str, float]]:
         """See `Costs`."""
@@ -169,7 +169,7 @@ def uneven_budget(world: World, budgets: Sequence[int], *, tokens: int, seed: in
     coins = coin(world.acceptance, exponent=1.0, requests=requests, length=LENGTH, prompt_length=1, seed=seed)
     speedups = {}
     for lookahead in budgets:
-        simulated = SimulatedWorld(coins, UnevenCosts(world, lookahead, seed), contents=Synthetic(coins))
+        simulated = SimulatedWorld(coins, UnevenCosts(world, lookahead, seed), rows=Synthetic(coins))
         rows = Rows(coins.requests, 1)
         simulated.run(start(simulated, rows, configure("duo", lookahead=lookahead, sequences="1")))
         speedups[lookahead] = requests * LENGTH / simulated.now  # plain decoding emits one token per step

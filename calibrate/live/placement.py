@@ -40,7 +40,7 @@ class WorkerSpec:
         role: What it serves.
         mode: How the model is called.
         slots: Rows to allocate KV caches for; more are allocated when a batch asks for them.
-        capacity: Tokens per row to allocate, likewise.
+        capacity: Tokens per row to allocate; more where a text asks for it.
         device: Where torch has the model: `cpu`, `cuda`, `cuda:1`, `mps`, `xpu`, `npu`.
         backend: What runs it: `torch`, or for a draft `openvino:CPU`, `openvino:NPU` and the like, or
             `llamacpp:q8_0` and the like.
@@ -88,9 +88,9 @@ class Placement:
     Attributes:
         name: As it was asked for.
         target_cores: Cores of the target's process; with an accelerator, those that launch its work.
-        draft_cores: Likewise of the draft's.
+        draft_cores: Those of the draft's process.
         target_device: Where torch has the target's model.
-        draft_device: Likewise the draft's.
+        draft_device: Where torch has the draft's model.
     """
 
     name: str

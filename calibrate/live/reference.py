@@ -81,7 +81,7 @@ class Place:
 
     Attributes:
         target: Folder or hub name.
-        draft: Likewise.
+        draft: Of the draft, as `target`.
         core: The one core of both models, which take turns; None: as the process is.
         precision: Of both.
         trust_remote_code: Run code that comes with them.

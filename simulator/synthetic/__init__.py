@@ -1,1 +1,3 @@
-"""Coins in place of decisions, one module per family of operations (see `simulator.contents`)."""
+"""Coins in place of recorded replies, one module per family of operations (see
+`simulator.replies.Synthetic`).
+"""

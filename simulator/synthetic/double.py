@@ -26,14 +26,15 @@ from policies.double import (
 from policies.operation import RowOperation
 from policies.sampling import keyed_uniforms
 from policies.values import NO_LAW, UNKNOWN, RowVerdict
+from simulator.replies import synthesises
 from simulator.tokens.model import TokenModel
 
 RIGHT, WRONG = 1, 0
 
 
-def draft(operation: RowOperation, tokens: TokenModel) -> list[Drafted]:
+@synthesises(RetrievingDraft)
+def draft(operation: RetrievingDraft, tokens: TokenModel) -> list[Drafted]:
     """Replies of `RetrievingDraft`."""
-    assert isinstance(operation, RetrievingDraft)
     how, seed, replies = operation.retrieval, operation.sampling.seed, []
     for request, position, room, ask in _rows(operation):
         ahead, most = len(ask.pending), room - len(ask.pending)
@@ -51,9 +52,9 @@ def draft(operation: RowOperation, tokens: TokenModel) -> list[Drafted]:
     return replies
 
 
-def verify(operation: RowOperation, tokens: TokenModel) -> list[Verified]:
+@synthesises(RetrievingVerify)
+def verify(operation: RetrievingVerify, tokens: TokenModel) -> list[Verified]:
     """Replies of `RetrievingVerify`."""
-    assert isinstance(operation, RetrievingVerify)
     replies = []
     for request, position, room, ask in _rows(operation):
         right, count = _right(ask.pending), len(ask.pending)
@@ -68,9 +69,9 @@ def verify(operation: RowOperation, tokens: TokenModel) -> list[Verified]:
     return replies
 
 
-def guide(operation: RowOperation, tokens: TokenModel) -> list[Guided]:
+@synthesises(Guide)
+def guide(operation: Guide, tokens: TokenModel) -> list[Guided]:
     """Replies of `Guide`: X_q is judged as far as the retrieved tokens are right, and one token more."""
-    assert isinstance(operation, Guide)
     replies = []
     for request, position, whole_room, question in _rows(operation):
         drafted, room = question.tokens, whole_room - question.behind

@@ -27,15 +27,16 @@ from policies.duo import (
     sequence_lengths,
     sequences_work,
 )
-from policies.operation import RowOperation, Verify
+from policies.operation import Verify
 from policies.values import NO_LAW, UNKNOWN, RowVerdict, Source, Speculation
+from simulator.replies import synthesises
 from simulator.tokens.model import TokenModel
 from simulator.tokens.outcomes import NEVER
 
 
-def verify_pending(operation: RowOperation, tokens: TokenModel) -> list[PendingVerdict]:
+@synthesises(VerifyPending)
+def verify_pending(operation: VerifyPending, tokens: TokenModel) -> list[PendingVerdict]:
     """Coins for `VerifyPending`."""
-    assert isinstance(operation, VerifyPending)
     view, width = operation.view, operation.width
     blocks: list[Pending] = [Pending._make(ask) for ask in operation.inputs]
     lengths = np.zeros(width, dtype=np.int64)
@@ -55,9 +56,9 @@ def verify_pending(operation: RowOperation, tokens: TokenModel) -> list[PendingV
     return replies
 
 
-def draft_sequences(operation: RowOperation, tokens: TokenModel) -> list[Sequences]:
+@synthesises(DraftSequences)
+def draft_sequences(operation: DraftSequences, tokens: TokenModel) -> list[Sequences]:
     """Coins for `DraftSequences`."""
-    assert isinstance(operation, DraftSequences)
     lookahead, wanted = operation.lookahead, operation.sequences
     most = most_sequences(lookahead, wanted)
     count = most if wanted else _mean_count(tokens, most)
@@ -76,9 +77,9 @@ def draft_sequences(operation: RowOperation, tokens: TokenModel) -> list[Sequenc
     ]
 
 
-def settle_sequences(operation: RowOperation, tokens: TokenModel) -> list[Settled]:
+@synthesises(SettleSequences)
+def settle_sequences(operation: SettleSequences, tokens: TokenModel) -> list[Settled]:
     """Coins for `SettleSequences`."""
-    assert isinstance(operation, SettleSequences)
     view = operation.view
     replies = []
     for request, position, room, ask in zip(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from policies.mirror import (
 from policies.operation import Prespeculate, RowOperation, Verify
 from policies.sampling import keyed_uniforms
 from policies.values import NO_LAW, UNKNOWN, BoolArray, IntArray, RowVerdict, Source, Speculation, Verdict
+from simulator.replies import synthesises
 from simulator.tokens.model import TokenModel
 
 TOKEN = 0
@@ -42,14 +43,14 @@ COIN = "stream-proposal"
 """Stream of randomness (`policies.sampling`) that decides whether a proposal is right."""
 
 
-def verify_early(operation: RowOperation, tokens: TokenModel) -> list[EarlyVerdict]:
-    """Replies of `EarlyVerify`; see `simulator.contents.Synthesise`."""
-    asked = cast("EarlyVerify", operation)
-    windows = [Window._make(ask) for ask in asked.inputs]
-    verdict = _verdict(asked, windows, tokens)
-    share = float(Fraction(asked.exit))
+@synthesises(EarlyVerify)
+def verify_early(operation: EarlyVerify, tokens: TokenModel) -> list[EarlyVerdict]:
+    """Replies of `EarlyVerify`."""
+    windows = [Window._make(ask) for ask in operation.inputs]
+    verdict = _verdict(operation, windows, tokens)
+    share = float(Fraction(operation.exit))
     replies = []
-    for slot, window in zip(asked.view.slots.tolist(), windows, strict=True):
+    for slot, window in zip(operation.view.slots.tolist(), windows, strict=True):
         accepted, emitted = int(verdict.accepted[slot]), int(verdict.emitted[slot])
         bonus = TOKEN if emitted > accepted else UNKNOWN
         row = RowVerdict(accepted, (TOKEN,) * emitted, bool(verdict.ended[slot]), bonus)
@@ -58,49 +59,53 @@ def verify_early(operation: RowOperation, tokens: TokenModel) -> list[EarlyVerdi
     return replies
 
 
-def candidates(operation: RowOperation, tokens: TokenModel) -> list[Candidates]:
+@synthesises(EarlyVerify, early=True)
+def candidates(operation: EarlyVerify, tokens: TokenModel) -> list[Candidates]:
     """Marks of `EarlyVerify`: that there are candidates, not which."""
     return [Candidates(())] * len(operation.inputs)
 
 
-def roll_out(operation: RowOperation, tokens: TokenModel) -> list[Rolled]:
+@synthesises(Rollout)
+def roll_out(operation: Rollout, tokens: TokenModel) -> list[Rolled]:
     """Replies of `Rollout`: the branch that the target will take, if there is one, and the work of all."""
-    asked = cast("Rollout", operation)
-    windows = [Window._make(ask[0]) for ask in asked.inputs]
-    verdict = _verdict(asked, windows, tokens)
-    hits = _hits(asked, windows, verdict, tokens)
+    windows = [Window._make(ask[0]) for ask in operation.inputs]
+    verdict = _verdict(operation, windows, tokens)
+    hits = _hits(operation, windows, verdict, tokens)
     replies = []
-    for slot, window in zip(asked.view.slots.tolist(), windows, strict=True):
-        branch = Branch(int(verdict.accepted[slot]), (TOKEN,) * (1 + asked.lookahead))
-        positions = 1 if asked.candidates == "first" else 1 + len(window.tokens)
-        work = (("glue", 1 + len(window.tokens)), *[("tree", positions * asked.kappa)] * asked.lookahead)
+    for slot, window in zip(operation.view.slots.tolist(), windows, strict=True):
+        branch = Branch(int(verdict.accepted[slot]), (TOKEN,) * (1 + operation.lookahead))
+        positions = 1 if operation.candidates == "first" else 1 + len(window.tokens)
+        work = (
+            ("glue", 1 + len(window.tokens)),
+            *[("tree", positions * operation.kappa)] * operation.lookahead,
+        )
         replies.append(Rolled((branch,) if hits[slot] else (), work))
     return replies
 
 
-def draft_by_streams(operation: RowOperation, tokens: TokenModel) -> list[StreamWindow]:
+@synthesises(StreamDraft)
+def draft_by_streams(operation: StreamDraft, tokens: TokenModel) -> list[StreamWindow]:
     """Replies of `StreamDraft`."""
-    asked = cast("StreamDraft", operation)
     replies = []
-    for request, position in _moments(asked):
-        emitted = _emitted(asked, request, position, branch=0)
-        counts = _passes([emitted], asked.lookahead, asked.streams)
-        window = (TOKEN,) * asked.lookahead
+    for request, position in _moments(operation):
+        emitted = _emitted(operation, request, position, branch=0)
+        counts = _passes([emitted], operation.lookahead, operation.streams)
+        window = (TOKEN,) * operation.lookahead
         replies.append(StreamWindow(window, NO_LAW, emitted, passes("draft", 0.0, counts)))
     return replies
 
 
-def roll_out_by_streams(operation: RowOperation, tokens: TokenModel) -> list[StreamRolled]:
+@synthesises(StreamRollout)
+def roll_out_by_streams(operation: StreamRollout, tokens: TokenModel) -> list[StreamRolled]:
     """Replies of `StreamRollout`: as `roll_out`, in fewer steps."""
-    asked = cast("StreamRollout", operation)
     replies = []
     for (request, position), found, ask in zip(
-        _moments(asked), roll_out(asked, tokens), asked.inputs, strict=True
+        _moments(operation), roll_out(operation, tokens), operation.inputs, strict=True
     ):
         glue = 1 + len(Window._make(ask[0]).tokens)
-        branches = asked.kappa * (1 if asked.candidates == "first" else glue)
-        emitted = tuple(_emitted(asked, request, position, branch) for branch in range(branches))
-        counts = _passes(emitted, asked.lookahead, asked.streams)
+        branches = operation.kappa * (1 if operation.candidates == "first" else glue)
+        emitted = tuple(_emitted(operation, request, position, branch) for branch in range(branches))
+        counts = _passes(emitted, operation.lookahead, operation.streams)
         work = (("glue", glue), *passes("tree", 0.0, counts))
         replies.append(StreamRolled(found.branches, emitted, work))
     return replies

@@ -19,19 +19,19 @@ from functools import lru_cache
 
 from policies.config import SettingError
 from policies.heads import DraftHeads
-from policies.operation import RowOperation
 from policies.tokentree import ROOT, DraftTree, TokenTree, TreeDrafted, TreeVerdict, VerifyTree
 from policies.values import NO_LAW, UNKNOWN, RowVerdict, Source
+from simulator.replies import synthesises
 from simulator.tokens.model import TokenModel
 
 
-def draft_trees(operation: RowOperation, _: TokenModel) -> list[TreeDrafted]:
+@synthesises(DraftTree)
+def draft_trees(operation: DraftTree, _: TokenModel) -> list[TreeDrafted]:
     """Replies of `DraftTree`: shapes alone.
 
     Raises:
         SettingError: A dynamic tree follows the draft's confidence, which coins do not have.
     """
-    assert isinstance(operation, DraftTree)
     if operation.plan == "dynamic":
         raise SettingError(
             "a dynamic tree grows where the draft is confident, which coin tosses do not tell; use tree_plan "
@@ -42,20 +42,20 @@ def draft_trees(operation: RowOperation, _: TokenModel) -> list[TreeDrafted]:
     return [TreeDrafted(tree, (("feed", len(unseen)), *levels)) for unseen in operation.inputs]
 
 
-def draft_heads(operation: RowOperation, _: TokenModel) -> list[TreeDrafted]:
+@synthesises(DraftHeads)
+def draft_heads(operation: DraftHeads, _: TokenModel) -> list[TreeDrafted]:
     """Replies of `DraftHeads`: shapes, and what the heads cost."""
-    assert isinstance(operation, DraftHeads)
     work = ((f"head:{operation.cost:g}", 1),) * operation.passes
     return [TreeDrafted(shape_of(operation.widths), work) for _ in operation.inputs]
 
 
-def verify_trees(operation: RowOperation, tokens: TokenModel) -> list[TreeVerdict]:
+@synthesises(VerifyTree)
+def verify_trees(operation: VerifyTree, tokens: TokenModel) -> list[TreeVerdict]:
     """Replies of `VerifyTree`, for trees whose siblings stand in the draft's order.
 
     Raises:
         SettingError: More children of a node than the hit curve or the recorded ranks reach to.
     """
-    assert isinstance(operation, VerifyTree)
     view, replies = operation.view, []
     for request, position, room, ask in zip(
         view.requests.tolist(), view.positions.tolist(), view.rooms.tolist(), operation.inputs, strict=True

@@ -29,7 +29,7 @@ from analysis.studies.mirrorsd import overlap_counted
 from policies.laws.double import pearl_speedup
 from policies.registry import configure
 from policies.tokentree import TreeVerdict
-from simulator.contents import revive
+from simulator.replies import revive
 
 DECIDED = RELAXATIONS["decided"]
 NEVER_REUSED = Point(0.5, 4, 0.1, kappa=1)

@@ -21,8 +21,8 @@ from policies.double import Drafted, RetrievingDraft, RetrievingVerify
 from policies.registry import Settings, configure, start
 from policies.retrieval import Hierarchy, Index
 from policies.rows import Rows
-from simulator.contents import Decided
 from simulator.costs import TextbookCosts
+from simulator.replies import Recorded
 from simulator.tokens import coin
 from simulator.world import SimulatedWorld
 
@@ -163,7 +163,7 @@ def test_decisions_replay_to_the_same_rounds(
     assert set(decisions.seconds) >= {"retrieve"}
     for batch in (1, 3):
         tokens = coin(1.0, exponent=1.0, requests=1, length=20, prompt_length=1, seed=0)
-        replayed = SimulatedWorld(tokens, TextbookCosts(1.0, 0.2), contents=Decided(decisions, 5))
+        replayed = SimulatedWorld(tokens, TextbookCosts(1.0, 0.2), rows=Recorded(decisions, 5))
         rows = new_rows(prompts, 20, batch)
         replayed.run(start(replayed, rows, settings))
         assert texts_of(rows) == texts_of(live)

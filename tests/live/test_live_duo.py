@@ -16,8 +16,8 @@ from policies.duo import DraftSequences, VerifyPending
 from policies.registry import Settings, configure, start
 from policies.rows import Rows
 from policies.values import Request
-from simulator.contents import Decided
 from simulator.costs import TextbookCosts
+from simulator.replies import Recorded
 from simulator.tokens import coin
 from simulator.world import SimulatedWorld
 
@@ -31,7 +31,7 @@ def decided(world: InlineWorld, settings: Settings) -> Decisions:
 def replayed(decisions: Decisions, settings: Settings, prompts: Prompts, limit: int, batch: int) -> Rows:
     """The same policy in the simulated world, fed by the decisions."""
     tokens = coin(0.5, exponent=1.0, requests=1, length=4, prompt_length=5, seed=0)
-    world = SimulatedWorld(tokens, TextbookCosts(1.0, 0.1), contents=Decided(decisions, len(prompts)))
+    world = SimulatedWorld(tokens, TextbookCosts(1.0, 0.1), rows=Recorded(decisions, len(prompts)))
     rows = Rows([Request(i, len(p), limit, p) for i, p in enumerate(prompts)], batch, keep_tokens=True)
     world.run(start(world, rows, settings))
     return rows

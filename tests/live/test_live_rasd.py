@@ -16,8 +16,8 @@ from hardware_profiles.datastore import Datastore
 from hardware_profiles.decisions import Decisions
 from policies.config import SettingError
 from policies.registry import Settings, configure
-from simulator.contents import Decided
 from simulator.costs import TextbookCosts
+from simulator.replies import Recorded
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin
 from simulator.world import SimulatedWorld
@@ -117,7 +117,7 @@ def test_a_run_replays_as_it_was_decided(
     costs, at = TextbookCosts(1.0, 0.1), {}
     for batch in (1, 2, 3):
         tokens = coin(0.5, exponent=1.0, requests=1, length=4, prompt_length=5, seed=0)
-        simulated = SimulatedWorld(tokens, costs, contents=Decided(runs[2][1], len(some)))
+        simulated = SimulatedWorld(tokens, costs, rows=Recorded(runs[2][1], len(some)))
         again = serve(simulated, settings, some, limit=20, batch=batch)
         assert texts_of(again) == texts_of(runs[1][0])
         for request in range(len(some)):

@@ -87,7 +87,7 @@ def check_kept(runner: ModelRunner, model: PreTrainedModel, texts: Sequence[Sequ
         length = min(len(text) - 1, len(runner.held(slot)))
         other.reset(slot)
         other.forward([slot], [text[:length]])
-        row = runner._seats.row(slot)
+        row = runner._layout.row(slot)
         for mine, fresh in zip(runner._cache.layers, other._cache.layers, strict=True):
             for one, two in ((mine.keys, fresh.keys), (mine.values, fresh.values)):
                 torch.testing.assert_close(one[row, :, :length], two[slot, :, :length], rtol=2e-4, atol=2e-4)

@@ -19,8 +19,8 @@ from policies.operation import RowOperation
 from policies.registry import configure, start
 from policies.rows import Rows
 from policies.values import Request
-from simulator.contents import Decided, Synthetic
 from simulator.costs import TextbookCosts
+from simulator.replies import Recorded, Synthetic
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel, coin
 from simulator.world import SimulatedWorld
@@ -32,7 +32,7 @@ PATH = ("+++-++++", [0, 0, 0, 1, 0, 0, 0, 0])
 def run(tokens: TokenModel, *, batch: int = 1, **knobs: object) -> tuple[SimulatedWorld, Rows]:
     """A world of coins, in which nothing matches unless told otherwise."""
     settings = configure("double", **{"matched_length": 0, **knobs})  # type: ignore[arg-type]
-    world = SimulatedWorld(tokens, TextbookCosts(1.0, 0.25), timeline=True, contents=Synthetic(tokens))
+    world = SimulatedWorld(tokens, TextbookCosts(1.0, 0.25), timeline=True, rows=Synthetic(tokens))
     rows = Rows(tokens.requests, batch)
     world.run(start(world, rows, settings))
     return world, rows
@@ -86,7 +86,7 @@ def test_sampled_drafts_are_judged_before_the_target_chooses() -> None:
     assert guides == [("target", "guide", at, at) for at in (1.0, 2.0, 4.0, 5.0)]
 
 
-class Spy(Decided):
+class Spy(Recorded):
     """Remembers what was asked."""
 
     def __init__(self, decisions: Decisions) -> None:
@@ -106,7 +106,7 @@ def decided(replies: Replies, **knobs: object) -> tuple[SimulatedWorld, Rows, Sp
     keyed = {(kind, 0, 0, position): reply for (kind, position), reply in replies.items()}
     spy = Spy(Decisions("double", keyed, {}, {"retrieve": 0.125}))
     tokens = coin(1.0, exponent=1.0, requests=1, length=8, prompt_length=1, seed=0)
-    world = SimulatedWorld(tokens, TextbookCosts(1.0, 0.25), timeline=True, contents=spy)
+    world = SimulatedWorld(tokens, TextbookCosts(1.0, 0.25), timeline=True, rows=spy)
     rows = Rows([Request(0, 1, 8, (9,))], 1, keep_tokens=True)
     world.run(start(world, rows, configure("double", lookahead=2, **knobs)))  # type: ignore[arg-type]
     return world, rows, spy

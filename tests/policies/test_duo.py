@@ -14,9 +14,9 @@ from policies.laws.duo import draft_sequences, duo_speedup
 from policies.registry import configure, start
 from policies.rows import Rows
 from simulator.auto import resolve, settings_query
-from simulator.contents import Synthetic
 from simulator.costs import TextbookCosts
 from simulator.law import law_prediction
+from simulator.replies import Synthetic
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel, coin
 from simulator.world import SimulatedWorld
@@ -29,7 +29,7 @@ PATH = ("++-++-++", [0, 0, 1, 0, 0, 3, 0, 0])
 def run(
     tokens: TokenModel, *, batch: int = 1, draft_s: float = 0.25, **knobs: object
 ) -> tuple[SimulatedWorld, Rows]:
-    world = SimulatedWorld(tokens, TextbookCosts(1.0, draft_s), timeline=True, contents=Synthetic(tokens))
+    world = SimulatedWorld(tokens, TextbookCosts(1.0, draft_s), timeline=True, rows=Synthetic(tokens))
     rows = Rows(tokens.requests, batch)
     world.run(start(world, rows, configure("duo", **knobs)))  # type: ignore[arg-type]
     return world, rows

@@ -37,8 +37,8 @@ from policies.mirror import (
 from policies.registry import SettingError, configure
 from policies.rows import Rows
 from policies.values import NO_LAW, UNKNOWN, Request, RowVerdict, Source, Speculation, View
-from simulator.contents import Decided, Synthetic
 from simulator.costs import TextbookCosts
+from simulator.replies import Recorded, Synthetic
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel, coin
 from simulator.world import SimulatedWorld
@@ -51,7 +51,7 @@ PATH = ("+--++++", [0, 1, 5, 0, 0, 0, 0])
 def play(
     tokens: TokenModel, knobs: MirrorConfig, *, draft_s: float, batch: int = 1
 ) -> tuple[SimulatedWorld, Rows]:
-    world = SimulatedWorld(tokens, TextbookCosts(1.0, draft_s), timeline=True, contents=Synthetic(tokens))
+    world = SimulatedWorld(tokens, TextbookCosts(1.0, draft_s), timeline=True, rows=Synthetic(tokens))
     rows = Rows(tokens.requests, batch)
     world.run(mirror(world, rows, knobs))
     return world, rows
@@ -146,7 +146,7 @@ def test_the_pieces_of_a_forward_cost_what_the_forward_costs() -> None:
     work = (("early:0.4", 4), ("exit", 0), ("late:0.6", 0), ("verify", 1))
     measured = Scenario(tokens, profile=profile(target_s=2.0)).costs
     for costs in (measured, TextbookCosts(2.0, 0.1)):
-        steps = costs.worked("target", view, [work], {"exit": 0.05})
+        steps = costs.row_steps("target", view, [work], {"exit": 0.05})
         assert [name for name, _ in steps] == [name for name, _ in work]
         assert [s for _, s in steps] == pytest.approx([0.8, 0.05, 1.2, 2.0])
 
@@ -167,15 +167,15 @@ def test_decisions_of_another_kappa_are_no_answer() -> None:
     decided = {("earlyverify", 8, i, 0): [[0, [5], True, 5], [["early:0.5", 1]]] for i in range(16)}
     marks = {key: [[[5]]] for key in decided}
     rolled = {("rollout", 8, i, 0): [[], [["glue", 1]]] for i in range(16)}
-    contents = Decided(Decisions("mirror", {**decided, **rolled}, marks), 16)
+    contents = Recorded(Decisions("mirror", {**decided, **rolled}, marks), 16)
     tokens = coin(0.5, exponent=1.0, requests=16, length=1, prompt_length=5, seed=0)
     requests = [Request(i, 5, 1, (1,) * 5) for i in range(16)]
     for batch, kappa in ((8, BY_BATCH), (16, 8)):
-        world = SimulatedWorld(tokens, TextbookCosts(1.0, 0.1), contents=contents)
+        world = SimulatedWorld(tokens, TextbookCosts(1.0, 0.1), rows=contents)
         rows = Rows(requests, batch, keep_tokens=True)
         world.run(mirror(world, rows, MirrorConfig(lookahead=1, kappa=kappa)))
         assert rows.texts == {i: [5] for i in range(16)}
-    world = SimulatedWorld(tokens, TextbookCosts(1.0, 0.1), contents=contents)
+    world = SimulatedWorld(tokens, TextbookCosts(1.0, 0.1), rows=contents)
     with pytest.raises(SettingError, match="has no earlyverify"):
         world.run(
             mirror(world, Rows(requests, 16, keep_tokens=True), MirrorConfig(lookahead=1, kappa=BY_BATCH))

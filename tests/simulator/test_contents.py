@@ -16,8 +16,8 @@ from policies.operation import CostClass, RowOperation, Work
 from policies.protocols import Steps, World
 from policies.rows import Rows
 from policies.values import Request, RowVerdict, Speculation, cut_to, joined, verdict_of
-from simulator.contents import Decided, revive
 from simulator.costs import TextbookCosts
+from simulator.replies import Recorded, revive
 from simulator.tokens import coin
 from simulator.world import SimulatedWorld
 
@@ -70,7 +70,7 @@ def run(world: SimulatedWorld, rows: Rows, marks: list[tuple[float, Any]] | None
 def world_of(replies: Mapping[Any, Any], marks: Mapping[Any, Any] | None = None) -> SimulatedWorld:
     decisions = Decisions("judge", replies, marks or {}, {"look": 0.25})
     tokens = coin(0.5, exponent=1.0, requests=1, length=4, prompt_length=5, seed=0)
-    return SimulatedWorld(tokens, TextbookCosts(1.0, 0.1), contents=Decided(decisions, 1))
+    return SimulatedWorld(tokens, TextbookCosts(1.0, 0.1), rows=Recorded(decisions, 1))
 
 
 def test_recorded_replies_cost_their_steps() -> None:
@@ -104,7 +104,7 @@ def test_a_mark_is_heard_when_its_pace_says_so_and_not_when_the_report_would_be(
     for mark_s in (None, 0.125):
         pace = KindPace(host=OperationHost(report_s=0.5), mark_s=mark_s)
         world = SimulatedWorld(
-            tokens, TextbookCosts(1.0, 0.1), contents=Decided(decisions, 1), pace={"judge": pace}
+            tokens, TextbookCosts(1.0, 0.1), rows=Recorded(decisions, 1), pace={"judge": pace}
         )
         run(world, Rows([Request(0, 5, 4, (1,) * 5)], 1, keep_tokens=True), heard.setdefault(mark_s, []))
     # The early step takes 1 s; the word takes as long as a report, or its own time.  The report of the first

@@ -12,8 +12,7 @@ from hardware_profiles.surface import ConstantCost, GridCost, LatencySurface, Po
 from policies.operation import Draft, Prefill, Prespeculate, Settle, Verify
 from policies.sampling import GREEDY
 from policies.values import Source, Speculation, Verdict, View
-from simulator.costs import Effects
-from simulator.measured import ProfileCosts
+from simulator.costs import Effects, ProfileCosts
 
 
 def surface(function: Any, **ticks: tuple[int, ...]) -> LatencySurface:

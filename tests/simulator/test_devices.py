@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from policies.operation import Draft, Operation, Verify
 from policies.values import Speculation, View
-from simulator.devices import SimulatedDevice
-from simulator.machine import Machine
+from simulator.world import Machine, SimulatedDevice
 
 ONE = np.ones(1, dtype=np.int64)
 VIEW = View(np.zeros(1, dtype=np.int64), ONE, ONE, ONE, ONE)

@@ -17,8 +17,7 @@ from hardware_profiles.surface import LatencySurface
 from policies.operation import Draft, Prespeculate, Verify
 from policies.registry import POLICIES, configure
 from policies.values import Source, Speculation, View
-from simulator.costs import Effects
-from simulator.measured import PAGE, ProfileCosts
+from simulator.costs import PAGE, Effects, ProfileCosts
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin, replay
 

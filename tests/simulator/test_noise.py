@@ -11,8 +11,7 @@ from hardware_profiles.optime import Host, HostOperation, OperationHost
 from hardware_profiles.profile import Profile
 from hardware_profiles.surface import Quantiles, varied
 from policies.registry import configure
-from simulator.costs import Effects
-from simulator.noise import BLOCK, STRATA, KeyedNoise
+from simulator.costs import BLOCK, STRATA, Effects, KeyedNoise
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel, coin
 

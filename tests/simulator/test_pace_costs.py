@@ -37,10 +37,9 @@ from policies.protocols import Steps, World
 from policies.registry import configure
 from policies.rows import Rows
 from policies.values import Request, RowVerdict, Speculation, View, verdict_of
-from simulator.contents import Decided, Synthetic
-from simulator.costs import Effects, TextbookCosts
-from simulator.measured import ProfileCosts
+from simulator.costs import Effects, ProfileCosts, TextbookCosts
 from simulator.pacing import find_pace
+from simulator.replies import Recorded, Synthetic
 from simulator.run import Scenario, decided
 from simulator.tokens import coin, replay
 from simulator.world import SimulatedWorld
@@ -85,7 +84,7 @@ def ends(pace: KindPace | None, host: Host | None = None, batch: int = 1) -> lis
         coin(0.5, exponent=1.0, requests=1, length=4, prompt_length=5, seed=0),
         TextbookCosts(1.0, 0.1),
         host=host or Host(operations={"verify": HOST}),
-        contents=Decided(Decisions("judge", REPLIES, {}, {"look": 0.25}), 1),
+        rows=Recorded(Decisions("judge", REPLIES, {}, {"look": 0.25}), 1),
         pace=None if pace is None else {"judge": pace},
     )
     world.run(policy(world))
@@ -149,7 +148,7 @@ def test_timing_expects_what_the_simulation_would_ask_for(
     view = View(np.arange(rows), np.arange(rows), 0 * ones, lengths, 99 * ones)
     surfaces = {str(name): LatencySurface(cost) for name, cost in SHIPPED.operations.items()}
     costs = ProfileCosts(surfaces, effects=Effects(jitter=False), seed=0)
-    simulated = costs.worked(role, view, work, {})
+    simulated = costs.row_steps(role, view, work, {})
     expected = list(Expectation(SHIPPED).steps(role, work, float(lengths.mean())))  # type: ignore[arg-type]
     assert [base_name(name) for name, _ in simulated] == [name for name, _ in expected]
     assert [s for _, s in expected] == pytest.approx([s for _, s in simulated])
@@ -250,7 +249,7 @@ def test_files_keep_pace_and_times(tmp_path: Path) -> None:
 
 
 def test_times_without_a_mark_are_those_of_files_that_kept_none() -> None:
-    assert timed_from([*TIMED[:-2], STEPS]) == TIMED
+    assert timed_from([*TIMED[:-2], [list(step) for step in STEPS]]) == TIMED
     assert timed_from([*TIMED[:-2], STEPS, 0.5]) == TIMED._replace(mark_s=0.5)
 
 

@@ -17,8 +17,7 @@ from policies.registry import SettingError, configure, start
 from policies.rows import NO_CACHE, Rows
 from policies.sampling import Sampling
 from policies.values import Speculation
-from simulator.costs import Effects, TextbookCosts
-from simulator.measured import ProfileCosts
+from simulator.costs import Effects, ProfileCosts, TextbookCosts
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel, coin
 from simulator.world import SimulatedWorld

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from calibrate.live.backends.installed import gguf_file, import_llamacpp
 from calibrate.live.backends.llamacpp_context import LlamaContext, check_context
 from calibrate.live.engine.forwards import Tree
-from calibrate.live.engine.slots import Seating, SlotTexts
+from calibrate.live.engine.slots import SlotRange, SlotTexts
 from calibrate.live.errors import AuditError, ModelError
 from calibrate.live.loading import load_model
 from calibrate.live.placement import WorkerSpec, is_local_model, own_precision
@@ -159,7 +159,7 @@ class LlamacppRunner(SlotTexts):
             trunks=tuple(trunks),
             counts=tuple(len(row) for row in forks),
             column=max(trunks),
-            seating=Seating(slice(0, len(slots))),
+            span=SlotRange(slice(0, len(slots))),
             positions=at + 1,
             mask=torch.empty(0),
             depth=depth,

@@ -104,10 +104,10 @@ class ModelRunner(SlotForwards):
             layer: Layers before the look, from 1.
             see: As in `forward_through`.
         """
-        seating = self._seat(slots)
+        span = self._side_by_side(slots)
 
         def shown(hidden: Tensor) -> None:
-            see(seating.back(hidden))
+            see(span.back(hidden))
 
         whole = self._capture
         if whole is None:
@@ -146,9 +146,9 @@ class ModelRunner(SlotForwards):
             [R, n, V] logits; nothing counts as fed, since only the caller knows which states are meant.
         """
         self._check_slots(slots)
-        seating = self._seat(slots)
+        span = self._side_by_side(slots)
         most = positions.max() if self._most is None else self._most - 1
-        laid = self._laid(seating, starts, positions.clip(max=most), hidden)
+        laid = self._laid(span, starts, positions.clip(max=most), hidden)
         model, capture = self.model, self._capture
         if capture is not None:
             if id(part) not in self._others:
@@ -156,7 +156,7 @@ class ModelRunner(SlotForwards):
             self._capture = self._others[id(part)]
         self.model = part
         try:
-            return seating.back(self._call(seating.put(states), *laid))
+            return span.back(self._call(span.put(states), *laid))
         finally:
             self.model, self._capture = model, capture
 
@@ -181,7 +181,7 @@ class ModelRunner(SlotForwards):
     def _captured(
         self, capture: Capture | SplitCapture, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan
     ) -> Tensor:
-        """The same by a graph, which wants everything spelled out and contiguous."""
+        """A call by a graph, which wants everything spelled out and contiguous."""
         rows, count = ids.shape[:2]  # hidden states in place of ids have one more
         columns = plan.columns
         if columns is None:

@@ -309,7 +309,7 @@ class SplitCapture:
         self._see: Callable[[Tensor], None] = lambda hidden: None
 
     def showing(self, see: Callable[[Tensor], None]) -> SplitCapture:
-        """The same, showing `see` the hidden states [R, n, H] between the parts."""
+        """These forwards, with the hidden states [R, n, H] between the parts shown to `see`."""
         self._see = see
         return self
 

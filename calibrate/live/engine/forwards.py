@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from calibrate.live.engine.slots import Plan, Seating, SlotRunner
+from calibrate.live.engine.slots import Plan, SlotRange, SlotRunner
 from calibrate.live.errors import AuditError
 from policies.values import BoolArray, IntArray
 
@@ -26,9 +26,9 @@ class Tree:
         trunks: [R] tokens of each trunk.
         counts: [R] branches of each row; the rest up to N is padding.
         column: T, where the branches' tokens are kept: after the longest trunk, in every row.
-        seating: Where in the cache the rows lie.
+        span: Where in the cache the rows lie.
         positions: [R, N] position ids of the next tokens, in the order of the cache.
-        mask: [R, 1, N, T + depth * N] additive; 0 where a branch may look; likewise.
+        mask: [R, 1, N, T + depth * N] additive; 0 where a branch may look; rows in the order of the cache.
         steps: Steps taken so far.
         closed: No more steps.
     """
@@ -37,7 +37,7 @@ class Tree:
     trunks: tuple[int, ...]
     counts: tuple[int, ...]
     column: int
-    seating: Seating
+    span: SlotRange
     positions: Tensor
     mask: Tensor
     steps: int = 0
@@ -77,14 +77,14 @@ class SlotForwards(SlotRunner):
         if len(slots) != len(tokens) or not all(tokens):
             raise AuditError(f"{len(slots)} slots need as many chains, none empty: {tokens}")
         self._check_slots(slots)
-        seating = self._seat(slots)
-        chains = seating.seated(tokens)
-        starts = self._lengths(seating.seated(slots))
+        span = self._side_by_side(slots)
+        chains = span.ordered(tokens)
+        starts = self._lengths(span.ordered(slots))
         counts = [len(chain) for chain in chains]
         self._check_positions(max(map(sum, zip(starts, counts, strict=True))))
         width = max(counts)
         self._grow(0, max(starts) + width)
-        plan, positions, mask = self._chain(seating.rows, starts, counts)
+        plan, positions, mask = self._chain(span.rows, starts, counts)
         ids = self._tensor([[*chain, *[0] * (width - len(chain))] for chain in chains])
         if last_only and width > SHORT:
             logits = self._last(ids, positions, mask, plan, counts)
@@ -95,7 +95,7 @@ class SlotForwards(SlotRunner):
         for slot, chain in zip(slots, tokens, strict=True):
             self._held[slot].extend(chain)
         self.fed += sum(counts)
-        return seating.back(logits)
+        return span.back(logits)
 
     def open_tree(self, slots: Sequence[int], forks: Sequence[Sequence[int]], depth: int) -> Tree:
         """Prepare branches over the trunks that slots hold.
@@ -112,11 +112,11 @@ class SlotForwards(SlotRunner):
         # All rows keep their branches in the same columns, so that one slice of one mask serves each step.
         column = max(trunks)
         self._grow(0, column + depth * width)
-        seating = self._seat(slots)
-        at = self._tensor([[*row, *[-1] * (width - len(row))] for row in seating.seated(forks)])
+        span = self._side_by_side(slots)
+        at = self._tensor([[*row, *[-1] * (width - len(row))] for row in span.ordered(forks)])
         counts = tuple(len(row) for row in forks)
         mask = self._tree_mask(at, column, depth)
-        return Tree(tuple(slots), tuple(trunks), counts, column, seating, at + 1, mask)
+        return Tree(tuple(slots), tuple(trunks), counts, column, span, at + 1, mask)
 
     def tree_forward(self, tree: Tree, tokens: Tensor) -> Tensor:
         """Feed the next token of every branch in one forward.
@@ -133,12 +133,12 @@ class SlotForwards(SlotRunner):
             raise AuditError(f"the tree was opened for {tree.steps} steps")
         start = tree.column + tree.steps * tree.branches
         length = start + tree.branches
-        plan = Plan(tree.seating.rows, start, length)
-        ids = tree.seating.put(tokens)
+        plan = Plan(tree.span.rows, start, length)
+        ids = tree.span.put(tokens)
         logits = self._call(ids, tree.positions + tree.steps, tree.mask[..., :length], plan)
         tree.steps += 1
         self.fed += sum(tree.counts)
-        return tree.seating.back(logits)
+        return tree.span.back(logits)
 
     def close_tree(self, tree: Tree) -> None:
         """Forget the branches; the trunks stay."""
@@ -163,7 +163,7 @@ class SlotForwards(SlotRunner):
         trunks = self._lengths(tree.slots)
         if tree.closed or tuple(trunks) != tree.trunks:
             raise AuditError(f"a tree over trunks of {tree.trunks} tokens, closed or not these: {trunks}")
-        if self._seats.moves(tree.slots) or self._seating(tree.slots) != tree.seating:
+        if self._layout.moves(tree.slots) or self._range_of(tree.slots) != tree.span:
             raise AuditError("the rows of a tree were moved before it was done")
 
     def forward_at(
@@ -187,13 +187,13 @@ class SlotForwards(SlotRunner):
             [R, n, V] logits.
         """
         self._check_slots(slots)
-        seating = self._seat(slots)
-        chains, count = seating.seated(tokens), positions.shape[1]
+        span = self._side_by_side(slots)
+        chains, count = span.ordered(tokens), positions.shape[1]
         self._check_positions(1 + int(positions.max()))
         ids = self._tensor([[*chain, *[0] * (count - len(chain))] for chain in chains])
-        logits = self._call(ids, *self._laid(seating, starts, positions, hidden))
+        logits = self._call(ids, *self._laid(span, starts, positions, hidden))
         self.fed += sum(map(len, tokens))
-        return seating.back(logits)
+        return span.back(logits)
 
     def adopt(
         self,
@@ -215,7 +215,7 @@ class SlotForwards(SlotRunner):
         moved = [i for i in range(len(slots)) if sources[i] != targets[i]]
         if moved:
             self._cache.move(
-                self._tensor([self._seats.row(slots[i]) for i in moved]),
+                self._tensor([self._layout.row(slots[i]) for i in moved]),
                 self._tensor([sources[i] for i in moved]),
                 self._tensor([targets[i] for i in moved]),
             )
@@ -223,18 +223,18 @@ class SlotForwards(SlotRunner):
             self._held[slot].extend(chain)
 
     def _laid(
-        self, seating: Seating, starts: Sequence[int], positions: IntArray, hidden: BoolArray
+        self, span: SlotRange, starts: Sequence[int], positions: IntArray, hidden: BoolArray
     ) -> tuple[Tensor, Tensor, Plan]:
         """Positions, mask and plan of a forward that begins at columns `starts` [R] of the caller's rows."""
         count, length = positions.shape[1], hidden.shape[2]
         self._grow(0, max(length, max(starts) + count))
         columns = None
         if min(starts) < max(starts):
-            begins = self._tensor(seating.seated(starts))
+            begins = self._tensor(span.ordered(starts))
             columns = begins[:, None] + torch.arange(count, device=self.device)
-        mask = self._additive(seating.put(torch.from_numpy(hidden).to(self.device)))[:, None]
-        places = seating.put(torch.from_numpy(positions).to(self.device))
-        return places, mask, Plan(seating.rows, min(starts), length, columns)
+        mask = self._additive(span.put(torch.from_numpy(hidden).to(self.device)))[:, None]
+        places = span.put(torch.from_numpy(positions).to(self.device))
+        return places, mask, Plan(span.rows, min(starts), length, columns)
 
     def _chain(
         self, rows: slice, starts: Sequence[int], counts: Sequence[int]

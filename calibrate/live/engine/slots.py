@@ -211,7 +211,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
-class Seating:
+class SlotRange:
     """Rows of the cache that a forward is about.
 
     Attributes:
@@ -222,12 +222,12 @@ class Seating:
     rows: slice
     order: tuple[int, ...] | None = None
 
-    def seated(self, items: Sequence[Item]) -> list[Item]:
+    def ordered(self, items: Sequence[Item]) -> list[Item]:
         """[R] things of the caller's order in that of the cache."""
         return list(items) if self.order is None else [items[i] for i in self.order]
 
     def put(self, rows: Tensor) -> Tensor:
-        """[R, ...] likewise."""
+        """[R, ...] rows of a tensor, in the order of the cache."""
         return rows if self.order is None else rows[list(self.order)]
 
     def back(self, rows: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ class Seating:
         return rows if self.order is None else rows[np.argsort(self.order).tolist()]
 
 
-class Seats:
+class SlotLayout:
     """A one-to-one map of slots to rows; at first slot i has row i."""
 
     def __init__(self) -> None:
@@ -387,7 +387,7 @@ class SlotRunner(SlotTexts):
     def __init__(self, model: PreTrainedModel, *, slots: int, capacity: int) -> None:
         super().__init__(model, slots=slots, capacity=capacity)
         self._cache = allocate(self.model, slots, max(capacity, 2))
-        self._seats = Seats()
+        self._layout = SlotLayout()
 
     @property
     def slots(self) -> int:
@@ -405,7 +405,7 @@ class SlotRunner(SlotTexts):
         for slot in slots:
             self.reset(slot)
             self._held[slot] = [0] * context
-        self._cache.fill_random([self._seats.row(slot) for slot in slots], context)
+        self._cache.fill_random([self._layout.row(slot) for slot in slots], context)
 
     @abstractmethod
     def _call(
@@ -437,20 +437,20 @@ class SlotRunner(SlotTexts):
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
         return mask.masked_fill_(hidden, torch.finfo(self.dtype).min)
 
-    def _seat(self, slots: Sequence[int]) -> Seating:
+    def _side_by_side(self, slots: Sequence[int]) -> SlotRange:
         """Make the rows of some slots lie side by side."""
-        for one, other in self._seats.moves(slots):
-            held = [len(self._held.get(self._seats.slot(row), ())) for row in (one, other)]
+        for one, other in self._layout.moves(slots):
+            held = [len(self._held.get(self._layout.slot(row), ())) for row in (one, other)]
             self._cache.swap(one, other, (held[0], held[1]))
-            self._seats.swap(one, other)
-        return self._seating(slots)
+            self._layout.swap(one, other)
+        return self._range_of(slots)
 
-    def _seating(self, slots: Sequence[int]) -> Seating:
+    def _range_of(self, slots: Sequence[int]) -> SlotRange:
         """Where slots lie whose rows are side by side."""
-        rows = [self._seats.row(slot) for slot in slots]
+        rows = [self._layout.row(slot) for slot in slots]
         order = tuple(np.argsort(rows).tolist())
         start = min(rows)
-        return Seating(slice(start, start + len(rows)), None if order == tuple(range(len(rows))) else order)
+        return SlotRange(slice(start, start + len(rows)), None if order == tuple(range(len(rows))) else order)
 
     def _grow(self, slots: int, capacity: int) -> None:
         """Make room, doubling, so that growing stays rare."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny_models import VOCABULARY, tiny_model
 
 from calibrate.live.backends.torch import ModelRunner
-from calibrate.live.engine.slots import Seats
+from calibrate.live.engine.slots import SlotLayout
 from calibrate.live.errors import AuditError
 
 subsets = st.lists(
@@ -21,25 +21,25 @@ subsets = st.lists(
 
 @given(subsets)
 def test_after_the_moves_rows_lie_side_by_side(forwards: list[list[int]]) -> None:
-    seats = Seats()
+    layout = SlotLayout()
     for slots in forwards:
-        moves = seats.moves(slots)
+        moves = layout.moves(slots)
         assert len(moves) < len(slots)
         for one, other in moves:
-            seats.swap(one, other)
-        rows = sorted(seats.row(slot) for slot in slots)
+            layout.swap(one, other)
+        rows = sorted(layout.row(slot) for slot in slots)
         assert rows == list(range(rows[0], rows[0] + len(rows)))
-        assert seats.moves(slots) == []
-        assert sorted(seats.row(slot) for slot in range(7)) == list(range(7))
-        assert all(seats.slot(seats.row(slot)) == slot for slot in range(7))
+        assert layout.moves(slots) == []
+        assert sorted(layout.row(slot) for slot in range(7)) == list(range(7))
+        assert all(layout.slot(layout.row(slot)) == slot for slot in range(7))
 
 
 def test_the_fewest_rows_move() -> None:
-    seats = Seats()
+    layout = SlotLayout()
     # Rows 0 to 3 hold three of the four already; of equals the first range is taken.
-    assert seats.moves([4, 0, 2, 3]) == [(4, 1)]
-    seats.swap(4, 1)
-    assert [seats.row(slot) for slot in (1, 4)] == [4, 1]
+    assert layout.moves([4, 0, 2, 3]) == [(4, 1)]
+    layout.swap(4, 1)
+    assert [layout.row(slot) for slot in (1, 4)] == [4, 1]
 
 
 @settings(max_examples=15, deadline=None)
