@@ -11,7 +11,7 @@ from tiny_profiles import profile, trace
 from analysis.intervals import FALLBACK, known_model_error, log_errors, model_error, ran_on
 from analysis.sources import Sources, load_sources, only, temperature_of
 from hardware_profiles.profile import MeasuredRun, save_profile
-from hardware_profiles.trace import write_trace
+from hardware_profiles.trace import TraceError, write_trace
 from policies.registry import SettingError, configure
 
 RANKS = [[0] * 8] * 6
@@ -59,7 +59,7 @@ def test_sources_by_file_and_category(tmp_path: Path) -> None:
     found = load_sources(str(tmp_path / "p.json"), category="prose")
     assert [r.id for r in found.trace(0.0).requests] == [1]
     assert temperature_of(found.trace(0.0)) == 0.0
-    with pytest.raises(SettingError, match="categories: code, prose"):
+    with pytest.raises(TraceError, match="categories: code, prose"):
         load_sources(str(tmp_path / "p.json"), category="poems")
     with pytest.raises(SettingError, match=r"calibrate --temperature 0\.7"):
         found.trace(0.7)
