@@ -26,21 +26,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product, zip_longest
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hardware_profiles.profile import MeasuredRun, Profile
 from hardware_profiles.surface import ConstantCost, GridCost
 from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure, find_policy
-from policies.sampling import keyed_generator
+from policies.sampling import FloatArray, keyed_generator
 from policies.values import IntArray
 from simulator.run import Scenario, Simulated, baseline_settings, simulate
 from simulator.tokens import TokenModel, replay
 
-FloatArray: TypeAlias = NDArray[np.float64]
+LEVEL = 0.8
+REPLICATES = 400
+BATCH_REPLICATES = 40
+SEEDS_PER_PROMPT = 3
+"""Replays of every prompt at a temperature above 0, among which replicates choose (batch 1)."""
+PROBE = 1.05
+"""Slow-down by which elasticities are found."""
+PROBED_PROMPTS = 12
+MANY = 16
+"""Requests of a replicate in a batch, at most, unless two per row are more."""
+INSTANT_S = 1e-12
+"""Seconds of a prefill that takes no time."""
+USUAL_COUNTS = (6, 4)
+"""Prompts that `calibrate` runs live, with and without `--quick`."""
+LIMITS = (64, 32)
+"""Limits under which it may run them."""
+FALLBACK = 0.04
+"""Taken where a profile measured no setting live: the median error over all validations so far."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +65,12 @@ class Draws:
 
     Attributes:
         prompts: [R, n] indices into the token model's requests.
-        lucks: [R] seeds of sampling luck and latency noise.
+        seeds: [R] seeds of sampling luck and latency noise.
         factors: Per operation the [R] latency factors; operations without block factors are left out.
     """
 
     prompts: IntArray
-    lucks: IntArray
+    seeds: IntArray
     factors: Mapping[str, FloatArray]
 
     def __len__(self) -> int:
@@ -72,12 +88,12 @@ def draw(profile: Profile | None, *, requests: int, size: int, replicates: int, 
         seed: Keys every draw.
     """
     prompts = keyed_generator(seed, "bootstrap-prompts").integers(0, requests, (replicates, size))
-    lucks = keyed_generator(seed, "bootstrap-lucks").integers(0, 2**31, replicates)
+    seeds = keyed_generator(seed, "bootstrap-lucks").integers(0, 2**31, replicates)
     factors = {}
     for name, known in block_factors(profile).items():
         chosen = keyed_generator(seed, f"bootstrap-{name}").integers(0, len(known), replicates)
         factors[name] = known[chosen]
-    return Draws(prompts, lucks, factors)
+    return Draws(prompts, seeds, factors)
 
 
 def block_factors(profile: Profile | None) -> dict[str, FloatArray]:
@@ -88,10 +104,6 @@ def block_factors(profile: Profile | None) -> dict[str, FloatArray]:
             factors = np.array(cost.block_factors, dtype=np.float64)
             found[name] = factors / factors.mean()
     return found
-
-
-INSTANT_S = 1e-12
-"""Seconds of a prefill that takes no time."""
 
 
 def outside_grid(run: Simulated) -> tuple[str, ...]:
@@ -146,18 +158,6 @@ def seconds_by_request(run: Simulated) -> tuple[FloatArray, FloatArray]:
     counts = tokens[np.searchsorted(np.sort(order), order)].astype(np.float64)
     seconds = [last[request] - log.admitted_s[request] - prefill for request in order]
     return counts, np.array(seconds, dtype=np.float64)
-
-
-LEVEL = 0.8
-REPLICATES = 400
-BATCH_REPLICATES = 40
-LUCKS = 3
-"""Replays of every prompt at a temperature above 0, among which replicates choose (batch 1)."""
-PROBE = 1.05
-"""Slow-down by which elasticities are found."""
-PROBED_PROMPTS = 12
-MANY = 16
-"""Requests of a replicate in a batch, at most, unless two per row are more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,17 +237,17 @@ class Bootstrap:
             self._speeds[settings, width] = found
         return self._speeds[settings, width]
 
-    def believed(self, settings: Settings, batch: int | None = None) -> FloatArray:
+    def predicted_speeds(self, settings: Settings, batch: int | None = None) -> FloatArray:
         """[R] tokens per second in each replicate, model error included."""
         return self.speeds(settings, batch) * self._error_factors(settings)
 
-    def speedups(self, settings: Settings, over: Settings | None = None) -> FloatArray:
-        """[R] speed over that of `over` (plain decoding) on the same prompts and machine."""
-        return self.believed(settings) / self.believed(over or plain(settings))
+    def speedups(self, settings: Settings) -> FloatArray:
+        """[R] speed over that of plain decoding on the same prompts and machine."""
+        return self.predicted_speeds(settings) / self.predicted_speeds(plain(settings))
 
-    def speedup(self, settings: Settings, over: Settings | None = None) -> Interval:
-        """Interval of the speedup over `over` (plain decoding)."""
-        return interval(self.speedups(settings, over), self.level)
+    def speedup(self, settings: Settings) -> Interval:
+        """Interval of the speedup over plain decoding."""
+        return interval(self.speedups(settings), self.level)
 
     def speedup_of_several(self, settings: Settings, runs: int) -> Interval:
         """The same of `runs` such runs one after the other, each with prompts and a latency block of its own.
@@ -259,10 +259,6 @@ class Bootstrap:
         ratios = [1.0 / (1.0 / self.speeds(s)[chosen]).mean(axis=0) for s in (settings, plain(settings))]
         return interval(ratios[0] / ratios[1] * self._error_factors(settings), self.level)
 
-    def speed(self, settings: Settings) -> Interval:
-        """Interval of the tokens per second."""
-        return interval(self.believed(settings), self.level)
-
     def _error_factors(self, settings: Settings) -> FloatArray:
         if settings.plain or self.model_error == 0.0:
             return np.ones(len(self.draws))
@@ -272,14 +268,14 @@ class Bootstrap:
 
     def _alone(self, settings: Settings) -> FloatArray:
         """One request at a time: ratio of sums over the prompts drawn."""
-        lucks = LUCKS if settings.temperature > 0.0 else 1
-        variants = [replace(settings, seed=settings.seed + k) for k in range(lucks)]
+        seeds = SEEDS_PER_PROMPT if settings.temperature > 0.0 else 1
+        variants = [replace(settings, seed=settings.seed + k) for k in range(seeds)]
         runs = [self._per_request(variant, self.scenario.tokens) for variant in variants]
         tokens, seconds = (np.array([run[i] for run in runs]) for i in (0, 1))
         # A luck for each prompt drawn, not for the replicate: the runs of two prompts are independent.
         key = zlib.crc32(settings.label.encode())
         prompts = self.draws.prompts
-        which = keyed_generator(self.seed, "bootstrap-choice", key).integers(0, lucks, prompts.shape)
+        which = keyed_generator(self.seed, "bootstrap-choice", key).integers(0, seeds, prompts.shape)
         speeds = tokens[which, prompts].sum(axis=1) / seconds[which, prompts].sum(axis=1)
         for name, elasticity in self._elasticities(settings).items():
             speeds = speeds * self.draws.factors[name] ** -elasticity
@@ -323,7 +319,7 @@ class Bootstrap:
             {} if short else {name: float(values[i]) for name, values in self.draws.factors.items()}
             for i in range(len(prompts))
         ]
-        runs = zip(prompts[:, :served], self.draws.lucks.tolist(), drifts, strict=True)
+        runs = zip(prompts[:, :served], self.draws.seeds.tolist(), drifts, strict=True)
         speeds = np.array([self._batch_speed(settings, batch, *run) for run in runs])
         if not short:
             return speeds
@@ -371,14 +367,6 @@ class Bootstrap:
 def plain(settings: Settings) -> Settings:
     """Plain decoding at the same sampling setting and seed."""
     return baseline_settings(settings)[0]
-
-
-USUAL_COUNTS = (6, 4)
-"""Prompts that `calibrate` runs live, with and without `--quick`."""
-LIMITS = (64, 32)
-"""Limits under which it may run them."""
-FALLBACK = 0.04
-"""Taken where a profile measured no setting live: the median error over all validations so far."""
 
 
 def model_error(profile: Profile, traces: Mapping[float, Trace]) -> float | None:

@@ -96,9 +96,9 @@ class Case:
 
 def choose(sources: Sources, category: str) -> tuple[Settings, tuple[float, float, float]]:
     """The setting recommended for a category (two devices, one request), and its predicted speedup."""
-    from analysis.recommend.answer import Wanted, recommend
+    from analysis.recommend.answer import Query, recommend
 
-    found = recommend(only(sources, category), Wanted(flips=False), lambda stage, done, total: None)
+    found = recommend(only(sources, category), Query(crossovers=False), lambda stage, done, total: None)
     margin = found.winner.over_ar
     return found.winner.choice.settings, (margin.low, margin.middle, margin.high)
 

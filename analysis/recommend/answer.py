@@ -3,29 +3,39 @@
 The answer is for a number of equal devices that serve a number of requests at any time
 (`analysis.recommend.search`).
 
-Where the best setting changes with the traffic is looked for over the batch and over the acceptance.  Another
-acceptance is made by *thinning* a greedy trace: at each position, by a coin keyed to it, the draft's first
-choice is taken to be wrong (it and the second change places), or the target's token is taken to be the
-draft's first choice; all else, clusters of easy text included, stays as recorded.  Sampled traces have no
-such handle; there coins are tossed at the acceptance wanted, with the hit curve fitted to the trace.
+Where the best setting changes is looked for over the batch and over the acceptance.  Another acceptance is
+made by *thinning* a greedy trace: at each position, by a coin keyed to it, the draft's first choice is taken
+to be wrong (it and the second change places), or the target's token is taken to be the draft's first choice;
+all else, clusters of easy text included, stays as recorded.  Sampled traces have no such handle; there coins
+are tossed at the acceptance wanted, with the hit curve fitted to the trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from analysis.intervals import BATCH_REPLICATES, LEVEL, REPLICATES, Bootstrap, FloatArray, Interval, interval
-from analysis.recommend.search import FEW, Choice, Deployment, Progress, Search, best_of, grid, refine
+from analysis.intervals import BATCH_REPLICATES, LEVEL, REPLICATES, Bootstrap, Interval, interval
+from analysis.recommend.search import (
+    FEW,
+    Choice,
+    Deployment,
+    Progress,
+    Search,
+    best_of,
+    grid,
+    leaders,
+    refine,
+)
 from analysis.sources import Sources
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace import Trace
 from policies.registry import SettingError, Settings, configure
-from policies.sampling import keyed_uniforms
+from policies.sampling import FloatArray, keyed_uniforms
 from policies.summary import Summary
 from simulator.law import law_inputs
 from simulator.placement import count_devices
@@ -34,7 +44,7 @@ from simulator.tokens import TokenModel, coin, replay
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Query:
     """What a recommendation is asked for.
 
     Attributes:
@@ -43,7 +53,7 @@ class Wanted:
         devices: Equal devices at hand.
         limit: Most tokens per request; None: as recorded.
         level: Of the intervals.
-        flips: Whether to look at other batches and acceptances.
+        crossovers: Whether to look at other batches and acceptances.
         seed: Keys latency noise, luck and resampling.
 
     Raises:
@@ -55,7 +65,7 @@ class Wanted:
     devices: int = 2
     limit: int | None = None
     level: float = LEVEL
-    flips: bool = True
+    crossovers: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -83,7 +93,7 @@ class Ranked:
     winner_over: Interval
 
     @property
-    def told_apart(self) -> bool:
+    def distinguishable(self) -> bool:
         """Whether the winner is faster than it in all but (1 - level) / 2 of the replicates."""
         return self.winner_over.low > 1.0
 
@@ -94,7 +104,7 @@ class Recommendation:
 
     Attributes:
         sources: What it rests on.
-        wanted: What was asked.
+        query: What was asked.
         winner: The fastest.
         runner_up: The fastest other setting.
         best: The best of every policy that can run, by name, `ar` and `sd` always among them.
@@ -106,7 +116,7 @@ class Recommendation:
     """
 
     sources: Sources
-    wanted: Wanted
+    query: Query
     winner: Ranked
     runner_up: Ranked
     best: Mapping[str, Ranked]
@@ -128,38 +138,39 @@ class Recommendation:
         return sorted({text for row in rows for text in row.choice.extrapolated})
 
 
-def recommend(sources: Sources, wanted: Wanted, progress: Progress) -> Recommendation:
-    """Search, then say how sure, and when the answer changes.
+def recommend(sources: Sources, query: Query, progress: Progress) -> Recommendation:
+    """Search, then say how sure, and where the answer changes.
 
     Args:
         sources: Profile and traffic.
-        wanted: What for.
+        query: What for.
         progress: (stage, done, total).
 
     Raises:
         SettingError: No trace at the temperature, or no policy can run.
     """
-    scenario = sources.scenario(wanted.temperature, limit=wanted.limit, seed=wanted.seed)
-    _check_devices(sources, wanted)
-    search = Search(scenario, wanted.devices, wanted.batch)
-    ranked = refine(search, wanted.temperature, progress)
+    scenario = sources.scenario(query.temperature, limit=query.limit, seed=query.seed)
+    _check_devices(sources, query)
+    search = Search(scenario, query.devices, query.batch)
+    ranked = refine(search, query.temperature, progress)
     for policy in ("ar", "sd"):
         if best_of(ranked, policy) is None:
             reason = next((why for s, why in search.refused.items() if s.policy == policy), "it was refused")
             raise SettingError(f"{policy} cannot run here: {reason}")
-    finalists = _finalists(ranked)
-    rows = rank(finalists, sources, wanted, progress)
-    best = {row.choice.settings.policy: row for row in reversed(rows)}
+    rows = rank(leaders(ranked, 2), sources, query, progress)
+    best: dict[str, Ranked] = {}
+    for row in rows:
+        best.setdefault(row.choice.settings.policy, row)
     leading = list(dict.fromkeys(choice.settings for choice in ranked))[:3]
     return Recommendation(
         sources=sources,
-        wanted=wanted,
+        query=query,
         winner=rows[0],
         runner_up=rows[1],
-        best={policy: best[policy] for policy in dict.fromkeys(r.choice.settings.policy for r in rows)},
-        by_batch=over_batch(search, leading, BATCHES, progress) if wanted.flips else [],
+        best=best,
+        by_batch=over_batch(search, leading, BATCHES, progress) if query.crossovers else [],
         by_acceptance=(
-            over_acceptance(search, sources, leading, ACCEPTANCES, progress) if wanted.flips else []
+            over_acceptance(search, sources, leading, ACCEPTANCES, progress) if query.crossovers else []
         ),
         acceptance=float(np.mean(scenario.tokens.run > 0)),
         tried=search.simulated,
@@ -172,55 +183,48 @@ def usual_devices(profile: Profile) -> int:
     return max(2, count_devices(configure("pearl"), profile).total)
 
 
-def _check_devices(sources: Sources, wanted: Wanted) -> None:
+def _check_devices(sources: Sources, query: Query) -> None:
     """Refuse fewer devices than the target alone takes."""
     needed = count_devices(configure("ar"), sources.profile).total
-    if wanted.devices < needed:
+    if query.devices < needed:
         raise SettingError(
             f"the target of profile {sources.profile.name!r} is spread over {needed} devices: --max-devices "
-            f"must be at least {needed}, got {wanted.devices}"
+            f"must be at least {needed}, got {query.devices}"
         )
 
 
-def _finalists(ranked: Sequence[Choice]) -> list[Choice]:
-    """The two fastest and the fastest of each policy, fastest first."""
-    kept = list(ranked[:2])
-    kept += [c for c in ranked[2:] if c is best_of(ranked, c.settings.policy)]
-    return kept
-
-
-def rank(choices: Sequence[Choice], sources: Sources, wanted: Wanted, progress: Progress) -> list[Ranked]:
+def rank(choices: Sequence[Choice], sources: Sources, query: Query, progress: Progress) -> list[Ranked]:
     """The choices, fastest first, with intervals from replicates on the same prompts and machine."""
     widest = max(width for choice in choices for width in choice.deployment.widths)
     boot = sources.bootstrap(
-        wanted.temperature,
+        query.temperature,
         batch=widest,
-        limit=wanted.limit,
-        level=wanted.level,
+        limit=query.limit,
+        level=query.level,
         replicates=REPLICATES if widest == 1 else BATCH_REPLICATES,
-        seed=wanted.seed,
+        seed=query.seed,
     )
     speeds = []
     for done, choice in enumerate(choices):
-        speeds.append(fleet_speeds(boot, choice.deployment))
+        speeds.append(deployment_speeds(boot, choice.deployment))
         progress("intervals", done + 1, len(choices))
     plain = next(s for s, c in zip(speeds, choices, strict=True) if c.settings.plain)
     return [
         Ranked(
             choice=choice,
-            speed=interval(speed, wanted.level),
-            over_ar=interval(speed / plain, wanted.level),
-            winner_over=interval(speeds[0] / speed, wanted.level),
+            speed=interval(speed, query.level),
+            over_ar=interval(speed / plain, query.level),
+            winner_over=interval(speeds[0] / speed, query.level),
         )
         for choice, speed in zip(choices, speeds, strict=True)
     ]
 
 
-def fleet_speeds(boot: Bootstrap, deployment: Deployment) -> FloatArray:
+def deployment_speeds(boot: Bootstrap, deployment: Deployment) -> FloatArray:
     """[R] tokens per second of all groups of a deployment in each replicate."""
     total = np.zeros(len(boot.draws))
     for width, groups in deployment.widths.items():
-        total += groups * boot.believed(deployment.settings, width)
+        total += groups * boot.predicted_speeds(deployment.settings, width)
     return total
 
 
@@ -240,34 +244,6 @@ def time_per_token(summary: Summary) -> dict[str, float]:
         "nobody": max(0.0, seconds - target - drafts + both),
     }
     return {name: 1e3 * value / tokens for name, value in parts.items()}
-
-
-def as_row(row: Ranked) -> dict[str, Any]:
-    """A ranked choice as plain values, ready for JSON."""
-    choice, settings = row.choice, row.choice.settings
-    return {
-        "setting": settings.label,
-        "policy": settings.policy,
-        "lookahead": settings.lookahead,
-        "fanout": None if settings.fanout is None else list(settings.fanout),
-        "fanout_backup": None if settings.fanout_backup is None else list(settings.fanout_backup),
-        "backup": settings.backup,
-        **settings.unusual,
-        "deployment": choice.deployment.words,
-        "tokens_per_second": choice.tokens_per_second,
-        "tokens_per_second_interval": row.speed.as_dict(),
-        "tokens_per_second_per_device": choice.per_device,
-        "tokens_per_second_per_busy_device": choice.per_busy_device,
-        "tokens_per_second_per_request": choice.per_request,
-        "speedup_vs_ar": row.over_ar.as_dict(),
-        "winner_over": row.winner_over.as_dict(),
-        "told_apart_from_winner": row.told_apart,
-        "ms_per_token": time_per_token(choice.summary),
-        "tokens_per_round": choice.summary.tokens_per_round,
-        "acceptance_rate": choice.summary.acceptance_rate,
-        "cache_hit_rate": choice.summary.cache_hit_rate,
-        "extrapolated": list(choice.extrapolated),
-    }
 
 
 BATCHES = (1, 2, 4, 8, 16)
@@ -318,12 +294,8 @@ def over_batch(
         batches: Requests served at any time.
         progress: (stage, done, total).
     """
-    points = []
-    for done, batch in enumerate(batches):
-        there = Search(search.scenario, search.devices, batch)
-        points.append(_point(float(batch), there, finalists, requests=max(6, 2 * batch)))
-        progress("other batches", done + 1, len(batches))
-    return points
+    there = ((float(batch), Search(search.scenario, search.devices, batch)) for batch in batches)
+    return _sweep(there, len(batches), finalists, lambda done, n: progress("other batches", done, n))
 
 
 def over_acceptance(
@@ -335,31 +307,41 @@ def over_acceptance(
 ) -> list[Point]:
     """The best of a small grid and the finalists at each acceptance, at the search's own batch."""
     temperature = finalists[0].temperature
-    points = []
-    for done, acceptance in enumerate(acceptances):
-        trace = sources.trace(temperature)
+
+    def there(acceptance: float) -> Search:
         tokens = (
-            replay(thinned(trace, acceptance))
+            replay(thinned(sources.trace(temperature), acceptance))
             if temperature == 0.0
             else coins_like(search.scenario, finalists[0], acceptance)
         )
         # Decisions belong to the acceptance they were made at.
         scenario = replace(search.scenario, tokens=tokens, decisions=None)
-        there = Search(scenario, search.devices, search.batch)
-        points.append(_point(acceptance, there, finalists, requests=max(6, 2 * search.batch)))
-        progress("other acceptances", done + 1, len(acceptances))
+        return Search(scenario, search.devices, search.batch)
+
+    found = ((acceptance, there(acceptance)) for acceptance in acceptances)
+    return _sweep(found, len(acceptances), finalists, lambda done, n: progress("other acceptances", done, n))
+
+
+def _sweep(
+    searches: Iterable[tuple[float, Search]],
+    count: int,
+    finalists: Sequence[Settings],
+    progress: Callable[[int, int], None],
+) -> list[Point]:
+    points = []
+    for at, search in searches:
+        points.append(_point(at, search, finalists, requests=max(6, 2 * search.batch)))
+        progress(len(points), count)
     return points
 
 
 def _point(at: float, search: Search, finalists: Sequence[Settings], *, requests: int) -> Point:
-    few: dict[str, Any] = dict(FEW)
-    small = grid(search.scenario.tokens, finalists[0].temperature, **few)
-    # Coins have neither texts nor laws: settings that need them are refused and drop out.
+    small = grid(search.scenario.tokens, finalists[0].temperature, **FEW)
+    # Coins have neither texts nor distributions: settings that need them are refused and drop out.
     ranked = search.best([*finalists, *small], requests)
     ar, sd = best_of(ranked, "ar"), best_of(ranked, "sd")
     assert ar is not None and sd is not None, "every profile with a draft runs both"
-    winner = search.try_out(finalists[0], requests)
-    best: Choice = ranked[0]
+    winner, best = search.try_out(finalists[0], requests), ranked[0]
     return Point(
         at=at,
         best=best.settings,
@@ -370,7 +352,7 @@ def _point(at: float, search: Search, finalists: Sequence[Settings], *, requests
     )
 
 
-def changes(points: Sequence[Point]) -> list[tuple[Point, Point]]:
+def crossovers(points: Sequence[Point]) -> list[tuple[Point, Point]]:
     """Neighbouring points between which the best policy changes."""
     return [(a, b) for a, b in pairwise(points) if a.best.policy != b.best.policy]
 

@@ -48,7 +48,12 @@ Examples:
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     help="Of the intervals.",
 )
-@click.option("--flips/--no-flips", default=True, help="Look at other batches and acceptances, or not.")
+@click.option(
+    "--crossovers/--no-crossovers",
+    "--flips/--no-flips",
+    default=True,
+    help="Look at other batches and acceptances, or not; the second pair is the earlier name.",
+)
 @click.option("--seed", default=0, show_default=True, help="Same seed, same answer.")
 @click.option("--json", "as_json_", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture.")
@@ -74,7 +79,7 @@ class RecommendRequest:
     prompt_category: str | None
     max_tokens: int | None
     level: float
-    flips: bool
+    crossovers: bool
     seed: int
     as_json_: bool
     picture: Path | None
@@ -82,7 +87,7 @@ class RecommendRequest:
 
 def answer(request: RecommendRequest) -> None:
     """Search what is asked, and print or draw it."""
-    from analysis.recommend.answer import Wanted, recommend, usual_devices
+    from analysis.recommend.answer import Query, recommend, usual_devices
     from analysis.recommend.report import as_json, print_recommendation
     from analysis.sources import load_sources
 
@@ -92,25 +97,25 @@ def answer(request: RecommendRequest) -> None:
         category=request.prompt_category,
         temperatures=[request.temperature],
     )
-    wanted = Wanted(
+    query = Query(
         batch=request.batch,
         temperature=request.temperature,
         devices=usual_devices(sources.profile) if request.max_devices is None else request.max_devices,
         limit=request.max_tokens,
         level=request.level,
-        flips=request.flips,
+        crossovers=request.crossovers,
         seed=request.seed,
     )
     with _progress() as progress:
-        found = recommend(sources, wanted, progress)
+        recommendation = recommend(sources, query, progress)
     if request.picture:
         from analysis.recommend.picture import plot
 
-        plot(found, request.picture)
+        plot(recommendation, request.picture)
     if request.as_json_:
-        click.echo(as_json(found))
+        click.echo(as_json(recommendation))
     else:
-        print_recommendation(found)
+        print_recommendation(recommendation)
 
 
 def _progress() -> Any:

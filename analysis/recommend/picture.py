@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from analysis.recommend.answer import Point, Ranked, Recommendation, time_per_token
-from analysis.show import legend_below
+from analysis.show import legend_below, lines_of
 from hardware_profiles.files import atomic_write
 from policies.registry import find_policy
 
@@ -25,8 +24,6 @@ PARTS = {
 }
 MARKERS = "osD^vPX"
 """Settings of one policy have its colour, and differ in their markers."""
-WIDEST_NAME = 34
-"""Letters of a setting's name in a line."""
 
 
 def plot(answer: Recommendation, path: Path) -> None:
@@ -58,10 +55,10 @@ def draw(answer: Recommendation) -> Figure:
             parts[1].subplots(1, len(sweeps), squeeze=False)[0], sweeps, strict=True
         ):
             draw_sweep(axes, points, name)
-    wanted = answer.wanted
+    query = answer.query
     figure.suptitle(
-        f"{answer.winner.choice.settings.label} on {answer.sources.profile.name}: {wanted.devices} devices, "
-        f"batch {wanted.batch}, temperature {wanted.temperature:g}",
+        f"{answer.winner.choice.settings.label} on {answer.sources.profile.name}: {query.devices} devices, "
+        f"batch {query.batch}, temperature {query.temperature:g}",
         fontsize=11,
     )
     return figure
@@ -74,7 +71,7 @@ def draw_speeds(axes: Any, rows: Sequence[Ranked]) -> None:
     high = [row.over_ar.high - row.over_ar.middle for row in rows]
     colours = [find_policy(row.choice.settings.policy).colour for row in rows]
     axes.barh(range(len(rows)), middle, xerr=[low, high], color=colours, capsize=3)
-    names = [fill(row.choice.settings.label, WIDEST_NAME) for row in rows]
+    names = [lines_of(row.choice.settings.label) for row in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=8)
     axes.invert_yaxis()
     axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
@@ -102,7 +99,7 @@ def draw_sweep(axes: Any, points: Sequence[Point], name: str) -> None:
     for point in points:
         colour, label = find_policy(point.best.policy).colour, point.best.label
         own = markers.setdefault(point.best.policy, {})
-        named = fill(label, WIDEST_NAME) if label not in own else None  # once in the legend
+        named = lines_of(label) if label not in own else None  # once in the legend
         marker = own.setdefault(label, MARKERS[len(own) % len(MARKERS)])
         face = "white" if point.extrapolated else colour
         axes.plot(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.intervals import Interval
-from analysis.recommend.answer import Point, Ranked, Recommendation, as_row, changes, time_per_token
+from analysis.recommend.answer import Point, Ranked, Recommendation, crossovers, time_per_token
 from analysis.recommend.search import requests_served
 from analysis.sources import Sources
 from hardware_profiles.files import to_json
@@ -27,84 +27,112 @@ THINNED = {
 }
 
 
-def as_dict(found: Recommendation) -> dict[str, Any]:
+def as_dict(answer: Recommendation) -> dict[str, Any]:
     """The documented JSON object."""
-    wanted, sources = found.wanted, found.sources
-    trace = sources.trace(wanted.temperature)
+    query, sources = answer.query, answer.sources
+    trace = sources.trace(query.temperature)
     return {
         "profile": sources.profile.name,
         "files": {
             "profile": sources.origins.get("profile"),
-            "trace": sources.origins.get(wanted.temperature),
+            "trace": sources.origins.get(query.temperature),
         },
-        "warnings": warnings(found),
+        "warnings": warnings(answer),
         "trace": {
             "prompts": trace.meta.prompt_set,
             "category": sources.category,
             "requests": len(trace.requests),
-            "acceptance": found.acceptance,
+            "acceptance": answer.acceptance,
         },
-        "batch": wanted.batch,
-        "temperature": wanted.temperature,
-        "devices": wanted.devices,
-        "level": wanted.level,
+        "batch": query.batch,
+        "temperature": query.temperature,
+        "devices": query.devices,
+        "level": query.level,
         "model_error": sources.model_error,
-        "winner": as_row(found.winner),
-        "margin_vs_ar": found.winner.over_ar.as_dict(),
-        "margin_vs_sd": found.over_sd.as_dict(),
-        "runner_up": as_row(found.runner_up),
-        "distinguishable": found.runner_up.told_apart,
-        "best_of_each_policy": [as_row(row) for row in found.best.values()],
-        "why": reasons(found),
+        "winner": as_row(answer.winner),
+        "margin_vs_ar": answer.winner.over_ar.as_dict(),
+        "margin_vs_sd": answer.over_sd.as_dict(),
+        "runner_up": as_row(answer.runner_up),
+        "distinguishable": answer.runner_up.distinguishable,
+        "best_of_each_policy": [as_row(row) for row in answer.best.values()],
+        "why": reasons(answer),
         "flips": {
-            "over_batch": [point.as_dict() for point in found.by_batch],
-            "over_acceptance": [point.as_dict() for point in found.by_acceptance],
-            "acceptance_made_by": THINNED[wanted.temperature == 0.0],
-            "not_tried_at_other_acceptances": undecided(found),
+            "over_batch": [point.as_dict() for point in answer.by_batch],
+            "over_acceptance": [point.as_dict() for point in answer.by_acceptance],
+            "acceptance_made_by": THINNED[query.temperature == 0.0],
+            "not_tried_at_other_acceptances": without_acceptance_sweep(answer),
         },
-        "paste": pasted(found),
-        "engines": unservable(found) or engine_note(found),
-        "extrapolated": found.extrapolated,
-        "settings_tried": found.tried,
-        "policies_without_decisions": dict(without_decisions(found)),
-        "settings_refused": {s.label: why for s, why in found.refused.items()},
+        "paste": snippets(answer),
+        "engines": no_engine_lines(answer) or engine_note(answer),
+        "extrapolated": answer.extrapolated,
+        "settings_tried": answer.tried,
+        "policies_without_decisions": dict(without_decisions(answer)),
+        "settings_refused": {s.label: why for s, why in answer.refused.items()},
         "method": METHOD,
     }
 
 
-def as_json(found: Recommendation) -> str:
+def as_row(row: Ranked) -> dict[str, Any]:
+    """A ranked choice as plain values, ready for JSON."""
+    choice, settings = row.choice, row.choice.settings
+    return {
+        "setting": settings.label,
+        "policy": settings.policy,
+        "lookahead": settings.lookahead,
+        "fanout": None if settings.fanout is None else list(settings.fanout),
+        "fanout_backup": None if settings.fanout_backup is None else list(settings.fanout_backup),
+        "backup": settings.backup,
+        **settings.unusual,
+        "deployment": choice.deployment.words,
+        "tokens_per_second": choice.tokens_per_second,
+        "tokens_per_second_interval": row.speed.as_dict(),
+        "tokens_per_second_per_device": choice.per_device,
+        "tokens_per_second_per_busy_device": choice.per_busy_device,
+        "tokens_per_second_per_request": choice.per_request,
+        "speedup_vs_ar": row.over_ar.as_dict(),
+        "winner_over": row.winner_over.as_dict(),
+        "told_apart_from_winner": row.distinguishable,
+        "ms_per_token": time_per_token(choice.summary),
+        "tokens_per_round": choice.summary.tokens_per_round,
+        "acceptance_rate": choice.summary.acceptance_rate,
+        "cache_hit_rate": choice.summary.cache_hit_rate,
+        "extrapolated": list(choice.extrapolated),
+    }
+
+
+def as_json(answer: Recommendation) -> str:
     """`as_dict` as text."""
-    return to_json(as_dict(found), indent=2)
+    return to_json(as_dict(answer), indent=2)
 
 
-def pasted(found: Recommendation) -> dict[str, str]:
+def snippets(answer: Recommendation) -> dict[str, str]:
     """Commands by what they are for."""
-    winner, sd = found.winner.choice, found.best["sd"].choice
+    winner, sd = answer.winner.choice, answer.best["sd"].choice
     width = max(winner.deployment.widths)
-    trace = found.sources.trace(found.wanted.temperature)
+    trace = answer.sources.trace(answer.query.temperature)
     lines = {
-        "simulate": simulate_line(
+        "simulate": simulate_command(
             winner.settings,
-            found.sources,
+            answer.sources,
             batch=width,
             requests=requests_served(len(trace.requests), width),
-            limit=found.wanted.limit,
-            seed=found.wanted.seed,
+            limit=answer.query.limit,
+            seed=answer.query.seed,
         )
     }
     meta = trace.meta
-    if meta.target_model.startswith("pair:") and not warnings(found):
-        line = validate_line(
+    if meta.target_model.startswith("pair:") and not warnings(answer):
+        line = validate_command(
             winner.settings,
-            found.sources,
+            answer.sources,
             target=meta.target_model,
             draft=meta.draft_model,
             batch=width,
-            limit=found.wanted.limit,
+            limit=answer.query.limit,
         )
         if line is not None:
             lines["validate"] = line
-    if unservable(found):
+    if no_engine_lines(answer):
         return lines
     theirs = winner if engines_have(winner.settings.policy) else sd
     for engine, line in engine_lines(theirs.settings, meta.target_model, meta.draft_model).items():
@@ -112,17 +140,17 @@ def pasted(found: Recommendation) -> dict[str, str]:
     return lines
 
 
-def warnings(found: Recommendation) -> list[str]:
+def warnings(answer: Recommendation) -> list[str]:
     """What to know before believing anything else: that times and acceptance are of different pairs."""
-    trace = found.sources.trace(found.wanted.temperature)
-    mixed = other_pair(found.sources.profile, trace.meta)
+    trace = answer.sources.trace(answer.query.temperature)
+    mixed = other_pair(answer.sources.profile, trace.meta)
     return [] if mixed is None else [mixed]
 
 
-def unservable(found: Recommendation) -> str | None:
+def no_engine_lines(answer: Recommendation) -> str | None:
     """Why no engine's command line is offered; None where one is."""
-    meta = found.sources.trace(found.wanted.temperature).meta
-    if warnings(found):
+    meta = answer.sources.trace(answer.query.temperature).meta
+    if warnings(answer):
         return "no lines for engines: the recording is of another pair than the profile"
     names = [name for name in (meta.target_model, meta.draft_model) if not engines_load(name)]
     return f"no lines for engines, which cannot load {' and '.join(names)}" if names else None
@@ -133,12 +161,12 @@ def engines_have(policy: str) -> bool:
     return policy in METHOD_OF
 
 
-def engine_note(found: Recommendation) -> str | None:
+def engine_note(answer: Recommendation) -> str | None:
     """That no engine has the winner, and what it is offered in its place; None where they have it.
 
     Plain decoding they have without a flag.
     """
-    policy = found.winner.choice.settings.policy
+    policy = answer.winner.choice.settings.policy
     if engines_have(policy):
         return None
     if policy == "ar":
@@ -146,28 +174,28 @@ def engine_note(found: Recommendation) -> str | None:
     return f"neither vLLM nor SGLang has {policy!r}; their lines are of the best SD"
 
 
-def undecided(found: Recommendation) -> list[str]:
+def without_acceptance_sweep(answer: Recommendation) -> list[str]:
     """Policies in the answer whose decisions belong to the recorded acceptance, so to no other one."""
-    return [policy for policy in found.best if find_policy(policy).needs_decisions]
+    return [policy for policy in answer.best if find_policy(policy).needs_decisions]
 
 
-def without_decisions(found: Recommendation) -> Mapping[str, str]:
+def without_decisions(answer: Recommendation) -> Mapping[str, str]:
     """Policies that could not be tried since what they decide is not recorded, and why it is not."""
-    return found.sources.undecided.get(found.wanted.temperature, {})
+    return answer.sources.undecided.get(answer.query.temperature, {})
 
 
-def reasons(found: Recommendation) -> list[str]:
+def reasons(answer: Recommendation) -> list[str]:
     """Why the winner wins, in sentences with numbers."""
-    ar, sd, winner = found.best["ar"], found.best["sd"], found.winner
+    ar, sd, winner = answer.best["ar"], answer.best["sd"], answer.winner
     step = sum(time_per_token(ar.choice.summary).values())
     said = [f"plain decoding takes {step:.3g} ms per token and group"]
     if winner.choice.settings.policy != "sd":
-        said.append(_sequential(sd))
+        said.append(_where_time_goes(sd))
     if winner.choice.settings.policy == "ar":
         said.append("which costs more than the accepted tokens save")
     elif winner.choice.settings.policy == "sd":
-        said.append(_sequential(winner))
-        rivals = [row for name, row in found.best.items() if name not in {"ar", "sd"}]
+        said.append(_where_time_goes(winner))
+        rivals = [row for name, row in answer.best.items() if name not in {"ar", "sd"}]
         if rivals:
             best = min(rivals, key=lambda row: row.winner_over.middle)
             said.append(
@@ -176,91 +204,79 @@ def reasons(found: Recommendation) -> list[str]:
                 f"against {winner.choice.per_busy_device:.3g}"
             )
     else:
-        said.append(_parallel(winner) if _overlaps(winner) else _in_turn(winner))
+        said.append(_where_time_goes(winner))
     return said
 
 
-def _overlaps(row: Ranked) -> bool:
-    """Whether the devices of a setting work at the same time, and not in turn."""
-    return time_per_token(row.choice.summary)["both"] > 0.0
-
-
-def _in_turn(row: Ranked) -> str:
+def _where_time_goes(row: Ranked) -> str:
+    """What a setting does in a token's milliseconds: overlapped, or one after the other."""
     parts, summary = time_per_token(row.choice.summary), row.choice.summary
+    label, per_round = row.choice.settings.label, f"{summary.tokens_per_round:.2f} tokens"
+    if row.choice.settings.policy == "sd":
+        return (
+            f"{label} verifies in {parts['target_alone']:.3g} ms per token ({per_round} per round), but "
+            f"{parts['draft_alone']:.3g} ms of drafting per token come on top, one after the other"
+        )
+    if parts["both"] == 0.0:
+        return (
+            f"{label} gets {per_round} out of a round: {parts['target_alone']:.3g} ms per token of "
+            f"verification, and {parts['draft_alone']:.3g} ms of drafting and retrieval before it"
+        )
+    hits = summary.cache_hit_rate
     return (
-        f"{row.choice.settings.label} gets {summary.tokens_per_round:.2f} tokens out of a round: "
-        f"{parts['target_alone']:.3g} ms per token of verification, and {parts['draft_alone']:.3g} ms "
-        "of drafting and retrieval before it"
+        f"{label} drafts {parts['both']:.3g} ms per token while the target verifies and "
+        f"{parts['draft_alone']:.3g} ms while it waits ({per_round}/round"
+        f"{'' if hits is None else f', {hits:.0%} of outcomes prepared for'})"
     )
 
 
-def _sequential(row: Ranked) -> str:
-    parts, summary = time_per_token(row.choice.summary), row.choice.summary
-    return (
-        f"{row.choice.settings.label} verifies in {parts['target_alone']:.3g} ms per token "
-        f"({summary.tokens_per_round:.2f} tokens per round), but {parts['draft_alone']:.3g} ms of drafting "
-        "per token come on top, one after the other"
-    )
-
-
-def _parallel(row: Ranked) -> str:
-    parts, summary = time_per_token(row.choice.summary), row.choice.summary
-    hits = (
-        "" if summary.cache_hit_rate is None else f", {summary.cache_hit_rate:.0%} of outcomes prepared for"
-    )
-    return (
-        f"{row.choice.settings.label} drafts {parts['both']:.3g} ms per token while the target verifies and "
-        f"{parts['draft_alone']:.3g} ms while it waits ({summary.tokens_per_round:.2f} tokens/round{hits})"
-    )
-
-
-def print_recommendation(found: Recommendation) -> None:
+def print_recommendation(answer: Recommendation) -> None:
     """The answer for people."""
     console = wide_console()
-    wanted, winner = found.wanted, found.winner
-    level = f"{wanted.level:.0%}"
-    prompts = found.sources.category or "all"
-    for warning in warnings(found):
+    query, winner = answer.query, answer.winner
+    level = f"{query.level:.0%}"
+    prompts = answer.sources.category or "all"
+    for warning in warnings(answer):
         console.print(f"[bold yellow]warning: {warning}[/bold yellow]", highlight=False)
     console.print(
         f"[bold]{winner.choice.settings.label}[/bold]: {winner.choice.tokens_per_second:.4g} tokens/s on "
-        f"{wanted.devices} device{'s' * (wanted.devices > 1)} at batch {wanted.batch} "
-        f"({winner.choice.deployment.words}), {prompts} prompts, temperature {wanted.temperature:g}",
+        f"{query.devices} device{'s' * (query.devices > 1)} at batch {query.batch} "
+        f"({winner.choice.deployment.words}), {prompts} prompts, temperature {query.temperature:g}",
         highlight=False,
     )
-    files = found.sources.origins
+    files = answer.sources.origins
     if files:
-        answered = f"{files['profile']}, trace {files[wanted.temperature]}"
+        answered = f"{files['profile']}, trace {files[query.temperature]}"
         console.print(f"[dim]profile {answered}[/dim]", highlight=False)
     console.print(_margin("over plain decoding", winner.over_ar, level), highlight=False)
     if winner.choice.settings.policy != "sd":
-        sd = found.best["sd"].choice.settings
-        console.print(_margin(f"over the best SD ({sd.label})", found.over_sd, level), highlight=False)
-    console.print(_apart(found), highlight=False)
-    console.print(_table(found, console.width))
-    for sentence in reasons(found):
+        sd = answer.best["sd"].choice.settings
+        console.print(_margin(f"over the best SD ({sd.label})", answer.over_sd, level), highlight=False)
+    console.print(_apart(answer), highlight=False)
+    console.print(_table(answer, console.width))
+    for sentence in reasons(answer):
         console.print(f"why: {sentence}", highlight=False)
-    _print_flips(console, found)
-    note = unservable(found) or engine_note(found)
+    _print_crossovers(console, answer)
+    note = no_engine_lines(answer) or engine_note(answer)
     if note is not None:
         console.print(note, highlight=False)
-    for purpose, line in pasted(found).items():
+    for purpose, line in snippets(answer).items():
         console.print(f"[bold]{purpose}[/bold]: {line}", highlight=False, soft_wrap=True)
-    if found.extrapolated:
-        outside = "; ".join(found.extrapolated)
+    if answer.extrapolated:
+        outside = "; ".join(answer.extrapolated)
         console.print(f"[yellow]outside the measured grid, extrapolated: {outside}[/yellow]", highlight=False)
-    for policy, why in without_decisions(found).items():
+    for policy, why in without_decisions(answer).items():
         console.print(f"[yellow]not tried: {policy}: {why}[/yellow]", highlight=False)
-    console.print(f"[dim]{METHOD} {found.tried} settings tried.[/dim]")
+    console.print(f"[dim]{METHOD} {answer.tried} settings tried.[/dim]")
 
 
 def _margin(what: str, margin: Interval, level: str) -> str:
     return f"{margin.middle:.2f}x {what} ({level} interval {margin.low:.2f} to {margin.high:.2f})"
 
 
-def _apart(found: Recommendation) -> str:
-    rival, over = found.runner_up.choice.settings.label, found.runner_up.winner_over
-    if found.runner_up.told_apart:
+def _apart(answer: Recommendation) -> str:
+    rival, over = answer.runner_up.choice.settings.label, answer.runner_up.winner_over
+    if answer.runner_up.distinguishable:
         return f"faster than the runner-up {rival} by {over.low:.2f}x to {over.high:.2f}x"
     return (
         f"not distinguishable from the runner-up {rival} ({over.low:.2f}x to {over.high:.2f}x): take "
@@ -271,7 +287,7 @@ def _apart(found: Recommendation) -> str:
 TIMES = ("target\nalone", "both", "draft\nalone", "nobody")
 
 
-def _table(found: Recommendation, width: int) -> Any:
+def _table(answer: Recommendation, width: int) -> Any:
     """The best of each policy."""
     rows = [
         (
@@ -282,7 +298,7 @@ def _table(found: Recommendation, width: int) -> Any:
             f"{row.over_ar.middle:.2f} ({row.over_ar.low:.2f}-{row.over_ar.high:.2f})",
             *(f"{part:.2f}" for part in time_per_token(row.choice.summary).values()),
         )
-        for row in found.best.values()
+        for row in answer.best.values()
     ]
     return fitted_table(
         ("best of each policy", "groups x\ndevices", "tok/s", "per busy\ndevice", "vs AR", *TIMES),
@@ -293,19 +309,19 @@ def _table(found: Recommendation, width: int) -> Any:
     )
 
 
-def _print_flips(console: Any, found: Recommendation) -> None:
+def _print_crossovers(console: Any, answer: Recommendation) -> None:
     for name, points, unit in (
-        ("batch", found.by_batch, "batch {:g}"),
-        ("acceptance", found.by_acceptance, "acceptance {:.2f}"),
+        ("batch", answer.by_batch, "batch {:g}"),
+        ("acceptance", answer.by_acceptance, "acceptance {:.2f}"),
     ):
         if points:
             console.print(f"over the {name}: {describe(points, unit)}", highlight=False)
-    if found.by_acceptance:
-        how = THINNED[found.wanted.temperature == 0.0]
+    if answer.by_acceptance:
+        how = THINNED[answer.query.temperature == 0.0]
         console.print(
-            f"[dim]acceptance here is {found.acceptance:.2f}; others are {how}[/dim]", highlight=False
+            f"[dim]acceptance here is {answer.acceptance:.2f}; others are {how}[/dim]", highlight=False
         )
-        if names := undecided(found):
+        if names := without_acceptance_sweep(answer):
             console.print(
                 f"[dim]not tried at other acceptances, since what they decide was recorded at this one: "
                 f"{', '.join(names)}[/dim]",
@@ -315,7 +331,7 @@ def _print_flips(console: Any, found: Recommendation) -> None:
 
 def describe(points: Sequence[Point], unit: str) -> str:
     """`saguaro up to batch 4 (1.3x AR), sd from batch 8 ...`: one entry per stretch of the same policy."""
-    starts = [points[0], *(later for _, later in changes(points))]
+    starts = [points[0], *(later for _, later in crossovers(points))]
     parts = []
     for start in starts:
         guess = ", extrapolated" if start.extrapolated else ""
@@ -323,7 +339,7 @@ def describe(points: Sequence[Point], unit: str) -> str:
     return "; ".join(parts) + (" (no flip seen)" if len(parts) == 1 else "")
 
 
-def simulate_line(
+def simulate_command(
     settings: Settings,
     sources: Sources,
     *,
@@ -353,7 +369,7 @@ def simulate_line(
     return shlex.join(words)
 
 
-def validate_line(
+def validate_command(
     settings: Settings,
     sources: Sources,
     *,
@@ -373,17 +389,9 @@ def validate_line(
         return shlex.join(words)
     if batch > 1 or "live" not in find_policy(settings.policy).worlds:
         return None
-    words = [
-        "python",
-        "-m",
-        "analysis",
-        "run",
-        "family",
-        "--live",
-        "--hw",
-        sources.hw or sources.profile.name,
-    ]
-    return shlex.join([*words, "--setting", text_of(settings), "--temperature", f"{settings.temperature:g}"])
+    words = ["python", "-m", "analysis", "run", "family", "--live", "--hw"]
+    words += [sources.hw or sources.profile.name, "--setting", setting_text(settings)]
+    return shlex.join([*words, "--temperature", f"{settings.temperature:g}"])
 
 
 def _beyond_validate(settings: Settings) -> bool:
@@ -391,7 +399,7 @@ def _beyond_validate(settings: Settings) -> bool:
     return uneven or bool(settings.unusual) or find_policy(settings.policy).needs_decisions
 
 
-def text_of(settings: Settings) -> str:
+def setting_text(settings: Settings) -> str:
     """A setting as `--setting` takes it, e.g. `mirror lookahead=3 kappa=1`."""
     words = knobs(settings)[: -2 if settings.temperature > 0.0 else None]
     names = [word.removeprefix("--").replace("-", "_") for word in words[::2]]

@@ -22,7 +22,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from analysis.intervals import chosen_requests, outside_grid, share_surfaces
-from hardware_profiles.decisions import Decisions
 from hardware_profiles.profile import Profile
 from policies.laws.fanout import exact_fanout
 from policies.registry import MAX_LOOKAHEAD, SettingError, Settings, configure
@@ -83,7 +82,7 @@ GUESSES = (1, 2)
 BACKUPS = ("primary", "plain")
 OTHER_BACKUPS = ("random", "ngram")
 """Tried beside a good setting only."""
-FEW = {"lookaheads": (1, 3, 6), "fanouts": (1, 3), "guesses": ()}
+FEW: dict[str, Any] = {"lookaheads": (1, 3, 6), "fanouts": (1, 3), "guesses": ()}
 """A small grid, for sweeps over traffic."""
 
 
@@ -122,19 +121,16 @@ def grid(
     return list(dict.fromkeys(found))
 
 
-def decided(scenario: Scenario, temperature: float) -> list[Settings]:
+def recorded_settings(scenario: Scenario, temperature: float) -> list[Settings]:
     """Settings whose decisions are recorded: those of policies that a recorded path cannot replay."""
     if scenario.decisions is None:
         return []
-    return [
-        configure(found.policy, temperature=temperature, **_knobs(found))
-        for found in scenario.decisions.settings.values()
-    ]
-
-
-def _knobs(found: Decisions) -> dict[str, Any]:
-    """The knobs of a recorded setting; a file's lists are tuples again."""
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in found.knobs.items()}
+    found = []
+    for own in scenario.decisions.settings.values():
+        # A file's lists are tuples again.
+        knobs: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in own.knobs.items()}
+        found.append(configure(own.policy, temperature=temperature, **knobs))
+    return found
 
 
 def _saguaro(
@@ -168,7 +164,7 @@ def neighbours(settings: Settings, tokens: TokenModel) -> list[Settings]:
     if len(set(settings.fanout)) == 1:
         uniform = {f for f in (settings.fanout[0] - 1, settings.fanout[0] + 1) if 1 <= f <= tokens.max_fanout}
         found += [settings.but(fanout=(f,) * (k + 1)) for f in sorted(uniform)]
-    found += [_with_backup(settings, name) for name in (*BACKUPS, *OTHER_BACKUPS)]
+    found += [settings.but(backup=name, fanout_backup=None) for name in (*BACKUPS, *OTHER_BACKUPS)]
     if settings.backup != "primary":
         first = min(budget, tokens.max_fanout)  # nothing is drafted, or accepted: all guesses on position 0
         found.append(settings.but(fanout_backup=(first, *(0,) * k)))
@@ -180,10 +176,6 @@ def neighbours(settings: Settings, tokens: TokenModel) -> list[Settings]:
 def _reshape(settings: Settings, tokens: TokenModel, lookahead: int, budget: int) -> Settings:
     fanout = exact_shape(tokens, lookahead, budget, settings.temperature)
     return settings.but(lookahead=lookahead, fanout=fanout, fanout_backup=None)
-
-
-def _with_backup(settings: Settings, backup: Any) -> Settings:
-    return settings.but(backup=backup, fanout_backup=None)
 
 
 def exact_shape(tokens: TokenModel, lookahead: int, budget: int, temperature: float = 0.0) -> tuple[int, ...]:
@@ -291,17 +283,18 @@ class Search:
         return self._known[settings, count]
 
     def best(
-        self, settings: Iterable[Settings], requests: int | None = None, progress: Progress | None = None
+        self,
+        settings: Iterable[Settings],
+        requests: int | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[Choice]:
         """Those that can run, fastest first."""
-        wanted = list(dict.fromkeys(settings))
-        found = []
-        for done, one in enumerate(wanted):
-            if (choice := self.try_out(one, requests)) is not None:
-                found.append(choice)
-            if progress is not None:
-                progress("trying settings", done + 1, len(wanted))
-        return sorted(found, key=lambda choice: -choice.tokens_per_second)
+        different = list(dict.fromkeys(settings))
+        choices = []
+        for done, one in enumerate(different):
+            choices.append(self.try_out(one, requests))
+            progress(done + 1, len(different))
+        return sorted(filter(None, choices), key=lambda choice: -choice.tokens_per_second)
 
     def _simulate(self, deployment: Deployment, count: int) -> Choice:
         total, summary = 0.0, None
@@ -334,19 +327,19 @@ def refine(search: Search, temperature: float, progress: Progress) -> list[Choic
     roles = search.scenario.profile.roles
     drafts = (devices - roles.target.tensor_parallel) // roles.draft.tensor_parallel
     settings = grid(tokens, temperature, draft_devices=min(max(1, drafts), MOST_DRAFTS))
-    settings += decided(search.scenario, temperature)
+    settings += recorded_settings(search.scenario, temperature)
     per_row = max(search.batch // max(1, devices // (2 * roles.target.tensor_parallel)), 1)
     sizes = [max(r * per_row, n) for r, n in zip(ROUNDS_OF_REQUESTS, LEAST_REQUESTS, strict=True)]
-    first = search.best(settings, sizes[0], lambda s, d, n: progress("coarse search", d, n))
+    first = search.best(settings, sizes[0], lambda d, n: progress("coarse search", d, n))
     kept = leaders(first, KEPT[0])
     near = [n for choice in kept[:2] for n in neighbours(choice.settings, tokens)]
     near += [
         n for c in leaders(first, 0) for n in neighbours(c.settings, tokens) if c.settings.fanout is None
     ]
     again = [choice.settings for choice in kept] + near
-    second = search.best(again, sizes[1], lambda s, d, n: progress("refinement", d, n))
+    second = search.best(again, sizes[1], lambda d, n: progress("refinement", d, n))
     last = [choice.settings for choice in leaders(second, KEPT[1])]
-    return search.best(last, None, lambda s, d, n: progress("all tokens", d, n))
+    return search.best(last, None, lambda d, n: progress("all tokens", d, n))
 
 
 def leaders(choices: Sequence[Choice], count: int) -> list[Choice]:

@@ -17,7 +17,14 @@ from simulate_command import answer as simulated
 from tiny_profiles import profile, trace
 
 from analysis.recommend.command import main
-from analysis.recommend.report import engine_note, reasons, simulate_line, text_of, undecided, validate_line
+from analysis.recommend.report import (
+    engine_note,
+    reasons,
+    setting_text,
+    simulate_command,
+    validate_command,
+    without_acceptance_sweep,
+)
 from analysis.sources import Sources
 from analysis.studies.family import setting_from as setting_of
 from hardware_profiles.profile import save_profile
@@ -75,12 +82,12 @@ def test_the_answer_for_people_and_its_picture(folder: Path, tmp_path: Path) -> 
 def test_settings_to_paste() -> None:
     sources = Sources(profile(), {0.0: trace([[0]])}, 0.0, hw="my.json", files={0.0: "my.parquet"})
     ssd = configure("saguaro", lookahead=3, fanout=(4, 2, 1, 1), backup="plain", stall=None)
-    assert simulate_line(ssd, sources, batch=4) == (
+    assert simulate_command(ssd, sources, batch=4) == (
         "simulate --hw my.json --trace my.parquet --policy saguaro --lookahead 3 --fanout 4,2,1,1 "
         "--backup plain --batch 4"
     )
     # `validate` has uniform fan-outs only, and no policy whose content a run decides.
-    on_pair = partial(validate_line, sources=sources, target="pair:x5", draft="pair:draft")
+    on_pair = partial(validate_command, sources=sources, target="pair:x5", draft="pair:draft")
     family = "python -m analysis run family --live --hw my.json --setting"
     assert on_pair(ssd) == (f"{family} 'saguaro lookahead=3 fanout=4,2,1,1 backup=plain' --temperature 0")
     mirror = configure("mirror", lookahead=3, kappa=1, temperature=1.0)
@@ -112,7 +119,7 @@ def test_settings_to_paste() -> None:
 )
 def test_a_pasted_setting_is_read_as_what_it_was(text: str, temperature: float) -> None:
     setting = setting_of(text, temperature, 0)
-    assert text_of(setting) == text and setting_of(text_of(setting), temperature, 0) == setting
+    assert setting_text(setting) == text and setting_of(setting_text(setting), temperature, 0) == setting
 
 
 def answer(policy: str, **milliseconds: float) -> Any:
@@ -138,7 +145,10 @@ def test_what_engines_lack_is_said() -> None:
         "neither vLLM nor SGLang has 'mirror'; their lines are of the best SD"
     )
     assert "decode plainly" in str(engine_note(answer("ar")))
-    assert undecided(answer("mirror")) == ["mirror"] and undecided(answer("pearl")) == []
+    assert (
+        without_acceptance_sweep(answer("mirror")) == ["mirror"]
+        and without_acceptance_sweep(answer("pearl")) == []
+    )
 
 
 def test_policies_that_take_turns_are_not_said_to_overlap() -> None:

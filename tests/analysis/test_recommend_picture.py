@@ -43,7 +43,7 @@ def answer(*, sweeps: bool = True) -> Any:
         winner=rows[0],
         by_batch=points if sweeps else [],
         by_acceptance=points if sweeps else [],
-        wanted=SimpleNamespace(devices=2, batch=1, temperature=0.0),
+        query=SimpleNamespace(devices=2, batch=1, temperature=0.0),
         sources=SimpleNamespace(profile=SimpleNamespace(name="cpu2-x5")),
     )
 
@@ -85,7 +85,7 @@ def test_legends_name_each_setting_once_in_its_policys_colour_and_a_marker_of_it
     assert times == ["target alone", "both", "draft alone", "nobody (host, messages)"]
     assert batch == acceptance and len(set(batch)) == 5
     assert [" ".join(name.split()) for name in batch] == [
-        *(settings.label for settings in SETTINGS[:3]), "sd K=4", "over best SD",
+        *(settings.label.replace(" tree_", " ") for settings in SETTINGS[:3]), "sd K=4", "over best SD",
     ]  # fmt: skip
     lines = {line.get_label(): line for line in figure.get_axes()[2].get_lines()}
     three, four = lines["sd K=3"], lines["sd K=4"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis import sources
-from analysis.recommend.search import decided
+from analysis.recommend.search import recorded_settings
 from analysis.sources import load_sources
 from hardware_profiles.decisions import read_decisions, write_decisions
 from hardware_profiles.store import find_decisions, user_decisions
@@ -31,7 +31,7 @@ def test_shipped_decisions_are_of_the_shipped_prompts(temperature: float) -> Non
     assert {each.policy for each in found if each.timings} == DECIDED
     assert not loaded.undecided[temperature]
     # ... and come back as the settings that they are of.
-    tried = decided(loaded.scenario(temperature), temperature)
+    tried = recorded_settings(loaded.scenario(temperature), temperature)
     assert {each.label for each in tried} == set(loaded.decisions[temperature].settings)
 
 

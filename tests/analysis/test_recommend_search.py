@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_profiles import profile, trace
 
-from analysis.recommend.answer import Wanted, changes, recommend, thinned, time_per_token
+from analysis.recommend.answer import Query, crossovers, recommend, thinned, time_per_token
 from analysis.recommend.search import Search, deploy, exact_shape, grid, leaders, neighbours
 from analysis.sources import Sources
 from policies.registry import SettingError, configure
@@ -80,45 +80,47 @@ def easy(length: int = 24) -> list[list[int]]:
 
 def test_a_draft_that_is_never_right_means_plain_decoding() -> None:
     sources = Sources(profile(), {0.0: trace(hard())}, model_error=0.01)
-    found = recommend(sources, Wanted(flips=False), quiet)
+    found = recommend(sources, Query(crossovers=False), quiet)
     assert found.winner.choice.settings.policy == "ar"
     assert found.over_sd.low > 1.0
 
 
 def test_a_draft_that_is_always_right_means_ssd_for_one_request_and_sd_replicas_for_many() -> None:
     sources = Sources(profile(), {0.0: trace(easy())}, model_error=0.0)
-    one = recommend(sources, Wanted(batch=1, flips=False), quiet)
+    one = recommend(sources, Query(batch=1, crossovers=False), quiet)
     # Drafting is hidden: a round of K + 1 tokens takes a target step (plus the draft's excess).
     assert one.winner.choice.settings.policy in {"saguaro", "pearl"}
     assert one.over_sd.low > 1.2
     # Where costs grow with the batch, two replicas with half of the rows each are twice as fast.
     loaded = Sources(profile(linear=True), {0.0: trace(easy())}, model_error=0.0)
-    many = recommend(loaded, Wanted(batch=8, flips=False), quiet)
+    many = recommend(loaded, Query(batch=8, crossovers=False), quiet)
     assert many.winner.choice.settings.policy == "sd"
     assert set(many.best) >= {"ar", "sd", "saguaro"}
 
 
 def test_one_device_allows_plain_decoding_and_sd_only() -> None:
     sources = Sources(profile(), {0.0: trace(easy())}, model_error=0.0)
-    found = recommend(sources, Wanted(devices=1, flips=False), quiet)
+    found = recommend(sources, Query(devices=1, crossovers=False), quiet)
     assert set(found.best) == {"ar", "sd", "pld"} and found.winner.choice.settings.policy == "sd"
 
 
 def test_winner_and_runner_up_that_do_not_differ_are_not_told_apart() -> None:
     sources = Sources(profile(draft_s=1e-6), {0.0: trace(hard())}, model_error=0.02)
-    found = recommend(sources, Wanted(devices=1, flips=False), quiet)
-    assert not found.runner_up.told_apart
-    clear = recommend(Sources(profile(), {0.0: trace(easy())}, 0.0), Wanted(devices=1, flips=False), quiet)
-    assert clear.runner_up.told_apart
+    found = recommend(sources, Query(devices=1, crossovers=False), quiet)
+    assert not found.runner_up.distinguishable
+    clear = recommend(
+        Sources(profile(), {0.0: trace(easy())}, 0.0), Query(devices=1, crossovers=False), quiet
+    )
+    assert clear.runner_up.distinguishable
 
 
 def test_flips_are_seen() -> None:
     sources = Sources(profile(linear=True), {0.0: trace(easy())}, model_error=0.0)
-    found = recommend(sources, Wanted(batch=1), quiet)
+    found = recommend(sources, Query(batch=1), quiet)
     assert [point.at for point in found.by_batch] == [1, 2, 4, 8, 16]
     policies = [point.best.policy for point in found.by_batch]
     assert policies[0] in {"saguaro", "pearl"} and policies[-1] == "sd"
-    assert changes(found.by_batch)
+    assert crossovers(found.by_batch)
     assert found.by_acceptance[0].vs_ar < found.by_acceptance[-1].vs_ar
 
 
@@ -153,4 +155,4 @@ def test_leaders_keep_the_best_of_each_policy() -> None:
 @pytest.mark.parametrize("fields", [{"batch": 0}, {"devices": 0}, {"temperature": -1.0}])
 def test_bad_wishes_are_refused(fields: dict[str, float]) -> None:
     with pytest.raises(SettingError, match="must be at least"):
-        Wanted(**fields)  # type: ignore[arg-type]
+        Query(**fields)  # type: ignore[arg-type]
