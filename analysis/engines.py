@@ -199,12 +199,12 @@ def _theirs(pool: Any, place: Place, method: Method, lookahead: int) -> Engine:
 
 
 def _ours(world: Any, policy: str, **knobs: Any) -> Engine:
-    from calibrate.live_runs import run_once
+    from calibrate.live_runs import run_live
 
     settings = configure(policy, **knobs)
 
     def run(request: Request) -> Generated:
-        found = run_once(world, settings, request)
+        found = run_live(world, settings, [request])
         # From the first message to the last answer.  The world's own time stands still between runs.
         begun = min(timing.submit_s for timing in found.timings)
         ended = max(timing.arrival_s for timing in found.timings)

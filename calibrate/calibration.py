@@ -19,7 +19,7 @@ from calibrate.journal import Journal, open_journal
 from calibrate.live.placement import TORCH, Mode, backend_label, local_vocabulary, own_precision
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import measured_runs, run_part, runs_of
-from calibrate.measure import latency_quantiles, measure_grids, measure_overlap, message_latency, time_shape
+from calibrate.measure import measure_grids, measure_overlap, message_latency, quantiles, time_shape
 from calibrate.models import MisfitError, ModelSize, model_size
 from calibrate.plan import LivePart, Plan
 from calibrate.processes import run_apart
@@ -93,7 +93,7 @@ def run_calibration(
     journal.once(now, "started")
     # What random weights say is nobody's acceptance.
     temperatures = () if job.random else dict.fromkeys(job.temperatures)
-    traces = {t: record_at(job, t, progress, journal) for t in temperatures}
+    traces = {t: _record(replace(job, temperature=t), progress, journal) for t in temperatures}
     with ExitStack() as stack:
         bench = Bench(job, what, Workers(job, what, stack), journal, progress)
         messages = journal.once(lambda: message_latency(bench.workers(), "draft", MESSAGES), "messages")
@@ -102,7 +102,7 @@ def run_calibration(
             begin_pass(number, job.apart_s, journal, progress)
             part = replace(bench, what=bench.what.upto(number))
             grids, overlap, records = part.grids(), part.overlap(), part.live(traces)
-    host, overlap = fit_host(records, grids, overlap, latency_quantiles(messages))
+    host, overlap = fit_host(records, grids, overlap, quantiles(np.array(messages)))
     profile = Profile(
         name=job.name,
         description=(
@@ -133,21 +133,14 @@ def run_calibration(
 
 def record(job: Job, prompts: Sequence[Prompt], prompt_set: str, progress: Progress) -> Trace:
     """Record a trace of `prompts` by plain decoding at the job's `temperature`, in processes of its own."""
-    return _record(job, prompts, prompt_set, progress, Journal())
+    return _record(replace(job, prompts=tuple(prompts), prompt_set=prompt_set), progress, Journal())
 
 
-def record_at(job: Job, temperature: float, progress: Progress, journal: Journal) -> Trace:
-    """Record the calibration prompts at a temperature, as far as the journal does not have them."""
-    return _record(replace(job, temperature=temperature), job.prompts, job.prompt_set, progress, journal)
-
-
-def _record(
-    job: Job, prompts: Sequence[Prompt], prompt_set: str, progress: Progress, journal: Journal
-) -> Trace:
+def _record(job: Job, progress: Progress, journal: Journal) -> Trace:
     sampled = job.temperature > 0.0
     stage = f"trace at T={job.temperature:g}" if sampled else "trace"
     return record_trace(
-        prompts,
+        job.prompts,
         RecordingJob(
             target=job.target,
             draft=job.draft,
@@ -162,7 +155,7 @@ def _record(
             draft_backend=job.draft_backend,
             trust_remote_code=job.trust_remote_code,
         ),
-        prompt_set=prompt_set,
+        prompt_set=job.prompt_set,
         names=job.names,
         progress=lambda done, total: progress(stage, done, total),
         journal=journal,

@@ -95,6 +95,7 @@ class LiveRecord(NamedTuple):
         tokens: Tokens emitted.
         seconds: Decode seconds.
         observations: Its operations, prefills left out.
+        overlap_s: Seconds in which both devices worked.
     """
 
     settings: Settings
@@ -104,6 +105,7 @@ class LiveRecord(NamedTuple):
     tokens: int
     seconds: float
     observations: tuple[Observation, ...]
+    overlap_s: float = 0.0
 
     @property
     def alone(self) -> bool:

@@ -78,6 +78,21 @@ class LiveRun:
         """What this is a run of."""
         return Cell(self.place, self.settings, self.batch)
 
+    @property
+    def tokens(self) -> float:
+        """Tokens emitted."""
+        return self.summary.tokens
+
+    @property
+    def seconds(self) -> float:
+        """Decode seconds."""
+        return self.summary.seconds
+
+    @property
+    def overlap_s(self) -> float:
+        """Seconds in which the target and a draft worked."""
+        return self.summary.overlap_s
+
 
 def run_live(
     world: LiveWorld,
@@ -127,13 +142,6 @@ def run_live(
         timings=world.timings(),
         decisions=collect_decisions(world, settings),
     )
-
-
-def run_once(
-    world: LiveWorld, settings: Settings, request: Request, *, place: str = "", repeat: int = 0
-) -> LiveRun:
-    """Run one policy live on one request."""
-    return run_live(world, settings, [request], place=place, repeat=repeat)
 
 
 def _check_devices(world: LiveWorld, settings: Settings) -> None:
@@ -249,12 +257,12 @@ def measure(runs: Sequence[LiveRun]) -> dict[Cell, Measured]:
     return {cell: _measure(group) for cell, group in grouped.items()}
 
 
-def _measure(runs: list[LiveRun]) -> Measured:
+def _measure(runs: Sequence[LiveRun] | Sequence[LiveRecord]) -> Measured:
     """A group that was run several times per repetition (AR) counts once, with its mean."""
     keys = sorted({run.requests for run in runs})
     repeats = sorted({run.repeat for run in runs})
     of = {
-        (key, repeat): [run.summary for run in runs if run.requests == key and run.repeat == repeat]
+        (key, repeat): [run for run in runs if run.requests == key and run.repeat == repeat]
         for key in keys
         for repeat in repeats
     }
@@ -294,12 +302,8 @@ def collect_decisions(world: LiveWorld, settings: Settings) -> Decisions:
                 replies[key] = plain(answered[i])
                 if early is not None:
                     marks[key] = plain(early[i])
-    return Decisions(settings.label, replies, marks, _seconds(world), settings.policy, plain_knobs(settings))
-
-
-def plain_knobs(settings: Settings) -> dict[str, Plain]:
-    """The knobs of a setting as a file keeps them."""
-    return {name: plain(value) for name, value in settings.knobs.items()}
+    knobs = {name: plain(value) for name, value in settings.knobs.items()}
+    return Decisions(settings.label, replies, marks, _seconds(world), settings.policy, knobs)
 
 
 def _seconds(world: LiveWorld) -> dict[str, float]:
@@ -421,9 +425,10 @@ def reduce_run(run: LiveRun) -> LiveRecord:
         batch=run.batch,
         requests=tuple(int(r) for r in run.requests),
         repeat=run.repeat,
-        tokens=round(run.summary.tokens),
-        seconds=run.summary.seconds,
+        tokens=round(run.tokens),
+        seconds=run.seconds,
         observations=tuple(observe(run.timings)),
+        overlap_s=run.overlap_s,
     )
 
 
@@ -439,12 +444,11 @@ def _warm_up(world: LiveWorld, settings: Settings, requests: Sequence[Request], 
 
 def measured_runs(records: Sequence[LiveRecord]) -> tuple[MeasuredRun, ...]:
     """Speed of every setting, over plain decoding interleaved with it."""
-    speeds = {key: _speed(group) for key, group in _grouped(records).items()}
-    plain = {
-        (s.temperature, batch): tokens / seconds
-        for (s, batch), (tokens, seconds) in speeds.items()
-        if s.plain
-    }
+    grouped: dict[tuple[Settings, int], list[LiveRecord]] = {}
+    for record in sorted(records, key=lambda r: (r.settings.temperature, r.batch)):
+        grouped.setdefault((record.settings, record.batch), []).append(record)
+    found = {key: _measure(group) for key, group in grouped.items()}
+    plain = {(s.temperature, batch): m.tokens_per_second for (s, batch), m in found.items() if s.plain}
     return tuple(
         MeasuredRun(
             policy=settings.policy,
@@ -453,30 +457,9 @@ def measured_runs(records: Sequence[LiveRecord]) -> tuple[MeasuredRun, ...]:
             backup=settings.backup,
             batch=batch,
             temperature=settings.temperature,
-            tokens=tokens,
-            tokens_per_second=tokens / seconds,
-            speedup_vs_ar=tokens / seconds / plain[settings.temperature, batch],
+            tokens=round(measured.tokens),
+            tokens_per_second=measured.tokens_per_second,
+            speedup_vs_ar=measured.tokens_per_second / plain[settings.temperature, batch],
         )
-        for (settings, batch), (tokens, seconds) in speeds.items()
+        for (settings, batch), measured in found.items()
     )
-
-
-def _grouped(records: Sequence[LiveRecord]) -> dict[tuple[Settings, int], list[LiveRecord]]:
-    grouped: dict[tuple[Settings, int], list[LiveRecord]] = {}
-    for record in sorted(records, key=lambda r: (r.settings.temperature, r.batch)):
-        grouped.setdefault((record.settings, record.batch), []).append(record)
-    return grouped
-
-
-def _speed(records: Sequence[LiveRecord]) -> tuple[int, float]:
-    """Tokens and seconds per pass: per prompt (or batch) the median over repetitions, then summed.
-
-    Sampled repetitions differ in what they write, so that their sums are compared: the mean.
-    """
-    middle = np.mean if records[0].settings.temperature > 0.0 else np.median
-    tokens = seconds = 0.0
-    for requests in dict.fromkeys(r.requests for r in records):
-        runs = [r for r in records if r.requests == requests]
-        tokens += float(middle([r.tokens for r in runs]))
-        seconds += float(middle([r.seconds for r in runs]))
-    return round(tokens), seconds

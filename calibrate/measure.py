@@ -249,11 +249,6 @@ def message_latency(world: LiveWorld, device: str, count: int) -> list[float]:
     return samples
 
 
-def latency_quantiles(samples: Sequence[float]) -> Quantiles:
-    """Quantiles (`hardware_profiles.surface.LEVELS`) of message latencies."""
-    return quantiles(np.array(samples))
-
-
 @dataclass(frozen=True, slots=True)
 class OverlapCase:
     """Which operation is slowed by which.

@@ -30,16 +30,7 @@ HELD_FORWARD = ((1, 7, 96), (1, 1, 180), (1, 5, 96), (2, 7, 180), (3, 3, 96), (6
 HELD_WIDE = ((1, 12, 96), (1, 24, 96), (1, 40, 180))
 HELD_TREE = ((1, 3, 96), (1, 10, 180), (1, 20, 96), (1, 40, 180), (3, 10, 96), (6, 20, 180))
 
-EXTREMES: tuple[PolicyConfig, ...] = (
-    SdConfig(lookahead=1),
-    PldConfig(lookahead=4),
-    PearlConfig(lookahead=1),
-    SaguaroConfig.of(lookahead=6, fanout=(4,), backup="primary"),
-)
-"""The shortest operations, a target that never waits (`pld`) and the largest trees: what people ask for
-should lie between what was run, as host times that were fitted on one side only go astray on the other."""
-
-ANCHORS: tuple[PolicyConfig, ...] = (
+CALIBRATION_RUNS: tuple[PolicyConfig, ...] = (
     ArConfig(),
     SdConfig(lookahead=3),
     SdConfig(lookahead=6),
@@ -50,23 +41,18 @@ ANCHORS: tuple[PolicyConfig, ...] = (
     SaguaroConfig.of(lookahead=6, fanout=(2,), backup="primary"),
     SaguaroConfig.of(lookahead=6, fanout=(2,), backup="plain"),
     SaguaroConfig.of(lookahead=3, fanout=(4,), backup="ngram"),
-    *EXTREMES,
+    SdConfig(lookahead=1),
+    PldConfig(lookahead=4),
+    PearlConfig(lookahead=1),
+    SaguaroConfig.of(lookahead=6, fanout=(4,), backup="primary"),
 )
 """Settings run live during calibration: they give the host's overheads, and whoever has no simulator
-would extrapolate from them (the naive baseline of `validate`)."""
+would extrapolate from them (the naive baseline of `validate`).  The last four are the shortest operations, a
+target that never waits (`pld`) and the largest trees: what people ask for should lie between what was run,
+as host times that were fitted on one side only go astray on the other."""
 
-FEWER_ANCHORS: tuple[PolicyConfig, ...] = (
-    ArConfig(),
-    SdConfig(lookahead=3),
-    SdConfig(lookahead=6),
-    PearlConfig(lookahead=3),
-    SaguaroConfig.of(lookahead=3, fanout=(2,), backup="primary"),
-    SaguaroConfig.of(lookahead=3, fanout=(2,), backup="plain"),
-    SaguaroConfig.of(lookahead=6, fanout=(2,), backup="primary"),
-    SaguaroConfig.of(lookahead=3, fanout=(4,), backup="ngram"),
-    *EXTREMES,
-)
-"""The same in batches, and at a temperature above 0."""
+FEWER_RUNS = CALIBRATION_RUNS[:4] + CALIBRATION_RUNS[5:8] + CALIBRATION_RUNS[9:]
+"""Without two whose neighbours are run: in batches, and at a temperature above 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,15 +205,15 @@ def _live(rows: tuple[int, ...], temperatures: Sequence[float], *, quick: bool) 
     parts: list[LivePart] = []
     for temperature in _one_of_each_kind(temperatures):
         greedy = temperature == 0.0
-        anchors, repeats = (ANCHORS, 1 if quick else 2) if greedy else (FEWER_ANCHORS, 1)
+        runs, repeats = (CALIBRATION_RUNS, 1 if quick else 2) if greedy else (FEWER_RUNS, 1)
         prompts = 2 if quick else 4
-        parts.append(LivePart(anchors, prompts, repeats, temperature=temperature))
+        parts.append(LivePart(runs, prompts, repeats, temperature=temperature))
         # Twice as many prompts as rows: some are replaced as they finish, as in service.
         # A batch is done sooner than its rows one by one, and a machine's moments weigh as much more.
         if several > 1:
-            parts.append(LivePart(FEWER_ANCHORS, 2 * several, repeats + 1, several, temperature))
+            parts.append(LivePart(FEWER_RUNS, 2 * several, repeats + 1, several, temperature))
         if wide > several:
-            parts.append(LivePart(FEWER_ANCHORS, 2 * wide, repeats + 1, wide, temperature))
+            parts.append(LivePart(FEWER_RUNS, 2 * wide, repeats + 1, wide, temperature))
     return tuple(parts)
 
 

@@ -15,7 +15,7 @@ from analysis.rounds import compare_rounds
 from calibrate.calibration import requests_of
 from calibrate.live.placement import pair_specs, parse_placement
 from calibrate.live.transport.world import LiveWorld
-from calibrate.live_runs import LiveRun, run_live, run_once
+from calibrate.live_runs import LiveRun, run_live
 from calibrate.prompts import find_prompts, load_prompts, spread
 from calibrate.record import RecordingJob, record_trace
 from calibrate.shipped import resolve_model
@@ -65,7 +65,7 @@ def live(trace: Trace) -> dict[tuple[Settings, int], list[LiveRun]]:
     )
     requests = requests_of(trace)
     with LiveWorld(*specs) as world:
-        alone = {(s, 1): [run_once(world, s, request) for request in requests] for s in SETTINGS}
+        alone = {(s, 1): [run_live(world, s, [request]) for request in requests] for s in SETTINGS}
         batches = {(s, b): [run_live(world, s, requests, batch=b)] for s in IN_BATCHES for b in (2, 3)}
         return alone | batches
 

@@ -11,7 +11,7 @@ from live_support import Prompts
 
 from calibrate import live_runs as runs_module
 from calibrate.live.transport.world import LiveWorld
-from calibrate.live_runs import Cell, LiveRun, groups, measure, run_live, run_matrix, run_once
+from calibrate.live_runs import Cell, LiveRun, groups, measure, run_live, run_matrix
 from policies.registry import SettingError, configure
 from policies.values import Request
 
@@ -42,7 +42,7 @@ def test_a_run_serves_all_its_requests(world: LiveWorld, requests: list[Request]
 
 
 def test_a_run_of_one_request(world: LiveWorld, requests: list[Request]) -> None:
-    run = run_once(world, AR, requests[1])
+    run = run_live(world, AR, requests[1:2])
     assert (run.requests, run.batch, len(run.texts[1])) == ((1,), 1, 13)
 
 
@@ -100,7 +100,7 @@ def test_the_matrix_is_complete_and_interleaved(requests: list[Request], monkeyp
 
 
 def test_speeds_are_ratios_of_sums(world: LiveWorld, requests: list[Request]) -> None:
-    template = run_once(world, AR, requests[0])
+    template = run_live(world, AR, requests[:1])
 
     def run(settings: Any, request: int, repeat: int, tokens: int, seconds: float) -> LiveRun:
         summary = replace(template.summary, tokens=tokens, seconds=seconds, overlap_s=0.5)
