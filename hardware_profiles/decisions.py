@@ -20,22 +20,25 @@ from typing import Any, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from hardware_profiles.files import atomic_write, parse_json, to_json
+from hardware_profiles.files import parse_json, to_json
 from hardware_profiles.optime import Timed, timed_from
 from hardware_profiles.pace import Pace, joined_pace
 from hardware_profiles.surface import Frozen
 from hardware_profiles.trace import (
+    KEY,
+    REQUESTS,
     TraceError,
     TraceMeta,
     TraceRequest,
     checked_text,
     describe_invalid,
+    metadata_texts,
     parquet_refusals,
+    write_parquet,
 )
 
 DECISIONS_SCHEMA = "spectwin/decisions/2"
 _READABLE = (DECISIONS_SCHEMA.encode(), b"spectwin/decisions/1")
-_REQUESTS = TypeAdapter(tuple[TraceRequest, ...])
 
 
 class _About(Frozen):
@@ -49,7 +52,6 @@ class _About(Frozen):
 
 
 _ABOUT = TypeAdapter(dict[str, _About])
-_KEY = "spectwin.{}"
 _INTEGERS = frozenset({"part", "request", "position"})
 _FIRST_COLUMNS = ("setting", "kind", "part", "request", "position", "reply", "mark")
 _COLUMNS = (*_FIRST_COLUMNS, "timing")
@@ -157,7 +159,6 @@ class DecisionTrace:
 def write_decisions(trace: DecisionTrace, path: str | os.PathLike[str]) -> None:
     """Write a decision trace as one Parquet file, which appears complete or not at all."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
     for row in _rows(trace):
@@ -170,20 +171,13 @@ def write_decisions(trace: DecisionTrace, path: str | os.PathLike[str]) -> None:
         }
     )
     texts = {
-        "schema": DECISIONS_SCHEMA,
-        "meta": to_json(trace.meta.model_dump(mode="json")),
-        "requests": to_json(_REQUESTS.dump_python(trace.requests, mode="json")),
+        **metadata_texts(DECISIONS_SCHEMA, trace.meta, trace.requests),
         "limit": str(trace.limit),
         "settings": to_json({label: _about(d) for label, d in trace.settings.items()}),
     }
     if trace.pace is not None:
         texts["pace"] = to_json(trace.pace.model_dump(mode="json"))
-    with (
-        atomic_write(path, binary=True) as file,
-        pq.ParquetWriter(file, table.schema, compression="zstd", store_schema=False) as writer,
-    ):
-        writer.write_table(table)
-        writer.add_key_value_metadata({_KEY.format(key): text for key, text in texts.items()})
+    write_parquet(path, table, texts)
 
 
 def _rows(trace: DecisionTrace) -> Iterator[tuple[Any, ...]]:
@@ -212,11 +206,11 @@ def read_decisions(path: str | os.PathLike[str]) -> DecisionTrace:
         if missing := [name for name in _FIRST_COLUMNS if present.count(name) != 1]:
             raise TraceError(f"{path}: column {missing[0]!r} must be there once")
         table = file.read(columns=known)
-    texts = {key: metadata.get(_KEY.format(key).encode()) for key in _TEXTS}
+    texts = {key: metadata.get(KEY.format(key).encode()) for key in _TEXTS}
     if texts["schema"] not in _READABLE or any(text is None for text in texts.values()):
         raise TraceError(f"{path}: is no decision trace of schema {DECISIONS_SCHEMA!r}")
     try:
-        requests = _REQUESTS.validate_json(checked_text(metadata, "requests", str(path)))
+        requests = REQUESTS.validate_json(checked_text(metadata, "requests", str(path)))
         meta = TraceMeta.model_validate_json(checked_text(metadata, "meta", str(path)))
         about = _ABOUT.validate_json(checked_text(metadata, "settings", str(path)), strict=True)
         found = _collect(table.to_pydict(), about)

@@ -247,9 +247,7 @@ def _with_model(profile: Profile, role: RoleName, name: str) -> Profile:
         if operation in operations:
             operations[operation] = _scaled(profile, operation, old, new)
     sizes = predicted_role(new)
-    kept = {
-        "device": old_role.device, "backend": old_role.backend, "mode": old_role.mode,
-    }  # fmt: skip
+    kept = {name: getattr(old_role, name) for name in ("device", "backend", "mode")}
     roles = profile.roles.model_copy(update={role: sizes.model_copy(update=kept)})
     return _changed(profile, roles=roles, operations=operations)
 
@@ -260,7 +258,7 @@ def _scaled(profile: Profile, operation: OperationName, old: Setting, new: Setti
     assert isinstance(cost, GridCost)  # a constant has no fit
     points = []
     for point in cost.points:
-        at = {str(axis): float(value) for axis, value in zip(cost.axes, point.at, strict=True)}
+        at = cost.where(point)
         then, now = (setting.seconds(operation, at, fit.efficiency) for setting in (old, new))
         factor = now / then
         quantiles = point.quantiles_s and tuple(factor * q for q in point.quantiles_s)

@@ -27,7 +27,7 @@ both peaks are assumed, within the bands given, and that time takes the blame fo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles.shapes import Shape
-from hardware_profiles.surface import ConstantCost, GridCost, InterpolationError, OperationCost, Point
+from hardware_profiles.surface import ConstantCost, GridCost, InterpolationError, OperationCost, summary_of
 
 GB = 10**9
 GIB = 2**30
@@ -460,7 +460,7 @@ def fit_roofline(operation: str, cost: OperationCost, setting: Setting) -> Roofl
     every = np.arange(len(measured))
     order = np.random.default_rng(SEED).permutation(len(measured))
     folds = [order[k::FOLDS] for k in range(FOLDS)]
-    work = np.array([setting.work(operation, _at(cost, point)).flops for point in cost.points])
+    work = np.array([setting.work(operation, cost.where(point)).flops for point in cost.points])
     largest = np.argsort(work, kind="stable")[-(len(measured) // FOLDS) :]
 
     def errors(left_out: IndexArray) -> FloatArray:
@@ -487,23 +487,9 @@ def carried_error(
     return summary_of(np.abs((table @ costs + fixed) / measured - 1.0))
 
 
-def summary_of(errors: Sequence[float] | FloatArray) -> InterpolationError:
-    """Median, 95 % quantile and worst of relative errors."""
-    return InterpolationError(
-        median=float(np.median(errors)),
-        p95=float(np.quantile(errors, 0.95)),
-        worst=float(np.max(errors)),
-        held_out_points=len(errors),
-    )
-
-
-def _at(cost: GridCost, point: Point) -> dict[str, float]:
-    return {str(axis): float(value) for axis, value in zip(cost.axes, point.at, strict=True)}
-
-
 def _columns(operation: str, cost: GridCost, setting: Setting) -> tuple[FloatArray, FloatArray, FloatArray]:
     """[n, 3] what the unknowns are multiplied with, [n] communication, [n] measured seconds."""
-    works = [setting.work(operation, _at(cost, point)) for point in cost.points]
+    works = [setting.work(operation, cost.where(point)) for point in cost.points]
     table = np.array([terms(work, setting.device, setting.devices) for work in works])
     fixed = np.array([communication_s(work, setting.devices, setting.device) for work in works])
     return table, fixed, np.array([point.mean_s for point in cost.points])

@@ -110,16 +110,10 @@ def shape_of_config(config: Mapping[str, Any], *, name: str, source: str = "") -
     config = text_config(config, name)
     if strange := [key for key in UNKNOWN_KINDS if config.get(key)]:
         raise ShapeError(f"{name}: {strange[0]} says that it has experts, whose weights are not counted here")
-    needed = (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
-        "vocab_size",
-    )
+    needed = [entry for entry in _ENTRIES if entry != "num_key_value_heads"]
     if missing := [key for key in needed if not config.get(key)]:
         raise ShapeError(f"{name}: the config has no {', '.join(missing)}")
-    for key in (*needed, "num_key_value_heads", "head_dim"):
+    for key in (*_ENTRIES, "head_dim"):
         _check_size(config.get(key), key, name)
     hidden, layers, heads, intermediate, vocabulary = (int(config[key]) for key in needed)
     kind = str(config.get("model_type", "llama"))
@@ -189,6 +183,7 @@ def _config(*sizes: int, **more: Any) -> dict[str, Any]:
 
 _QWEN2 = {"model_type": "qwen2"}
 _QWEN3 = {"model_type": "qwen3", "head_dim": 128}
+_DEEPSEEK = "deepseek-ai/deepseek-coder"
 _TIED = {"tie_word_embeddings": True}
 
 CONFIGS: Mapping[str, tuple[Mapping[str, Any], str]] = {
@@ -209,14 +204,8 @@ CONFIGS: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "qwen3-0.6b": (_config(1024, 28, 16, 8, 3072, 151936, **_QWEN3, **_TIED), "Qwen/Qwen3-0.6B"),
     "qwen3-14b": (_config(5120, 40, 40, 8, 17408, 151936, **_QWEN3), "Qwen/Qwen3-14B"),
     "qwen3-32b": (_config(5120, 64, 64, 8, 25600, 151936, **_QWEN3), "Qwen/Qwen3-32B"),
-    "deepseek-coder-1.3b": (
-        _config(2048, 24, 16, 16, 5504, 32256),
-        "deepseek-ai/deepseek-coder-1.3b-instruct",
-    ),
-    "deepseek-coder-33b": (
-        _config(7168, 62, 56, 8, 19200, 32256),
-        "deepseek-ai/deepseek-coder-33b-instruct",
-    ),
+    "deepseek-coder-1.3b": (_config(2048, 24, 16, 16, 5504, 32256), f"{_DEEPSEEK}-1.3b-instruct"),
+    "deepseek-coder-33b": (_config(7168, 62, 56, 8, 19200, 32256), f"{_DEEPSEEK}-33b-instruct"),
     "pair:x5": (_config(384, 5, 6, 6, 860, 2048, head_dim=64, **_TIED), "the shipped pair, widened"),
     "pair:x20": (_config(576, 10, 9, 9, 1720, 2048, head_dim=64, **_TIED), "the shipped pair, widened"),
     "pair:draft": (_config(160, 2, 5, 5, 416, 2048, head_dim=32, **_TIED), "the shipped pair"),

@@ -212,6 +212,10 @@ class GridCost(Frozen):
                 raise field_error("points", f"no point at {_name_cell(self.axes, cell)}")
         return self
 
+    def where(self, point: Point) -> dict[str, float]:
+        """The coordinates of a point, by axis."""
+        return {axis: float(value) for axis, value in zip(self.axes, point.at, strict=True)}
+
     def ticks(self) -> tuple[tuple[int, ...], ...]:
         """Coordinates of the grid on each axis, rising."""
         columns = zip(*(point.at for point in self.points), strict=True)
@@ -381,13 +385,14 @@ def held_out_error(cost: GridCost, held_out: Sequence[Point]) -> InterpolationEr
     if not held_out:
         raise ValueError("no held-out points to compare with")
     surface = LatencySurface(cost)
-    errors = []
-    for point in held_out:
-        predicted = surface.seconds(**dict(zip(cost.axes, point.at, strict=True)))
-        errors.append(abs(predicted - point.mean_s) / point.mean_s)
+    return summary_of([abs(surface.seconds(**cost.where(p)) - p.mean_s) / p.mean_s for p in held_out])
+
+
+def summary_of(errors: Sequence[float] | FloatArray) -> InterpolationError:
+    """Median, 95 % quantile and worst of relative errors."""
     return InterpolationError(
         median=float(np.median(errors)),
         p95=float(np.quantile(errors, 0.95)),
-        worst=max(errors),
+        worst=float(np.max(errors)),
         held_out_points=len(errors),
     )

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     JsonValue,
     NonNegativeInt,
@@ -26,6 +24,7 @@ from pydantic import (
 )
 
 from hardware_profiles.files import FileRefused, atomic_write, check_regular, parse_json, to_json
+from hardware_profiles.surface import Frozen
 
 if TYPE_CHECKING:
     import pyarrow
@@ -113,11 +112,7 @@ def explain_missing(name: str) -> str:
 Ended: TypeAlias = Literal["end_token", "limit"]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class TraceRequest(_Frozen):
+class TraceRequest(Frozen):
     """One recorded request.
 
     Attributes:
@@ -137,7 +132,7 @@ class TraceRequest(_Frozen):
     ended: Ended
 
 
-class TraceMeta(_Frozen):
+class TraceMeta(Frozen):
     """Where a trace comes from.
 
     Attributes:
@@ -180,14 +175,13 @@ def describe_invalid(error: ValidationError) -> str:
     return f"{error.title}: {where}: {first['msg']}" if where else f"{error.title}: {first['msg']}"
 
 
-__all__ = ["COLUMNS", "Trace", "TraceError", "TraceMeta", "TraceRequest", "read_trace", "write_trace"]
-
 IntArray: TypeAlias = NDArray[np.int64]
 Int32Array: TypeAlias = NDArray[np.int32]
 Float32Array: TypeAlias = NDArray[np.float32]
 
-_REQUESTS = TypeAdapter(tuple[TraceRequest, ...])
-_KEY = "spectwin.{}"
+REQUESTS = TypeAdapter(tuple[TraceRequest, ...])
+KEY = "spectwin.{}"
+"""Of a text in a file's metadata."""
 _COMPRESSION = "zstd"
 
 
@@ -322,23 +316,32 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
         OSError: The file system refuses.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     check_trace(trace, str(path))
-    texts = {
-        "schema": TRACE_SCHEMA,
-        "meta": to_json(trace.meta.model_dump(mode="json")),
-        "requests": to_json(_REQUESTS.dump_python(trace.requests, mode="json")),
-    }
     arrays = {name: _to_arrow(values, describe_column(name)) for name, values in trace.columns.items()}
-    table = pa.table(arrays)
+    write_parquet(path, pa.table(arrays), metadata_texts(TRACE_SCHEMA, trace.meta, trace.requests))
+
+
+def metadata_texts(schema: str, meta: TraceMeta, requests: tuple[TraceRequest, ...]) -> dict[str, str]:
+    """What a recording's file says besides its rows."""
+    return {
+        "schema": schema,
+        "meta": to_json(meta.model_dump(mode="json")),
+        "requests": to_json(REQUESTS.dump_python(requests, mode="json")),
+    }
+
+
+def write_parquet(path: str | os.PathLike[str], table: pyarrow.Table, texts: Mapping[str, str]) -> None:
+    """Write a table and texts beside it as one Parquet file, which appears complete or not at all."""
+    import pyarrow.parquet as pq
+
     # Not as metadata of Arrow's schema, of which the file would hold a second copy, prompts and all.
     with (
         atomic_write(path, binary=True) as file,
         pq.ParquetWriter(file, table.schema, compression=_COMPRESSION, store_schema=False) as writer,
     ):
         writer.write_table(table)
-        writer.add_key_value_metadata({_KEY.format(key): text for key, text in texts.items()})
+        writer.add_key_value_metadata({KEY.format(key): text for key, text in texts.items()})
 
 
 def read_trace(
@@ -394,13 +397,13 @@ def checked_text(metadata: Mapping[bytes, bytes], key: str, source: str) -> str:
     Raises:
         TraceError: It is none.
     """
-    raw = metadata.get(_KEY.format(key).encode(), b"")
+    raw = metadata.get(KEY.format(key).encode(), b"")
     try:
         if raw:
             parse_json(raw)
         return raw.decode()
     except FileRefused as error:
-        raise TraceError(f"{source}: metadata {_KEY.format(key)!r}: {error}") from error
+        raise TraceError(f"{source}: metadata {KEY.format(key)!r}: {error}") from error
 
 
 def _choose(
@@ -420,16 +423,16 @@ def _choose(
 def _read_texts(metadata: Mapping[bytes, bytes], source: str) -> tuple[tuple[TraceRequest, ...], TraceMeta]:
     texts = {}
     for key in ("schema", "meta", "requests"):
-        value = metadata.get(_KEY.format(key).encode())
+        value = metadata.get(KEY.format(key).encode())
         if value is None:
-            raise TraceError(f"{source}: is no trace, its metadata has no {_KEY.format(key)!r}")
+            raise TraceError(f"{source}: is no trace, its metadata has no {KEY.format(key)!r}")
         texts[key] = (
             value.decode(errors="replace") if key == "schema" else checked_text(metadata, key, source)
         )
     if texts["schema"] != TRACE_SCHEMA:
         raise TraceError(f"{source}: has schema {texts['schema']!r:.60}, this version reads {TRACE_SCHEMA!r}")
     try:
-        return _REQUESTS.validate_json(texts["requests"]), TraceMeta.model_validate_json(texts["meta"])
+        return REQUESTS.validate_json(texts["requests"]), TraceMeta.model_validate_json(texts["meta"])
     except ValidationError as error:
         raise TraceError(f"{source}: metadata of {describe_invalid(error)}") from error
 
