@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.breaks.store import Map, load_map
-from analysis.breaks.tables import by_relaxation, of_law
+from analysis.breaks.map import Map, load_map
+from analysis.breaks.show import by_relaxation, of_law
 from analysis.papers.cells import read_csv
 from analysis.papers.report import SUMMARY, summary_cells
 from analysis.papers.study import Errors, Line

@@ -8,11 +8,10 @@ from typing import Any
 
 import click
 
-from analysis.breaks.catalogue import LAWS, find_laws, find_relaxations
+from analysis.breaks.laws import LAWS, find_laws, find_relaxations
+from analysis.breaks.map import TOKENS, Map, as_json, load_map, save_map, sweep
 from analysis.breaks.relaxations import RELAXATIONS
-from analysis.breaks.store import Map, as_json, load_map, save_map
-from analysis.breaks.sweep import TOKENS, sweep
-from analysis.breaks.tables import CAPTION, by_relaxation, markdown, of_law, overview, rich_table
+from analysis.breaks.show import CAPTION, by_relaxation, markdown, of_law, overview, rich_table
 from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, checked_command, refusals, typed, wide_console
 
 EPILOG = """
@@ -79,7 +78,7 @@ def _run(request: MapRequest) -> None:
         save_map(found, request.json_file)
         click.echo(f"wrote {request.json_file}", err=True)
     if request.plot is not None:
-        from analysis.breaks.pictures import plot
+        from analysis.breaks.show import plot
 
         for path in plot(found, request.plot):
             click.echo(f"wrote {path}", err=True)

@@ -13,17 +13,15 @@ from functools import partial
 
 import numpy as np
 
-from analysis.breaks.decided import decided_rows
-from analysis.breaks.pipeline import plain_pipeline
-from analysis.breaks.points import Case, Point
-from analysis.breaks.rasd_trees import matches
-from analysis.breaks.worlds import scenario
+from analysis.breaks.relaxations import decided_rows, matches
+from analysis.breaks.worlds import Case, Point, scenario
+from policies.operation import Continue, Draft, Verify
 from policies.protocols import Steps
 from policies.protocols import World as AnyWorld
 from policies.registry import Settings, configure, start
-from policies.rows import RoundLog, Rows
+from policies.rows import RoundLog, Rows, admit
 from policies.sampling import FloatArray, Sampling
-from policies.values import IntArray
+from policies.values import IntArray, Source, Speculation
 from simulator.replies import Synthetic
 from simulator.world import SimulatedWorld
 
@@ -254,3 +252,30 @@ def _blocks(tokens: FloatArray) -> IntArray:
     before = np.cumsum(tokens) - tokens
     blocks: IntArray = np.minimum(BLOCKS - 1, (before * BLOCKS / tokens.sum()).astype(np.int64))
     return blocks
+
+
+def plain_pipeline(world: AnyWorld, rows: Rows, *, lookahead: int, sampling: Sampling) -> Steps:
+    """The plain draft/verify pipeline of `double.thm3`: verify a block while drafting the next one.
+
+    No engine here offers it, since PEARL is the same with a better use of the bubble; it is what the printed
+    S_PSD comes closest to.  Nobody looks at a block's first token beforehand: a full block emits its
+    `lookahead` tokens without a bonus; after a rejection a new block is drafted while the target waits.  One
+    row only: rows that reject would have to wait for each other's bubbles.
+    """
+    unseen = np.ones(rows.width, dtype=np.int64)
+    block = Speculation(
+        np.full(rows.width, lookahead, dtype=np.int64),
+        np.full(rows.width, int(Source.PRIMARY), dtype=np.int64),
+    )
+    drafted = False
+    while rows.active:
+        yield from admit(world, rows)
+        view = rows.view()
+        if not drafted:
+            yield world.draft.submit(Draft(view, lookahead, unseen, sampling))
+        verify = world.target.submit(Verify(view, block, sampling, leave_open=True))
+        prepare = world.draft.submit(Continue(view, block, lookahead, sampling))
+        verdict = yield verify
+        yield prepare
+        rows.commit(view, block, verdict, now=world.now)
+        drafted = bool((verdict.accepted == block.lengths).all() and not verdict.ended.any())

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from analysis.breaks.bench import Bench, Estimate
-from analysis.breaks.points import Case, Point
+from analysis.breaks.worlds import Case, Point
 from policies.laws.catalogue import apply, evaluate
 
 Kind: TypeAlias = Literal["value", "upper bound", "lower bound", "choice"]

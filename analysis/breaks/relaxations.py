@@ -1,13 +1,179 @@
-"""The assumptions of the laws, relaxed one at a time and by how much."""
+"""The assumptions of the laws, relaxed one at a time and by how much.
+
+One of them puts the shipped pair's recorded replies in place of coins: their runs, what a law is told of
+them, and RASD's trees, drafted, retrieved and fused, held against the text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from analysis.breaks.decided import told_by_decisions
-from analysis.breaks.points import Case, Point, World
-from analysis.breaks.worlds import told_by_recording
+import numpy as np
+
+from analysis.breaks.worlds import RECORDING, Case, Point, World, scenario, told_by_recording
+from analysis.studies.mirrorsd import overlap_counted
+from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions
+from hardware_profiles.store import decisions_name, find_decisions
+from policies.double import Drafted
+from policies.rasd import RasdConfig, candidates, pruned
+from policies.registry import Settings, configure, start
+from policies.retrieval import Retrieved
+from policies.rows import Rows
+from policies.sampling import FloatArray, keyed_generator
+from policies.tokentree import ROOT, TokenTree, TreeDrafted, TreeVerdict, drafted_tree
+from policies.values import Request
+from simulator.replies import Recorded, revive
+from simulator.world import SimulatedWorld
+
+SAME_FOR_ANY = 1e-9
+"""Exponent of a hit curve that does not depend on the number of guesses."""
+
+
+@lru_cache(maxsize=8)
+def decisions_of(policy: str) -> DecisionTrace:
+    """The shipped decisions of a policy.
+
+    Raises:
+        TraceError: There are none.
+    """
+    return read_decisions(find_decisions(decisions_name(RECORDING, policy)))
+
+
+def decided_rows(case: Case, settings: Settings, seed: int) -> Rows | None:
+    """A run of recorded decisions at the point's costs, one request at a time; None: not recorded."""
+    trace = decisions_of(settings.policy)
+    found = trace.settings.get(settings.label)
+    if found is None:
+        return None
+    costs = scenario(Case(case.point, replace(case.world, decided=False)), 2, seed)
+    requests = [Request(entry.id, len(entry.prompt), trace.limit, entry.prompt) for entry in trace.requests]
+    world = SimulatedWorld(
+        costs.tokens,
+        costs.costs,
+        slowdowns=costs.slowdowns,
+        rows=Recorded(found, 1 + max(request.id for request in requests)),
+    )
+    rows = Rows(requests, 1, keep_tokens=True)
+    world.run(start(world, rows, settings))
+    return rows
+
+
+def told_by_decisions(point: Point) -> Point:
+    """The point with what a reader would count in the decisions: acceptance, Omega, AMT, mean matches."""
+    if point.halves:
+        found = recorded_matches()
+        return replace(point, halves=(float(found["drafted"].mean()), float(found["retrieved"].mean())))
+    acceptance, exponent, scale = told_by_recording(0.0)
+    told = replace(point, acceptance=acceptance, exponent=exponent, scale=scale)
+    if point.kappa:
+        settings = configure("mirror", lookahead=point.lookahead, kappa=point.kappa)
+        return _with_overlap(told, _recorded("mirror", settings.label))
+    if point.matched:
+        found_there = _recorded("double", configure("double", lookahead=point.lookahead).label)
+        told = told if found_there is None else replace(told, matched=_matched(found_there))
+    return told
+
+
+def _recorded(policy: str, label: str) -> Decisions | None:
+    return decisions_of(policy).settings.get(label)
+
+
+def _with_overlap(point: Point, found: Decisions | None) -> Point:
+    """The point with the hit rate that gives the counted Omega = a + (1 - a) hit."""
+    omega = None if found is None else overlap_counted([found])
+    if omega is None:
+        return point
+    hit = max(0.0, omega - point.acceptance) / (1.0 - point.acceptance)
+    return replace(point, exponent=SAME_FOR_ANY, scale=1.0 - hit)
+
+
+def _matched(found: Decisions) -> float:
+    """Mean retrieved tokens that the draft confirmed per forward."""
+    replies = [revive(Drafted, plain) for key, plain in found.replies.items() if key[0] == "retrievingdraft"]
+    return float(np.mean([count for reply in replies for count in reply.matched]))
+
+
+DEEPEST = 256
+"""Levels of a tree of coins: so deep that no match reaches its end."""
+
+
+def matches(case: Case, rounds: int, seed: int) -> Mapping[str, FloatArray]:
+    """[R] accepted tokens of the drafted, the retrieved and the fused tree by round, and `rounds`, all 1.
+
+    Args:
+        case: Point with `halves`, and world.
+        rounds: R, of a world of coins; of a recording all there are.
+        seed: Keys the coins.
+    """
+    if case.world.decided:
+        return recorded_matches()
+    drafted, retrieved = (
+        _tossed(mean, case.world.falling, keyed_generator(seed, f"half-{number}", 0).random(rounds))
+        for number, mean in enumerate(case.point.halves)
+    )
+    return _together(drafted, retrieved, np.maximum(drafted, retrieved))
+
+
+def _together(drafted: FloatArray, retrieved: FloatArray, fused: FloatArray) -> Mapping[str, FloatArray]:
+    return {"drafted": drafted, "retrieved": retrieved, "fused": fused, "rounds": np.ones(len(fused))}
+
+
+def _tossed(mean: float, drop: float, uniform: FloatArray) -> FloatArray:
+    """Matches of this mean, each level accepted (1 - drop) times as often as the one before it."""
+    reached = _reached(mean, drop)
+    return np.asarray(np.searchsorted(-reached, -uniform), dtype=np.float64)
+
+
+def _reached(mean: float, drop: float) -> FloatArray:
+    """[DEEPEST] probability of a match of at least 1, 2, ... tokens."""
+    shape = (1.0 - drop) ** np.arange(DEEPEST)
+    low, high = 0.0, 1.0 / shape[-1]
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        found = np.cumprod(np.minimum(1.0, middle * shape))
+        low, high = (middle, high) if found.sum() < mean else (low, middle)
+    return np.asarray(np.cumprod(np.minimum(1.0, low * shape)))
+
+
+@lru_cache(maxsize=1)
+def recorded_matches() -> Mapping[str, FloatArray]:
+    """The same of the shipped pair: both of RASD's trees held against what the target wrote there."""
+    settings = configure("rasd")
+    config = settings.config
+    assert isinstance(config, RasdConfig)
+    knobs, found = config.rounds(settings.sampling), decisions_of("rasd").settings[settings.label]
+    texts: dict[int, list[int]] = {}
+    rounds = sorted(key for key in found.replies if key[0] == "verifytree")
+    for key in rounds:
+        texts.setdefault(key[2], []).extend(revive(TreeVerdict, found.replies[key]).verdict.emitted)
+    lengths = []
+    for _, part, request, position in rounds:
+        at = (part, request, position)
+        drafted = revive(TreeDrafted, found.replies["drafttree", *at])
+        looked_up = revive(Retrieved, found.replies["retrievetree", *at])
+        retrieved = TokenTree._make(looked_up.tree)
+        if knobs.prune_top:
+            retrieved = pruned(retrieved, frozenset(drafted.root_top))
+        trees = (drafted_tree(drafted), retrieved, candidates(drafted, looked_up, knobs))
+        lengths.append([_match(tree, texts[request][position:]) for tree in trees])
+    columns = np.array(lengths, dtype=np.float64).T
+    return _together(columns[0], columns[1], columns[2])
+
+
+def _match(tree: TokenTree, text: Sequence[int]) -> int:
+    """Tokens of the text that a path of the tree has from its root on."""
+    children = {
+        (parent, token): node
+        for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
+    }
+    node, length = ROOT, 0
+    for token in text:
+        if (node, token) not in children:
+            break
+        node, length = children[node, token], length + 1
+    return length
 
 
 @dataclass(frozen=True, slots=True)

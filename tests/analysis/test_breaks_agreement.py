@@ -11,11 +11,10 @@ from dataclasses import replace
 import pytest
 
 from analysis.breaks.bench import Bench, Estimate
-from analysis.breaks.catalogue import LAWS
 from analysis.breaks.comparison import Comparison, by_value, says
-from analysis.breaks.points import Case, Point
-from analysis.breaks.store import load_map
-from analysis.breaks.sweep import MARGIN, OWN_ASSUMPTIONS, agrees, differs, under_own_assumptions
+from analysis.breaks.laws import LAWS
+from analysis.breaks.map import MARGIN, OWN_ASSUMPTIONS, agrees, differs, load_map, under_own_assumptions
+from analysis.breaks.worlds import Case, Point
 from policies.laws.double import pearl_speedup, plain_pipeline_speedup
 from policies.laws.ssd import expected_tokens
 

@@ -10,11 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from analysis.breaks.__main__ import main
-from analysis.breaks.catalogue import LAWS, find_laws, find_relaxations
+from analysis.breaks.laws import LAWS, find_laws, find_relaxations
+from analysis.breaks.map import OWN_ASSUMPTIONS, STORED, Cell, Map, as_json, load_map, sweep
 from analysis.breaks.relaxations import RELAXATIONS
-from analysis.breaks.store import STORED, Map, as_json, load_map
-from analysis.breaks.sweep import OWN_ASSUMPTIONS, Cell, sweep
-from analysis.breaks.tables import BEGIN, END, blocks, of_law, overview
+from analysis.breaks.show import BEGIN, END, blocks, of_law, overview
 from policies.registry import SettingError
 
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "breaks.md"

@@ -9,10 +9,9 @@ import pytest
 from tiny_worlds import run, tokens_by_hand
 
 from analysis.breaks.bench import Bench
-from analysis.breaks.catalogue import LAWS
-from analysis.breaks.points import Case, Point, World
+from analysis.breaks.laws import LAWS
 from analysis.breaks.relaxations import RELAXATIONS
-from analysis.breaks.worlds import falling, profile
+from analysis.breaks.worlds import Case, Point, World, falling, profile
 from hardware_profiles.surface import LatencySurface
 from policies.laws.ssd import expected_tokens
 

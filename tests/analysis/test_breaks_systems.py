@@ -8,14 +8,9 @@ import numpy as np
 import pytest
 
 from analysis.breaks.bench import Bench
-from analysis.breaks.catalogue import LAWS
 from analysis.breaks.comparison import by_value
-from analysis.breaks.decided import decisions_of, told_by_decisions
-from analysis.breaks.points import Case, Point, World
-from analysis.breaks.rasd_trees import matches, recorded_matches
-from analysis.breaks.relaxations import RELAXATIONS
-from analysis.breaks.sweep import differs
-from analysis.breaks.systemlaws import (
+from analysis.breaks.laws import (
+    LAWS,
     RETRIEVING,
     all_fallbacks,
     double_speed,
@@ -24,6 +19,15 @@ from analysis.breaks.systemlaws import (
     omega,
     two_sequences_speed,
 )
+from analysis.breaks.map import differs
+from analysis.breaks.relaxations import (
+    RELAXATIONS,
+    decisions_of,
+    matches,
+    recorded_matches,
+    told_by_decisions,
+)
+from analysis.breaks.worlds import Case, Point, World
 from analysis.papers.rasd import fused_tau
 from analysis.studies.mirrorsd import overlap_counted
 from policies.laws.double import pearl_speedup

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from analysis.breaks.bench import BLOCKS, Bench, Estimate, Stretches
-from analysis.breaks.catalogue import LAWS
-from analysis.breaks.points import Case
+from analysis.breaks.laws import LAWS
+from analysis.breaks.worlds import Case
 
 ONES = Stretches(defaultdict(lambda: np.ones(BLOCKS)))
 

@@ -1,0 +1,365 @@
+"""The map as text and as pictures.
+
+Text: one table of all laws, one of all relaxations, and one per law.  Pictures: a heat map of all laws, and a
+panel of lines per law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.breaks.comparison import LEVEL
+from analysis.breaks.laws import LAWS
+from analysis.breaks.map import MARGIN, OWN_ASSUMPTIONS, Cell, Map, agrees, differs
+from analysis.breaks.relaxations import RELAXATIONS
+from analysis.breaks.worlds import RECORDING
+from hardware_profiles.files import atomic_write
+from hardware_profiles.profile import load_profile
+from hardware_profiles.store import find_profile
+from hardware_profiles.surface import LatencySurface
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+BEGIN, END = "<!-- breaks: {} -->", "<!-- /breaks -->"
+"""Around what docs/results/breaks.md takes from the command."""
+
+Line = Sequence[str]
+
+
+def overview(found: Map) -> list[Line]:
+    """Law by relaxation: the largest error in per cent, signed; the first line is the head."""
+    lines: list[Line] = [["law", "own assumptions", *found.relaxations]]
+    for name in found.laws:
+        own = found.worst(name, OWN_ASSUMPTIONS)
+        cells = (found.worst(name, relaxation) for relaxation in found.relaxations)
+        verdict = "" if own is None else f"{percent(own)} {_verdict(found.of(name, OWN_ASSUMPTIONS))}"
+        lines.append([name, verdict, *("" if cell is None else percent(cell) for cell in cells)])
+    return lines
+
+
+def by_relaxation(found: Map) -> list[Line]:
+    """Relaxation by relaxation: the largest error of a law that holds where nothing is relaxed."""
+    lines: list[Line] = [["relaxed", "size", "largest error, %", "of", "at", "because"]]
+    for name in found.relaxations:
+        sound = [cell for law in found.laws if not LAWS[law].fault for cell in found.of(law, name)]
+        if not sound:
+            continue
+        relaxation = RELAXATIONS[name]
+        # Where the printed and the corrected form err alike, the corrected one is named.
+        cell = max(sound, key=lambda c: (abs(c.error), LAWS[c.law].form != "as printed"))
+        where = f"{size_of(cell)}, {cell.point}"
+        line = [name, relaxation.size, with_error(cell), cell.law, where, relaxation.because]
+        lines.append(line)
+    return lines
+
+
+def of_law(found: Map, law: str) -> list[Line]:
+    """Relaxation by relaxation of one law: from what size on it is off, how far, and because of what."""
+    lines: list[Line] = [["relaxed", f"off by over {MARGIN:.0%} from", "largest error, %", "at", "because"]]
+    for name in found.relaxations:
+        cells = found.of(law, name)
+        if not cells:
+            continue
+        worst = max(cells, key=lambda c: abs(c.error))
+        line = [name, _from(cells), with_error(worst), f"{size_of(worst)}, {worst.point}"]
+        because = LAWS[law].relaxations[name]
+        lines.append([*line, "-" if line[1] == "never" and not because.startswith("none") else because])
+    return lines
+
+
+def percent(cell: Cell) -> str:
+    """The error in per cent, signed."""
+    text = f"{100 * cell.error:+.1f}"
+    return "0.0" if text in {"+0.0", "-0.0"} else text
+
+
+def with_error(cell: Cell) -> str:
+    """The error in per cent and its standard error."""
+    return f"{percent(cell)} ± {100 * cell.uncertainty:.1f}"
+
+
+def size_of(cell: Cell) -> str:
+    """The size of a relaxation, without superfluous digits."""
+    return f"{cell.size:g}"
+
+
+def _verdict(cells: Sequence[Cell]) -> str:
+    if all(agrees(cell) for cell in cells):
+        return "agrees"
+    return "differs" if any(differs(cell) for cell in cells) else "undecided"
+
+
+def _from(cells: Sequence[Cell]) -> str:
+    """The nearest size at which a point is off for certain."""
+    off = [cell for cell in cells if differs(cell)]
+    if off:
+        return size_of(off[0])
+    return "never" if all(agrees(cell) for cell in cells) else "undecided"
+
+
+def markdown(found: Map) -> str:
+    """What docs/results/breaks.md takes from the map, block by block, and then every law by itself."""
+    page = [f"{BEGIN.format(name)}\n{text}\n{END}" for name, text in blocks(found).items()]
+    overall = _markdown_table(overview(found), numbers=range(1, 99))
+    return "\n\n".join([*page, overall, *(_section(found, law) for law in found.laws)])
+
+
+def blocks(found: Map) -> dict[str, str]:
+    """Blocks of Markdown of the page, by name."""
+    return {
+        "relaxations": _markdown_table(by_relaxation(found), numbers=(2,)),
+        "measured": _measured(),
+    }
+
+
+def _measured() -> str:
+    sizes = measured_sizes()
+    lines = [["relaxed", f"measured on `{RECORDING}`"], *([name, size] for name, size in sizes.items())]
+    return _markdown_table(lines, numbers=())
+
+
+def _section(found: Map, name: str) -> str:
+    law = LAWS[name]
+    own = found.of(name, OWN_ASSUMPTIONS)
+    said = f"**`{name}`** ({law.form}; {law.kind}): {law.title}."
+    if own:
+        worst = max(own, key=lambda c: abs(c.error))
+        said += f" Under its own assumptions it {_sentence(own)}: {with_error(worst)} % at {worst.point}"
+        said += f"; {law.fault}." if law.fault else "."
+    lines = of_law(found, name)
+    return said if len(lines) == 1 else f"{said}\n\n{_markdown_table(lines, numbers=(2,))}"
+
+
+def _sentence(cells: Sequence[Cell]) -> str:
+    return {"agrees": "agrees", "differs": "is off", "undecided": "is not told apart"}[_verdict(cells)]
+
+
+def _markdown_table(lines: Sequence[Line], *, numbers: Iterable[int]) -> str:
+    head, *rest = lines
+    right = set(numbers)
+    ruler = ["--:" if column in right else "---" for column in range(len(head))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ruler, *rest))
+
+
+def rich_table(lines: Sequence[Line], *, title: str, numbers: Iterable[int]) -> Table:
+    """A table for the terminal."""
+    from rich.table import Table
+
+    right = set(numbers)
+    table = Table(title=title, title_justify="left")
+    for column, name in enumerate(lines[0]):
+        table.add_column(
+            name,
+            justify="right" if column in right else "left",
+            overflow="fold",
+            no_wrap=column == 0,
+        )
+    for line in lines[1:]:
+        table.add_row(*line)
+    return table
+
+
+CAPTION = (
+    "Errors of the law in per cent, law / simulated - 1, the largest over sizes and points; of a bound the "
+    "part by which it is violated, of a choice the speed (or hits) lost. Own assumptions: "
+    f"agrees if the error +- {LEVEL:g} standard errors lies within {MARGIN:.0%}."
+)
+
+
+CONTEXT = 128
+
+
+def measured_sizes(name: str = RECORDING) -> dict[str, str]:
+    """Sizes of the relaxations of costs that a profile was measured to have, by name.
+
+    Raises:
+        ProfileError: No such profile, or one without a draft or its tree.
+    """
+    profile = load_profile(find_profile(name))
+    target, draft, tree = (
+        LatencySurface(profile.operation(operation))
+        for operation in ("target.forward", "draft.forward", "draft.tree")
+    )
+    slowdowns = [entry.slowdown - 1.0 for entry in profile.overlap]
+    return {
+        "jitter": f"{_variation(target):.2f} (target), {_variation(draft):.2f} (draft)",
+        "verify-k": f"{_growth(target, new_tokens=9):.3f} (9 tokens)",
+        "verify-batch": f"{_growth(target, batch=8, new_tokens=5):.3f} (8 rows of 5 tokens)",
+        "branches": f"{_growth(tree, branches=15):.2f} (15 branches of one row)",
+        "contention": f"{min(slowdowns):.2f} to {max(slowdowns):.2f}" if slowdowns else "not measured",
+    }
+
+
+def _growth(surface: LatencySurface, **wide: int) -> float:
+    """Relative growth of a cost per further unit of work."""
+    one = {"batch": 1, "new_tokens": 1, "branches": 1, "context": CONTEXT}
+    units = int(np.prod(list(wide.values())))
+    return (surface.seconds(**(one | wide)) / surface.seconds(**one) - 1.0) / (units - 1)
+
+
+def _variation(surface: LatencySurface) -> float:
+    """Coefficient of variation of a forward's noise."""
+    return float(surface.noise((np.arange(10_000) + 0.5) / 10_000).std())
+
+
+COLOURS = (
+    "#4c72b0", "#c44e52", "#55a868", "#8172b3", "#dd8452",
+    "#64b5cd", "#937860", "#da8bc3", "#8c8c8c", "#222222", "#b5a642",
+)  # fmt: skip
+MARKERS = "osD^vP*Xdhp"
+PANELS = 5
+"""Panels of the line figure beside each other."""
+TICKS = (-50, -20, -10, 0, 10, 20, 50, 100, 500)
+WIDE = 10.0
+"""Least width of the line figure in inches, which its legend takes."""
+FULL = 100.0
+"""Error in per cent from which on the heat map's colour is the darkest."""
+
+
+def plot(found: Map, folder: Path) -> list[Path]:
+    """Draw both pictures; returns the files.
+
+    Raises:
+        OSError: The file system refuses.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    folder.mkdir(parents=True, exist_ok=True)
+    return [
+        _draw(heat_map, found, folder / "breaks_map.png"),
+        _draw(lines, found, folder / "breaks_sizes.png"),
+    ]
+
+
+def _draw(draw: Callable[[Any, Map], None], found: Map, path: Path) -> Path:
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(layout="constrained")
+    draw(figure, found)
+    with atomic_write(path, binary=True) as file:
+        figure.savefig(file, dpi=110, format="png", metadata={"Software": None})
+    pyplot.close(figure)
+    return path
+
+
+def heat_map(figure: Any, found: Map) -> None:
+    """Law by relaxation: colour and number are the largest error in per cent."""
+    import numpy as np
+    from matplotlib.colors import PowerNorm
+
+    columns = [OWN_ASSUMPTIONS, *found.relaxations]
+    cells = [[found.worst(law, name) for name in columns] for law in found.laws]
+    sizes = [[np.nan if c is None else min(FULL, 100 * abs(c.error)) for c in row] for row in cells]
+    figure.set_size_inches(3.4 + 0.95 * len(columns), 1.9 + 0.36 * len(found.laws))
+    axes = figure.subplots()
+    norm = PowerNorm(0.5, vmin=0.0, vmax=FULL)
+    image = axes.imshow(np.ma.masked_invalid(sizes), cmap="YlOrRd", norm=norm, aspect="auto")
+    for y, row in enumerate(cells):
+        for x, cell in enumerate(row):
+            if cell is not None:
+                dark = 100 * abs(cell.error) > 0.45 * FULL
+                axes.text(
+                    x, y, percent(cell), ha="center", va="center", fontsize=8, color="w" if dark else "k"
+                )
+    axes.set_xticks(range(len(columns)), [_title(name) for name in columns], fontsize=8)
+    axes.set_yticks(range(len(found.laws)), found.laws, fontsize=8)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.set_xticks(np.arange(len(columns) - 1) + 0.5, minor=True)
+    axes.set_yticks(np.arange(len(found.laws) - 1) + 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=1.5)
+    axes.tick_params(which="minor", length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    if len(columns) > 1:
+        axes.axvline(0.5, color="black", linewidth=1)
+    figure.colorbar(image, ax=axes, label="|error|, %", fraction=0.025, pad=0.01)
+    figure.suptitle("Largest error of each law, in %, by what is relaxed", fontsize=11)
+
+
+def _title(name: str) -> str:
+    return "own\nassumptions" if name == OWN_ASSUMPTIONS else RELAXATIONS[name].title
+
+
+def lines(figure: Any, found: Map) -> None:
+    """A panel per law: error over the size of each relaxation, at the point of its largest error."""
+    rows = -(-len(found.laws) // PANELS)
+    across = min(PANELS, len(found.laws))
+    figure.set_size_inches(max(WIDE, 3.0 * across + 0.4), 2.15 * rows + 1.9)
+    panels = figure.subplots(rows, across, squeeze=False, sharey=True).ravel()
+    for panel, law in zip(panels, found.laws, strict=False):
+        _panel(panel, found, law)
+    for panel in panels[len(found.laws) :]:
+        panel.set_axis_off()
+    handles = [_handle(name) for name in found.relaxations]
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=3 if across > 3 else 2,
+        fontsize=8,
+        frameon=False,
+    )
+    figure.supylabel("error of the law, %", fontsize=9)
+    figure.suptitle("Error over the size of each relaxation, from near to far", fontsize=11)
+
+
+def _panel(axes: Any, found: Map, law: str) -> None:
+    for name in found.relaxations:
+        followed = _followed(found, law, name)
+        if followed:
+            steps = [_step(name, cell) for cell in followed]
+            axes.plot(steps, [100 * cell.error for cell in followed], **_style(name))
+    axes.axhspan(-100 * MARGIN, 100 * MARGIN, color="#dddddd", zorder=0)
+    axes.axhline(0.0, color="black", linewidth=0.6)
+    axes.set_yscale("symlog", linthresh=10.0)
+    axes.set_yticks(TICKS, [f"{tick:+d}" if tick else "0" for tick in TICKS], fontsize=7)
+    axes.set_yticks([], minor=True)
+    axes.set_ylim(-80, 1200)
+    axes.set_xlim(-0.08, 1.08)
+    axes.set_xticks([0.0, 1.0], ["near", "far"], fontsize=7)
+    axes.grid(alpha=0.25)
+    axes.set_title(law, fontsize=8.5)
+
+
+def _followed(found: Map, law: str, name: str) -> list[Cell]:
+    """A relaxation's cells at the point of its largest error, by size; at a recording, of that lookahead."""
+    cells, worst = found.of(law, name), found.worst(law, name)
+    if worst is None:
+        return []
+    if name == "trace":  # the label tells what the recording says, which differs by temperature
+        by_size = [[c for c in cells if c.size == size] for size in dict.fromkeys(c.size for c in cells)]
+        at = next(same.index(worst) for same in by_size if worst in same)
+        return [same[at] for same in by_size if at < len(same)]
+    return [c for c in cells if c.point == worst.point]
+
+
+def _step(name: str, cell: Cell) -> float:
+    """Where a size stands between the nearest (0) and the farthest (1)."""
+    sizes = RELAXATIONS[name].sizes
+    return sizes.index(cell.size) / max(1, len(sizes) - 1)
+
+
+def _style(name: str) -> dict[str, Any]:
+    index = list(RELAXATIONS).index(name)
+    return {
+        "color": COLOURS[index],
+        "marker": MARKERS[index],
+        "markersize": 3.5,
+        "linewidth": 1.2,
+    }
+
+
+def _handle(name: str) -> Any:
+    from matplotlib.lines import Line2D
+
+    sizes = RELAXATIONS[name].sizes
+    span = f"{sizes[0]:g} to {sizes[-1]:g}" if len(sizes) > 1 else f"{sizes[0]:g}"
+    label = f"{name}: {RELAXATIONS[name].size}, {span}"
+    return Line2D([], [], label=label, **_style(name))
