@@ -22,7 +22,7 @@ requests share rounds, so that every replicate is simulated.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product, zip_longest
@@ -121,6 +121,12 @@ def chosen_requests(tokens: TokenModel, indices: IntArray) -> TokenModel:
         requests.append(pool.requests[seen.get(index, 0) * len(tokens.requests) + index])
         seen[index] = seen.get(index, 0) + 1
     return replace(pool, requests=tuple(requests))
+
+
+def evenly_chosen(tokens: TokenModel, count: int) -> TokenModel:
+    """The token model serving so many of its requests at most, spread evenly over them."""
+    indices = np.linspace(0, len(tokens.requests) - 1, min(count, len(tokens.requests)))
+    return chosen_requests(tokens, np.unique(indices.astype(np.int64)))
 
 
 def without_prefill(scenario: Scenario) -> Scenario:
@@ -277,24 +283,28 @@ class Bootstrap:
         prompts = self.draws.prompts
         which = keyed_generator(self.seed, "bootstrap-choice", key).integers(0, seeds, prompts.shape)
         speeds = tokens[which, prompts].sum(axis=1) / seconds[which, prompts].sum(axis=1)
-        for name, elasticity in self._elasticities(settings).items():
+        few = evenly_chosen(self.scenario.tokens, PROBED_PROMPTS)
+
+        def seconds_of_few(drift: Mapping[str, float]) -> float:
+            return float(self._per_request(settings, few, drift)[1].sum())
+
+        before = seconds_of_few({}) if self.draws.factors else 1.0
+        for name, elasticity in self._elasticities(settings, before, seconds_of_few).items():
             speeds = speeds * self.draws.factors[name] ** -elasticity
         return np.asarray(speeds, dtype=np.float64)
 
-    def _elasticities(self, settings: Settings) -> dict[str, float]:
-        """Per operation, by how many percent the run takes longer if the operation does by one."""
-        if not self.draws.factors:
-            return {}
-        indices = np.linspace(0, len(self.scenario.tokens.requests) - 1, PROBED_PROMPTS)
-        few = chosen_requests(self.scenario.tokens, np.unique(indices.astype(np.int64)))
-        before = self._per_request(settings, few)[1].sum()
-        found = {}
-        for name in self.draws.factors:
-            if name.startswith("draft") and settings.plain:
-                continue
-            after = self._per_request(settings, few, {name: PROBE})[1].sum()
-            found[name] = float(np.log(after / before) / np.log(PROBE))
-        return found
+    def _elasticities(
+        self, settings: Settings, before: float, seconds: Callable[[Mapping[str, float]], float]
+    ) -> dict[str, float]:
+        """Per operation, by how many percent the run takes longer if the operation does by one.
+
+        Args:
+            settings: The setting.
+            before: What `seconds` is with no operation slowed.
+            seconds: Of a run whose operations take longer by these factors.
+        """
+        used = [n for n in self.draws.factors if settings.policy != "ar" or not n.startswith("draft")]
+        return {n: float(np.log(seconds({n: PROBE}) / before) / np.log(PROBE)) for n in used}
 
     def _per_request(
         self, settings: Settings, tokens: TokenModel, drift: Mapping[str, float] | None = None
@@ -327,17 +337,13 @@ class Bootstrap:
         whole = self._batch_speed(settings, batch, every, self.seed, {})
         off = np.log(speeds) - np.mean(np.log(speeds))
         speeds = whole * np.exp(off * np.sqrt(served / size))
-        for name, elasticity in self._elasticities_together(settings, batch, whole).items():
+
+        def seconds_per_token(drift: Mapping[str, float]) -> float:
+            return 1.0 / self._batch_speed(settings, batch, every, self.seed, drift)
+
+        for name, elasticity in self._elasticities(settings, 1.0 / whole, seconds_per_token).items():
             speeds = speeds * self.draws.factors[name] ** -elasticity
         return np.asarray(speeds, dtype=np.float64)
-
-    def _elasticities_together(self, settings: Settings, batch: int, speed: float) -> dict[str, float]:
-        every = np.arange(len(self.scenario.tokens.requests))
-        slowed = {
-            name: self._batch_speed(settings, batch, every, self.seed, {name: PROBE})
-            for name in self.draws.factors
-        }
-        return {name: float(np.log(speed / s) / np.log(PROBE)) for name, s in slowed.items()}
 
     def _batch_speed(
         self, settings: Settings, batch: int, prompts: IntArray, luck: int, drift: Mapping[str, float]

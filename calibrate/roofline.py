@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hardware_profiles.files import to_json
-from policies.commandline import HELP, Refusal, checked_group, typed, wide_console
+from policies.commandline import HELP, Refusal, checked_group, fitted_table, typed, wide_console
 
 if TYPE_CHECKING:
     from hardware_profiles.predicted import Basis
@@ -258,22 +258,22 @@ def _print(
     carried: dict[OperationName, Any],
     against: str | None,
 ) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"roofline of {profile.name}", header_style="bold")
     titles = ("operation", "compute", "bandwidth", "us/block", "left out", "beyond")
-    for title in (*titles, *([f"on {against}"] if carried else [])):
-        table.add_column(title, justify="left" if title == "operation" else "right", no_wrap=True)
+    rows = []
     for name, one in fits.items():
         efficiency = one.efficiency
-        errors = [one.error, one.beyond, *([carried[name]] if name in carried else [])]
-        table.add_row(
-            name,
-            _share(efficiency.compute),
-            _share(efficiency.bandwidth),
-            f"{1e6 * efficiency.layer_s:.0f}",
-            *(f"{100 * error.median:.1f} / {100 * error.p95:.1f} %" for error in errors),
+        errors = [one.error, one.beyond, *([carried.get(name)] if carried else [])]
+        rows.append(
+            (
+                name,
+                _share(efficiency.compute),
+                _share(efficiency.bandwidth),
+                f"{1e6 * efficiency.layer_s:.0f}",
+                *(f"{100 * error.median:.1f} / {100 * error.p95:.1f} %" if error else "" for error in errors),
+            )
         )
+    shown = (*titles, *([f"on {against}"] if carried else []))
+    table = fitted_table(shown, rows, drop=titles[1:4], title=f"roofline of {profile.name}")
     wide_console().print(table)
     click.echo(
         "compute and bandwidth: shares of nominal peaks (hardware_profiles/roofline.py), - where the grid "

@@ -13,6 +13,7 @@ from analysis.sources import Sources
 from hardware_profiles.files import to_json
 from hardware_profiles.store import other_pair
 from policies.commandline import fitted_table, wide_console
+from policies.config import shown
 from policies.registry import Settings, find_policy
 from simulator.imports.export import METHOD_OF, engine_lines, engines_load
 
@@ -361,7 +362,7 @@ def simulate_command(
     words = ["simulate", "--hw", sources.hw or sources.profile.name]
     if settings.temperature in sources.files:
         words += ["--trace", sources.files[settings.temperature]]
-    words += ["--policy", settings.policy, *knobs(settings), "--batch", str(batch)]
+    words += ["--policy", settings.policy, *_options(settings), "--batch", str(batch)]
     traffic = {"--prompt-category": sources.category, "--requests": requests, "--max-tokens": limit}
     traffic["--seed"] = seed or None
     for option, value in traffic.items():
@@ -384,7 +385,7 @@ def validate_command(
     """
     if not _beyond_validate(settings):
         words = ["validate", "--target", target, "--draft", draft, "--policies", settings.policy]
-        words += [*knobs(settings), "--batch", str(batch), "--count", str(max(6, 2 * batch))]
+        words += [*_options(settings), "--batch", str(batch), "--count", str(max(6, 2 * batch))]
         words += [] if limit is None else ["--max-tokens", str(limit)]
         return shlex.join(words)
     if batch > 1 or "live" not in find_policy(settings.policy).worlds:
@@ -401,24 +402,21 @@ def _beyond_validate(settings: Settings) -> bool:
 
 def setting_text(settings: Settings) -> str:
     """A setting as `--setting` takes it, e.g. `mirror lookahead=3 kappa=1`."""
-    words = knobs(settings)[: -2 if settings.temperature > 0.0 else None]
-    names = [word.removeprefix("--").replace("-", "_") for word in words[::2]]
-    pairs = (f"{name}={value}" for name, value in zip(names, words[1::2], strict=True))
-    return " ".join([settings.policy, *pairs])
+    return " ".join([settings.policy, *(f"{name}={text}" for name, text in _knobs(settings).items())])
 
 
-def knobs(settings: Settings) -> list[str]:
+def _options(settings: Settings) -> list[str]:
     """The options of a setting that `simulate` takes."""
-    words: list[str] = []
-    for name in ("lookahead", "fanout", "fanout_backup", "backup"):
-        value = getattr(settings, name)
-        if value is None:
-            continue
-        if isinstance(value, tuple):
-            value = value[0] if len(set(value)) == 1 else ",".join(map(str, value))
-        words += [f"--{name.replace('_', '-')}", str(value)]
-    for name, value in settings.unusual.items():
-        words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
+    texts = _knobs(settings)
     if settings.temperature > 0.0:
-        words += ["--temperature", f"{settings.temperature:g}"]
-    return words
+        texts["temperature"] = f"{settings.temperature:g}"
+    return [word for name, text in texts.items() for word in (f"--{name.replace('_', '-')}", text)]
+
+
+def _knobs(settings: Settings) -> dict[str, str]:
+    """Its knobs as the command line takes them; equal fan-outs are one number."""
+    values = {name: getattr(settings, name) for name in ("lookahead", "fanout", "fanout_backup", "backup")}
+    for name in ("fanout", "fanout_backup"):
+        if len(set(values[name] or ())) == 1:
+            values[name] = values[name][0]
+    return {n: shown(v) for n, v in (values | settings.unusual).items() if v is not None}

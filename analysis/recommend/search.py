@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from analysis.intervals import chosen_requests, outside_grid, share_surfaces
+from analysis.intervals import evenly_chosen, outside_grid, share_surfaces
 from hardware_profiles.profile import Profile
 from policies.laws.fanout import exact_fanout
 from policies.registry import MAX_LOOKAHEAD, SettingError, Settings, configure
@@ -303,8 +303,7 @@ class Search:
             tokens = self.scenario.tokens
             wanted = requests_served(count, width)
             if count < len(tokens.requests):
-                few = np.linspace(0, len(tokens.requests) - 1, min(wanted, len(tokens.requests)))
-                tokens = chosen_requests(tokens, np.unique(few.astype(np.int64)))
+                tokens = evenly_chosen(tokens, wanted)
             scenario = replace(self.scenario, tokens=tokens, batch=width, requests=wanted)
             share_surfaces(self.scenario, scenario)
             run = simulate(scenario, deployment.settings)

@@ -33,6 +33,7 @@ from calibrate.pair.corpus import Prompt, encode, encode_document, read_prompts
 from calibrate.pair.train import WINDOW
 from calibrate.pair.writing import loop_tokens, repeated_ngrams, tail_loop, until_end, written
 from hardware_profiles.files import to_json
+from policies.commandline import fitted_table
 
 if TYPE_CHECKING:
     import torch
@@ -256,20 +257,14 @@ _COLUMNS: Mapping[str, str] = {
 
 def report_table(report: PairReport) -> Table:
     """The report as a table for people."""
-    from rich.table import Table
-
     sizes = ", ".join(
         f"{name} {report.parameters[name] / 1e6:.2f}M parameters, {bytes_ / 1e6:.1f} MB"
         for name, bytes_ in report.weight_bytes.items()
     )
-    table = Table(title="The pair on held-out text", caption=sizes)
-    table.add_column("category")
-    for heading in _COLUMNS.values():
-        table.add_column(heading, justify="right")
-    for row in report.categories:
-        values = [getattr(row, name) for name in _COLUMNS]
-        table.add_row(row.category, *(f"{value:.3f}" for value in values))
-    return table
+    titles = ("category", *_COLUMNS.values())
+    rows = [(row.category, *(f"{getattr(row, name):.3f}" for name in _COLUMNS)) for row in report.categories]
+    title = "The pair on held-out text"
+    return fitted_table(titles, rows, drop=titles[:4:-1], title=title, notes={"category": sizes})
 
 
 TOKENS = (1, 5, 8)
@@ -327,16 +322,17 @@ def measure_steps(
 
 def steps_table(measured: Sequence[StepTimes]) -> Table:
     """Milliseconds per step, and the ratio of one-token steps to the first model's."""
-    from rich.table import Table
-
-    table = Table(title=f"Milliseconds per step, {_CONTEXT} tokens of context")
-    table.add_column("model")
-    table.add_column("parameters", justify="right")
-    for count in measured[0].seconds:
-        table.add_column(f"{count} new", justify="right")
-    table.add_column(f"ratio to {measured[0].name}", justify="right")
-    for row in measured:
-        ratio = row.seconds[1] / measured[0].seconds[1]
-        millis = [f"{1e3 * seconds:.2f}" for seconds in row.seconds.values()]
-        table.add_row(row.name, f"{row.parameters / 1e6:.1f}M", *millis, f"{ratio:.1f}")
-    return table
+    seconds = measured[0].seconds
+    rows = [
+        (
+            row.name,
+            f"{row.parameters / 1e6:.1f}M",
+            *(f"{1e3 * row.seconds[count]:.2f}" for count in seconds),
+            f"{row.seconds[1] / seconds[1]:.1f}",
+        )
+        for row in measured
+    ]
+    titles = ("model", "parameters", *(f"{count} new" for count in seconds), f"ratio to {measured[0].name}")
+    return fitted_table(
+        titles, rows, drop=("parameters",), title=f"Milliseconds per step, {_CONTEXT} tokens of context"
+    )

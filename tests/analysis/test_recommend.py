@@ -115,11 +115,13 @@ def test_settings_to_paste() -> None:
         ("mirror lookahead=3 kappa=1", 0.0),
         ("saguaro lookahead=2 fanout=3,2,1 backup=plain", 1.0),
         ("rasd", 0.0),
+        ("tree tree_widths=3,1,1", 0.0),
     ],
 )
 def test_a_pasted_setting_is_read_as_what_it_was(text: str, temperature: float) -> None:
     setting = setting_of(text, temperature, 0)
     assert setting_text(setting) == text and setting_of(setting_text(setting), temperature, 0) == setting
+    assert "(" not in simulate_command(setting, Sources(profile(), {}, 0.0)), "a list as an option takes it"
 
 
 def answer(policy: str, **milliseconds: float) -> Any:
