@@ -105,6 +105,13 @@ class SaguaroConfig(LookaheadConfig):
         ),
     ] = 1.0
 
+    def __post_init__(self) -> None:
+        if len(self.fanout) != self.lookahead + 1:
+            raise SettingError(
+                f"{self.lookahead + 1} fan-outs go with a lookahead of {self.lookahead}, got "
+                f"{len(self.fanout)}; `SaguaroConfig.of` writes a single one out"
+            )
+
     @classmethod
     def of(cls, **values: Any) -> Self:
         """The configuration with these knobs; a single fan-out means the same at every position."""

@@ -124,3 +124,10 @@ def test_a_knob_of_several_policies_is_the_same_in_all(name: str) -> None:
 def test_the_variants_of_a_policy_are_settings(name: str) -> None:
     for knobs in POLICIES[name].variants:
         assert configure(name, **knobs).policy == name
+
+
+def test_a_single_fanout_is_written_out_or_refused() -> None:
+    assert SaguaroConfig.of(lookahead=2, fanout=(4,)).fanout == (4, 4, 4)
+    assert SaguaroConfig.of(lookahead=2, fanout=(4,)).deeper(3).fanout == (4, 4, 4, 4)
+    with pytest.raises(SettingError, match="writes a single one out"):
+        SaguaroConfig(lookahead=2)
