@@ -36,7 +36,8 @@ Examples:
 @click.option(
     "--max-devices",
     type=int,
-    help="Equal devices at hand; a model spread over four of them takes four.  [default: 2, or as many as "
+    help="Equal devices at hand; a model spread over four of them takes four; up to "
+    "four draft devices are tried beside one target.  [default: 2, or as many as "
     "the profile's target and draft take together]",
 )
 @click.option("--prompt-category", help="Only prompts of this category.  [default: all]")

@@ -337,7 +337,7 @@ def describe(points: Sequence[Point], unit: str) -> str:
     for start in starts:
         guess = ", extrapolated" if start.extrapolated else ""
         parts.append(f"{start.best.label} from {unit.format(start.at)} ({start.vs_ar:.2f}x AR{guess})")
-    return "; ".join(parts) + (" (no flip seen)" if len(parts) == 1 else "")
+    return "; ".join(parts) + (" (no crossover seen)" if len(parts) == 1 else "")
 
 
 def simulate_command(

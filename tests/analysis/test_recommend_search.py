@@ -7,9 +7,18 @@ import pytest
 from tiny_profiles import profile, trace
 
 from analysis.recommend.answer import Query, crossovers, recommend, thinned, time_per_token
-from analysis.recommend.search import Search, deploy, exact_shape, grid, leaders, neighbours
+from analysis.recommend.search import (
+    MOST_DRAFTS,
+    Search,
+    deploy,
+    exact_shape,
+    grid,
+    leaders,
+    neighbours,
+    refine,
+)
 from analysis.sources import Sources
-from policies.registry import SettingError, configure
+from policies.registry import SettingError, Settings, configure
 from simulator.run import Scenario
 from simulator.tokens import replay
 
@@ -114,7 +123,22 @@ def test_winner_and_runner_up_that_do_not_differ_are_not_told_apart() -> None:
     assert clear.runner_up.distinguishable
 
 
-def test_flips_are_seen() -> None:
+def test_many_devices_are_more_groups_not_more_drafts_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty devices take no longer to search than five."""
+    asked = []
+
+    def recorded(*_: object, draft_devices: int) -> list[Settings]:
+        asked.append(draft_devices)
+        return [AR, SD]
+
+    monkeypatch.setattr("analysis.recommend.search.grid", recorded)
+    scenario = Scenario(tokens=replay(trace([[0] * 8] * 4, listed=4)), profile=profile())
+    for devices in (2, 5, 40):
+        assert refine(Search(scenario, devices, 1), 0.0, quiet)
+    assert asked == [1, MOST_DRAFTS, MOST_DRAFTS]
+
+
+def test_crossovers_are_seen() -> None:
     sources = Sources(profile(linear=True), {0.0: trace(easy())}, model_error=0.0)
     found = recommend(sources, Query(batch=1), quiet)
     assert [point.at for point in found.by_batch] == [1, 2, 4, 8, 16]
