@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.study import Row
-from hardware_profiles.files import atomic_write
+from hardware_profiles.files import atomic_write, parse_json, read_json, to_json
 from policies.registry import KNOBS, Settings, configure
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -58,7 +57,7 @@ class Results:
     def as_json(self) -> str:
         """One JSON object; what is not a number becomes null."""
         told = {"study": self.study, "asked": dict(self.asked), **self.about, "rows": list(self.rows)}
-        return json.dumps(_finite(told), indent=1)
+        return to_json(_finite(told), indent=1)
 
     def as_csv(self) -> str:
         """The table; lists and the like as JSON."""
@@ -89,7 +88,7 @@ class Results:
     def _table(self) -> pa.Table:
         told = {"format": FORMAT, "study": self.study, "asked": dict(self.asked), "about": dict(self.about)}
         columns = {name: pa.array([row.get(name) for row in self.rows]) for name in self.columns}
-        return pa.table(columns).replace_schema_metadata({KEY: json.dumps(_finite(told)).encode()})
+        return pa.table(columns).replace_schema_metadata({KEY: to_json(_finite(told)).encode()})
 
 
 EVERY = "all"
@@ -130,14 +129,14 @@ def load(name: str) -> Results:
 
 def _of_parquet(path: Path) -> Results:
     table = pq.read_table(path)
-    told = json.loads(table.schema.metadata[KEY])
+    told = parse_json(table.schema.metadata[KEY])
     if told["format"] != FORMAT:
         raise ValueError(f"its format is {told['format']!r}, not {FORMAT!r}")
     return Results(told["study"], tuple(table.to_pylist()), told["asked"], told["about"])
 
 
 def _of_json(path: Path) -> Results:
-    told = json.loads(path.read_text(encoding="utf-8"))
+    told = read_json(path)
     rest = {name: value for name, value in told.items() if name not in {"study", "asked", "rows"}}
     return Results(told.get("study", path.stem), tuple(told["rows"]), told.get("asked", {}), rest)
 
@@ -156,13 +155,13 @@ def describe(settings: Settings) -> Row:
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "seed": settings.seed,
-        "knobs": json.dumps(knobs),
+        "knobs": to_json(knobs),
     }
 
 
 def settings_of(row: Row) -> Settings:
     """The setting that a row is of; rows of earlier versions, without `knobs`, are understood."""
-    knobs = json.loads(row["knobs"]) if row.get("knobs") else _known_knobs(row)
+    knobs = parse_json(row["knobs"]) if row.get("knobs") else _known_knobs(row)
     tuples = {
         name: tuple(v) if KNOBS[name].kind == "integers" and isinstance(v, list) else v
         for name, v in knobs.items()
@@ -184,7 +183,7 @@ def _known_knobs(row: Row) -> Row:
 
 
 def _cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | dict) else value
+    return to_json(value) if isinstance(value, list | dict) else value
 
 
 def _finite(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from analysis.results import EVERY, Results, describe
 from analysis.show import BATCH, SETTING, Column, factor, parity, table, used
 from analysis.studies.mirrorsd import columns
 from analysis.study import Entry, Picture, Plan, Row, Study, option
+from hardware_profiles.files import parse_json
 from policies.laws.mirror import draft_communication, target_communication
 from policies.mirror import DEFAULT_EXIT, EXITS
 from policies.registry import SettingError, Settings, configure, find_policy
@@ -238,7 +238,7 @@ def pictures(results: Results) -> dict[str, Picture]:
 
 def knob(row: Row, name: str) -> Any:
     """A knob of a row's setting; None where its policy does not have it."""
-    return json.loads(row["knobs"]).get(name)
+    return parse_json(row["knobs"]).get(name)
 
 
 def plain_mirror(rows: Sequence[Row], batch: int) -> list[Row]:
