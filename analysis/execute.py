@@ -51,9 +51,8 @@ from policies.summary import Summary
 from policies.values import IntArray
 from simulator.costs import Effects
 from simulator.law import draft_rule, law_inputs, law_prediction
-from simulator.pacing import find_pace
 from simulator.probe import DraftRule
-from simulator.run import Scenario, Simulated, simulate
+from simulator.run import Scenario, Simulated, find_timings, simulate
 from simulator.tokens import replay
 
 DRAWS = 8
@@ -299,8 +298,8 @@ class Bench:
     def _scenario(self, trace: Trace, temperature: float, seed: int) -> Scenario:
         profile = self.sources.profile
         tokens = replay(trace, limit=self.limit, seed=seed)
-        pace = find_pace(profile, temperature)
-        return Scenario(tokens, profile=profile, seed=seed, measured_pace=pace)
+        timings = find_timings(profile, temperature)
+        return Scenario(tokens, profile=profile, seed=seed, measured_timings=timings)
 
     def told(self, entry: Entry) -> LawInputs:
         """What the law is told of a setting."""

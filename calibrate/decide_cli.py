@@ -94,7 +94,7 @@ def decide(**options: Any) -> None:
     """Record decision traces: one run of each setting on the real pair, and what its operations take.
 
     Policies fed by tokens off the recorded path (trees, retrieval, streaming drafts) are replayed from it;
-    `simulate --decisions FILE` uses it.  The times make the pace at which their operations are simulated;
+    `simulate --decisions FILE` uses it.  The times are those at which their operations are simulated;
     they want an idle machine, the one that the profile was measured on.
     """
     with refusals("calibrate needs torch: pip install 'spectwin[live]'"):

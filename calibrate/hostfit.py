@@ -6,7 +6,7 @@ target's slow-downs. `scale` is free only where operations of equally many rows 
 from `row_s`. A draft chooses a token in every branch of every row, which is its `token_s`. Sampled runs
 have a constant, a time per forward and one per token on top.
 
-Operations that are replayed from recorded replies (`fit_pace`): all settings and batches of a decision
+Operations that are replayed from recorded replies (`fit_timings`): all settings and batches of a decision
 trace together, kind by kind, so that a setting that was not recorded on this machine is predicted from the
 others. Steps first: of each name a factor and, where the expected seconds vary enough to tell, a constant.
 What is left over is the kind's own host time.
@@ -27,9 +27,16 @@ import numpy as np
 from scipy.optimize import lsq_linear
 
 from calibrate.hostrecords import LiveRecord, Observation, Tables, trimmed_mean, without_extremes
-from hardware_profiles.decisions import Decisions
-from hardware_profiles.optime import Host, HostOperation, KindPace, OperationHost, StepPace, StepTotal, Timed
-from hardware_profiles.pace import Pace, costs_fingerprint, place_fingerprint
+from hardware_profiles.decisions import Decisions, OperationTimings, costs_fingerprint, place_fingerprint
+from hardware_profiles.optime import (
+    Host,
+    HostOperation,
+    OperationHost,
+    OperationTiming,
+    StepTiming,
+    StepTotal,
+    Timed,
+)
 from hardware_profiles.profile import Overlap, Profile
 from hardware_profiles.surface import LEVELS, FloatArray, Forward, GridCost, Quantiles
 
@@ -513,19 +520,19 @@ class Gain:
         label: Of the setting.
         batch: Of the run.
         borrowed: Relative error with steps and host time of built-in operations.
-        paced: With the pace fitted on all settings.
+        fitted: With the timing fitted on all settings.
         unseen: With that fitted on the other settings alone; None where there is no other.
     """
 
     label: str
     batch: int
     borrowed: float
-    paced: float
+    fitted: float
     unseen: float | None
 
 
-def fit_pace(profile: Profile, settings: Iterable[Decisions], *, sampled: bool) -> Pace | None:
-    """The pace of policies' operations; None where none was timed beside this profile.
+def fit_timings(profile: Profile, settings: Iterable[Decisions], *, sampled: bool) -> OperationTimings | None:
+    """The timing of policies' operations; None where none was timed beside this profile.
 
     Args:
         profile: Beside which the settings were timed; those timed beside another are left out.
@@ -539,7 +546,7 @@ def fit_pace(profile: Profile, settings: Iterable[Decisions], *, sampled: bool) 
             seen.setdefault(each.policy, []).extend((each.label, timed) for timed in each.timings)
     if not seen:
         return None
-    return Pace(
+    return OperationTimings(
         profile=profile.name,
         place=place_fingerprint(profile),
         costs=costs,
@@ -557,8 +564,10 @@ def borrowed_host(profile: Profile, timed: Timed, *, sampled: bool) -> Operation
     return profile.host.of(like, sampled=sampled)
 
 
-def fit_kinds(seen: Sequence[Labelled], borrowed: Callable[[Timed], OperationHost]) -> dict[str, KindPace]:
-    """The pace of each kind.
+def fit_kinds(
+    seen: Sequence[Labelled], borrowed: Callable[[Timed], OperationHost]
+) -> dict[str, OperationTiming]:
+    """The timing of each kind.
 
     Args:
         seen: Operations of any settings and batches.
@@ -572,13 +581,13 @@ def fit_kinds(seen: Sequence[Labelled], borrowed: Callable[[Timed], OperationHos
     }
 
 
-def _fit_kind(seen: Sequence[Labelled], borrowed: OperationHost) -> KindPace:
+def _fit_kind(seen: Sequence[Labelled], borrowed: OperationHost) -> OperationTiming:
     names = dict.fromkeys(step.name for _, timed in seen for step in timed.steps)
     steps = {name: _fit_step(name, seen) for name in names}
-    bare = KindPace(steps=steps)
+    bare = OperationTiming(steps=steps)
     samples = [sample_of((label, timed.batch), timed, stepped(bare, timed)) for label, timed in seen]
     marks = [timed.mark_s for _, timed in seen if timed.mark_s >= 0.0]
-    return KindPace(
+    return OperationTiming(
         host=fit_own(samples, borrowed, drafts=seen[0][1].role == "draft"),
         steps=steps,
         mark_s=trimmed_mean(marks) if marks else None,
@@ -601,12 +610,12 @@ def sample_of(
 _OWN = ("rows", "calls", "tokens", "lead_s", "work_s", "report_s", "idle_s")
 
 
-def stepped(pace: KindPace, timed: Timed) -> float:
-    """What an operation's steps take by a pace, s."""
-    return sum(pace.step(s.name).seconds(s.expected_s, timed.rows, s.calls) for s in timed.steps)
+def stepped(timing: OperationTiming, timed: Timed) -> float:
+    """What an operation's steps take by a timing, s."""
+    return sum(timing.step(s.name).seconds(s.expected_s, timed.rows, s.calls) for s in timed.steps)
 
 
-def _fit_step(name: str, seen: Sequence[Labelled]) -> StepPace:
+def _fit_step(name: str, seen: Sequence[Labelled]) -> StepTiming:
     found = [
         (label, timed, step)
         for label, timed in seen
@@ -617,7 +626,7 @@ def _fit_step(name: str, seen: Sequence[Labelled]) -> StepPace:
         # What goes on in a lookup has a long tail that has nothing to do with it: medians.
         each_s = [step.seconds / step.calls for _, _, step in found]
         extra, row = line(each_s, [timed.rows - 1 for _, timed, _ in found], median)
-        return StepPace(extra_s=extra, row_s=row)
+        return StepTiming(extra_s=extra, row_s=row)
     groups: dict[tuple[str, int], list[StepTotal]] = {}
     for label, timed, step in found:
         if step.expected_s > 0.0:
@@ -636,7 +645,7 @@ def _fit_step(name: str, seen: Sequence[Labelled]) -> StepPace:
     # Relative to what is expected, not to what was measured: that would favour what happened to be short.
     bounds = [POSITIVE if several else NONE, (1.0 / slope, slope)]
     extra, factor = solve(design, seconds, expected, bounds)
-    return StepPace(factor=factor, extra_s=extra)
+    return StepTiming(factor=factor, extra_s=extra)
 
 
 def fit_own(samples: Sequence[Sample], borrowed: OperationHost, *, drafts: bool) -> OperationHost:
@@ -667,14 +676,14 @@ def fit_own(samples: Sequence[Sample], borrowed: OperationHost, *, drafts: bool)
 
 
 def gains(profile: Profile, settings: Sequence[Decisions], *, sampled: bool) -> list[Gain]:
-    """What the pace buys, setting by setting and batch by batch, on the timed runs themselves."""
+    """What measured timing buys, setting by setting and batch by batch, on the timed runs themselves."""
     costs = costs_fingerprint(profile)
     timed = [d for d in settings if d.timed_beside == costs and d.timings]
 
     def host(each: Timed) -> OperationHost:
         return borrowed_host(profile, each, sampled=sampled)
 
-    def kinds(of: Sequence[Decisions]) -> dict[str, KindPace]:
+    def kinds(of: Sequence[Decisions]) -> dict[str, OperationTiming]:
         return fit_kinds([(d.label, each) for d in of for each in d.timings], host)
 
     every, found = kinds(timed) if timed else {}, []
@@ -684,7 +693,7 @@ def gains(profile: Profile, settings: Sequence[Decisions], *, sampled: bool) -> 
         for batch in dict.fromkeys(each.batch for each in decisions.timings):
             run = [each for each in decisions.timings if each.batch == batch]
             plain = borrowed_kinds(decisions, run, host)
-            errors = [error_of(run, pace) for pace in (plain, every)]
+            errors = [error_of(run, timing) for timing in (plain, every)]
             left_out = None if unseen is None else error_of(run, {**plain, **unseen})
             found.append(Gain(decisions.label, batch, errors[0], errors[1], left_out))
     return found
@@ -692,13 +701,13 @@ def gains(profile: Profile, settings: Sequence[Decisions], *, sampled: bool) -> 
 
 def borrowed_kinds(
     decisions: Decisions, run: Sequence[Timed], host: Callable[[Timed], OperationHost]
-) -> dict[str, KindPace]:
-    """What a simulation without pace goes by: steps as the profile says, medians of those without a model."""
+) -> dict[str, OperationTiming]:
+    """What a simulation without timing uses: steps as the profile says, medians of those without a model."""
     return {
-        timed.kind: KindPace(
+        timed.kind: OperationTiming(
             host=host(timed),
             steps={
-                step.name: StepPace(extra_s=decisions.seconds.get(step.name, 0.0))
+                step.name: StepTiming(extra_s=decisions.seconds.get(step.name, 0.0))
                 for step in timed.steps
                 if step.expected_s == 0.0
             },
@@ -707,21 +716,21 @@ def borrowed_kinds(
     }
 
 
-def error_of(run: Sequence[Timed], kinds: Mapping[str, KindPace]) -> float:
+def error_of(run: Sequence[Timed], kinds: Mapping[str, OperationTiming]) -> float:
     """Told over measured seconds of all operations of a run, waits included, less 1."""
     told = took = 0.0
     for timed in run:
-        pace = kinds[timed.kind]
-        scaled = sample_of(None, timed, stepped(pace, timed))
-        told += waited(pace.host, scaled) + predicted(pace.host, scaled)
+        timing = kinds[timed.kind]
+        scaled = sample_of(None, timed, stepped(timing, timed))
+        told += waited(timing.host, scaled) + predicted(timing.host, scaled)
         took += max(0.0, timed.lead_s) + timed.work_s + timed.report_s
         if timed.lead_s < 0.0:
-            told -= pace.host.submit_s + pace.host.submit_row_s * (timed.rows - 1)
+            told -= timing.host.submit_s + timing.host.submit_row_s * (timed.rows - 1)
     return told / took - 1.0
 
 
 def told(found: Sequence[Gain]) -> str:
-    """One line on what the pace buys."""
+    """One line on what measured timing buys."""
 
     def middle(errors: Iterable[float | None]) -> str:
         known = [abs(error) for error in errors if error is not None]
@@ -730,8 +739,8 @@ def told(found: Sequence[Gain]) -> str:
     line = (
         f"error of the operations' time in {len(found)} timed runs: median "
         f"{middle(g.borrowed for g in found)} with borrowed times, "
-        f"{middle(g.paced for g in found)} at their own pace"
+        f"{middle(g.fitted for g in found)} with their own timing"
     )
     if all(gain.unseen is None for gain in found):
         return f"{line}; record a second setting to see how far one is predicted from another"
-    return f"{line}, {middle(g.unseen for g in found)} at that of the other settings"
+    return f"{line}, {middle(g.unseen for g in found)} with that of the other settings"

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from calibrate.hostfit import fit_pace, gains, told
+from calibrate.hostfit import fit_timings, gains, told
 from calibrate.hostrecords import Expectation, at_usual_speed, drift_of, time_operations
 from calibrate.job import PRECISION
 from calibrate.live.errors import WorkerError
@@ -32,9 +32,15 @@ from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import joined, run_live
 from calibrate.prompts import Prompt
 from calibrate.record import digest, now, versions
-from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, write_decisions
-from hardware_profiles.optime import StepPace, Timed
-from hardware_profiles.pace import costs_fingerprint, joined_pace
+from hardware_profiles.decisions import (
+    Decisions,
+    DecisionTrace,
+    costs_fingerprint,
+    joined_timings,
+    read_decisions,
+    write_decisions,
+)
+from hardware_profiles.optime import StepTiming, Timed
 from hardware_profiles.profile import Profile, Role
 from hardware_profiles.store import decisions_name, user_decisions
 from hardware_profiles.trace import TraceMeta, TraceRequest
@@ -327,24 +333,25 @@ class DecisionFiles:
         return found.timed_beside == costs_fingerprint(self.asked.profile) and timed >= {*self.asked.batches}
 
     def keep(self, settings: Settings, trace: DecisionTrace) -> None:
-        """Add a setting to its file, with the pace that follows from all that was timed."""
+        """Add a setting to its file, with the timing that follows from all that was timed."""
         path = self.path(settings)
         if path in self._held:
             trace = self._held[path].merged(trace)
-        pace = fit_pace(self.asked.profile, trace.settings.values(), sampled=self._sampled)
-        self._held[path] = replace(trace, pace=joined_pace(trace.pace, pace))
+        timings = fit_timings(self.asked.profile, trace.settings.values(), sampled=self._sampled)
+        self._held[path] = replace(trace, operation_timings=joined_timings(trace.operation_timings, timings))
         path.parent.mkdir(parents=True, exist_ok=True)
         write_decisions(self._held[path], path)
 
     def report(self, path: Path) -> Iterator[str]:
-        """What the pace of a file is, and what it buys; nothing of a file that is not there."""
+        """What the timing in a file is, and what it buys; nothing of a file that is not there."""
         trace = self._held.get(path)
         if trace is None:
             return
-        known = trace.pace.policies if trace.pace is not None else {}
-        for kind, pace in (each for found in known.values() for each in found.items()):
-            steps = ", ".join(_shown(name, step) for name, step in pace.steps.items())
-            yield f"pace of {kind}: {steps or 'no steps'}; beyond its steps {pace.host.extra_s * 1e6:+.0f} us"
+        known = trace.operation_timings.policies if trace.operation_timings is not None else {}
+        for kind, timing in (each for found in known.values() for each in found.items()):
+            steps = ", ".join(_shown(name, step) for name, step in timing.steps.items())
+            beyond = f"beyond its steps {timing.host.extra_s * 1e6:+.0f} us"
+            yield f"timing of {kind}: {steps or 'no steps'}; {beyond}"
         found = gains(self.asked.profile, list(trace.settings.values()), sampled=self._sampled)
         if found:
             yield told(found)
@@ -389,7 +396,7 @@ def _day(drifts: Sequence[Sequence[float]]) -> str:
     return line
 
 
-def _shown(name: str, step: StepPace) -> str:
-    """A step's pace, for people; of a step that calls no model there is no factor."""
+def _shown(name: str, step: StepTiming) -> str:
+    """A step's timing, for people; of a step that calls no model there is no factor."""
     factor = f"{step.factor:.2f} x profile " if step.factor != 1.0 else ""
     return f"{name} {factor}{step.extra_s * 1e6:+.0f} us"

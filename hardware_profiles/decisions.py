@@ -4,8 +4,14 @@ Policies that are fed by tokens off the recorded path (trees, retrieval, streami
 replayed from a text that plain decoding recorded.  Their answers can: a decision trace holds, for each
 setting that was run, the reply that every row got to every operation, by (kind, part, request, position).
 None of that depends on the clock, so that a replay with other latencies, another batch or another device is
-exact.  What the operations took on the machine that recorded them is kept beside it
-(`hardware_profiles.pace`).
+exact.
+
+What the operations took on the machine that recorded them is kept beside it (`OperationTimings`). A profile
+prices a step of such an operation as the forward that it resembles, and its host time as that of the
+operation that it is like. `calibrate decide` measures how far that holds: a forward over a tree's nodes is
+masked otherwise than a tree step of SSD, one graph may run as two, tries and lookups take host time of
+their own. All seconds are at full rate, with the neighbour's contention taken out, and at the speed that
+the machine had when the profile was measured (`calibrate.hostrecords`).
 
 One Parquet file holds any number of settings of one policy on one prompt set: a row per reply, and a row
 per timed operation, whose `timing` is filled and whose request is not.  Files of format 1 have no times.
@@ -13,6 +19,7 @@ per timed operation, whose `timing` is filled and whose request is not.  Files o
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,8 +28,8 @@ from typing import Any, TypeAlias
 from pydantic import Field, TypeAdapter, ValidationError
 
 from hardware_profiles.files import parse_json, to_json
-from hardware_profiles.optime import Timed, timed_from
-from hardware_profiles.pace import Pace, joined_pace
+from hardware_profiles.optime import OperationTiming, Timed, timed_from
+from hardware_profiles.profile import Profile, Role
 from hardware_profiles.surface import Frozen
 from hardware_profiles.trace import (
     KEY,
@@ -63,6 +70,75 @@ Plain: TypeAlias = Any
 """Integers, floats, strings, None and lists of them."""
 
 
+BORROWED = "steps are priced as the forwards they resemble, host time as that of built-in operations"
+NOT_TIMED = f"not recorded: {BORROWED} (`calibrate decide` measures it, on an idle machine)"
+
+
+class OperationTimings(Frozen):
+    """The times of policies' operations at one sampling, on one machine and pair of models.
+
+    Attributes:
+        profile: Name of the profile beside which it was measured.
+        place: `place_fingerprint` of that profile.
+        costs: `costs_fingerprint` of that profile.
+        batches: Batches that it was measured at.
+        policies: By policy, what its operations take, by their kind: rounds of another policy may treat the
+            same kind otherwise.
+    """
+
+    profile: str
+    place: str
+    costs: str
+    batches: tuple[int, ...] = (1,)
+    policies: Mapping[str, Mapping[str, OperationTiming]] = Field(default_factory=dict)
+
+    def note(self, profile: Profile) -> str:
+        """Where it comes from, and whether it holds for a profile."""
+        if self.place != place_fingerprint(profile):
+            return f"measured on another machine or pair (profile {self.profile!r}), not used: {BORROWED}"
+        other = "" if self.costs == costs_fingerprint(profile) else ", another calibration of this machine"
+        at = ", ".join(map(str, self.batches))
+        return f"measured beside profile {self.profile!r}{other}, at batch {at}"
+
+    def of(self, profile: Profile, policy: str) -> Mapping[str, OperationTiming]:
+        """Of a policy, by kind; empty beside a profile of another machine or pair."""
+        return self.policies.get(policy, {}) if self.place == place_fingerprint(profile) else {}
+
+
+def joined_timings(first: OperationTimings | None, then: OperationTimings | None) -> OperationTimings | None:
+    """Two as one; the second counts where both know a policy, or where they are of different places."""
+    if first is None or then is None or first.place != then.place:
+        return then or first
+    known = {**first.policies, **then.policies}
+    batches = tuple(sorted({*first.batches, *then.batches}))
+    return then.model_copy(update={"policies": known, "batches": batches})
+
+
+def place_fingerprint(profile: Profile) -> str:
+    """Tells machines, pairs of models and ways of running them apart."""
+    roles = [_place_of(role) for role in (profile.roles.target, profile.roles.draft)]
+    return _digest([profile.provenance.machine, profile.placement, roles])
+
+
+def costs_fingerprint(profile: Profile) -> str:
+    """Tells calibrations apart: a digest of all measured times."""
+    kept = profile.model_dump(mode="json", include={"operations", "host", "overlap"})
+    for host in (*kept["host"]["operations"].values(), *kept["host"]["sampled"].values()):
+        if host["spread"] is None:  # as before profiles could have one: what was timed beside them still is
+            del host["spread"]
+    return _digest([place_fingerprint(profile), kept])
+
+
+def _place_of(role: Role) -> Any:
+    kept = {"model", "precision", "backend", "mode", "tensor_parallel"}
+    device = role.device.model_dump(mode="json", exclude={"memory_bytes"})
+    return [device, role.model_dump(mode="json", include=kept)]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(to_json(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True)
 class Decisions:
     """The replies of one setting.
@@ -100,14 +176,14 @@ class DecisionTrace:
         meta: Where it comes from, as for a trace.
         settings: By label.
         limit: Most tokens per request.
-        pace: What the timed operations of all settings say together; None where none was timed.
+        operation_timings: What the timed operations of all settings say together; None where none was timed.
     """
 
     requests: tuple[TraceRequest, ...]
     meta: TraceMeta
     settings: Mapping[str, Decisions]
     limit: int
-    pace: Pace | None = None
+    operation_timings: OperationTimings | None = None
 
     def slice(self, ids: Iterable[int]) -> DecisionTrace:
         """The decisions on some of the requests."""
@@ -136,7 +212,7 @@ class DecisionTrace:
         return self.slice(kept)
 
     def merged(self, other: DecisionTrace) -> DecisionTrace:
-        """These settings and those of `other`, which wins where both have one, and so does its pace.
+        """These settings and those of `other`, which wins where both have one, and so do its times.
 
         Raises:
             TraceError: They are of different requests or models.
@@ -152,7 +228,11 @@ class DecisionTrace:
             raise TraceError("decision traces of different models, prompts or limits cannot be joined")
         settings = {**self.settings, **other.settings}
         return DecisionTrace(
-            other.requests, other.meta, settings, other.limit, joined_pace(self.pace, other.pace)
+            other.requests,
+            other.meta,
+            settings,
+            other.limit,
+            joined_timings(self.operation_timings, other.operation_timings),
         )
 
 
@@ -175,8 +255,8 @@ def write_decisions(trace: DecisionTrace, path: str | os.PathLike[str]) -> None:
         "limit": str(trace.limit),
         "settings": to_json({label: _about(d) for label, d in trace.settings.items()}),
     }
-    if trace.pace is not None:
-        texts["pace"] = to_json(trace.pace.model_dump(mode="json"))
+    if trace.operation_timings is not None:
+        texts["pace"] = to_json(trace.operation_timings.model_dump(mode="json"))
     write_parquet(path, table, texts)
 
 
@@ -214,7 +294,7 @@ def read_decisions(path: str | os.PathLike[str]) -> DecisionTrace:
         meta = TraceMeta.model_validate_json(checked_text(metadata, "meta", str(path)))
         about = _ABOUT.validate_json(checked_text(metadata, "settings", str(path)), strict=True)
         found = _collect(table.to_pydict(), about)
-        pace = _pace(metadata)
+        timings = _timings(metadata)
         limit = int(texts["limit"] or b"1")
     except TraceError:
         raise
@@ -222,27 +302,27 @@ def read_decisions(path: str | os.PathLike[str]) -> DecisionTrace:
         raise TraceError(f"{path}: damaged decision trace: {describe_invalid(error)}") from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise TraceError(f"{path}: damaged decision trace: {error}") from error
-    return DecisionTrace(requests, meta, found, limit, pace)
+    return DecisionTrace(requests, meta, found, limit, timings)
 
 
-def read_pace(path: str | os.PathLike[str]) -> Pace | None:
-    """The pace that a decision trace holds, without reading its replies; None where it holds none.
+def read_timings(path: str | os.PathLike[str]) -> OperationTimings | None:
+    """The times of operations in a decision trace, without reading its replies; None where it holds none.
 
     Raises:
-        TraceError: The file cannot be read, or its pace is damaged.
+        TraceError: The file cannot be read, or what it says of them is damaged.
     """
     import pyarrow.parquet as pq
 
     try:
         with parquet_refusals(path):
-            return _pace(pq.read_metadata(path).metadata or {})
+            return _timings(pq.read_metadata(path).metadata or {})
     except ValidationError as error:
         raise TraceError(f"{path}: {describe_invalid(error)}") from error
 
 
-def _pace(metadata: Mapping[bytes, bytes]) -> Pace | None:
+def _timings(metadata: Mapping[bytes, bytes]) -> OperationTimings | None:
     text = checked_text(metadata, "pace", "pace")
-    return Pace.model_validate_json(text) if text else None
+    return OperationTimings.model_validate_json(text) if text else None
 
 
 def _about(decisions: Decisions) -> dict[str, Plain]:

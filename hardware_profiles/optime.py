@@ -8,7 +8,7 @@
 A probe repeats one warm forward; in a round a worker wakes up with cold caches, builds masks and answers,
 and the policy thinks in between.  `calibrate.hostfit` fits these coefficients on live runs and the simulator
 runs them: both call the methods of `OperationHost`.  An operation of a policy that is replayed from recorded
-replies has coefficients of its own, and so has each of its steps (`KindPace`).
+replies has coefficients of its own, and so has each of its steps (`OperationTiming`).
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Host(Frozen):
         return found or OperationHost(submit_s=self.submit_s, report_s=self.report_s)
 
 
-class StepPace(Frozen):
+class StepTiming(Frozen):
     """What the steps of one name take.
 
     Attributes:
@@ -146,10 +146,10 @@ class StepPace(Frozen):
         return calls * (self.extra_s + self.row_s * (rows - 1)) + self.factor * expected_s
 
 
-AS_EXPECTED = StepPace()
+AS_EXPECTED = StepTiming()
 
 
-class KindPace(Frozen):
+class OperationTiming(Frozen):
     """What the operations of one kind take.
 
     Attributes:
@@ -160,10 +160,10 @@ class KindPace(Frozen):
     """
 
     host: OperationHost = OperationHost()
-    steps: Mapping[str, StepPace] = Field(default_factory=dict)
+    steps: Mapping[str, StepTiming] = Field(default_factory=dict)
     mark_s: NonNegativeFloat | None = None
 
-    def step(self, name: str) -> StepPace:
+    def step(self, name: str) -> StepTiming:
         """What the steps called `name` take, with or without a share."""
         return self.steps.get(base_name(name), AS_EXPECTED)
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, cast
 import numpy as np
 
 from hardware_profiles.decisions import Decisions
-from hardware_profiles.optime import Host, HostOperation, KindPace, OperationHost, base_name
+from hardware_profiles.optime import Host, HostOperation, OperationHost, OperationTiming, base_name
 from hardware_profiles.surface import varied
 from policies.config import SettingError
 from policies.operation import (
@@ -73,8 +73,8 @@ class Replies:
         tokens: What is accepted.
         host: Host time.
         rows: Replies of row operations; None where no policy asks for any.
-        pace: What their kinds take in real rounds; others take what `costs` says of their steps, and the host
-            time of the operation that they are like.
+        timings: What their kinds take in real rounds; others take what `costs` says of their steps, and the
+            host time of the operation that they are like.
         noise: Of whole operations whose spread in real rounds is known; None: they take their means.
     """
 
@@ -85,11 +85,11 @@ class Replies:
         host: Host,
         *,
         rows: RowReplies | None = None,
-        pace: Mapping[str, KindPace] | None = None,
+        timings: Mapping[str, OperationTiming] | None = None,
         noise: KeyedNoise | None = None,
     ) -> None:
         self.noise = noise
-        self.pace = pace or {}
+        self.timings = timings or {}
         self.costs = costs
         self.rows = rows
         self.host = host
@@ -129,15 +129,15 @@ class Replies:
         return self.noise.factor(f"{device}-{kind}", partial(varied, host.spread))
 
     def _row_steps(self, costs: Costs, device: str, operation: RowOperation) -> list[tuple[str, float]]:
-        """The steps of a row operation, as its replies tell them, at its pace."""
-        replies, pace = self._row_replies, self.pace.get(operation.kind)
+        """The steps of a row operation, as its replies tell them, at the times measured of its kind."""
+        replies, timing = self._row_replies, self.timings.get(operation.kind)
         work = [reply.work for reply in replies.replies(operation)]
-        if pace is None:
+        if timing is None:
             return costs.row_steps(device, operation.view, work, replies.seconds)
-        unpaced = {name: s for name, s in replies.seconds.items() if base_name(name) not in pace.steps}
-        steps = costs.row_steps(device, operation.view, work, unpaced)
+        untimed = {name: s for name, s in replies.seconds.items() if base_name(name) not in timing.steps}
+        steps = costs.row_steps(device, operation.view, work, untimed)
         rows = len(operation.view.slots)
-        return [(name, pace.step(name).seconds(expected_s, rows)) for name, expected_s in steps]
+        return [(name, timing.step(name).seconds(expected_s, rows)) for name, expected_s in steps]
 
     def latency(self, operation: Operation) -> tuple[float, float]:
         """See `Work`."""
@@ -147,10 +147,10 @@ class Replies:
 
     def early_latency(self, operation: Operation) -> float:
         """See `Work`."""
-        pace = self.pace.get(operation.kind)
-        if pace is None or pace.mark_s is None:
+        timing = self.timings.get(operation.kind)
+        if timing is None or timing.mark_s is None:
             return self.latency(operation)[1]
-        return pace.mark_s
+        return timing.mark_s
 
     @property
     def _row_replies(self) -> RowReplies:
@@ -164,8 +164,8 @@ class Replies:
         return operation.tokens_fed
 
     def _host_of(self, operation: Operation) -> OperationHost:
-        if operation.kind in self.pace:
-            return self.pace[operation.kind].host
+        if operation.kind in self.timings:
+            return self.timings[operation.kind].host
         if self._same:
             return self._common
         name = DECODE if _is_decode(operation) else operation.cost_class

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hardware_profiles.decisions import DecisionTrace, read_decisions
-from hardware_profiles.pace import Pace
+from hardware_profiles.decisions import DecisionTrace, OperationTimings, read_decisions
 from hardware_profiles.predicted import placement_note, replaced, rescaled
 from hardware_profiles.profile import Profile, load_profile, unmeasured
 from hardware_profiles.store import (
@@ -26,8 +25,7 @@ from policies.registry import SettingError, find_policy
 from policies.ssd import SaguaroConfig
 from simulator.auto import SettingsQuery
 from simulator.costs import Effects, TextbookCosts
-from simulator.pacing import find_pace
-from simulator.run import Scenario
+from simulator.run import Scenario, find_timings
 from simulator.tokens import REPLAY_COLUMNS, TokenModel, check_sampling, coin, replay
 
 DEFAULT_PROFILE = "cpu2-x5"
@@ -127,11 +125,11 @@ def build_scenario(request: SimulationRequest) -> tuple[Scenario, dict[str, str]
         effects=Effects(jitter=request.jitter),
         seed=request.query.settings.seed,
         decisions=_decisions(request, profile, sources),
-        measured_pace=_measured_pace(request, profile),
+        measured_timings=_measured_timings(request, profile),
     )
     policy = find_policy(request.query.settings.policy)
     if profile is not None and policy.needs_decisions:
-        sources["pace"] = scenario.pace_note(policy.name)
+        sources["pace"] = scenario.timing_note(policy.name)
     return scenario, sources
 
 
@@ -154,12 +152,12 @@ def overridden(profile: Profile, request: SimulationRequest, sources: dict[str, 
     return profile
 
 
-def _measured_pace(request: SimulationRequest, profile: Profile | None) -> Pace | None:
+def _measured_timings(request: SimulationRequest, profile: Profile | None) -> OperationTimings | None:
     """What is known by the profile's name; a decision trace that was asked for has its own."""
     if profile is None or request.decisions is not None:
         return None
     name = _recorded_as(request, profile)
-    return find_pace(profile, request.query.settings.temperature, request.query.settings.top_p, name=name)
+    return find_timings(profile, request.query.settings.temperature, request.query.settings.top_p, name=name)
 
 
 def _recorded_as(request: SimulationRequest, profile: Profile | None) -> str:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from hardware_profiles.decisions import DecisionTrace
-from hardware_profiles.optime import Host, KindPace
-from hardware_profiles.pace import NO_PACE, Pace
+from hardware_profiles.decisions import (
+    NOT_TIMED,
+    DecisionTrace,
+    OperationTimings,
+    joined_timings,
+    read_timings,
+)
+from hardware_profiles.optime import Host, OperationTiming
 from hardware_profiles.profile import Overlap, Profile
+from hardware_profiles.store import decisions_name, find_decisions
 from hardware_profiles.surface import OPERATIONS, LatencySurface
+from hardware_profiles.trace import TraceError
 from policies.ar import ArConfig
 from policies.config import LookaheadConfig
-from policies.registry import SettingError, Settings, find_policy, start
+from policies.registry import POLICIES, SettingError, Settings, find_policy, start
 from policies.rows import Rows
 from policies.sd import SdConfig
 from policies.summary import Summary, summarise
@@ -45,7 +53,7 @@ class Scenario:
             cannot replay; None where there is no such recording.
         drift: Factors on the durations of a profile's operations, by name (`target.forward`): how fast the
             machine is today, as drawn from `GridCost.block_factors`.  None by default.
-        measured_pace: What operations stated row by row take in real rounds (`simulator.pacing`), where the
+        measured_timings: What operations stated row by row take in real rounds (`find_timings`), where the
             decision trace does not say; None where nothing is known.
     """
 
@@ -59,7 +67,7 @@ class Scenario:
     seed: int = 0
     drift: Mapping[str, float] = field(default_factory=dict)
     decisions: DecisionTrace | None = None
-    measured_pace: Pace | None = None
+    measured_timings: OperationTimings | None = None
 
     def __post_init__(self) -> None:
         if (self.profile is None) == (self.textbook is None):
@@ -86,25 +94,25 @@ class Scenario:
             for other in _others(entry)
         }
 
-    def pace(self, policy: str) -> Mapping[str, KindPace]:
+    def timings(self, policy: str) -> Mapping[str, OperationTiming]:
         """What a policy's operations take in real rounds, by kind.
 
         Empty where that is not known of the profile's machine and pair, or no host time is simulated.
         """
-        found = self._pace(policy)
+        found = self._timings(policy)
         if found is None or self.profile is None or not self.effects.host:
             return {}
         return found.of(self.profile, policy)
 
-    def pace_note(self, policy: str) -> str:
-        """Whether a policy's pace is known here, for people."""
-        found = self._pace(policy)
-        return NO_PACE if found is None or self.profile is None else found.note(self.profile)
+    def timing_note(self, policy: str) -> str:
+        """Whether the times of a policy's operations are known here, for people."""
+        found = self._timings(policy)
+        return NOT_TIMED if found is None or self.profile is None else found.note(self.profile)
 
-    def _pace(self, policy: str) -> Pace | None:
-        recorded = self.decisions.pace if self.decisions is not None else None
-        known = (pace for pace in (recorded, self.measured_pace) if pace is not None)
-        return next((pace for pace in known if policy in pace.policies), None)
+    def _timings(self, policy: str) -> OperationTimings | None:
+        recorded = self.decisions.operation_timings if self.decisions is not None else None
+        known = (found for found in (recorded, self.measured_timings) if found is not None)
+        return next((found for found in known if policy in found.policies), None)
 
     @property
     def costs(self) -> Costs:
@@ -186,7 +194,7 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
         timeline=timeline,
         draft_devices=settings.draft_devices or 1,
         rows=contents,
-        pace=scenario.pace(settings.policy),
+        timings=scenario.timings(settings.policy),
         noise=KeyedNoise(scenario.seed, strata=STRATA) if scenario.effects.jitter else None,
     )
     keep = settings.config.reads_text or isinstance(contents, Recorded)
@@ -285,3 +293,27 @@ def _others(entry: Overlap) -> tuple[str | None, ...]:
     if entry.while_operation is None:
         return (None,)
     return OPERATIONS[entry.while_busy, entry.while_operation]
+
+
+def find_timings(
+    profile: Profile, temperature: float = 0.0, top_p: float = 1.0, *, name: str | None = None
+) -> OperationTimings | None:
+    """The times of all policies' operations, as measured beside a profile (`calibrate decide`); or None.
+
+    What sampling costs hardly depends on the temperature: where there is no recording at this one, that at
+    temperature 1 stands in.
+
+    Args:
+        profile: Whose name the decision traces bear.
+        temperature: Of the runs to be simulated.
+        top_p: Mass of the distributions that is kept.
+        name: Under which they are looked for (`store.name_beside`); the profile's own by default.
+    """
+    found: OperationTimings | None = None
+    for sampling in [*([(1.0, 1.0)] if temperature > 0.0 else []), (temperature, top_p)]:
+        for info in POLICIES.values():
+            if info.needs_decisions:
+                with suppress(TraceError):
+                    recorded = decisions_name(name or profile.name, info.name, *sampling)
+                    found = joined_timings(found, read_timings(find_decisions(recorded)))
+    return found

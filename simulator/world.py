@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias, cast
 import simpy
 from simpy.events import Event
 
-from hardware_profiles.optime import Host, KindPace
+from hardware_profiles.optime import Host, OperationTiming
 from policies.operation import Operation, Prefill
 from policies.protocols import Steps, role_of
 from policies.timeline import Span
@@ -309,7 +309,7 @@ class SimulatedWorld:
         timeline: Whether to keep the timeline in `spans`.
         draft_devices: How many draft devices there are: `draft`, `draft-1`, ...  All cost the same.
         rows: Replies of row operations; None where no policy asks for any.
-        pace: See `Replies`.
+        timings: See `Replies`.
         noise: See `Replies`.
     """
 
@@ -323,13 +323,13 @@ class SimulatedWorld:
         timeline: bool = False,
         draft_devices: int = 1,
         rows: RowReplies | None = None,
-        pace: Mapping[str, KindPace] | None = None,
+        timings: Mapping[str, OperationTiming] | None = None,
         noise: KeyedNoise | None = None,
     ) -> None:
         self.env = simpy.Environment()
         self.machine = Machine(slowdowns)
         self.spans: list[Span] = []
-        work = Replies(costs, tokens, host or Host(), rows=rows, pace=pace, noise=noise)
+        work = Replies(costs, tokens, host or Host(), rows=rows, timings=timings, noise=noise)
         spans = self.spans if timeline else None
         self._target = SimulatedDevice(self.env, "target", work, self.machine, spans=spans)
         names = ["draft", *(f"draft-{i}" for i in range(1, draft_devices))]

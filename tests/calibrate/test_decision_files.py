@@ -16,9 +16,8 @@ from calibrate.decide_cli import decide, settings_of
 from calibrate.prompts import Prompt
 from calibrate.record import digest
 from calibrate.reply_recorder import Asked, DecisionFiles, Recorder
-from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions
+from hardware_profiles.decisions import Decisions, DecisionTrace, costs_fingerprint, read_decisions
 from hardware_profiles.optime import StepTotal, Timed
-from hardware_profiles.pace import costs_fingerprint
 from hardware_profiles.profile import DeviceInfo, Profile, Role, Roles
 from hardware_profiles.surface import ConstantCost, Provenance
 from hardware_profiles.trace import TraceMeta, TraceRequest
@@ -75,18 +74,18 @@ def test_a_setting_is_in_its_file_at_once_and_is_not_recorded_again(tmp_path: Pa
     assert sorted(read_decisions(path).settings) == sorted([TREE.label, WIDE.label])
 
 
-def test_a_file_has_the_pace_of_all_its_settings(tmp_path: Path) -> None:
+def test_a_file_has_the_timings_of_all_its_settings(tmp_path: Path) -> None:
     files = DecisionFiles(asked(TREE, WIDE), tmp_path)
     files.keep(TREE, trace(TREE, batches=(1, 4)))
     files.keep(WIDE, trace(WIDE))
-    pace = read_decisions(files.path(TREE)).pace
-    assert pace is not None and pace.batches == (1, 4)
+    timings = read_decisions(files.path(TREE)).operation_timings
+    assert timings is not None and timings.batches == (1, 4)
     # Steps of 20 ms where the profile says 10; 21 ms in all.
-    found = pace.of(PROFILE, "tree")["verifytree"]
+    found = timings.of(PROFILE, "tree")["verifytree"]
     assert found.steps["verify"].factor == pytest.approx(2.0)
     assert found.host.extra_s == pytest.approx(1e-3)
     kind, errors, day = files.report(files.path(TREE))
-    assert kind == "pace of verifytree: verify 2.00 x profile +0 us; beyond its steps +1000 us"
+    assert kind == "timing of verifytree: verify 2.00 x profile +0 us; beyond its steps +1000 us"
     assert "in 3 timed runs" in errors
     assert "took 0.90 to 1.20 times" in day and "changed by 33% around a single run" in day
 

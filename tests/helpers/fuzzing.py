@@ -243,7 +243,7 @@ def own_formats(folder: Path) -> Iterator[Format]:
     from calibrate.models import model_size, token_ids
     from calibrate.prompts import load_prompts
     from hardware_profiles.datastore import Datastore
-    from hardware_profiles.decisions import DecisionTrace, read_decisions, read_pace, write_decisions
+    from hardware_profiles.decisions import DecisionTrace, read_decisions, read_timings, write_decisions
     from hardware_profiles.profile import format_profile, load_profile
     from hardware_profiles.shapes import CONFIGS, find_shape
     from hardware_profiles.trace import read_trace, write_trace
@@ -267,9 +267,13 @@ def own_formats(folder: Path) -> Iterator[Format]:
     decided = read_decisions(DATA / "decisions" / "cpu2-x5-tree.parquet")
     label = next(iter(decided.settings))
     few = decided.slice([request.id for request in decided.requests[:2]])
-    one = DecisionTrace(few.requests, few.meta, {label: few.settings[label]}, few.limit, few.pace)
+    one = DecisionTrace(
+        few.requests, few.meta, {label: few.settings[label]}, few.limit, few.operation_timings
+    )
     write_decisions(one, folder / "decisions.parquet")
-    yield Format("decision trace", folder / "decisions.parquet", lambda p: (read_decisions(p), read_pace(p)))
+    yield Format(
+        "decision trace", folder / "decisions.parquet", lambda p: (read_decisions(p), read_timings(p))
+    )
     (measured,) = read_file(SAMPLES / "vllm" / "prometheus_delta_K7_dflash.json").measured
     write_acceptance(folder / "acceptance.json", acceptance_of(measured, "a.json"))
     yield Format("acceptance file", folder / "acceptance.json", load_acceptance)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import pytest
 
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, write_decisions
-from hardware_profiles.optime import KindPace, OperationHost
+from hardware_profiles.optime import OperationHost, OperationTiming
 from hardware_profiles.trace import TraceError, TraceMeta, TraceRequest
 from policies.config import SettingError
 from policies.operation import CostClass, RowOperation, Work
@@ -96,15 +96,15 @@ def test_marks_fire_after_their_step() -> None:
     assert heard == [(1.0, (4, 2)), (3.25, (4, 2))]
 
 
-def test_a_mark_is_heard_when_its_pace_says_so_and_not_when_the_report_would_be() -> None:
+def test_a_mark_is_heard_when_its_timing_says_so_and_not_when_the_report_would_be() -> None:
     marks = {key: [[4, 2]] for key in REPLIES}
     decisions = Decisions("judge", REPLIES, marks, {"look": 0.25})
     tokens = coin(0.5, exponent=1.0, requests=1, length=4, prompt_length=5, seed=0)
     heard: dict[float | None, list[tuple[float, Any]]] = {}
     for mark_s in (None, 0.125):
-        pace = KindPace(host=OperationHost(report_s=0.5), mark_s=mark_s)
+        timing = OperationTiming(host=OperationHost(report_s=0.5), mark_s=mark_s)
         world = SimulatedWorld(
-            tokens, TextbookCosts(1.0, 0.1), rows=Recorded(decisions, 1), pace={"judge": pace}
+            tokens, TextbookCosts(1.0, 0.1), rows=Recorded(decisions, 1), timings={"judge": timing}
         )
         run(world, Rows([Request(0, 5, 4, (1,) * 5)], 1, keep_tokens=True), heard.setdefault(mark_s, []))
     # The early step takes 1 s; the word takes as long as a report, or its own time.  The report of the first

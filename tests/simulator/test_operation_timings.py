@@ -1,4 +1,4 @@
-"""What pace does to simulated time, and where it is used."""
+"""What measured times of operations do to simulated time, and where it is used."""
 
 from __future__ import annotations
 
@@ -15,18 +15,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrate.hostrecords import Expectation
-from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, read_pace, write_decisions
+from hardware_profiles.decisions import (
+    Decisions,
+    DecisionTrace,
+    OperationTimings,
+    costs_fingerprint,
+    place_fingerprint,
+    read_decisions,
+    read_timings,
+    write_decisions,
+)
 from hardware_profiles.optime import (
     Host,
-    KindPace,
     OperationHost,
-    StepPace,
+    OperationTiming,
+    StepTiming,
     StepTotal,
     Timed,
     base_name,
     timed_from,
 )
-from hardware_profiles.pace import Pace, costs_fingerprint, place_fingerprint
 from hardware_profiles.profile import DeviceInfo, Profile, Role, Roles, load_profile
 from hardware_profiles.store import find_profile
 from hardware_profiles.surface import ConstantCost, LatencySurface, Provenance
@@ -38,9 +46,8 @@ from policies.registry import configure
 from policies.rows import Rows
 from policies.values import Request, RowVerdict, Speculation, View, verdict_of
 from simulator.costs import Effects, ProfileCosts, TextbookCosts
-from simulator.pacing import find_pace
 from simulator.replies import Recorded, Synthetic
-from simulator.run import Scenario, decided
+from simulator.run import Scenario, decided, find_timings
 from simulator.tokens import coin, replay
 from simulator.world import SimulatedWorld
 
@@ -62,13 +69,17 @@ REPLIES = {
     ("judge", 0, 0, 2): [[0, [9], True, 9], [["late", 3]]],
 }
 HOST = OperationHost(submit_s=0.5, report_s=0.25, extra_s=0.125, scale=2.0)
-OWN = KindPace(
+OWN = OperationTiming(
     host=OperationHost(submit_s=1.0, report_s=0.5, extra_s=0.25),
-    steps={"early": StepPace(factor=2.0), "look": StepPace(extra_s=0.75), "late": StepPace(extra_s=0.1)},
+    steps={
+        "early": StepTiming(factor=2.0),
+        "look": StepTiming(extra_s=0.75),
+        "late": StepTiming(extra_s=0.1),
+    },
 )
 
 
-def ends(pace: KindPace | None, host: Host | None = None, batch: int = 1) -> list[float]:
+def ends(timing: OperationTiming | None, host: Host | None = None, batch: int = 1) -> list[float]:
     """When the rounds end in which rows are judged; a target forward takes 1 s, a look as recorded .25 s."""
 
     def policy(world: World) -> Steps:
@@ -85,18 +96,18 @@ def ends(pace: KindPace | None, host: Host | None = None, batch: int = 1) -> lis
         TextbookCosts(1.0, 0.1),
         host=host or Host(operations={"verify": HOST}),
         rows=Recorded(Decisions("judge", REPLIES, {}, {"look": 0.25}), 1),
-        pace=None if pace is None else {"judge": pace},
+        timings=None if timing is None else {"judge": timing},
     )
     world.run(policy(world))
     return rows.log.ends
 
 
-def test_without_pace_times_are_borrowed() -> None:
+def test_without_timings_times_are_borrowed() -> None:
     # 0.5 + 0.125 + 2 (0.4 + 0.25 + 0.6) + 0.25, then 0.5 + 0.125 + 2 x 1 + 0.25.
     assert ends(None) == pytest.approx([3.375, 3.375 + 2.875])
 
 
-def test_a_run_at_its_pace_by_hand() -> None:
+def test_a_run_at_its_timing_by_hand() -> None:
     # Before 1; own work 0.25; early 2 x 0.4; look 0.75, not what was recorded; late 0.1 + 0.6; after 0.5.
     first = 1.0 + 0.25 + 0.8 + 0.75 + 0.7 + 0.5
     # The second round has a late step alone: 0.1 + 1.
@@ -104,7 +115,7 @@ def test_a_run_at_its_pace_by_hand() -> None:
 
 
 def test_rows_cost_what_they_cost() -> None:
-    steps = {**OWN.steps, "look": StepPace(extra_s=0.75, row_s=0.5)}
+    steps = {**OWN.steps, "look": StepTiming(extra_s=0.75, row_s=0.5)}
     own = OWN.model_copy(update={"steps": steps})
     # Of two rows only the look takes longer, by 0.5.
     assert ends(own, batch=2)[0] == pytest.approx(ends(OWN)[0] + 0.5)
@@ -125,9 +136,9 @@ def test_rows_cost_what_they_cost() -> None:
     ),
     st.integers(1, 3),
 )
-def test_a_pace_of_one_with_the_borrowed_host_changes_nothing(host: OperationHost, batch: int) -> None:
+def test_a_timing_of_one_with_the_borrowed_host_changes_nothing(host: OperationHost, batch: int) -> None:
     borrowed = Host(operations={"verify": host})
-    assert ends(KindPace(host=host), borrowed, batch) == ends(None, borrowed, batch)
+    assert ends(OperationTiming(host=host), borrowed, batch) == ends(None, borrowed, batch)
 
 
 SHIPPED = load_profile(find_profile("cpu2-x5"))
@@ -173,8 +184,8 @@ def profile(
     )
 
 
-def pace_of(where: Profile, policy: str = "rest") -> Pace:
-    return Pace(
+def timings_of(where: Profile, policy: str = "rest") -> OperationTimings:
+    return OperationTimings(
         profile=where.name,
         place=place_fingerprint(where),
         costs=costs_fingerprint(where),
@@ -182,11 +193,13 @@ def pace_of(where: Profile, policy: str = "rest") -> Pace:
     )
 
 
-def trace(pace: Pace | None = None, timings: tuple[Timed, ...] = ()) -> DecisionTrace:
+def trace(
+    operation_timings: OperationTimings | None = None, timings: tuple[Timed, ...] = ()
+) -> DecisionTrace:
     timed = {"timings": timings, "timed_beside": "abc", "drift": (1.0, 1.5)} if timings else {}
     found = Decisions("judge", REPLIES, {}, {"look": 0.25}, "rest", {}, **timed)  # type: ignore[arg-type]
     request = TraceRequest(id=0, prompt=(1, 2), ended="limit", question_id=3, category="code", source="x")
-    return DecisionTrace((request,), META, {"judge": found}, 4, pace)
+    return DecisionTrace((request,), META, {"judge": found}, 4, operation_timings)
 
 
 def scenario(where: Profile, **more: Any) -> Scenario:
@@ -194,63 +207,63 @@ def scenario(where: Profile, **more: Any) -> Scenario:
     return Scenario(tokens, where, **more)
 
 
-def test_a_pace_counts_on_its_machine_and_pair_alone() -> None:
-    found = trace(pace_of(profile()))
-    assert scenario(profile(), decisions=found).pace("rest") == {"judge": OWN}
-    assert scenario(profile(), decisions=found).pace("rasd") == {}
-    assert "beside profile 'made-up', at batch 1" in scenario(profile(), decisions=found).pace_note("rest")
+def test_a_timing_counts_on_its_machine_and_pair_alone() -> None:
+    found = trace(timings_of(profile()))
+    assert scenario(profile(), decisions=found).timings("rest") == {"judge": OWN}
+    assert scenario(profile(), decisions=found).timings("rasd") == {}
+    assert "beside profile 'made-up', at batch 1" in scenario(profile(), decisions=found).timing_note("rest")
     for other in (profile(machine="there"), profile(model="small")):
-        assert scenario(other, decisions=found).pace("rest") == {}
-        assert "another machine or pair" in scenario(other, decisions=found).pace_note("rest")
+        assert scenario(other, decisions=found).timings("rest") == {}
+        assert "another machine or pair" in scenario(other, decisions=found).timing_note("rest")
     again = scenario(profile(seconds=1.1), decisions=found)
-    assert again.pace("rest") and "another calibration of this machine" in again.pace_note("rest")
-    assert "not recorded" in scenario(profile(), decisions=trace()).pace_note("rest")
+    assert again.timings("rest") and "another calibration of this machine" in again.timing_note("rest")
+    assert "not recorded" in scenario(profile(), decisions=trace()).timing_note("rest")
 
 
-def test_a_pace_is_host_time_and_goes_with_it() -> None:
-    here = scenario(profile(), decisions=trace(pace_of(profile())))
+def test_a_timing_is_host_time_and_goes_with_it() -> None:
+    here = scenario(profile(), decisions=trace(timings_of(profile())))
     bare = replace(here, effects=replace(here.effects, host=False))
-    assert bare.pace("rest") == {}
+    assert bare.timings("rest") == {}
 
 
 def test_a_policy_s_own_recording_counts_before_what_is_known_by_name() -> None:
-    other = pace_of(profile()).model_copy(update={"policies": {"rest": {}, "tree": {"judge": OWN}}})
-    both = scenario(profile(), decisions=trace(pace_of(profile())), measured_pace=other)
-    assert both.pace("rest") == {"judge": OWN} == both.pace("tree")
+    other = timings_of(profile()).model_copy(update={"policies": {"rest": {}, "tree": {"judge": OWN}}})
+    both = scenario(profile(), decisions=trace(timings_of(profile())), measured_timings=other)
+    assert both.timings("rest") == {"judge": OWN} == both.timings("tree")
 
 
-def test_paces_are_found_by_the_profile_s_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timings_are_found_by_the_profile_s_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     folder = tmp_path / "spectwin" / "decisions"
     folder.mkdir(parents=True)
     for name, policy in (("made-up-rest", "rest"), ("made-up-t1-rest", "rest"), ("made-up-rasd", "rasd")):
-        write_decisions(trace(pace_of(profile(), policy)), folder / f"{name}.parquet")
+        write_decisions(trace(timings_of(profile(), policy)), folder / f"{name}.parquet")
     write_decisions(trace(), folder / "made-up-duo.parquet")
-    found = find_pace(profile())
+    found = find_timings(profile())
     assert found is not None and sorted(found.policies) == ["rasd", "rest"]
-    sampled = find_pace(profile(), 0.7)
+    sampled = find_timings(profile(), 0.7)
     assert sampled is not None and sorted(sampled.policies) == ["rest"]
-    assert find_pace(profile(name="unheard-of")) is None
+    assert find_timings(profile(name="unheard-of")) is None
 
 
 STEPS = (StepTotal("early", 1, 0.4, 0.5), StepTotal("look", 1, 0.0, 0.25))
 TIMED = Timed("judge", "target", "verify", 4, 2, 6, 0.5, 1.5, 0.25, 0.125, STEPS)
 
 
-def test_files_keep_pace_and_times(tmp_path: Path) -> None:
+def test_files_keep_timings_and_times(tmp_path: Path) -> None:
     more = (TIMED._replace(batch=1), TIMED._replace(mark_s=0.0625))
-    path, whole = tmp_path / "d.parquet", trace(pace_of(profile()), (TIMED, *more))
+    path, whole = tmp_path / "d.parquet", trace(timings_of(profile()), (TIMED, *more))
     write_decisions(whole, path)
     assert read_decisions(path) == whole
-    assert read_pace(path) == whole.pace
+    assert read_timings(path) == whole.operation_timings
     untimed = trace()
     write_decisions(untimed, path)
-    assert read_decisions(path) == untimed and read_pace(path) is None
+    assert read_decisions(path) == untimed and read_timings(path) is None
 
 
 def test_times_without_a_mark_are_those_of_files_that_kept_none() -> None:
     assert timed_from([*TIMED[:-2], [list(step) for step in STEPS]]) == TIMED
-    assert timed_from([*TIMED[:-2], STEPS, 0.5]) == TIMED._replace(mark_s=0.5)
+    assert timed_from([*TIMED[:-2], list(STEPS), 0.5]) == TIMED._replace(mark_s=0.5)
 
 
 def test_files_of_the_first_format_are_read(tmp_path: Path) -> None:
@@ -265,17 +278,17 @@ def test_files_of_the_first_format_are_read(tmp_path: Path) -> None:
     pq.write_table(table.drop_columns(["timing"]).replace_schema_metadata(texts), path)
     old = read_decisions(path)
     assert old == trace()
-    # As before: no pace, so that steps and host time are borrowed.
-    assert scenario(profile(), decisions=old).pace("rest") == {}
+    # As before: no times of operations, so that steps and host time are borrowed.
+    assert scenario(profile(), decisions=old).timings("rest") == {}
 
 
 def test_joined_traces_keep_what_is_known_of_each_policy() -> None:
-    one, other = trace(pace_of(profile(), "rest")), trace(pace_of(profile(), "tree"))
-    both = one.merged(other).pace
+    one, other = trace(timings_of(profile(), "rest")), trace(timings_of(profile(), "tree"))
+    both = one.merged(other).operation_timings
     assert both is not None and sorted(both.policies) == ["rest", "tree"]
-    assert one.merged(trace()).pace == one.pace
-    elsewhere = trace(pace_of(profile("there"), "tree"))
-    assert one.merged(elsewhere).pace == elsewhere.pace
+    assert one.merged(trace()).operation_timings == one.operation_timings
+    elsewhere = trace(timings_of(profile("there"), "tree"))
+    assert one.merged(elsewhere).operation_timings == elsewhere.operation_timings
 
 
 def test_a_recorded_path_that_decides_everything_needs_no_decisions() -> None:

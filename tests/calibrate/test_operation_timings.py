@@ -1,4 +1,4 @@
-"""Pace, on operations that were made up: what is fitted is known."""
+"""Operation timings, on operations that were made up: what is fitted is known."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate.hostfit import error_of, fit_kinds, fit_pace, gains, told
+from calibrate.hostfit import error_of, fit_kinds, fit_timings, gains, told
 from calibrate.hostrecords import Expectation, at_usual_speed, drift_of, time_operations
 from calibrate.live.transport.device import StepTime, Timing
-from hardware_profiles.decisions import Decisions
+from hardware_profiles.decisions import Decisions, costs_fingerprint, place_fingerprint
 from hardware_profiles.optime import Host, OperationHost, StepTotal, Timed
-from hardware_profiles.pace import costs_fingerprint, place_fingerprint
 from hardware_profiles.profile import DeviceInfo, Overlap, Profile, Role, Roles
 from hardware_profiles.surface import ConstantCost, GridCost, Point, Provenance
 from policies.operation import CostClass, RowOperation, Work
@@ -152,17 +151,19 @@ def test_steps_without_a_model_have_medians_that_grow_with_the_rows() -> None:
     assert (single.extra_s, single.row_s) == (MS, 0.0)
 
 
-def test_what_the_pace_buys() -> None:
+def test_what_timing_buys() -> None:
     here, seen = profile(), runs(1, 4)
     found = gains(here, [decisions(seen, label, here) for label in ("two", "three")], sampled=False)
     assert [(g.label, g.batch) for g in found] == [("two", 1), ("two", 4), ("three", 1), ("three", 4)]
     for gain in found:
-        assert gain.paced == pytest.approx(0.0, abs=1e-5)
+        assert gain.fitted == pytest.approx(0.0, abs=1e-5)
         assert gain.unseen == pytest.approx(0.0, abs=1e-5)
     # One row, two tree steps of 1 and, in the mean, 2.5 ms: borrowed 1 + 1 + (1 + 2 + 3.5) = 8.5 ms, measured
     # 0.5 + 0.2 + (0.3 + 2 + 0.2 + 7) = 10.2 ms.
     assert found[0].borrowed == pytest.approx(8.5 / 10.2 - 1.0)
-    assert "0.0% (at most 0.0%) at their own pace, 0.0% (at most 0.0%) at that of the other" in told(found)
+    assert "0.0% (at most 0.0%) with their own timing, 0.0% (at most 0.0%) with that of the other" in told(
+        found
+    )
 
 
 def test_a_single_setting_leaves_none_out() -> None:
@@ -175,9 +176,11 @@ def test_a_single_setting_leaves_none_out() -> None:
 def test_times_beside_another_calibration_are_left_out() -> None:
     here, other = profile(), profile(operations={"target.forward": ConstantCost(seconds=1.0)})
     assert place_fingerprint(here) == place_fingerprint(other) != place_fingerprint(profile("another"))
-    assert fit_pace(here, [decisions(runs(1), "two", other)], sampled=False) is None
+    assert fit_timings(here, [decisions(runs(1), "two", other)], sampled=False) is None
     assert gains(here, [decisions(runs(1), "two", other)], sampled=False) == []
-    found = fit_pace(here, [decisions(runs(1, 4), label, here) for label in ("two", "three")], sampled=False)
+    found = fit_timings(
+        here, [decisions(runs(1, 4), label, here) for label in ("two", "three")], sampled=False
+    )
     assert found is not None and found.batches == (1, 4)
     assert found.of(here, "tree")["grow"].steps["tree"].factor == pytest.approx(2.0, rel=1e-6)
     assert found.of(here, "rasd") == {} == found.of(profile("another"), "tree")
