@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -301,8 +302,7 @@ Synthesis: TypeAlias = Callable[[Any, TokenModel], list[Any]]
 """(operation, coins) to the replies of its rows, or to their early results."""
 
 SYNTHETIC = "simulator.synthetic"
-FAMILIES = ("double", "duo", "mirror", "trees")
-"""Modules of `SYNTHETIC`, loaded when coins are first asked for."""
+"""Package whose modules are loaded when coins are first asked for."""
 _SYNTHESES: dict[tuple[str, bool], Synthesis] = {}
 
 
@@ -347,8 +347,8 @@ def synthesis_of(kind: str, *, early: bool = False) -> Synthesis:
         SettingError: There is nothing of the kind.
     """
     if (kind, early) not in _SYNTHESES:
-        for family in FAMILIES:
-            import_module(f"{SYNTHETIC}.{family}")
+        for family in iter_modules(import_module(SYNTHETIC).__path__):
+            import_module(f"{SYNTHETIC}.{family.name}")
     if (kind, early) not in _SYNTHESES:
         raise SettingError(
             f"coin tosses cannot stand in for {kind!r}, which depends on the tokens themselves; use a "

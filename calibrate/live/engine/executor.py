@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -28,8 +29,7 @@ Handler: TypeAlias = "Callable[[Executor, Any], Sequence[Any]]"
 H = TypeVar("H", bound="Callable[..., Sequence[Any]]")
 
 HANDLERS = "calibrate.live.handlers"
-FAMILIES = ("chains", "double", "duo", "mirror", "probe", "trees")
-"""Modules of `HANDLERS`, loaded when a handler is first asked for."""
+"""Package whose modules are loaded when a handler is first asked for."""
 
 
 class Handled(NamedTuple):
@@ -62,8 +62,8 @@ def handled(kind: str) -> Handled:
         AuditError: There is none.
     """
     if kind not in _HANDLED:
-        for family in FAMILIES:
-            import_module(f"{HANDLERS}.{family}")
+        for family in iter_modules(import_module(HANDLERS).__path__):
+            import_module(f"{HANDLERS}.{family.name}")
     if kind not in _HANDLED:
         raise AuditError(f"no handler for operations of kind {kind!r}")
     return _HANDLED[kind]
