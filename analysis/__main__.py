@@ -29,6 +29,13 @@ STUDIES = (
     "scale",
     "pareto",
     "drafts",
+    "placements",
+    "regret",
+    "effort",
+    "identity",
+    "engines",
+    "forwards",
+    "speed",
 )
 """By name; each is a module of `analysis.studies` that has it as `STUDY`."""
 

@@ -87,6 +87,7 @@ class Outcome:
         tokens: Tokens of a pass over the prompts.
         seconds: Decode seconds of it.
         repeats: [(tokens, seconds)] of each live repetition.
+        overlap_s: Of these, seconds in which target and draft worked.
         runs: What it is made of; empty where only speeds are stored.
     """
 
@@ -94,6 +95,7 @@ class Outcome:
     seconds: float
     repeats: tuple[tuple[float, float], ...] = ()
     runs: tuple[LiveRun | Simulated, ...] = ()
+    overlap_s: float = 0.0
 
     @property
     def speed(self) -> float:
@@ -114,6 +116,7 @@ class Outcome:
             sum(part.seconds for part in parts),
             tuple((sum(t for t, _ in each), sum(s for _, s in each)) for each in repeats),
             tuple(run for part in parts for run in part.runs),
+            sum(part.overlap_s for part in parts),
         )
 
     @classmethod
@@ -121,13 +124,16 @@ class Outcome:
         """Of the live runs of one cell."""
         found = measure(runs)[runs[0].cell]
         repeats = zip(found.by_repeat, found.by_repeat_s, strict=True)
-        return cls(found.tokens, found.seconds, tuple((v * s, s) for v, s in repeats), tuple(runs))
+        return cls(
+            found.tokens, found.seconds, tuple((v * s, s) for v, s in repeats), tuple(runs), found.overlap_s
+        )
 
     @classmethod
     def simulated(cls, runs: Sequence[Simulated]) -> Outcome:
         """Mean of several simulations."""
         tokens, seconds = ([getattr(run.summary, name) for run in runs] for name in ("tokens", "seconds"))
-        return cls(float(np.mean(tokens)), float(np.mean(seconds)), (), tuple(runs))
+        overlap = float(np.mean([run.summary.overlap_s for run in runs]))
+        return cls(float(np.mean(tokens)), float(np.mean(seconds)), (), tuple(runs), overlap)
 
 
 def speedups(own: Outcome, unit: Outcome) -> list[float]:
@@ -390,11 +396,11 @@ def run_study(study: Study[Any], plan: Plan, progress: Progress, out: Path | Non
     elif plan.live and plan.hw:
         asked["live_hw"] = plan.hw[0]
     rows: list[Row] = []
+    notes: Row = {}
     for hw in plan.hw or ("",):
-        bench = Bench(study, plan, hw, progress, out=out)
+        bench = Bench(study, plan, hw, progress, out=out, notes=notes)
         rows += study.rows(bench)
-        asked |= bench.notes
-    results = Results(study.name, tuple(rows), asked)
+    results = Results(study.name, tuple(rows), asked | notes)
     return replace(results, about=study.about(results))
 
 
@@ -648,7 +654,7 @@ class Comparison:
             "tokens_per_second": own.speed,
             "speedup_vs_ar": own.speed / unit.speed,
             **{name: pooled_figure(own.summaries, name) for name in FIGURES},
-            "overlap_s": view.total("overlap_s") / len(own.runs) * len(parts),
+            "overlap_s": own.overlap_s,
             **self.bench.study.columns(view),
         }
         if world == MEASURED:

@@ -2,80 +2,91 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from simulated_live import JOB
 from tiny_profiles import profile, trace
 
-from analysis.effort import judge, measured_speedups, setting_of
-from analysis.effort_errors import Effort, covered_by_all
-from analysis.predictions import predict
+from analysis.execute import Bench
+from analysis.results import Results, settings_of
+from analysis.sources import Sources
+from analysis.studies.effort import STUDY, EffortPlan, efforts, judge, measured_speedups
+from analysis.study import RECORDED, Entry
+from hardware_profiles.profile import Profile
 from policies.registry import SettingError, configure
+
+TEXTS = trace([[0, 0, 1, 0, 0, 0, 2, 0] * 6])
 
 
 def test_rows_of_a_validation_are_settings_again() -> None:
-    row = {
-        "policy": "saguaro",
-        "lookahead": 2,
-        "fanout": "3,2,2",
-        "backup": "plain",
-        "temperature": 0.0,
-        "batch": 4,
-    }
+    row = {"policy": "saguaro", "lookahead": 2, "fanout": "3,2,2", "backup": "plain", "temperature": 0.0}
     expected = configure("saguaro", lookahead=2, fanout=(3, 2, 2), backup="plain")
-    assert setting_of(row) == (expected, 4)
+    assert settings_of(row) == expected
+
+
+def bench(tiny: Profile) -> Bench:
+    plan = EffortPlan(prompts=RECORDED, count=None, max_tokens=None)
+    return Bench(STUDY, plan, "tiny", given_sources=Sources(tiny, {0.0: TEXTS}, 0.0), given_job=JOB)
 
 
 def test_a_profile_that_predicted_what_was_measured_has_no_error() -> None:
-    tiny, part = profile(linear=True, model_error=0.02), {0.0: trace([[0, 0, 1, 0, 0, 0, 2, 0] * 6])}
-    settings = [(configure("sd", lookahead=k), 1) for k in (2, 4)]
-    speedups = [p.simulated_speedup_vs_ar for p in predict(settings, tiny, part)]
-    found = judge("tiny", tiny, dict(zip(settings, speedups, strict=True)), [part])
-    errors = found.errors()
-    assert errors is not None
-    assert (errors.settings, errors.largest, errors.bias) == (2, pytest.approx(0.0), pytest.approx(0.0))
+    tiny = profile(linear=True, model_error=0.02)
+    settings = [configure("sd", lookahead=k) for k in (2, 4)]
+    rows = bench(tiny).compare([Entry(s) for s in settings])[1:]
+    speeds = {(s, 1): row["simulated_speedup_vs_ar"] for s, row in zip(settings, rows, strict=True)}
+    (found,) = efforts(Results("effort", tuple(judge(bench(tiny), speeds)), {}))
+    assert found["covered"]["settings"] == 2
+    assert (found["covered"]["largest"], found["covered"]["bias"]) == pytest.approx((0.0, 0.0))
     # Measured a tenth slower: predicted 1 / 0.9 - 1 too fast.
-    slower = {setting: 0.9 * s for setting, s in zip(settings, speedups, strict=True)}
-    off = judge("tiny", tiny, slower, [part]).errors()
-    assert off is not None and off.median == pytest.approx(1 / 0.9 - 1)
+    slower = {setting: 0.9 * speed for setting, speed in speeds.items()}
+    (off,) = efforts(Results("effort", tuple(judge(bench(tiny), slower)), {}))
+    assert off["covered"]["median"] == pytest.approx(1 / 0.9 - 1)
 
 
-def effort(name: str, ratios: dict[int, float], inside: set[int]) -> Effort:
+def rows(hw: str, ratios: dict[int, float], inside: set[int]) -> list[dict[str, Any]]:
     """By lookahead of SD at batch 1."""
-    of = {k: (configure("sd", lookahead=k), 1) for k in ratios}
-    covered = frozenset(of[k] for k in inside)
-    mine = {of[k]: r for k, r in ratios.items()}
-    return Effort(name, "", None, mine, covered, {}, {setting: 1.5 * r for setting, r in mine.items()})
+    return [
+        {
+            "hw": hw,
+            "setting": f"sd K={k}",
+            "batch": 1,
+            "simulated_error": ratio - 1.0,
+            "alone_error": 1.5 * ratio - 1.0,
+            "covered": k in inside,
+        }
+        for k, ratio in ratios.items()
+    ]
 
 
 def test_a_short_calibration_is_judged_on_what_it_covers() -> None:
-    quick = effort("quick", {1: 1.1, 2: 0.9, 3: 2.0}, {1, 2})
-    full = effort("full", {1: 1.0, 2: 1.02, 3: 1.0}, {2, 3})
-    errors, beyond = quick.errors(), quick.errors_beyond
-    assert errors is not None and (errors.settings, errors.largest) == (2, pytest.approx(0.1))
-    assert beyond is not None and (beyond.settings, beyond.median) == (1, pytest.approx(1.0))
-    assert quick.errors_alone is not None
-    assert quick.errors_alone.largest == pytest.approx(0.65)  # 1.5 x 1.1, 1.5 x 0.9
-    common = covered_by_all([quick, full])
-    assert [len(common)] == [1]
-    same = [each.errors(common) for each in (quick, full)]
-    assert [e and round(e.median, 6) for e in same] == [0.1, 0.02]
+    quick = rows("quick", {1: 1.1, 2: 0.9, 3: 2.0}, {1, 2})
+    full = rows("full", {1: 1.0, 2: 1.02, 3: 1.0}, {2, 3})
+    first, second = efforts(Results("effort", (*quick, *full), {"minutes": [5.0, 60.0]}))
+    assert (first["covered"]["settings"], first["covered"]["largest"]) == (2, pytest.approx(0.1))
+    assert (first["beyond"]["settings"], first["beyond"]["median"]) == (1, pytest.approx(1.0))
+    assert first["without_contention"]["largest"] == pytest.approx(0.65)  # 1.5 x 1.1, 1.5 x 0.9
+    assert [e["common"]["settings"] for e in (first, second)] == [1, 1]
+    assert [round(e["common"]["median"], 6) for e in (first, second)] == [0.1, 0.02]
+    assert (first["minutes"], second["minutes"]) == (5.0, 60.0)
 
 
 def test_validations_of_several_times_are_pooled() -> None:
     row = {"policy": "sd", "lookahead": 2, "fanout": None, "backup": None, "temperature": 0.0, "batch": 1}
     told = {"target": "t", "draft": "d", "prompts": "heldout", "summary": {"requests": 2}}
-    first, second = ({**told, "rows": [{**row, "measured_speedup_vs_ar": s}]} for s in (1.0, 1.44))
+    first, second = (
+        Results("validation", ({**row, "measured_speedup_vs_ar": s},), about=told) for s in (1.0, 1.44)
+    )
     assert list(measured_speedups([first, second]).values()) == [pytest.approx(1.2)]
-    with pytest.raises(ValueError, match="different pairs"):
-        measured_speedups([first, {**second, "target": "other"}])
+    other = Results("validation", second.rows, about={**told, "target": "other"})
+    with pytest.raises(SettingError, match="different pairs"):
+        measured_speedups([first, other])
+    with pytest.raises(SettingError, match="no result of"):
+        measured_speedups([Results("x", ())])
 
 
 def test_a_profile_that_knows_none_of_the_settings_is_refused() -> None:
     tiny = profile(linear=True, model_error=0.02)
     alone = tiny.model_copy(update={"operations": {"target.forward": tiny.operations["target.forward"]}})
     with pytest.raises(SettingError, match="none of the settings"):
-        judge(
-            "alone",
-            alone,
-            {(configure("sd", lookahead=2), 1): 1.0},
-            [{0.0: trace([[0, 0, 1, 0, 0, 0, 2, 0] * 6])}],
-        )
+        judge(bench(alone), {(configure("sd", lookahead=2), 1): 1.0})

@@ -7,8 +7,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from analysis import engines
-from analysis.engines import BASE, Comparison, Job, compare, measure, pinned_name
+from analysis.__main__ import main
+from analysis.studies import engines
+from analysis.studies.engines import BASE, Comparison, Pairing, compare, measure, pinned_name
 from calibrate.live.reference import Generated
 from policies.values import Request
 
@@ -59,17 +60,17 @@ def test_speeds_are_ratios_of_sums_per_repetition() -> None:
 
 
 def test_the_command_prints_json_and_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[Job] = []
+    jobs: list[Pairing] = []
 
-    def run_job(job: Job, texts: list[str], progress: object) -> list[Comparison]:
+    def run_job(job: Pairing, texts: list[str], progress: object) -> list[Comparison]:
         jobs.append(job)
         assert len(texts) == 2
         return [Comparison(BASE, 2.0, (1.0, 1.0, 1.0), (0.375, 0.25, 0.5), 4, 4, None)]
 
     monkeypatch.setattr(engines, "run_job", run_job)
-    options = ["--target", "pair:target", "--count", "2", "--mode", "eager"]
-    printed = CliRunner().invoke(engines.main, [*options, "--json"], catch_exceptions=False).stdout
+    options = ["run", "engines", "--target", "pair:target", "--count", "2", "--mode", "eager"]
+    printed = CliRunner().invoke(main, [*options, "--json"], catch_exceptions=False).stdout
     found = json.loads(printed)
-    assert found["engines"][0]["vs_pinned"] == [0.375, 0.25, 0.5]
-    assert (found["target"], found["modes"], jobs[0].lookahead) == ("pair:target", ["eager"], 4)
-    assert BASE in CliRunner().invoke(engines.main, options, catch_exceptions=False).stdout
+    assert found["rows"][0]["vs_pinned"] == [0.375, 0.25, 0.5]
+    assert (found["asked"]["target"], jobs[0].modes, jobs[0].lookahead) == ("pair:target", ("eager",), 4)
+    assert BASE in CliRunner().invoke(main, options, catch_exceptions=False).stdout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.forwards import summarise
+from analysis.studies.forwards import summarise
 
 
 def test_ratios_are_of_one_repetition() -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 from tiny_profiles import trace
 
-from analysis.identity import Checked, CheckRequest, Departure, as_json, departure, main, print_checked
-from analysis.identity_settings import identity_settings
+from analysis.__main__ import main
+from analysis.results import Results
+from analysis.studies.identity import Checked, Departure, about, as_row, departure, identity_settings, show
 from policies.config import SettingError
 from policies.registry import KNOBS, POLICIES
 
@@ -59,19 +60,18 @@ def test_every_live_policy_and_greedy_value_has_a_setting() -> None:
 def test_a_policy_without_models_is_refused() -> None:
     with pytest.raises(SettingError, match="simulated world only"):
         identity_settings(["heads"])
-    done = CliRunner().invoke(main, ["--policies", "sd", "--prompts", "2", "--batch", "4"])
+    done = CliRunner().invoke(main, ["run", "identity", "--policies", "sd", "--count", "2", "--batch", "4"])
     assert done.exit_code == 2 and "do not fill a batch of 4" in done.output
 
 
 def test_the_table_names_the_first_departure(capsys: pytest.CaptureFixture[str]) -> None:
     same = Checked("sd", "sd K=1", 1, 2, 8, 1.5, 0, 0, None)
     other = Checked("pearl", "pearl K=2", 4, 2, 8, 1.7, 1, 1, Departure(1, 3, 14, 99, 0.2))
-    print_checked([same, other])
+    results = Results("identity", (as_row(same), as_row(other)))
+    results = replace(results, about=about(results))
+    for part in show(results):
+        Console(width=200).print(part)
     shown = capsys.readouterr().out
     assert "1 texts differ" in shown and "position 3: 99 for 14" in shown
-    asked = {"hw": "cpu2-x5", "prompts": 2, "max_tokens": 8, "batch": (1, 4), "seed": 0, "fresh": False}
-    request = CheckRequest(**asked, target=None, mode=None, policies=["sd"], datastore=None, out=None)  # type: ignore[arg-type]
-    told = json.loads(as_json([same, other], request))
-    assert told["asked"]["batch"] == [1, 4] and told["asked"]["target"] is None
-    assert told["total"] == {"runs": 2, "tokens": 16, "differences": 1, "ties": 1}
-    assert told["rows"][1]["first"]["position"] == 3
+    assert results.about["total"] == {"runs": 2, "tokens": 16, "differences": 1, "ties": 1}
+    assert results.rows[1]["first_position"] == 3

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from tiny_profiles import profile, trace
 
+from analysis.__main__ import main
 from analysis.execute import profiled_job
-from analysis.regret import DEFAULT_CHOICE, GRID, Case, as_json, choose, main, summary
 from analysis.sources import Sources, load_sources
+from analysis.studies.regret import DEFAULT_CHOICE, GRID, cases, choose, summary
 
 
-def case(choice: str, **speedups: float) -> Case:
-    return Case("p", "code", choice, (1.0, 1.2, 1.4), {**speedups, DEFAULT_CHOICE.label: 1.0})
+def case(choice: str, **speedups: float) -> dict[str, Any]:
+    where = {"profile": "p", "category": "code"}
+    rows = [
+        {**where, "setting": setting, "measured_speedup_vs_ar": speedup}
+        for setting, speedup in {**speedups, DEFAULT_CHOICE.label: 1.0}.items()
+    ]
+    chosen = next(row for row in rows if row["setting"] == choice)
+    chosen |= {"chosen": True, "predicted_low": 1.0, "predicted_middle": 1.2, "predicted_high": 1.4}
+    (found,) = cases(rows)
+    return found
 
 
 def test_regret_by_hand() -> None:
     found = case("x", x=1.2, y=1.5)
-    assert found.best == "y"
-    assert (found.regret, found.gain, found.default_regret) == pytest.approx((0.2, 0.2, 1 / 3))
+    assert found["best"] == "y"
+    told = (found["regret"], found["gain_over_sd5"], found["regret_of_sd5"])
+    assert told == pytest.approx((0.2, 0.2, 1 / 3))
     both = summary([found, case("x", x=1.6)])
     assert (both["mean_regret"], both["worst_regret"]) == pytest.approx((0.1, 0.2))
     assert both["predicted_interval_holds"] == 1
-    assert json.loads(as_json([found]))["cases"][0]["tried"]["y"] == 1.5
 
 
 def test_the_choice_of_a_category_rests_on_its_own_prompts() -> None:
@@ -40,7 +49,7 @@ def test_the_default_is_among_what_is_tried() -> None:
 
 
 def test_an_unknown_profile_is_refused() -> None:
-    result = CliRunner().invoke(main, ["--hw", "abacus"])
+    result = CliRunner().invoke(main, ["run", "regret", "--hw", "abacus"])
     assert result.exit_code == 2 and "no profile 'abacus'" in result.stderr
 
 

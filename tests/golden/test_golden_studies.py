@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +11,12 @@ import pytest
 
 from analysis import sources as sources_module
 from analysis.__main__ import load_study
-from analysis.effort import judge, measured_speedups
-from analysis.effort_errors import covered_by_all
-from analysis.execute import Bench, split
-from analysis.predictions import predict
-from analysis.regret import Case, summary
-from analysis.results import EVERY, Results, load
+from analysis.execute import Bench
+from analysis.results import EVERY, Results, load, read
 from analysis.sources import Sources, load_sources
 from analysis.studies.double import Account
 from analysis.studies.duodecoding import PAPERS_WORLDS, doubt_of, profile_budgets, uneven_budget
+from analysis.studies.effort import judge, measured_speedups
 from analysis.studies.mirror import on_coins, settings_grid
 from analysis.studies.mirror_streams import variants
 from analysis.studies.openquestions import compared
@@ -47,10 +43,6 @@ def cpu2_x5() -> Sources:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources_module, "known_model_error", lambda profile, traces: 0.0)
         return load_sources("cpu2-x5")
-
-
-def stored(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def heldout(temperature: float) -> Trace:
@@ -93,38 +85,35 @@ VALIDATIONS = (
 )
 
 
-def test_validations_predicted_again(golden: Golden) -> None:
+def test_validations_predicted_again(golden: Golden, cpu2_x5: Sources) -> None:
     """Some settings of the stored runs, on eight of their prompts in two subsets."""
-    speeds = measured_speedups([stored("x5_third/validation"), stored("x5_fifth/validation")])
+    speeds = measured_speedups([read(RESULTS / f"x5_{n}/validation.json") for n in ("third", "fifth")])
     chosen = [s for s in speeds if s[1] < 8][::9]
     traces = {t: heldout(t) for t in (0.0, 1.0)}
-    parts = [{t: trace.slice(ids) for t, trace in traces.items()} for ids in split(traces[0.0], 2)]
-    profile = load_profile(find_profile("cpu2-x5"))
-    rows = [
-        {
-            "setting": p.settings.label,
-            "batch": p.batch,
-            "law_speedup_vs_ar": p.law_speedup_vs_ar,
-            "simulated_tokens_per_second": p.simulated.tokens_per_second,
-            "simulated_speedup_vs_ar": p.simulated_speedup_vs_ar,
-            "alone_speedup_vs_ar": p.alone_speedup_vs_ar,
-            "tokens_per_round": p.simulated.tokens_per_round,
-            "extrapolated": list(p.extrapolated),
-        }
-        for part in parts
-        for p in predict(chosen, profile, part)
-    ]
+    bench = Bench(load_study("validation"), Plan(), given_sources=cpu2_x5, subsets=2, _traces=traces)
+    rows = bench.compare([Entry(settings, batch) for settings, batch in chosen])
+    names = {
+        "setting": "setting",
+        "batch": "batch",
+        "simulated_tokens_per_second": "simulated_tokens_per_second",
+        "simulated_speedup_vs_ar": "simulated_speedup_vs_ar",
+        "alone_speedup_vs_ar": "alone_speedup_vs_ar",
+        "tokens_per_round": "simulated_tokens_per_round",
+    }
+    own = {(row["setting"], row["batch"], row.get("subset")): row for row in rows}
+    told = [own[s.label, batch, part] for part in (0, 1) for s, batch in chosen]
     few = {s: speeds[s] for s in chosen[:4]}
-    judged = [
-        judge(name, load_profile(find_profile(name)), few, parts) for name in ("cpu2-x5", "cpu2-x5-wide")
-    ]
+    found: dict[str, list[float]] = {}
+    for name in ("cpu2-x5", "cpu2-x5-wide"):
+        sources = replace(cpu2_x5, profile=load_profile(find_profile(name)))
+        plan = load_study("effort").plan()
+        there = Bench(load_study("effort"), plan, name, given_sources=sources, subsets=2, _traces=traces)
+        judged = judge(there, few)
+        columns = ("simulated_error", "alone_error")
+        found[name] = [1.0 + row[column] for column in columns for row in judged]
     golden(
         "studies-validation",
-        {
-            "rows": rows,
-            "effort": {j.profile: [j.ratios[s] for s in few] + [j.alone[s] for s in few] for j in judged},
-            "covered": len(covered_by_all(judged)),
-        },
+        {"rows": [{n: row[key] for n, key in names.items()} for row in told], "effort": found},
     )
 
 
@@ -216,21 +205,10 @@ def test_duodecoding_budgets(golden: Golden, cpu2_x5: Sources) -> None:
 
 
 def test_summaries_of_stored_runs(golden: Golden) -> None:
-    """Regret and coverage again from the stored rows."""
-    found: dict[str, Any] = {}
-    for name in ("regret_x5", "regret_x20"):
-        told = stored(name)
-        cases = [
-            Case(
-                c["profile"],
-                c["category"],
-                c["choice"],
-                tuple(c["predicted_speedup_vs_ar"][k] for k in ("low", "middle", "high")),
-                c["tried"],
-            )
-            for c in told["cases"]
-        ]
-        found[name] = summary(cases)
+    """Regret again from the stored rows, and what the validations were summed up to."""
+    found: dict[str, Any] = {
+        name: load_study("regret").about(load(name))["summary"] for name in ("regret_x5", "regret_x20")
+    }
     for name in VALIDATIONS:
-        found[name] = stored(name)["summary"]
+        found[name] = read(RESULTS / f"{name}.json").about["summary"]
     golden("studies-summaries", found)

@@ -1,7 +1,6 @@
 """Speed of the simulator itself: simulated output tokens per second of one core, and where its time goes.
 
-Run `python -m analysis.benchmark` (`--json` for machines).  A benchmark, not a test: the numbers depend
-on the machine and are reported with their spread.
+A benchmark, not a test: the numbers depend on the machine and are reported with their spread.
 """
 
 from __future__ import annotations
@@ -9,17 +8,19 @@ from __future__ import annotations
 import cProfile
 import pstats
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
-from hardware_profiles.files import to_json
+from analysis.execute import Bench
+from analysis.results import Results
+from analysis.study import POSITIVE, Plan, Row, Study, option
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile, find_trace
 from hardware_profiles.trace import read_trace
-from policies.commandline import checked_command
 from policies.registry import configure
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate
@@ -103,26 +104,40 @@ def _part(file: str) -> str:
     return "other"
 
 
-@checked_command()
-@click.option("--repeats", default=7, show_default=True, type=click.IntRange(min=1))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def main(repeats: int, as_json: bool) -> None:
+@dataclass(frozen=True)
+class SpeedPlan(Plan):
+    """How often."""
+
+    hw: tuple[str, ...] = ()
+    repeats: int = option(7, "Repetitions.", type=POSITIVE)
+
+
+def answer(bench: Bench) -> list[Row]:
     """Simulated output tokens per second for saguaro at batch 1 and 16."""
-    found: dict[str, Any] = {}
+    rows: list[Row] = []
     for batch in (1, 16):
         for name, scenario in scenarios(batch).items():
-            found[f"{name}, batch {batch}"] = {**rate(scenario, repeats), "where": where(scenario)}
-    if as_json:
-        click.echo(to_json(found, indent=2))
-        return
-    for name, row in found.items():
-        click.echo(
+            shares = {f"share_{part}": share for part, share in where(scenario).items()}
+            rows.append({"world": name, "batch": batch, **rate(scenario, bench.plan.repeats), **shares})
+    return rows
+
+
+def show(results: Results) -> Iterator[Any]:
+    """A line per world and batch, and where the time goes."""
+    for row in results.rows:
+        name = f"{row['world']}, batch {row['batch']}"
+        yield (
             f"{name:>20}: {row['tokens_per_second']:>10,.0f} simulated tokens/s "
             f"({row['min']:,.0f} to {row['max']:,.0f}), {row['microseconds_per_round']:.0f} us per round"
         )
-        parts = sorted(row["where"].items(), key=lambda item: -item[1])
-        click.echo(" " * 22 + ", ".join(f"{PARTS[part]} {share:.0%}" for part, share in parts))
+        parts = sorted(PARTS, key=lambda part: -float(row[f"share_{part}"]))
+        yield " " * 22 + ", ".join(f"{PARTS[part]} {row[f'share_{part}']:.0%}" for part in parts)
 
 
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    "speed",
+    "How fast is the simulator itself, and where does its time go?",
+    SpeedPlan,
+    answer=answer,
+    show=show,
+)

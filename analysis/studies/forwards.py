@@ -1,21 +1,27 @@
 """What compiling is worth: single forwards, eager and compiled, interleaved.
 
-`python -m analysis.forwards --target pair:x5`: the shapes that a round is made of, timed by the calibration's
-own probes.  What to look for is a verification that costs about as much as a decode step: the premise of the
-papers' laws.
+The shapes that a round is made of, timed by the calibration's own probes.  What to look for is a verification
+that costs about as much as a decode step: the premise of the papers' laws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
 import click
 import numpy as np
 
-from hardware_profiles.files import to_json
-from policies.commandline import HELP, Refusal, checked_command, wide_console
+from analysis.execute import Bench
+from analysis.results import Results
+from analysis.show import Column, table
+from analysis.study import Plan, Row, Study, option
+from calibrate.live.placement import pair_specs, parse_placement
+from calibrate.live.transport.world import LiveWorld
+from calibrate.measure import time_shape
+from calibrate.shipped import resolve_model
 
 CONTEXT = 200
 SHAPES: tuple[tuple[str, str, str, dict[str, int]], ...] = (
@@ -66,10 +72,6 @@ def measure(target: str, draft: str, *, repeats: int, progress: Callable[[int, i
         repeats: Repetitions of all shapes.
         progress: (visits done, visits in all).
     """
-    from calibrate.live.placement import pair_specs, parse_placement
-    from calibrate.live.transport.world import LiveWorld
-    from calibrate.measure import time_shape
-
     specs = pair_specs(target, draft, parse_placement("split"))
     samples: dict[str, dict[str, list[list[float]]]] = {
         name: {mode: [] for mode in MODES} for name, *_ in SHAPES
@@ -87,48 +89,59 @@ def measure(target: str, draft: str, *, repeats: int, progress: Callable[[int, i
     return [summarise(name, found) for name, found in samples.items()]
 
 
-@checked_command(context_settings=HELP)
-@click.option("--target", default="pair:x5", show_default=True, help="Model name or folder.")
-@click.option("--draft", default="pair:draft", show_default=True, help="Model name or folder.")
-@click.option("--repeats", default=9, show_default=True, type=click.IntRange(min=2))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def main(target: str, draft: str, repeats: int, as_json: bool) -> None:
-    """Single forwards, eager and compiled, interleaved."""
-    from rich.table import Table
+@dataclass(frozen=True)
+class ForwardsPlan(Plan):
+    """Which pair."""
 
-    from calibrate.display import show_progress
-    from calibrate.shipped import resolve_model
-
-    try:
-        folders = [str(resolve_model(name)) for name in (target, draft)]
-        with show_progress() as progress:
-            found = measure(
-                *folders, repeats=repeats, progress=lambda done, total: progress("forwards", done, total)
-            )
-    except (ValueError, OSError, RuntimeError) as error:
-        raise Refusal(str(error)) from error
-    if as_json:
-        rows = [
-            {"forward": row.name, "seconds": dict(row.seconds), "eager_over_compiled": list(row.speedup)}
-            for row in found
-        ]
-        click.echo(
-            to_json({"target": target, "draft": draft, "context": CONTEXT, "forwards": rows}, indent=2)
-        )
-        return
-    table = Table(header_style="bold", title=f"{target}, context {CONTEXT}, {repeats} repetitions")
-    for title in ("forward", "eager, ms", "compiled, ms", "eager / compiled (range)"):
-        table.add_column(title, justify="left" if title == "forward" else "right")
-    for row in found:
-        low, middle, high = row.speedup
-        table.add_row(
-            row.name,
-            f"{1e3 * row.seconds['eager']:.2f}",
-            f"{1e3 * row.seconds['compiled']:.2f}",
-            f"{middle:.2f} ({low:.2f}-{high:.2f})",
-        )
-    wide_console().print(table)
+    hw: tuple[str, ...] = ()
+    target: str = option("pair:x5", "Model name or folder.")
+    draft: str = option("pair:draft", "Model name or folder.")
+    repeats: int = option(9, "Repetitions.", type=click.IntRange(min=2))
 
 
-if __name__ == "__main__":
-    main()
+def answer(bench: Bench) -> list[Row]:
+    """A row per shape."""
+    plan = bench.plan_as(ForwardsPlan)
+    folders = [str(resolve_model(name)) for name in (plan.target, plan.draft)]
+    found = measure(
+        *folders, repeats=plan.repeats, progress=lambda done, total: bench.progress("forwards", done, total)
+    )
+    return [
+        {
+            "forward": each.name,
+            "context": CONTEXT,
+            **{f"{mode}_s": seconds for mode, seconds in each.seconds.items()},
+            "eager_over_compiled": list(each.speedup),
+        }
+        for each in found
+    ]
+
+
+def show(results: Results) -> Iterator[Any]:
+    """Milliseconds in both modes and their ratio."""
+
+    def ratio(row: Row) -> str:
+        low, middle, high = row["eager_over_compiled"]
+        return f"{middle:.2f} ({low:.2f}-{high:.2f})"
+
+    asked = results.asked
+    yield table(
+        f"{asked['target']}, context {CONTEXT}, {asked['repeats']} repetitions",
+        (
+            Column("forward", "forward"),
+            Column("eager, ms", "eager_s", lambda s: f"{1e3 * s:.2f}"),
+            Column("compiled, ms", "compiled_s", lambda s: f"{1e3 * s:.2f}"),
+            Column("eager / compiled (range)", ratio),
+        ),
+        results.rows,
+    )
+
+
+STUDY = Study(
+    "forwards",
+    "What is compiling worth?  Single forwards, eager and compiled, interleaved.",
+    ForwardsPlan,
+    answer=answer,
+    show=show,
+    examples=("--target pair:x5",),
+)

@@ -1,6 +1,6 @@
 """Our engine against the generation that comes with transformers: plain decoding and SD, live, greedy.
 
-Run `python -m analysis.engines` (`--json` for machines).  A speedup means little on an engine that is
+A speedup means little on an engine that is
 slow by itself; here the same pair does the same work on equal cores, one thread each, and every engine's
 output is compared token by token.  Engines take turns prompt by prompt, in an order drawn anew each time,
 so that a drift of the machine hits all alike.
@@ -11,7 +11,7 @@ the two take turns, so that at any time one core works, in either engine; ours a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
@@ -19,10 +19,13 @@ from typing import Any, TypeAlias
 import click
 import numpy as np
 
+from analysis.execute import Bench
+from analysis.results import Results
+from analysis.show import Column, table
+from analysis.study import POSITIVE, Plan, Row, Study, option
 from calibrate.live.placement import MODES, Mode, pair_specs, parse_placement
 from calibrate.live.reference import Generated, Method, Place, generate_once, generation_process, tokenize
-from hardware_profiles.files import to_json
-from policies.commandline import checked_command, wide_console
+from calibrate.shipped import resolve_model
 from policies.registry import configure
 from policies.values import Request
 
@@ -135,7 +138,7 @@ def _differences(
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Pairing:
     """What to compare.
 
     Attributes:
@@ -163,7 +166,7 @@ def pinned_name(lookahead: int) -> str:
 
 
 def run_job(
-    job: Job, texts: Sequence[str], progress: Callable[[int, int], None] = lambda done, total: None
+    job: Pairing, texts: Sequence[str], progress: Callable[[int, int], None] = lambda done, total: None
 ) -> list[Comparison]:
     """Measure and compare all engines on some prompts."""
     from calibrate.live.transport.world import LiveWorld
@@ -213,55 +216,66 @@ def _ours(world: Any, policy: str, **knobs: Any) -> Engine:
     return run
 
 
-def table(found: Sequence[Comparison], job: Job) -> Any:
-    """A rich table of the comparison: speeds and their ratios."""
-    from rich import box
-    from rich.table import Table
+@dataclass(frozen=True)
+class EnginesPlan(Plan):
+    """Which pair, called how."""
 
-    title = f"{job.target} with {job.draft}: median (least-largest) of {job.repeats} repetitions"
-    shown = Table(title=title, box=box.SIMPLE, padding=(0, 1), pad_edge=False)
-    for name in ("engine", "tok/s", "x generate", f"x assisted K={job.lookahead}", "same"):
-        shown.add_column(name, justify="left" if name == "engine" else "right", no_wrap=True)
-    for row in found:
-        shown.add_row(
-            row.engine,
-            f"{row.tokens_per_second:.1f}",
-            "{:.2f} ({:.2f}-{:.2f})".format(*row.vs_plain),
-            "{:.2f} ({:.2f}-{:.2f})".format(*row.vs_pinned),
-            f"{row.identical}/{row.runs}",
-        )
-    return shown
+    hw: tuple[str, ...] = ()
+    target: str = option("pair:x5", "Model name or folder.")
+    draft: str = option("pair:draft", "Model name or folder.")
+    lookahead: int = option(4, "K.", type=POSITIVE)
+    mode: tuple[str, ...] = option(
+        MODES, "Of our engine; repeated.", multiple=True, type=click.Choice(MODES), show_default=True
+    )
+    placement: str = option("split", "Cores of target and draft.")
+    repeats: int = option(5, "Live repetitions.", type=POSITIVE)
 
 
-@checked_command()
-@click.option("--target", default="pair:x5", show_default=True)
-@click.option("--draft", default="pair:draft", show_default=True)
-@click.option("--prompts", default="heldout", show_default=True, help="A shipped set or a file.")
-@click.option("--count", default=8, show_default=True, type=click.IntRange(min=1), help="Prompts.")
-@click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(min=1))
-@click.option("--repeats", default=5, show_default=True, type=click.IntRange(min=1))
-@click.option("--lookahead", default=4, show_default=True, type=click.IntRange(min=1))
-@click.option("--mode", "modes", multiple=True, type=click.Choice(MODES), default=MODES, show_default=True)
-@click.option("--placement", default="split", show_default=True, help="Cores of target and draft.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def main(prompts: str, count: int, as_json: bool, target: str, draft: str, **options: Any) -> None:
-    """Our plain decoding and SD against transformers' own, on the same cores."""
-    from rich.progress import Progress
-
-    from calibrate.prompts import find_prompts, load_prompts, spread
-    from calibrate.shipped import resolve_model
-
-    job = Job(str(resolve_model(target)), str(resolve_model(draft)), **options)
-    texts = [prompt.text for prompt in spread(load_prompts(find_prompts(prompts)), count)]
-    with Progress(console=wide_console(stderr=True), transient=True) as bar:
-        task = bar.add_task("runs", total=None)
-        found = run_job(job, texts, lambda done, total: bar.update(task, completed=done, total=total))
-    named = replace(job, target=target, draft=draft)
-    if as_json:
-        click.echo(to_json({**asdict(named), "engines": [asdict(row) for row in found]}, indent=2))
-        return
-    wide_console().print(table(found, named))
+def answer(bench: Bench) -> list[Row]:
+    """A row per engine."""
+    plan = bench.plan_as(EnginesPlan)
+    modes = tuple(mode for mode in MODES if mode in plan.mode)
+    pair = Pairing(
+        str(resolve_model(plan.target)),
+        str(resolve_model(plan.draft)),
+        plan.lookahead,
+        plan.max_tokens or 1,
+        plan.repeats,
+        modes,
+        plan.placement,
+    )
+    texts = [prompt.text for prompt in bench.prompts()]
+    found = run_job(pair, texts, lambda done, total: bench.progress("runs", done, total))
+    return [
+        asdict(each) | {"vs_plain": list(each.vs_plain), "vs_pinned": list(each.vs_pinned)} for each in found
+    ]
 
 
-if __name__ == "__main__":
-    main()
+def show(results: Results) -> Iterator[Any]:
+    """Speeds and their ratios."""
+
+    def spread(name: str) -> Callable[[Row], str]:
+        return lambda row: "{:.2f} ({:.2f}-{:.2f})".format(*row[name])
+
+    asked = results.asked
+    yield table(
+        f"{asked['target']} with {asked['draft']}: median (least-largest) of {asked['repeats']} repetitions",
+        (
+            Column("engine", "engine"),
+            Column("tok/s", "tokens_per_second", "{:.1f}"),
+            Column("x generate", spread("vs_plain")),
+            Column(f"x assisted K={asked['lookahead']}", spread("vs_pinned")),
+            Column("same", lambda row: f"{row['identical']}/{row['runs']}"),
+        ),
+        results.rows,
+    )
+
+
+STUDY = Study(
+    "engines",
+    "Our plain decoding and SD against transformers' own, on the same cores.",
+    EnginesPlan,
+    answer=answer,
+    show=show,
+    examples=("--target pair:x5 --count 8 --repeats 5",),
+)

@@ -1,0 +1,188 @@
+"""What a longer calibration buys: several profiles of one machine against the same live runs.
+
+Every setting that a validation ran live is predicted anew from each profile, on the same prompts in the same
+batches; nothing is run live again.  A short calibration covers fewer settings (`--quick`: batch 1): it is
+judged on those, on those that all profiles cover, and, apart from them, where it extrapolates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import click
+import numpy as np
+
+from analysis.execute import Bench, live_job
+from analysis.results import Results, read, settings_of
+from analysis.show import Column, table
+from analysis.stats import Errors
+from analysis.study import POSITIVE, Entry, Plan, Row, Study, option
+from policies.registry import SettingError, Settings
+from simulator.costs import Effects
+
+Setting: TypeAlias = tuple[Settings, int]
+"""A policy with its knobs, and the rows served at once."""
+
+
+@dataclass(frozen=True)
+class EffortPlan(Plan):
+    """Which live runs, and how long each profile took to make."""
+
+    validation: tuple[Path, ...] = option(
+        (), "Result of `validate --out`; repeated, runs at several times are pooled.",
+        multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    )  # fmt: skip
+    minutes: tuple[float, ...] = option((), "How long each profile took to make, a list.")
+    subsets: int = option(2, "As the validation was run.", type=POSITIVE)
+
+
+def measured_speedups(validations: Sequence[Results]) -> dict[Setting, float]:
+    """Live speedups over plain decoding; of a setting that several validations ran, the geometric mean.
+
+    Raises:
+        SettingError: They are of other pairs or prompts, which have speedups of their own.
+    """
+    try:
+        of = {
+            (v.about["target"], v.about["draft"], v.about["prompts"], v.about["summary"]["requests"])
+            for v in validations
+        }
+        found: dict[Setting, list[float]] = {}
+        for row in (row for told in validations for row in told.rows if row["policy"] != "ar"):
+            setting = settings_of(row), int(row["batch"])
+            found.setdefault(setting, []).append(float(row["measured_speedup_vs_ar"]))
+    except (KeyError, TypeError) as error:
+        raise SettingError(f"no result of `validate --out`: {error!r}") from error
+    if len(of) != 1:
+        raise SettingError("the validations are of different pairs or prompts and cannot be pooled")
+    return {setting: float(np.exp(np.mean(np.log(each)))) for setting, each in found.items()}
+
+
+def answer(bench: Bench) -> list[Row]:
+    """Every measured speedup beside what one profile predicts."""
+    plan = bench.plan_as(EffortPlan)
+    if not plan.validation:
+        raise SettingError("give --validation, the result of `validate --out`")
+    if plan.minutes and len(plan.minutes) != len(plan.hw):
+        raise SettingError(f"{len(plan.hw)} profiles need as many --minutes, got {len(plan.minutes)}")
+    validations = [read(path) for path in plan.validation]
+    measured, told = measured_speedups(validations), validations[0].about
+    temperatures = sorted({settings.temperature for settings, _ in measured})
+    job = live_job(told["target"], told["draft"], limit=plan.max_tokens or 64, temperatures=temperatures)
+    plan = replace(plan, prompts=told["prompts"], count=int(told["summary"]["requests"]))
+    return judge(replace(bench, plan=plan, given_job=job, subsets=plan.subsets), measured)
+
+
+def judge(bench: Bench, measured: Mapping[Setting, float]) -> list[Row]:
+    """Predict every measured speedup from the profile of a bench.
+
+    Raises:
+        SettingError: It can predict none of them.
+    """
+    found: list[Row] = []
+    for done, ((settings, batch), speedup) in enumerate(measured.items()):
+        try:
+            rows = bench.compare([Entry(settings, batch)])
+        except SettingError:
+            continue
+        row = next(r for r in rows if r["policy"] == settings.policy and r.get("subset") is None)
+        ratio, alone = row["simulated_speedup_vs_ar"] / speedup, row["alone_speedup_vs_ar"] / speedup
+        errors = {
+            "measured_speedup_vs_ar": speedup,
+            "simulated_error": ratio - 1.0,
+            "alone_error": alone - 1.0,
+        }
+        found.append({**row, **errors, "covered": not row["extrapolated"]})
+        bench.progress("settings", done + 1, len(measured))
+    if not found:
+        name = bench.sources.profile.name
+        raise SettingError(f"profile {name} can predict none of the settings that were run live")
+    profile = bench.sources.profile
+    grids = {
+        operation: [error.median, error.worst]
+        for operation, cost in profile.operations.items()
+        if (error := getattr(cost, "interpolation_error", None)) is not None
+    }
+    bench.notes.setdefault("profiles", {})[bench.hw] = {"command": profile.provenance.command, "grids": grids}
+    return [{"hw": bench.hw, **row} for row in found]
+
+
+def efforts(results: Results) -> list[Row]:
+    """Per profile its errors on what it covers, on what all cover, and beyond."""
+    by = {
+        hw: [row for row in results.rows if row["hw"] == hw]
+        for hw in dict.fromkeys(r["hw"] for r in results.rows)
+    }
+    covered = [{(r["setting"], r["batch"]) for r in rows if r["covered"]} for rows in by.values()]
+    common = set.intersection(*covered) if covered else set()
+    minutes = results.asked.get("minutes") or [None] * len(by)
+    known = results.asked.get("profiles", {})
+
+    def of(rows: Sequence[Row], column: str) -> Row | None:
+        found = Errors.of(1.0 + row[column] for row in rows)
+        return None if found is None else asdict(found)
+
+    return [
+        {
+            "profile": hw,
+            "minutes": took,
+            **known.get(hw, {}),
+            "settings_predicted": len(rows),
+            "covered": of([r for r in rows if r["covered"]], "simulated_error"),
+            "without_contention": of([r for r in rows if r["covered"]], "alone_error"),
+            "common": of([r for r in rows if (r["setting"], r["batch"]) in common], "simulated_error"),
+            "beyond": of([r for r in rows if not r["covered"]], "simulated_error"),
+        }
+        for (hw, rows), took in zip(by.items(), minutes, strict=True)
+    ]
+
+
+def show(results: Results) -> Iterator[Any]:
+    """A row per profile."""
+
+    def figure(title: str, name: str, form: str = "{:.1%}") -> Column:
+        return Column(title, lambda row: row["covered"] and row["covered"][name], form)
+
+    def short(title: str, name: str) -> Column:
+        def cell(row: Row) -> str | None:
+            e = row[name]
+            return e and f"{e['median']:.1%}, {e['largest']:.1%} ({e['settings']})"
+
+        return Column(title, cell)
+
+    yield table(
+        "",
+        (
+            Column("profile", "profile"),
+            Column("minutes", "minutes", "{:g}"),
+            figure("covered", "settings", "{}"),
+            figure("median", "median"),
+            figure("p95", "p95"),
+            figure("largest", "largest"),
+            figure("bias", "bias", "{:+.1%}"),
+            short("on what all cover", "common"),
+            short("no contention", "without_contention"),
+            short("beyond its grids", "beyond"),
+        ),
+        results.about["efforts"],
+    )
+    yield (
+        "Errors of the speedup over plain decoding: on live settings whose costs lie in a profile's grids, "
+        "on those that all profiles cover, with devices that do not slow each other, and where it "
+        "extrapolates (median, largest)."
+    )
+
+
+STUDY = Study(
+    "effort",
+    "What does a longer calibration buy?  Several profiles against the same live runs.",
+    EffortPlan,
+    worlds={"simulated": Effects(), "alone": Effects(overlap=False)},
+    answer=answer,
+    about=lambda results: {"efforts": efforts(results)},
+    show=show,
+    examples=("--validation my/validation.json --hw quick.json,cpu2-x5 --minutes 5,60",),
+)
