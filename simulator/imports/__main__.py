@@ -253,7 +253,8 @@ def _depth(lookahead: int | None, simulated: Path | None, by_batch: dict[int, in
 def _simulated(path: Path) -> int:
     try:
         answer = read_json(path)
-        policy, depth = answer["policy"], answer["knobs"].get("lookahead")
+        # Before knobs were an object of their own they stood beside the policy.
+        policy, depth = answer["policy"], answer.get("knobs", answer).get("lookahead")
     except FileRefused:
         raise
     except (KeyError, TypeError, AttributeError) as error:

@@ -193,14 +193,14 @@ def parse_bench(text: str) -> tuple[Imported, ...]:
 def of_bench(found: Mapping[str, Any]) -> Imported:
     """What `vllm bench serve` says, by the keys of its JSON."""
     speculated = "spec_decode_num_drafts" in found
-    step, name = ("round_s", "mean_itl_ms") if speculated else ("target_step_s", "mean_tpot_ms")
-    more: dict[str, Any] = {step: milliseconds(found, name)}
+    chunk_s, token_s = milliseconds(found, "mean_itl_ms"), milliseconds(found, "mean_tpot_ms")
+    step: dict[str, Any] = {"round_s": chunk_s} if speculated else {"target_step_s": token_s}
     known: dict[str, Any] = {
         "engine": "vllm",
         "source": "vllm-bench",
         "model": found.get("model_id"),
         "batch": optional(found, "max_concurrency"),
-        "speeds": serving_speeds(found, **more),
+        "speeds": serving_speeds(found, **step),
     }
     if not speculated:
         return Imported(notes=("no speculation: times of plain decoding",), **known)

@@ -293,7 +293,7 @@ def own_formats(folder: Path) -> Iterator[Format]:
         for i in range(4)
     )
     yield Format("prompts", written("prompts.jsonl", prompts), load_prompts)
-    answer = json.dumps({"policy": "sd", "lookahead": 4, "batch": 1})
+    answer = json.dumps({"policy": "sd", "knobs": {"lookahead": 4}, "batch": 1})
     yield Format("simulate --json, for export", written("answer.json", answer), _simulated)
     store = folder / "store"
     Datastore.of_texts([[1, 2, 3, 1, 2]], 8, sources=("s",)).write(store)

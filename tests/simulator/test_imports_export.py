@@ -14,6 +14,15 @@ from simulator.imports.export import lookahead_by_batch, schedule, sglang_flags,
 from simulator.imports.measured import ImportRefused
 
 
+@pytest.mark.parametrize("answer", [{"knobs": {"lookahead": 4}}, {"lookahead": 4}])
+def test_older_answers_have_their_knobs_beside_the_policy(tmp_path: Path, answer: dict[str, object]) -> None:
+    (tmp_path / "answer.json").write_text(json.dumps({"policy": "sd", **answer}))
+    assert (
+        "num_speculative_tokens"
+        in run("export", "--simulated", str(tmp_path / "answer.json"), "--draft", "d").stdout
+    )
+
+
 def test_export_of_a_simulated_answer(tmp_path: Path, acceptance: str) -> None:
     answer = simulated(
         "--acceptance", acceptance, "--policy", "sd", "--lookahead", "5", *TEXTBOOK, "--json"
