@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from analysis.breaks.show import by_relaxation, of_law
 from analysis.papers.cells import read_csv
 from analysis.papers.report import SUMMARY, summary_cells
 from analysis.papers.study import Errors, Line
+from analysis.show import markdown
 from hardware_profiles.files import read_json
 from policies.laws.catalogue import STATEMENTS, Statement, find
 from policies.laws.evaluate import answer
@@ -39,7 +40,7 @@ def statements(paper: str) -> list[Statement]:
 def verdicts(paper: str) -> str:
     """Statement, verdict and counterexample, as a table."""
     rows = [(f"`{s.id}`", s.title, s.verdict, s.counterexample or "-") for s in statements(paper)]
-    return table(("id", "statement", "verdict", "counterexample"), rows)
+    return markdown(("id", "statement", "verdict", "counterexample"), rows)
 
 
 def tally(paper: str) -> str:
@@ -96,7 +97,7 @@ def account(found: Mapping[str, Any]) -> str:
 def errors(found: Mapping[str, Any]) -> str:
     """The errors of law, simulation and naive guess by method, as a table."""
     lines = [summary_cells(_line(raw)) for raw in found["summary"]]
-    return table(SUMMARY[1:], [cells[1:] for cells in lines], right=1)
+    return markdown(SUMMARY[1:], [cells[1:] for cells in lines], right=1)
 
 
 def _line(raw: Mapping[str, Any]) -> Line:
@@ -139,30 +140,17 @@ def breaks(paper: str) -> Map:
 def breaks_by_relaxation(found: Map) -> str:
     """The largest error under each relaxation, of laws that hold where nothing is relaxed."""
     head, *rows = by_relaxation(found)
-    return table(head, rows)
+    return markdown(head, rows)
 
 
 def breaks_of_law(found: Map, law: str) -> str:
     """From what size of each relaxation on a law is off, and why."""
     head, *rows = of_law(found, law)
-    return table(head, rows)
+    return markdown(head, rows)
 
 
 def figures(paper: str) -> str:
     """A paper's figures and ablations: what there is of them here, and what is missing."""
     columns = ("figure", "shows", "shape", "stored", "why")
     rows = [[row[name] for name in columns] for row in read_csv("figures") if row["paper"] == paper]
-    return table((*columns[:2], "reproduced", "stored result", "why"), rows)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: int | None = None) -> str:
-    """A Markdown table whose columns from `right` on are aligned to the right."""
-    first = len(head) if right is None else right
-    ruler = ["---"] * first + ["--:"] * (len(head) - first)
-    clean = ([_escaped(cell) for cell in row] for row in rows)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ruler, *clean))
-
-
-def _escaped(cell: str) -> str:
-    """Text that is neither a column, emphasis nor a tag."""
-    return cell.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
+    return markdown((*columns[:2], "reproduced", "stored result", "why"), rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,10 +106,12 @@ def used(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
     return [column for column in columns if any(column.cell(row) != "-" for row in rows)]
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: int | None = None) -> str:
-    """A Markdown table whose columns from `right` on are aligned to the right."""
-    first = len(head) if right is None else right
-    ruler = ["---"] * first + ["--:"] * (len(head) - first)
+def markdown(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, right: int | Collection[int] | None = None
+) -> str:
+    """A Markdown table; its columns from `right` on, or those in it, are aligned to the right."""
+    numbers = range(right, len(head)) if isinstance(right, int) else (right or ())
+    ruler = ["--:" if column in numbers else "---" for column in range(len(head))]
     clean = ([_escaped(cell) for cell in row] for row in rows)
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ruler, *clean))
 

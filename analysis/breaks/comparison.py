@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from analysis.breaks.bench import Bench, Estimate
+from analysis.breaks.bench import Bench, Estimate, Stretches
 from analysis.breaks.worlds import Case, Point
 from policies.laws.catalogue import apply, evaluate
 
@@ -92,6 +92,10 @@ class Law:
 Predict: TypeAlias = Callable[[Point], float]
 Observe: TypeAlias = Callable[[Bench, Case], Estimate | None]
 """What was seen; None where there is nothing to see (a setting that was not recorded)."""
+Run: TypeAlias = Callable[[Bench, Case], Stretches | None]
+"""A policy of the bench."""
+Forms: TypeAlias = tuple[Comparer, Comparer]
+"""How a law is compared as printed, and corrected."""
 
 
 def says(statement: str, *, printed: bool = False, part: int | None = None) -> Predict:
@@ -109,32 +113,48 @@ def applied(law: Callable[..., float]) -> Predict:
     return lambda point: float(apply(law, point.known))
 
 
+def both(statement: str, observe: Observe) -> Forms:
+    """The values of a statement of the catalogue, as printed and corrected, beside the same observation."""
+    printed, corrected = (by_value(says(statement, printed=form), observe) for form in (True, False))
+    return printed, corrected
+
+
 def twins(
-    statement: str,
+    name: str,
     titles: tuple[str, str],
     points: tuple[Point, ...],
     relaxations: dict[str, str],
-    observe: Observe,
+    forms: Forms,
     *,
     fault: str = "",
     corrected: dict[str, str] | None = None,
 ) -> tuple[Law, Law]:
-    """A statement as printed and corrected, whose values are compared with the same observation.
+    """A law as printed, called `name`.printed, and corrected; `fault` is of the printed form.
 
-    Args:
-        statement: Id in the catalogue.
-        titles: As printed, corrected.
-        points: Of both.
-        relaxations: Of both.
-        observe: What is seen.
-        fault: Of the printed form.
-        corrected: Relaxations of the corrected form where it has other things to say.
+    `titles` are those of both; `corrected` is what the corrected form has to say otherwise of relaxations.
     """
-    printed, own = (by_value(says(statement, printed=form), observe) for form in (True, False))
     return (
-        Law(f"{statement}.printed", "as printed", titles[0], points, relaxations, printed, fault),
-        Law(statement, "corrected", titles[1], points, relaxations | (corrected or {}), own),
+        Law(f"{name}.printed", "as printed", titles[0], points, relaxations, forms[0], fault),
+        Law(name, "corrected", titles[1], points, relaxations | (corrected or {}), forms[1]),
     )
+
+
+def ratio(run: Run, above: str, below: str) -> Observe:
+    """A ratio of two sums over a run (`Stretches.ratio`)."""
+    return _read(run, lambda bench, case, sums: sums.ratio(above, below))
+
+
+def speed(run: Run) -> Observe:
+    """The speedup of a run over plain decoding (`Bench.speedup`)."""
+    return _read(run, lambda bench, case, sums: bench.speedup(sums, case))
+
+
+def _read(run: Run, read: Callable[[Bench, Case, Stretches], Estimate]) -> Observe:
+    def observe(bench: Bench, case: Case) -> Estimate | None:
+        sums = run(bench, case)
+        return None if sums is None else read(bench, case, sums)
+
+    return observe
 
 
 def by_value(predict: Predict, observe: Observe) -> Comparer:

@@ -12,13 +12,15 @@ from analysis.breaks.comparison import (
     Comparer,
     Comparison,
     Law,
-    Observe,
     applied,
     between,
+    both,
     by_bound,
     by_choice,
     by_value,
+    ratio,
     says,
+    speed,
     twins,
 )
 from analysis.breaks.relaxations import RELAXATIONS
@@ -52,24 +54,9 @@ _PIPELINE_WAITS = {
 _PIPELINE_SHORT = "every output starts with an empty pipeline and throws away what is drafted past its end"
 
 
-def _sd(above: str, below: str) -> Observe:
-    return lambda bench, case: bench.sd(case).ratio(above, below)
-
-
-def _sd_speed(bench: Bench, case: Case) -> Estimate:
-    return bench.speedup(bench.sd(case), case)
-
-
-def _pearl_speed(bench: Bench, case: Case) -> Estimate:
-    return bench.speedup(bench.pearl(case), case)
-
-
-def _pipeline_speed(bench: Bench, case: Case) -> Estimate:
-    return bench.speedup(bench.pipeline(case), case)
-
-
 def _pearl_at(bench: Bench, case: Case, lookahead: int) -> Estimate:
-    return _pearl_speed(bench, replace(case, point=replace(case.point, lookahead=lookahead)))
+    case = replace(case, point=replace(case.point, lookahead=lookahead))
+    return bench.speedup(bench.pearl(case), case)
 
 
 def _around(point: Point) -> tuple[int, ...]:
@@ -93,7 +80,7 @@ SD_LAWS = (
             "jitter": "none: the mean of a sum is the sum of the means",
             "verify-batch": "the step of a batch is slower than that of one row",
         },
-        by_value(lambda point: 1.0, lambda bench, case: bench.ar(case).ratio("tokens", "seconds")),
+        by_value(lambda point: 1.0, ratio(Bench.ar, "tokens", "seconds")),
     ),
     Law(
         "double.thm1",
@@ -101,7 +88,7 @@ SD_LAWS = (
         "tokens of a round: E(a, K)",
         DRAFTED,
         {**_TOKENS, "short": _CUT},
-        by_value(says("double.thm1"), _sd("tokens", "rounds")),
+        by_value(says("double.thm1"), ratio(Bench.sd, "tokens", "rounds")),
     ),
     Law(
         "double.eq8",
@@ -109,7 +96,7 @@ SD_LAWS = (
         "rounds up to the first rejection: k = 1/(1 - a^g)",
         DRAFTED,
         _RUN,
-        by_value(says("double.eq8"), _sd("rounds", "rejected")),
+        by_value(says("double.eq8"), ratio(Bench.sd, "rounds", "rejected")),
     ),
     *twins(
         "double.thm2",
@@ -119,7 +106,7 @@ SD_LAWS = (
         ),
         DRAFTED,
         _RUN,
-        _sd("tokens", "rejected"),
+        both("double.thm2", ratio(Bench.sd, "tokens", "rejected")),
         fault=_THM2_FAULT,
     ),
     *twins(
@@ -127,7 +114,7 @@ SD_LAWS = (
         ("speedup of SD: E[L_k] C / (k (g + C))", "speedup of SD: E(a, g) C / (g + C)"),
         (*DRAFTED, BALANCED[0]),
         {**_TOKENS, **_LEVEL, "short": _CUT},
-        _sd_speed,
+        both("double.eq11", speed(Bench.sd)),
         fault=_PSD_FAULT,
     ),
     Law(
@@ -136,7 +123,7 @@ SD_LAWS = (
         "S_PSD against the plain pipeline that it describes",
         BALANCED,
         _PIPELINED,
-        by_value(says("double.thm3", printed=True), _pipeline_speed),
+        by_value(says("double.thm3", printed=True), speed(Bench.pipeline)),
         fault=_PSD_FAULT,
     ),
     Law(
@@ -145,7 +132,7 @@ SD_LAWS = (
         "S_PSD against PEARL, which it is said to be of",
         BALANCED,
         _PIPELINED,
-        by_value(says("double.thm3", printed=True), _pearl_speed),
+        by_value(says("double.thm3", printed=True), speed(Bench.pearl)),
         fault=f"{_PSD_FAULT}, and knows no pre-verification, so that it undercounts where little is accepted",
     ),
     Law(
@@ -154,7 +141,7 @@ SD_LAWS = (
         "S_plain, the exact rate of a plain pipeline",
         BALANCED,
         _PIPELINED,
-        by_value(says("double.thm3"), _pipeline_speed),
+        by_value(says("double.thm3"), speed(Bench.pipeline)),
     ),
     Law(
         "double.thm3.pearl",
@@ -162,7 +149,7 @@ SD_LAWS = (
         "S_PEARL, the exact rate with pre-verification",
         (*BALANCED, Point(0.8, 4, 0.1)),
         _PIPELINED,
-        by_value(applied(double.pearl_speedup), _pearl_speed),
+        by_value(applied(double.pearl_speedup), speed(Bench.pearl)),
     ),
     Law(
         "double.thm3.ceiling",
@@ -170,7 +157,7 @@ SD_LAWS = (
         "no pipeline exceeds C",
         (*BALANCED, Point(0.95, 12, 1 / 4)),
         _PIPELINED,
-        by_bound(applied(double.psd_ceiling), _pearl_speed, upper=True),
+        by_bound(applied(double.psd_ceiling), speed(Bench.pearl), upper=True),
     ),
     Law(
         "duo.budget",
@@ -288,29 +275,13 @@ def double_speed_printed(point: Point) -> float:
     return double.psd_speedup_printed(point.acceptance, math.ceil(drafted), quick) + bonus
 
 
-def _seen(run: Callable[[Bench, Case], Stretches | None], above: str, below: str) -> Observe:
-    def observe(bench: Bench, case: Case) -> Estimate | None:
-        found = run(bench, case)
-        return None if found is None else found.ratio(above, below)
-
-    return observe
-
-
-def _speed(run: Callable[[Bench, Case], Stretches | None]) -> Observe:
-    def observe(bench: Bench, case: Case) -> Estimate | None:
-        found = run(bench, case)
-        return None if found is None else bench.speedup(found, case)
-
-    return observe
-
-
 def _two_sequences(bench: Bench, case: Case) -> Stretches | None:
     return bench.duo(case, sequences="2")
 
 
-_STEP = _seen(Bench.mirror, "seconds", "rounds")
-_FALLBACKS = _seen(Bench.mirror, "fallbacks", "rounds")
-_FUSED = _seen(Bench.halves, "fused", "rounds")
+_STEP = ratio(Bench.mirror, "seconds", "rounds")
+_FALLBACKS = ratio(Bench.mirror, "fallbacks", "rounds")
+_FUSED = ratio(Bench.halves, "fused", "rounds")
 _STEP_RELAXED = {
     "position": "later tokens are rejected more often, and every rejection is a chance to fall back",
     "decided": "the law has the exit name all that was drafted right; it does not, and need not",
@@ -331,22 +302,16 @@ _FUSED_RELAXED = {
 }
 
 SYSTEM_LAWS = (
-    Law(
-        "mirror.eq10.printed",
-        "as printed",
-        "step of Mirror-SD: T_prefix + max(Delta, T_draft)",
-        EXITS,
-        _STEP_RELAXED,
-        by_value(lambda point: mirror_step(point, 0.0), _STEP),
-        fault="where nothing can be reused the window is drafted anew, in the open",
-    ),
-    Law(
+    *twins(
         "mirror.eq10",
-        "corrected",
-        "step of Mirror-SD: the same + FF T_draft",
+        ("step of Mirror-SD: T_prefix + max(Delta, T_draft)", "step of Mirror-SD: the same + FF T_draft"),
         EXITS,
         _STEP_RELAXED,
-        by_value(lambda point: mirror_step(point, all_fallbacks(point)), _STEP),
+        (
+            by_value(lambda point: mirror_step(point, 0.0), _STEP),
+            by_value(lambda point: mirror_step(point, all_fallbacks(point)), _STEP),
+        ),
+        fault="where nothing can be reused the window is drafted anew, in the open",
     ),
     Law(
         "mirror.prop1.printed",
@@ -365,22 +330,16 @@ SYSTEM_LAWS = (
         _FALLBACK_RELAXED,
         by_value(lambda point: mirror.fallback(point.acceptance, omega(point), point.lookahead), _FALLBACKS),
     ),
-    Law(
-        "double.eq7.printed",
-        "as printed",
-        "speedup of DOUBLE: (L_d + L_b) C'/(k g + C'), C' = C (1 + AMT), g in tokens",
-        RETRIEVING,
-        _DOUBLE_RELAXED,
-        by_value(double_speed_printed, _speed(Bench.double)),
-        fault="it overcounts the last round of a run, and charges a bubble that pre-verification fills",
-    ),
-    Law(
+    *twins(
         "double.eq7",
-        "corrected",
-        "speedup of DOUBLE: exact tokens of a round over max(1, g/C)",
+        (
+            "speedup of DOUBLE: (L_d + L_b) C'/(k g + C'), C' = C (1 + AMT), g in tokens",
+            "speedup of DOUBLE: exact tokens of a round over max(1, g/C)",
+        ),
         RETRIEVING,
         _DOUBLE_RELAXED,
-        by_value(double_speed, _speed(Bench.double)),
+        (by_value(double_speed_printed, speed(Bench.double)), by_value(double_speed, speed(Bench.double))),
+        fault="it overcounts the last round of a run, and charges a bubble that pre-verification fills",
     ),
     Law(
         "double.eq7.ceiling",
@@ -388,7 +347,7 @@ SYSTEM_LAWS = (
         "no speedup of DOUBLE exceeds C (1 + AMT)",
         (UNBOUND, *RETRIEVING),
         _DOUBLE_RELAXED,
-        by_bound(lambda point: point.ratio * (1.0 + point.matched), _speed(Bench.double), upper=True),
+        by_bound(lambda point: point.ratio * (1.0 + point.matched), speed(Bench.double), upper=True),
         fault="tokens that the target retrieves take no time of the draft's, so that C does not bound them",
     ),
     Law(
@@ -402,7 +361,7 @@ SYSTEM_LAWS = (
             "and shorten the block",
             **_WAITS,
         },
-        by_value(applied(duo_speedup), _speed(Bench.duo)),
+        by_value(applied(duo_speedup), speed(Bench.duo)),
     ),
     Law(
         "duo.sequences",
@@ -414,7 +373,7 @@ SYSTEM_LAWS = (
             **_WAITS,
             "branches": "a step of two sequences is charged as one of one",
         },
-        by_value(two_sequences_speed, _speed(_two_sequences)),
+        by_value(two_sequences_speed, speed(_two_sequences)),
     ),
     Law(
         "rasd.fuse",
@@ -476,7 +435,7 @@ _SSD_SPEED = {
     "tree": "a miss is charged 1, but waits for a tree of T_p",
     "short": "the first speculation is drafted in the open, the last round is cut",
 }
-_TREE_KNOWN = {**_SSD_SPEED, "tree": "none: the corrected form charges max(1, T_p) to a miss"}
+_KNOWN = {"tree": "none: the corrected form charges max(1, T_p) to a miss"}
 _BATCH = {
     "verify-batch": "the verification of b (K + 1) tokens costs more than b steps of decoding",
     "correlated": "rows that miss together stall the batch once: p^b becomes p^(b/m)",
@@ -484,12 +443,8 @@ _BATCH = {
 }
 
 
-def _saguaro_speed(bench: Bench, case: Case) -> Estimate:
-    return bench.speedup(bench.saguaro(case), case)
-
-
 def _over_sd(bench: Bench, case: Case) -> Estimate:
-    return _saguaro_speed(bench, case).over(bench.speedup(bench.sd(case), case))
+    return bench.speedup(bench.saguaro(case), case).over(bench.speedup(bench.sd(case), case))
 
 
 def _exact(point: Point) -> Point:
@@ -549,7 +504,6 @@ def switch_at(point: Point, *, printed: bool) -> float:
     return says("ssd.thm17", printed=printed)(replace(point, backup="plain"))
 
 
-_SWITCH = {**_SSD_SPEED, **_BATCH}
 _LOST = {
     "position": "as under its own assumptions; the weights that it takes for a^k (1 - a) are others",
     "trace": "as under its own assumptions, told the fitted curve",
@@ -564,23 +518,23 @@ SSD_LAWS = (
         "long-run hit rate p_b / (1 + p_b - p_p)",
         PLAIN,
         {**_HITS, "short": "every output starts from a primary draft, not from the long run"},
-        by_value(says("ssd.eq1"), lambda bench, case: bench.saguaro(case).ratio("hits", "looked_up")),
+        by_value(says("ssd.eq1"), ratio(Bench.saguaro, "hits", "looked_up")),
     ),
     *twins(
         "ssd.thm7",
         ("speedup of SSD; a miss takes 1 + T_b", "speedup of SSD; a miss takes max(1, T_p) + T_b"),
         (*PLAIN, A, D),
         _SSD_SPEED,
-        _saguaro_speed,
-        corrected=_TREE_KNOWN,
+        both("ssd.thm7", speed(Bench.saguaro)),
+        corrected=_KNOWN,
     ),
     *twins(
         "ssd.cor8",
         ("SSD over SD with the same draft on a miss", "the same where a miss takes max(1, T) + T"),
         PRIMARY,
         _SSD_SPEED,
-        _over_sd,
-        corrected=_TREE_KNOWN,
+        both("ssd.cor8", _over_sd),
+        corrected=_KNOWN,
     ),
     Law(
         "ssd.cor9.upper",
@@ -590,21 +544,18 @@ SSD_LAWS = (
         _SSD_SPEED,
         by_bound(says("ssd.cor9", part=1), _over_sd, upper=True),
     ),
-    Law(
-        "ssd.cor9.lower.printed",
-        "as printed",
-        "SSD over SD is at least (1 + T_SD) p E_hit/E_SD",
-        PLAIN,
-        _SSD_SPEED,
-        by_bound(says("ssd.cor9", printed=True, part=0), _over_sd, upper=False),
-    ),
-    Law(
+    *twins(
         "ssd.cor9.lower",
-        "corrected",
-        "SSD over SD is at least (1 + T_SD)(p E_hit + 1 - p)/E_SD; T_p <= 1",
+        (
+            "SSD over SD is at least (1 + T_SD) p E_hit/E_SD",
+            "SSD over SD is at least (1 + T_SD)(p E_hit + 1 - p)/E_SD; T_p <= 1",
+        ),
         PLAIN,
         _SSD_SPEED,
-        by_bound(says("ssd.cor9", part=0), _over_sd, upper=False),
+        (
+            by_bound(says("ssd.cor9", printed=True, part=0), _over_sd, upper=False),
+            by_bound(says("ssd.cor9", part=0), _over_sd, upper=False),
+        ),
     ),
     Law(
         "ssd.thm12.printed",
@@ -631,28 +582,22 @@ SSD_LAWS = (
         ),
         BATCHED,
         {**_SSD_SPEED, **_BATCH},
-        _saguaro_speed,
-        corrected=_TREE_KNOWN | _BATCH,
+        both("ssd.cor16", speed(Bench.saguaro)),
+        corrected=_KNOWN,
     ),
-    Law(
-        "ssd.thm17.printed",
-        "as printed",
-        "batch b* at which the slow and the fast backup are equally fast",
-        SWITCHED,
-        _SWITCH,
-        _switch(printed=True),
-        fault="the backup changes the hit rate, for which the printed form has one symbol",
-    ),
-    Law(
+    *twins(
         "ssd.thm17",
-        "corrected",
-        "the same with a hit rate for each backup",
+        (
+            "batch b* at which the slow and the fast backup are equally fast",
+            "the same with a hit rate for each backup",
+        ),
         SWITCHED,
-        {**_SWITCH, "tree": "none: the corrected form charges max(1, T_p) to a miss"},
-        _switch(printed=False),
+        {**_SSD_SPEED, **_BATCH},
+        (_switch(printed=True), _switch(printed=False)),
+        fault="the backup changes the hit rate, for which the printed form has one symbol",
+        corrected=_KNOWN,
     ),
 )
-
 
 LAWS: dict[str, Law] = {law.name: law for law in (*SD_LAWS, *SYSTEM_LAWS, *SSD_LAWS)}
 

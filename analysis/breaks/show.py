@@ -6,7 +6,8 @@ panel of lines per law.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,9 @@ from analysis.breaks.laws import LAWS
 from analysis.breaks.map import MARGIN, OWN_ASSUMPTIONS, Cell, Map, agrees, differs
 from analysis.breaks.relaxations import RELAXATIONS
 from analysis.breaks.worlds import RECORDING
-from hardware_profiles.files import atomic_write
+from analysis.show import markdown as markdown_table
+from analysis.show import save
+from analysis.study import Picture
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile
 from hardware_profiles.surface import LatencySurface
@@ -29,25 +32,43 @@ if TYPE_CHECKING:
 BEGIN, END = "<!-- breaks: {} -->", "<!-- /breaks -->"
 """Around what docs/results/breaks.md takes from the command."""
 
+CAPTION = (
+    "Errors of the law in per cent, law / simulated - 1, the largest over sizes and points; of a bound the "
+    "part by which it is violated, of a choice the speed (or hits) lost. Own assumptions: "
+    f"agrees if the error +- {LEVEL:g} standard errors lies within {MARGIN:.0%}."
+)
+COLOURS = (
+    "#4c72b0", "#c44e52", "#55a868", "#8172b3", "#dd8452",
+    "#64b5cd", "#937860", "#da8bc3", "#8c8c8c", "#222222", "#b5a642",
+)  # fmt: skip
+MARKERS = "osD^vP*Xdhp"
+PANELS = 5
+"""Panels of the line figure beside each other."""
+TICKS = (-50, -20, -10, 0, 10, 20, 50, 100, 500)
+WIDE = 10.0
+"""Least width of the line figure in inches, which its legend takes."""
+FULL = 100.0
+"""Error in per cent from which on the heat map's colour is the darkest."""
+
 Line = Sequence[str]
 
 
-def overview(found: Map) -> list[Line]:
+def overview(errors: Map) -> list[Line]:
     """Law by relaxation: the largest error in per cent, signed; the first line is the head."""
-    lines: list[Line] = [["law", "own assumptions", *found.relaxations]]
-    for name in found.laws:
-        own = found.worst(name, OWN_ASSUMPTIONS)
-        cells = (found.worst(name, relaxation) for relaxation in found.relaxations)
-        verdict = "" if own is None else f"{percent(own)} {_verdict(found.of(name, OWN_ASSUMPTIONS))}"
+    lines: list[Line] = [["law", "own assumptions", *errors.relaxations]]
+    for name in errors.laws:
+        own = errors.worst(name, OWN_ASSUMPTIONS)
+        cells = (errors.worst(name, relaxation) for relaxation in errors.relaxations)
+        verdict = "" if own is None else f"{percent(own)} {_verdict(errors.of(name, OWN_ASSUMPTIONS))}"
         lines.append([name, verdict, *("" if cell is None else percent(cell) for cell in cells)])
     return lines
 
 
-def by_relaxation(found: Map) -> list[Line]:
+def by_relaxation(errors: Map) -> list[Line]:
     """Relaxation by relaxation: the largest error of a law that holds where nothing is relaxed."""
     lines: list[Line] = [["relaxed", "size", "largest error, %", "of", "at", "because"]]
-    for name in found.relaxations:
-        sound = [cell for law in found.laws if not LAWS[law].fault for cell in found.of(law, name)]
+    for name in errors.relaxations:
+        sound = [cell for law in errors.laws if not LAWS[law].fault for cell in errors.of(law, name)]
         if not sound:
             continue
         relaxation = RELAXATIONS[name]
@@ -59,11 +80,11 @@ def by_relaxation(found: Map) -> list[Line]:
     return lines
 
 
-def of_law(found: Map, law: str) -> list[Line]:
+def of_law(errors: Map, law: str) -> list[Line]:
     """Relaxation by relaxation of one law: from what size on it is off, how far, and because of what."""
     lines: list[Line] = [["relaxed", f"off by over {MARGIN:.0%} from", "largest error, %", "at", "because"]]
-    for name in found.relaxations:
-        cells = found.of(law, name)
+    for name in errors.relaxations:
+        cells = errors.of(law, name)
         if not cells:
             continue
         worst = max(cells, key=lambda c: abs(c.error))
@@ -103,76 +124,51 @@ def _from(cells: Sequence[Cell]) -> str:
     return "never" if all(agrees(cell) for cell in cells) else "undecided"
 
 
-def markdown(found: Map) -> str:
+def markdown(errors: Map) -> str:
     """What docs/results/breaks.md takes from the map, block by block, and then every law by itself."""
-    page = [f"{BEGIN.format(name)}\n{text}\n{END}" for name, text in blocks(found).items()]
-    overall = _markdown_table(overview(found), numbers=range(1, 99))
-    return "\n\n".join([*page, overall, *(_section(found, law) for law in found.laws)])
+    page = [f"{BEGIN.format(name)}\n{text}\n{END}" for name, text in blocks(errors).items()]
+    overall = _table(overview(errors), right=1)
+    return "\n\n".join([*page, overall, *(_section(errors, law) for law in errors.laws)])
 
 
-def blocks(found: Map) -> dict[str, str]:
+def blocks(errors: Map) -> dict[str, str]:
     """Blocks of Markdown of the page, by name."""
-    return {
-        "relaxations": _markdown_table(by_relaxation(found), numbers=(2,)),
-        "measured": _measured(),
-    }
+    measured = [["relaxed", f"measured on `{RECORDING}`"], *measured_sizes().items()]
+    return {"relaxations": _table(by_relaxation(errors), right=(2,)), "measured": _table(measured)}
 
 
-def _measured() -> str:
-    sizes = measured_sizes()
-    lines = [["relaxed", f"measured on `{RECORDING}`"], *([name, size] for name, size in sizes.items())]
-    return _markdown_table(lines, numbers=())
-
-
-def _section(found: Map, name: str) -> str:
+def _section(errors: Map, name: str) -> str:
     law = LAWS[name]
-    own = found.of(name, OWN_ASSUMPTIONS)
+    own = errors.of(name, OWN_ASSUMPTIONS)
     said = f"**`{name}`** ({law.form}; {law.kind}): {law.title}."
     if own:
         worst = max(own, key=lambda c: abs(c.error))
         said += f" Under its own assumptions it {_sentence(own)}: {with_error(worst)} % at {worst.point}"
         said += f"; {law.fault}." if law.fault else "."
-    lines = of_law(found, name)
-    return said if len(lines) == 1 else f"{said}\n\n{_markdown_table(lines, numbers=(2,))}"
+    lines = of_law(errors, name)
+    return said if len(lines) == 1 else f"{said}\n\n{_table(lines, right=(2,))}"
 
 
 def _sentence(cells: Sequence[Cell]) -> str:
     return {"agrees": "agrees", "differs": "is off", "undecided": "is not told apart"}[_verdict(cells)]
 
 
-def _markdown_table(lines: Sequence[Line], *, numbers: Iterable[int]) -> str:
-    head, *rest = lines
-    right = set(numbers)
-    ruler = ["--:" if column in right else "---" for column in range(len(head))]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ruler, *rest))
+def _table(lines: Sequence[Line], *, right: int | Collection[int] | None = None) -> str:
+    head, *rows = lines
+    return markdown_table(head, rows, right=right)
 
 
-def rich_table(lines: Sequence[Line], *, title: str, numbers: Iterable[int]) -> Table:
+def rich_table(lines: Sequence[Line], *, title: str, numbers: Collection[int]) -> Table:
     """A table for the terminal."""
     from rich.table import Table
 
-    right = set(numbers)
     table = Table(title=title, title_justify="left")
     for column, name in enumerate(lines[0]):
-        table.add_column(
-            name,
-            justify="right" if column in right else "left",
-            overflow="fold",
-            no_wrap=column == 0,
-        )
+        justify: Any = "right" if column in numbers else "left"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=column == 0)
     for line in lines[1:]:
         table.add_row(*line)
     return table
-
-
-CAPTION = (
-    "Errors of the law in per cent, law / simulated - 1, the largest over sizes and points; of a bound the "
-    "part by which it is violated, of a choice the speed (or hits) lost. Own assumptions: "
-    f"agrees if the error +- {LEVEL:g} standard errors lies within {MARGIN:.0%}."
-)
-
-
-CONTEXT = 128
 
 
 def measured_sizes(name: str = RECORDING) -> dict[str, str]:
@@ -198,7 +194,7 @@ def measured_sizes(name: str = RECORDING) -> dict[str, str]:
 
 def _growth(surface: LatencySurface, **wide: int) -> float:
     """Relative growth of a cost per further unit of work."""
-    one = {"batch": 1, "new_tokens": 1, "branches": 1, "context": CONTEXT}
+    one = {"batch": 1, "new_tokens": 1, "branches": 1, "context": 128}
     units = int(np.prod(list(wide.values())))
     return (surface.seconds(**(one | wide)) / surface.seconds(**one) - 1.0) / (units - 1)
 
@@ -208,56 +204,24 @@ def _variation(surface: LatencySurface) -> float:
     return float(surface.noise((np.arange(10_000) + 0.5) / 10_000).std())
 
 
-COLOURS = (
-    "#4c72b0", "#c44e52", "#55a868", "#8172b3", "#dd8452",
-    "#64b5cd", "#937860", "#da8bc3", "#8c8c8c", "#222222", "#b5a642",
-)  # fmt: skip
-MARKERS = "osD^vP*Xdhp"
-PANELS = 5
-"""Panels of the line figure beside each other."""
-TICKS = (-50, -20, -10, 0, 10, 20, 50, 100, 500)
-WIDE = 10.0
-"""Least width of the line figure in inches, which its legend takes."""
-FULL = 100.0
-"""Error in per cent from which on the heat map's colour is the darkest."""
-
-
-def plot(found: Map, folder: Path) -> list[Path]:
+def plot(errors: Map, folder: Path) -> list[Path]:
     """Draw both pictures; returns the files.
 
     Raises:
         OSError: The file system refuses.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    folder.mkdir(parents=True, exist_ok=True)
-    return [
-        _draw(heat_map, found, folder / "breaks_map.png"),
-        _draw(lines, found, folder / "breaks_sizes.png"),
-    ]
+    pictures = {"breaks_map.png": heat_map, "breaks_sizes.png": lines}
+    return [save(Picture(partial(draw, errors=errors)), folder / name) for name, draw in pictures.items()]
 
 
-def _draw(draw: Callable[[Any, Map], None], found: Map, path: Path) -> Path:
-    from matplotlib import pyplot
-
-    figure = pyplot.figure(layout="constrained")
-    draw(figure, found)
-    with atomic_write(path, binary=True) as file:
-        figure.savefig(file, dpi=110, format="png", metadata={"Software": None})
-    pyplot.close(figure)
-    return path
-
-
-def heat_map(figure: Any, found: Map) -> None:
+def heat_map(figure: Any, errors: Map) -> None:
     """Law by relaxation: colour and number are the largest error in per cent."""
-    import numpy as np
     from matplotlib.colors import PowerNorm
 
-    columns = [OWN_ASSUMPTIONS, *found.relaxations]
-    cells = [[found.worst(law, name) for name in columns] for law in found.laws]
+    columns = [OWN_ASSUMPTIONS, *errors.relaxations]
+    cells = [[errors.worst(law, name) for name in columns] for law in errors.laws]
     sizes = [[np.nan if c is None else min(FULL, 100 * abs(c.error)) for c in row] for row in cells]
-    figure.set_size_inches(3.4 + 0.95 * len(columns), 1.9 + 0.36 * len(found.laws))
+    figure.set_size_inches(3.4 + 0.95 * len(columns), 1.9 + 0.36 * len(errors.laws))
     axes = figure.subplots()
     norm = PowerNorm(0.5, vmin=0.0, vmax=FULL)
     image = axes.imshow(np.ma.masked_invalid(sizes), cmap="YlOrRd", norm=norm, aspect="auto")
@@ -269,11 +233,11 @@ def heat_map(figure: Any, found: Map) -> None:
                     x, y, percent(cell), ha="center", va="center", fontsize=8, color="w" if dark else "k"
                 )
     axes.set_xticks(range(len(columns)), [_title(name) for name in columns], fontsize=8)
-    axes.set_yticks(range(len(found.laws)), found.laws, fontsize=8)
+    axes.set_yticks(range(len(errors.laws)), errors.laws, fontsize=8)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     axes.set_xticks(np.arange(len(columns) - 1) + 0.5, minor=True)
-    axes.set_yticks(np.arange(len(found.laws) - 1) + 0.5, minor=True)
+    axes.set_yticks(np.arange(len(errors.laws) - 1) + 0.5, minor=True)
     axes.grid(which="minor", color="white", linewidth=1.5)
     axes.tick_params(which="minor", length=0)
     for spine in axes.spines.values():
@@ -288,31 +252,25 @@ def _title(name: str) -> str:
     return "own\nassumptions" if name == OWN_ASSUMPTIONS else RELAXATIONS[name].title
 
 
-def lines(figure: Any, found: Map) -> None:
+def lines(figure: Any, errors: Map) -> None:
     """A panel per law: error over the size of each relaxation, at the point of its largest error."""
-    rows = -(-len(found.laws) // PANELS)
-    across = min(PANELS, len(found.laws))
+    rows = -(-len(errors.laws) // PANELS)
+    across = min(PANELS, len(errors.laws))
     figure.set_size_inches(max(WIDE, 3.0 * across + 0.4), 2.15 * rows + 1.9)
     panels = figure.subplots(rows, across, squeeze=False, sharey=True).ravel()
-    for panel, law in zip(panels, found.laws, strict=False):
-        _panel(panel, found, law)
-    for panel in panels[len(found.laws) :]:
+    for panel, law in zip(panels, errors.laws, strict=False):
+        _panel(panel, errors, law)
+    for panel in panels[len(errors.laws) :]:
         panel.set_axis_off()
-    handles = [_handle(name) for name in found.relaxations]
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=3 if across > 3 else 2,
-        fontsize=8,
-        frameon=False,
-    )
+    handles, columns = [_handle(name) for name in errors.relaxations], 3 if across > 3 else 2
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     figure.supylabel("error of the law, %", fontsize=9)
     figure.suptitle("Error over the size of each relaxation, from near to far", fontsize=11)
 
 
-def _panel(axes: Any, found: Map, law: str) -> None:
-    for name in found.relaxations:
-        followed = _followed(found, law, name)
+def _panel(axes: Any, errors: Map, law: str) -> None:
+    for name in errors.relaxations:
+        followed = _followed(errors, law, name)
         if followed:
             steps = [_step(name, cell) for cell in followed]
             axes.plot(steps, [100 * cell.error for cell in followed], **_style(name))
@@ -328,9 +286,9 @@ def _panel(axes: Any, found: Map, law: str) -> None:
     axes.set_title(law, fontsize=8.5)
 
 
-def _followed(found: Map, law: str, name: str) -> list[Cell]:
+def _followed(errors: Map, law: str, name: str) -> list[Cell]:
     """A relaxation's cells at the point of its largest error, by size; at a recording, of that lookahead."""
-    cells, worst = found.of(law, name), found.worst(law, name)
+    cells, worst = errors.of(law, name), errors.worst(law, name)
     if worst is None:
         return []
     if name == "trace":  # the label tells what the recording says, which differs by temperature
@@ -348,12 +306,7 @@ def _step(name: str, cell: Cell) -> float:
 
 def _style(name: str) -> dict[str, Any]:
     index = list(RELAXATIONS).index(name)
-    return {
-        "color": COLOURS[index],
-        "marker": MARKERS[index],
-        "markersize": 3.5,
-        "linewidth": 1.2,
-    }
+    return {"color": COLOURS[index], "marker": MARKERS[index], "markersize": 3.5, "linewidth": 1.2}
 
 
 def _handle(name: str) -> Any:

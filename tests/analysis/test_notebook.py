@@ -10,9 +10,9 @@ import pytest
 from matplotlib.figure import Figure
 from nbclient import NotebookClient
 
-from analysis.notebooks_support import figures, statements, table
+from analysis.notebooks_support import figures, statements
 from analysis.papers.cells import PAPERS
-from analysis.show import lines_of, opinions
+from analysis.show import lines_of, markdown, opinions
 from analysis.studies.mirror import draw_hidden
 from analysis.studies.retrieval import draw_tau
 
@@ -133,5 +133,5 @@ def test_wrong_statements_come_first() -> None:
 
 
 def test_signs_do_not_break_a_table() -> None:
-    found = table(("a", "b"), [("x|y", "b*y_<t")], right=1)
+    found = markdown(("a", "b"), [("x|y", "b*y_<t")], right=1)
     assert found == "| a | b |\n| --- | --: |\n| x\\|y | b\\*y_&lt;t |"
