@@ -157,17 +157,16 @@ def asked_of(request: RecordingRequest) -> Asked:
     Raises:
         ValueError: A setting that a policy does not have, or options that contradict each other.
     """
-    from calibrate.prompts import find_prompts, load_prompts, spread
+    from calibrate.prompts import choose_prompts
     from calibrate.reply_recorder import Asked
     from hardware_profiles.profile import load_profile
     from hardware_profiles.store import find_profile
 
     profile = load_profile(find_profile(request.hw))
-    prompts = load_prompts(find_prompts(request.prompts))
     return Asked(
         profile=profile,
         settings=request.settings,
-        prompts=prompts if request.count is None else spread(prompts, request.count),
+        prompts=choose_prompts(request.prompts, request.count),
         prompt_set=request.prompts,
         limit=request.max_tokens,
         batches=request.batches,

@@ -250,7 +250,7 @@ def check_memories(job: Job, *, batch: int, length: int) -> None:
 
 def worker_specs(job: Job, *, batch: int = 1, length: int = 512) -> tuple[WorkerSpec, WorkerSpec]:
     """The workers of a job, with room for a batch of texts of a length."""
-    target, draft = pair_specs(
+    specs = pair_specs(
         job.target,
         job.draft,
         job.placement,
@@ -258,12 +258,16 @@ def worker_specs(job: Job, *, batch: int = 1, length: int = 512) -> tuple[Worker
         draft_backend=job.draft_backend,
         trust_remote_code=job.trust_remote_code,
     )
-    capacity = max(512, length)
-    return (
-        replace(target, mode=job.mode, slots=batch, capacity=capacity),
-        # OpenVINO knows compiled graphs only, llama.cpp its own.
-        replace(draft, mode=job.mode if draft.backend == TORCH else "eager", slots=batch, capacity=capacity),
-    )
+    return with_room(specs, job.mode, batch=batch, length=length)
+
+
+def with_room(
+    specs: tuple[WorkerSpec, WorkerSpec], mode: Mode, *, batch: int, length: int
+) -> tuple[WorkerSpec, WorkerSpec]:
+    """Workers that call their models in a mode, with room for a batch of texts of a length."""
+    target, draft = (replace(spec, slots=batch, capacity=max(512, length)) for spec in specs)
+    # OpenVINO knows compiled graphs only, llama.cpp its own.
+    return replace(target, mode=mode), replace(draft, mode=mode if draft.backend == TORCH else "eager")
 
 
 def like_profile(job: Job, profile: Profile) -> Job:

@@ -13,11 +13,10 @@ from typing import TypeAlias
 
 from calibrate.hostfit import fit_timings, gains, told
 from calibrate.hostrecords import Expectation, at_usual_speed, drift_of, time_operations
-from calibrate.job import PRECISION
+from calibrate.job import PRECISION, with_room
 from calibrate.live.errors import WorkerError
 from calibrate.live.placement import (
     PRECISIONS,
-    TORCH,
     Mode,
     Precision,
     WorkerSpec,
@@ -53,7 +52,6 @@ REFERENCE = 4
 """Requests that plain decoding runs on, before and after, to tell how fast the machine is today."""
 PATIENCE_S = 1200.0
 """Decisions may be recorded on a busy machine, where models take long to load."""
-CAPACITY = 512
 SPARE = 64
 """Tokens of a row beyond its text: trees, and what is drafted past it."""
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -229,21 +227,15 @@ def record_decisions(
 
 def _workers(asked: Asked, models: Sequence[str], longest: int) -> tuple[WorkerSpec, WorkerSpec]:
     """The pair's workers, with models called as they were when the profile was measured if that matters."""
-    placement = parse_placement("split")
-    target, draft = pair_specs(
+    specs = pair_specs(
         models[0],
         models[1],
-        placement,
+        parse_placement("split"),
         precision=asked.precision,
         draft_backend=asked.backend,
         trust_remote_code=asked.trust_remote_code,
     )
-    slots, capacity = max(asked.batches), max(CAPACITY, longest + asked.limit + SPARE)
-    mode = mode_of(asked)
-    return (
-        replace(target, mode=mode, slots=slots, capacity=capacity),
-        replace(draft, mode=mode if asked.backend == TORCH else "eager", slots=slots, capacity=capacity),
-    )
+    return with_room(specs, mode_of(asked), batch=max(asked.batches), length=longest + asked.limit + SPARE)
 
 
 def mode_of(asked: Asked) -> Mode:

@@ -8,18 +8,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from hardware_profiles.files import to_json
+from hardware_profiles.predicted import (
+    ROLE_OPERATIONS,
+    Basis,
+    predicted_operations,
+    predicted_role,
+    setting_of,
+    turns,
+)
+from hardware_profiles.profile import Profile, Roles, load_profile, save_profile, unmeasured
+from hardware_profiles.roofline import (
+    ENGINES,
+    RooflineError,
+    RooflineFit,
+    Setting,
+    carried_error,
+    default_engine,
+    find_device,
+    find_precision,
+    fit_roofline,
+)
+from hardware_profiles.shapes import find_shape
+from hardware_profiles.store import find_profile
+from hardware_profiles.surface import GridCost, OperationName, Provenance, RoleName
 from policies.commandline import HELP, Refusal, checked_group, fitted_table, typed, wide_console
-
-if TYPE_CHECKING:
-    from hardware_profiles.predicted import Basis
-    from hardware_profiles.profile import Profile
-    from hardware_profiles.roofline import RooflineFit, Setting
-    from hardware_profiles.surface import OperationName, RoleName
 
 EXAMPLES = """
 \b
@@ -91,8 +108,6 @@ def fit(
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
 def predict(out: Path, **options: Any) -> None:
     """Price an architecture on a device: writes a profile that `simulate --hw FILE --acceptance A` takes."""
-    from hardware_profiles.profile import save_profile, unmeasured
-
     try:
         profile = predicted(typed(PredictionRequest, options))
         save_profile(profile, out)
@@ -110,10 +125,6 @@ def fit_profile(profile: Profile, settings: dict[RoleName, Setting]) -> dict[Ope
     Raises:
         RooflineError: None has.
     """
-    from hardware_profiles.predicted import ROLE_OPERATIONS
-    from hardware_profiles.roofline import RooflineError, fit_roofline
-    from hardware_profiles.surface import GridCost
-
     fits = {
         name: fit_roofline(name, cost, settings[role])
         for role, names in ROLE_OPERATIONS.items()
@@ -127,9 +138,6 @@ def fit_profile(profile: Profile, settings: dict[RoleName, Setting]) -> dict[Ope
 
 def carry(fits: dict[OperationName, RooflineFit], other: Profile) -> dict[OperationName, Any]:
     """Errors of the fits on the grids of another profile."""
-    from hardware_profiles.roofline import carried_error
-    from hardware_profiles.surface import GridCost
-
     settings = _settings(other, None, None, None)
     return {
         name: carried_error(
@@ -162,12 +170,6 @@ def predicted(request: PredictionRequest) -> Profile:
     Raises:
         ValueError: An unknown device, architecture, precision or engine.
     """
-    from hardware_profiles.predicted import predicted_operations, predicted_role, turns
-    from hardware_profiles.profile import Profile, Roles
-    from hardware_profiles.roofline import Setting, find_device, find_precision
-    from hardware_profiles.shapes import find_shape
-    from hardware_profiles.surface import Provenance
-
     precision = find_precision(request.precision)
     device = find_device(request.device)
     beside = find_device(request.draft_device or request.device)
@@ -197,10 +199,6 @@ def predicted(request: PredictionRequest) -> Profile:
 
 def _bases(role: RoleName, setting: Setting, like: str | None) -> dict[OperationName, Basis]:
     """What the operations of a role rest on: an engine, or the fit of a measured profile."""
-    from hardware_profiles.predicted import ROLE_OPERATIONS, Basis
-    from hardware_profiles.roofline import ENGINES, default_engine
-    from hardware_profiles.surface import Provenance
-
     engine = ENGINES.get(like) if like else default_engine(setting.device)
     if engine is not None:
         origin = Provenance(kind="roofline", note=engine.note)
@@ -211,9 +209,6 @@ def _bases(role: RoleName, setting: Setting, like: str | None) -> dict[Operation
 
 
 def _fitted_basis(profile: Profile, one: RooflineFit) -> Basis:
-    from hardware_profiles.predicted import Basis
-    from hardware_profiles.surface import Provenance
-
     note = (
         f"efficiencies of {one.operation} in profile {profile.name}, whose own error on points left out is "
         f"{100 * one.error.median:.0f} % (95 %: {100 * one.error.p95:.0f} %); another model or device is "
@@ -228,10 +223,6 @@ def _measured(name: str) -> Profile:
     Raises:
         RooflineError: They were not.
     """
-    from hardware_profiles.profile import load_profile
-    from hardware_profiles.roofline import RooflineError
-    from hardware_profiles.store import find_profile
-
     profile = load_profile(find_profile(name))
     if profile.provenance.kind != "measured":
         raise RooflineError(
@@ -244,8 +235,6 @@ def _measured(name: str) -> Profile:
 def _settings(
     profile: Profile, target: str | None, draft: str | None, device: str | None
 ) -> dict[RoleName, Setting]:
-    from hardware_profiles.predicted import setting_of
-
     return {
         "target": setting_of(profile.roles.target, shape=target, device=device),
         "draft": setting_of(profile.roles.draft, shape=draft, device=device),
