@@ -71,21 +71,21 @@ def _run(request: MapRequest) -> None:
     if request.only_list:
         _list()
         return
-    found = _stored(request) if request.stored is not None else _simulated(request)
+    errors = _stored(request) if request.stored is not None else _simulated(request)
     if request.json_file == Path("-"):
-        click.echo(as_json(found), nl=False)
+        click.echo(as_json(errors), nl=False)
     elif request.json_file is not None:
-        save_map(found, request.json_file)
+        save_map(errors, request.json_file)
         click.echo(f"wrote {request.json_file}", err=True)
     if request.plot is not None:
         from analysis.breaks.show import plot
 
-        for path in plot(found, request.plot):
+        for path in plot(errors, request.plot):
             click.echo(f"wrote {path}", err=True)
     if request.as_markdown:
-        click.echo(markdown(found))
+        click.echo(markdown(errors))
     elif request.json_file != Path("-"):
-        _show(found, single=len(request.laws) > 0)
+        _show(errors, single=len(request.laws) > 0)
 
 
 def _simulated(request: MapRequest) -> Map:
@@ -113,18 +113,18 @@ def _stored(request: MapRequest) -> Map:
     return Map(cells, whole.seed, whole.tokens)
 
 
-def _show(found: Map, *, single: bool) -> None:
+def _show(errors: Map, *, single: bool) -> None:
     console = wide_console()
-    lines = overview(found)
+    lines = overview(errors)
     if not console.is_terminal:  # a column must not be cut short in a log
         console.width = max(console.width, 14 * len(lines[0]) + 30)
     console.print(rich_table(lines, title="Largest errors, %", numbers=range(1, len(lines[0]))))
     if single:
-        for law in found.laws:
+        for law in errors.laws:
             title = f"{law}: {LAWS[law].title}"
-            console.print(rich_table(of_law(found, law), title=title, numbers=(2,)))
+            console.print(rich_table(of_law(errors, law), title=title, numbers=(2,)))
     else:
-        console.print(rich_table(by_relaxation(found), title="By relaxation", numbers=(2,)))
+        console.print(rich_table(by_relaxation(errors), title="By relaxation", numbers=(2,)))
     console.print(CAPTION, highlight=False)
 
 

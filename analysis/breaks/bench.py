@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from analysis.breaks.relaxations import decided_rows, matches
+from analysis.breaks.relaxations import matches, recorded_rows
 from analysis.breaks.worlds import Case, Point, scenario
 from policies.operation import Continue, Draft, Verify
 from policies.protocols import Steps
@@ -133,14 +133,14 @@ class Bench:
         """DuoDecoding; in place of one sequence, the recording has as many as the threshold opens."""
         alone = sequences == "1"
         case = _without_cache(case) if alone else case
-        how = "dynamic" if alone and case.world.decided else sequences
+        how = "dynamic" if alone and case.world.replies else sequences
         return self._system(case, "duo", lookahead=case.point.lookahead, sequences=how)
 
-    def halves(self, case: Case) -> Stretches:
+    def rasd_trees(self, case: Case) -> Stretches:
         """Matches of a drafted tree, a retrieved one and both: `drafted`, `retrieved`, `fused`, per round."""
-        found = matches(case, self.tokens, self.seed)
-        block = _blocks(np.ones(len(found["fused"])))
-        return Stretches({name: _summed(block, column) for name, column in found.items()})
+        lengths = matches(case, self.tokens, self.seed)
+        block = _blocks(np.ones(len(lengths["fused"])))
+        return Stretches({name: _summed(block, column) for name, column in lengths.items()})
 
     def _system(
         self, case: Case, name: str, coins: Mapping[str, object] | None = None, **knobs: object
@@ -149,11 +149,11 @@ class Bench:
 
         `coins` are the knobs that it has in worlds of coins alone.
         """
-        if not case.world.decided:
+        if not case.world.replies:
             return self._policy(case, name, **(knobs | dict(coins or {})))  # type: ignore[arg-type]
         settings: Settings = configure(name, seed=self.seed, **knobs)  # type: ignore[arg-type]
         if (settings, case) not in self._runs:
-            rows = decided_rows(case, settings, self.seed)
+            rows = recorded_rows(case, settings, self.seed)
             if rows is None:
                 return None
             self._runs[settings, case] = stretches(rows.log, 1, whole=False)
@@ -166,7 +166,7 @@ class Bench:
     def _step_s(self, case: Case) -> float:
         """Mean seconds of a plain decoding step; jitter has mean one, and an output's end no part in it."""
         world = replace(
-            case.world, jitter=0.0, temperature=None, falling=0.0, clones=1, output=None, decided=False
+            case.world, jitter=0.0, temperature=None, falling=0.0, clones=1, output=None, replies=False
         )
         point = Point(0.5, 1, 1.0, batch=case.point.batch)
         run = self._policy(Case(point, world), "ar", tokens=AR_TOKENS + 2)

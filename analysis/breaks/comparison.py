@@ -175,13 +175,13 @@ def by_bound(predict: Predict, observe: Observe, *, upper: bool) -> Comparer:
     exact = by_value(predict, observe)
 
     def compare(bench: Bench, case: Case) -> Comparison | None:
-        found = exact(bench, case)
-        if found is None:
+        value = exact(bench, case)
+        if value is None:
             return None
-        violation = min(0.0, found.error) if upper else max(0.0, found.error)
+        violation = min(0.0, value.error) if upper else max(0.0, value.error)
         # An interval that begins on the kept side reaches that much less far into the violated one.
-        spare = abs(found.error - violation) / LEVEL
-        return Comparison(found.law, found.simulated, violation, max(0.0, found.uncertainty - spare))
+        spare = abs(value.error - violation) / LEVEL
+        return Comparison(value.law, value.simulated, violation, max(0.0, value.uncertainty - spare))
 
     return Comparer("upper bound" if upper else "lower bound", compare)
 

@@ -187,7 +187,7 @@ UNBOUND = Point(0.9, 1, 1.0, matched=2.0)
 """C = 1: the target retrieves as fast as the draft does, and adds its tokens to the draft's."""
 SEQUENCES = (Point(0.6, 4, 1 / 4),)
 TWO_SEQUENCES = (Point(0.6, 4, 1 / 4, scale=0.5),)
-HALVES = (Point(0.75, 1, 0.1, halves=(3.0, 0.5)), Point(0.75, 1, 0.1, halves=(1.5, 1.5)))
+RASD_TREES = (Point(0.75, 1, 0.1, trees=(3.0, 0.5)), Point(0.75, 1, 0.1, trees=(1.5, 1.5)))
 
 _WAITS = {
     "jitter": "a round lasts as long as the slower of two devices, on average more than the slower mean",
@@ -281,7 +281,7 @@ def _two_sequences(bench: Bench, case: Case) -> Stretches | None:
 
 _STEP = ratio(Bench.mirror, "seconds", "rounds")
 _FALLBACKS = ratio(Bench.mirror, "fallbacks", "rounds")
-_FUSED = ratio(Bench.halves, "fused", "rounds")
+_FUSED = ratio(Bench.rasd_trees, "fused", "rounds")
 _STEP_RELAXED = {
     "position": "later tokens are rejected more often, and every rejection is a chance to fall back",
     "decided": "the law has the exit name all that was drafted right; it does not, and need not",
@@ -379,25 +379,25 @@ SYSTEM_LAWS = (
         "rasd.fuse",
         "not printed",
         "tau of a fused tree: the longer of two independent geometric matches",
-        HALVES,
+        RASD_TREES,
         _FUSED_RELAXED,
-        by_value(lambda point: fused_tau(*point.halves), _FUSED),
+        by_value(lambda point: fused_tau(*point.trees), _FUSED),
     ),
     Law(
         "rasd.fuse.upper",
         "not printed",
         "tau of a fused tree is at most the sum of its halves'",
-        HALVES,
+        RASD_TREES,
         _FUSED_RELAXED,
-        by_bound(lambda point: math.fsum(point.halves), _FUSED, upper=True),
+        by_bound(lambda point: math.fsum(point.trees), _FUSED, upper=True),
     ),
     Law(
         "rasd.fuse.lower",
         "not printed",
         "tau of a fused tree is at least that of its better half",
-        HALVES,
+        RASD_TREES,
         _FUSED_RELAXED,
-        by_bound(lambda point: max(point.halves), _FUSED, upper=False),
+        by_bound(lambda point: max(point.trees), _FUSED, upper=False),
     ),
 )
 

@@ -54,18 +54,18 @@ class Cell:
     uncertainty: float
 
 
-def agrees(found: Comparison | Cell, *, margin: float = MARGIN, level: float = LEVEL) -> bool:
+def agrees(result: Comparison | Cell, *, margin: float = MARGIN, level: float = LEVEL) -> bool:
     """Whether the whole confidence interval of the error lies within the margin.
 
     A test of equivalence: too short a simulation fails it, where a test that merely does not refuse the
     law would pass.
     """
-    return abs(found.error) + level * found.uncertainty <= margin
+    return abs(result.error) + level * result.uncertainty <= margin
 
 
-def differs(found: Comparison | Cell, *, margin: float = MARGIN, level: float = LEVEL) -> bool:
+def differs(result: Comparison | Cell, *, margin: float = MARGIN, level: float = LEVEL) -> bool:
     """Whether the whole confidence interval of the error lies outside the margin."""
-    return abs(found.error) - level * found.uncertainty > margin
+    return abs(result.error) - level * result.uncertainty > margin
 
 
 def sweep(
@@ -113,24 +113,24 @@ def under_own_assumptions(benches: Sequence[Bench], law: Law, point: Point) -> C
         law: The law.
         point: The point.
     """
-    found: Comparison | None = None
+    result: Comparison | None = None
     for bench in benches:
-        found = law.compare(bench, Case(point))
-        if found is None or agrees(found) or differs(found):
+        result = law.compare(bench, Case(point))
+        if result is None or agrees(result) or differs(result):
             break
-    return found
+    return result
 
 
 def _cell(benches: Sequence[Bench], law: Law, name: str, size: float, point: Point) -> Cell | None:
     if name == OWN_ASSUMPTIONS:
-        case, found = Case(point), under_own_assumptions(benches[1:], law, point)
+        case, result = Case(point), under_own_assumptions(benches[1:], law, point)
     else:
         case = RELAXATIONS[name].case(point, size)
-        found = law.compare(benches[0], case)
-    if found is None:
+        result = law.compare(benches[0], case)
+    if result is None:
         return None
     label = case.point.label if name == "trace" else point.label
-    numbers = (found.law, found.simulated, found.error, found.uncertainty)
+    numbers = (result.law, result.simulated, result.error, result.uncertainty)
     return Cell(law.name, name, size, label, *(_rounded(n) for n in numbers))
 
 
@@ -178,19 +178,19 @@ class Map:
         return max(self.of(law, relaxation), key=lambda c: abs(c.error), default=None)
 
 
-def as_json(found: Map) -> str:
+def as_json(errors: Map) -> str:
     """One object, a cell per line."""
     head: dict[str, Any] = {
         "schema": SCHEMA,
-        "seed": found.seed,
-        "tokens": found.tokens,
-        "tokens_under_own_assumptions": [found.tokens * times for times in LONGER],
+        "seed": errors.seed,
+        "tokens": errors.tokens,
+        "tokens_under_own_assumptions": [errors.tokens * times for times in LONGER],
         "margin": MARGIN,
         "level": LEVEL,
-        "laws": {name: _law(name) for name in found.laws},
-        "relaxations": {name: _relaxation(name) for name in found.relaxations},
+        "laws": {name: _law(name) for name in errors.laws},
+        "relaxations": {name: _relaxation(name) for name in errors.relaxations},
     }
-    cells = ",\n  ".join(to_json(asdict(cell), ensure_ascii=False) for cell in found.cells)
+    cells = ",\n  ".join(to_json(asdict(cell), ensure_ascii=False) for cell in errors.cells)
     opening = to_json(head, indent=1, ensure_ascii=False).removesuffix("\n}")
     return f'{opening},\n "cells": [\n  {cells}\n ]\n}}\n'
 
@@ -205,7 +205,7 @@ def _relaxation(name: str) -> dict[str, Any]:
     return {"size": relaxation.size, "sizes": list(relaxation.sizes), "because": relaxation.because}
 
 
-def save_map(found: Map, path: Path) -> None:
+def save_map(errors: Map, path: Path) -> None:
     """Write a map; the file appears complete or not at all.
 
     Raises:
@@ -213,7 +213,7 @@ def save_map(found: Map, path: Path) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
-        file.write(as_json(found))
+        file.write(as_json(errors))
 
 
 def load_map(path: Path = STORED) -> Map:
@@ -227,13 +227,13 @@ def load_map(path: Path = STORED) -> Map:
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         raise ValueError(f"{path}: no map of this version ({SCHEMA}); make one with --json {path}")
     try:
-        found = Map(tuple(Cell(**cell) for cell in raw["cells"]), raw["seed"], raw["tokens"])
+        errors = Map(tuple(Cell(**cell) for cell in raw["cells"]), raw["seed"], raw["tokens"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: a field is missing or unknown ({error})") from error
-    unknown = [n for n in found.laws if n not in LAWS] + _strange({c.relaxation for c in found.cells})
+    unknown = [n for n in errors.laws if n not in LAWS] + _strange({c.relaxation for c in errors.cells})
     if unknown:
         raise ValueError(f"{path}: {unknown[0]!r} is no longer among the laws and relaxations; make it anew")
-    return found
+    return errors
 
 
 def _strange(relaxations: set[str]) -> list[str]:

@@ -12,7 +12,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from analysis.breaks.worlds import RECORDING, Case, Point, World, scenario, told_by_recording
+from analysis.breaks.worlds import (
+    RECORDING,
+    Case,
+    Point,
+    World,
+    falling_levels,
+    inputs_of_recording,
+    scenario,
+)
 from analysis.studies.mirrorsd import overlap_counted
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions
 from hardware_profiles.store import decisions_name, find_decisions
@@ -32,7 +40,7 @@ SAME_FOR_ANY = 1e-9
 
 
 @lru_cache(maxsize=8)
-def decisions_of(policy: str) -> DecisionTrace:
+def replies_of(policy: str) -> DecisionTrace:
     """The shipped decisions of a policy.
 
     Raises:
@@ -41,58 +49,58 @@ def decisions_of(policy: str) -> DecisionTrace:
     return read_decisions(find_decisions(decisions_name(RECORDING, policy)))
 
 
-def decided_rows(case: Case, settings: Settings, seed: int) -> Rows | None:
+def recorded_rows(case: Case, settings: Settings, seed: int) -> Rows | None:
     """A run of recorded decisions at the point's costs, one request at a time; None: not recorded."""
-    trace = decisions_of(settings.policy)
-    found = trace.settings.get(settings.label)
-    if found is None:
+    trace = replies_of(settings.policy)
+    replies = trace.settings.get(settings.label)
+    if replies is None:
         return None
-    costs = scenario(Case(case.point, replace(case.world, decided=False)), 2, seed)
+    costs = scenario(Case(case.point, replace(case.world, replies=False)), 2, seed)
     requests = [Request(entry.id, len(entry.prompt), trace.limit, entry.prompt) for entry in trace.requests]
     world = SimulatedWorld(
         costs.tokens,
         costs.costs,
         slowdowns=costs.slowdowns,
-        rows=Recorded(found, 1 + max(request.id for request in requests)),
+        rows=Recorded(replies, 1 + max(request.id for request in requests)),
     )
     rows = Rows(requests, 1, keep_tokens=True)
     world.run(start(world, rows, settings))
     return rows
 
 
-def told_by_decisions(point: Point) -> Point:
+def inputs_of_replies(point: Point) -> Point:
     """The point with what a reader would count in the decisions: acceptance, Omega, AMT, mean matches."""
-    if point.halves:
-        found = recorded_matches()
-        return replace(point, halves=(float(found["drafted"].mean()), float(found["retrieved"].mean())))
-    acceptance, exponent, scale = told_by_recording(0.0)
-    told = replace(point, acceptance=acceptance, exponent=exponent, scale=scale)
+    if point.trees:
+        lengths = recorded_matches()
+        return replace(point, trees=(float(lengths["drafted"].mean()), float(lengths["retrieved"].mean())))
+    acceptance, exponent, scale = inputs_of_recording(0.0)
+    inputs = replace(point, acceptance=acceptance, exponent=exponent, scale=scale)
     if point.kappa:
         settings = configure("mirror", lookahead=point.lookahead, kappa=point.kappa)
-        return _with_overlap(told, _recorded("mirror", settings.label))
+        return _with_overlap(inputs, _recorded("mirror", settings.label))
     if point.matched:
-        found_there = _recorded("double", configure("double", lookahead=point.lookahead).label)
-        told = told if found_there is None else replace(told, matched=_matched(found_there))
-    return told
+        recorded = _recorded("double", configure("double", lookahead=point.lookahead).label)
+        inputs = inputs if recorded is None else replace(inputs, matched=_matched(recorded))
+    return inputs
 
 
 def _recorded(policy: str, label: str) -> Decisions | None:
-    return decisions_of(policy).settings.get(label)
+    return replies_of(policy).settings.get(label)
 
 
-def _with_overlap(point: Point, found: Decisions | None) -> Point:
+def _with_overlap(point: Point, replies: Decisions | None) -> Point:
     """The point with the hit rate that gives the counted Omega = a + (1 - a) hit."""
-    omega = None if found is None else overlap_counted([found])
+    omega = None if replies is None else overlap_counted([replies])
     if omega is None:
         return point
     hit = max(0.0, omega - point.acceptance) / (1.0 - point.acceptance)
     return replace(point, exponent=SAME_FOR_ANY, scale=1.0 - hit)
 
 
-def _matched(found: Decisions) -> float:
+def _matched(replies: Decisions) -> float:
     """Mean retrieved tokens that the draft confirmed per forward."""
-    replies = [revive(Drafted, plain) for key, plain in found.replies.items() if key[0] == "retrievingdraft"]
-    return float(np.mean([count for reply in replies for count in reply.matched]))
+    drafts = [revive(Drafted, plain) for key, plain in replies.replies.items() if key[0] == "retrievingdraft"]
+    return float(np.mean([count for draft in drafts for count in draft.matched]))
 
 
 DEEPEST = 256
@@ -103,15 +111,15 @@ def matches(case: Case, rounds: int, seed: int) -> Mapping[str, FloatArray]:
     """[R] accepted tokens of the drafted, the retrieved and the fused tree by round, and `rounds`, all 1.
 
     Args:
-        case: Point with `halves`, and world.
+        case: Point with `trees`, and world.
         rounds: R, of a world of coins; of a recording all there are.
         seed: Keys the coins.
     """
-    if case.world.decided:
+    if case.world.replies:
         return recorded_matches()
     drafted, retrieved = (
         _tossed(mean, case.world.falling, keyed_generator(seed, f"half-{number}", 0).random(rounds))
-        for number, mean in enumerate(case.point.halves)
+        for number, mean in enumerate(case.point.trees)
     )
     return _together(drafted, retrieved, np.maximum(drafted, retrieved))
 
@@ -128,13 +136,8 @@ def _tossed(mean: float, drop: float, uniform: FloatArray) -> FloatArray:
 
 def _reached(mean: float, drop: float) -> FloatArray:
     """[DEEPEST] probability of a match of at least 1, 2, ... tokens."""
-    shape = (1.0 - drop) ** np.arange(DEEPEST)
-    low, high = 0.0, 1.0 / shape[-1]
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        found = np.cumprod(np.minimum(1.0, middle * shape))
-        low, high = (middle, high) if found.sum() < mean else (low, middle)
-    return np.asarray(np.cumprod(np.minimum(1.0, low * shape)))
+    levels = falling_levels(drop, DEEPEST, mean, lambda levels: float(np.cumprod(levels).sum()))
+    return np.asarray(np.cumprod(levels))
 
 
 @lru_cache(maxsize=1)
@@ -143,16 +146,16 @@ def recorded_matches() -> Mapping[str, FloatArray]:
     settings = configure("rasd")
     config = settings.config
     assert isinstance(config, RasdConfig)
-    knobs, found = config.rounds(settings.sampling), decisions_of("rasd").settings[settings.label]
+    knobs, replies = config.rounds(settings.sampling), replies_of("rasd").settings[settings.label]
     texts: dict[int, list[int]] = {}
-    rounds = sorted(key for key in found.replies if key[0] == "verifytree")
+    rounds = sorted(key for key in replies.replies if key[0] == "verifytree")
     for key in rounds:
-        texts.setdefault(key[2], []).extend(revive(TreeVerdict, found.replies[key]).verdict.emitted)
+        texts.setdefault(key[2], []).extend(revive(TreeVerdict, replies.replies[key]).verdict.emitted)
     lengths = []
     for _, part, request, position in rounds:
         at = (part, request, position)
-        drafted = revive(TreeDrafted, found.replies["drafttree", *at])
-        looked_up = revive(Retrieved, found.replies["retrievetree", *at])
+        drafted = revive(TreeDrafted, replies.replies["drafttree", *at])
+        looked_up = revive(Retrieved, replies.replies["retrievetree", *at])
         retrieved = TokenTree._make(looked_up.tree)
         if knobs.prune_top:
             retrieved = pruned(retrieved, frozenset(drafted.root_top))
@@ -198,11 +201,11 @@ class Relaxation:
 
 
 def _trace(point: Point, temperature: float) -> Case:
-    acceptance, exponent, scale = told_by_recording(temperature)
-    told = replace(point, acceptance=acceptance)
+    acceptance, exponent, scale = inputs_of_recording(temperature)
+    inputs = replace(point, acceptance=acceptance)
     if point.fanout or point.budget:
-        told = replace(told, exponent=exponent, scale=scale)
-    return Case(told, World(temperature=temperature))
+        inputs = replace(inputs, exponent=exponent, scale=scale)
+    return Case(inputs, World(temperature=temperature))
 
 
 def _clones(point: Point, rows: float) -> Case:
@@ -234,7 +237,7 @@ RELAXATIONS: dict[str, Relaxation] = {
             "temperature of the shipped decisions",
             (0.0,),
             "candidates, retrievals and doubts are a pair's own, and go together with what is accepted",
-            lambda point, size: Case(told_by_decisions(point), World(decided=True)),
+            lambda point, size: Case(inputs_of_replies(point), World(replies=True)),
         ),
         Relaxation(
             "jitter",

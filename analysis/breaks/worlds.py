@@ -6,6 +6,7 @@ token model and a profile.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -19,7 +20,7 @@ from hardware_profiles.surface import Point as Cell
 from hardware_profiles.trace import Trace, read_trace
 from policies.laws.fanout import geometric_fanout, round_fanout
 from policies.laws.ssd import expected_tokens, hit_rate, hit_rate_primary, power_law_hit
-from policies.sampling import Sampling
+from policies.sampling import FloatArray, Sampling
 from simulator.costs import Effects
 from simulator.probe import DraftRule, mean_acceptance, rejection_power_law
 from simulator.run import Scenario
@@ -43,7 +44,7 @@ class Point:
         budget: Guesses that a law spreads itself, in place of `fanout`.
         kappa: Candidates per position of an early exit, 0 without one; they hit as `fanout` guesses do.
         matched: AMT, mean tokens matched per retrieval.
-        halves: Mean matches of a drafted and of a retrieved tree; empty but for laws of their fusion.
+        trees: Mean matches of a drafted and of a retrieved tree; empty but for laws of their fusion.
     """
 
     acceptance: float
@@ -57,13 +58,13 @@ class Point:
     budget: int = 0
     kappa: int = 0
     matched: float = 0.0
-    halves: tuple[float, ...] = ()
+    trees: tuple[float, ...] = ()
 
     @property
     def label(self) -> str:
         """Short name for tables, e.g. `a=.8 K=4 C=10 F=3 plain`."""
-        if self.halves:
-            return "matches " + " and ".join(f"{mean:.2g}" for mean in self.halves)
+        if self.trees:
+            return "matches " + " and ".join(f"{mean:.2g}" for mean in self.trees)
         parts = [f"a={self.acceptance:.2g}".replace("0.", "."), f"K={self.lookahead}", f"C={self.ratio:.3g}"]
         if self.fanout:
             same = len(set(self.fanout)) == 1
@@ -162,7 +163,7 @@ class World:
         contention: How much slower each device works while the other one does.
         clones: Rows of a batch that decode the same text, and so hit and miss together.
         output: Tokens of each output; None: one output without an end.
-        decided: Whether candidates, retrievals and doubts are those of the shipped pair, in its texts.
+        replies: Whether candidates, retrievals and doubts are those of the shipped pair, in its texts.
     """
 
     falling: float = 0.0
@@ -174,7 +175,7 @@ class World:
     contention: float = 0.0
     clones: int = 1
     output: int | None = None
-    decided: bool = False
+    replies: bool = False
 
 
 OWN = World()
@@ -248,14 +249,22 @@ def falling(acceptance: float, lookahead: int, drop: float) -> tuple[float, ...]
     A position is verified if all before it were accepted: that mean is what any engine reports, and what
     the laws are told.
     """
-    shape = (1.0 - drop) ** np.arange(lookahead)
-    low, high = 0.0, 1.0 / shape[-1]
-    for _ in range(60):
-        middle = (low + high) / 2
-        levels = np.minimum(1.0, middle * shape)
+
+    def mean(levels: FloatArray) -> float:
         verified = np.concatenate([[1.0], np.cumprod(levels)[:-1]])
-        low, high = (middle, high) if (verified @ levels) / verified.sum() < acceptance else (low, middle)
-    return tuple(np.minimum(1.0, low * shape).tolist())
+        return float((verified @ levels) / verified.sum())
+
+    return tuple(falling_levels(drop, lookahead, acceptance, mean).tolist())
+
+
+def falling_levels(drop: float, depth: int, target: float, mean: Callable[[FloatArray], float]) -> FloatArray:
+    """[depth] levels min(1, a_0 (1 - drop)^j) with the a_0 that gives them this mean, which grows with it."""
+    shape = (1.0 - drop) ** np.arange(depth)
+    low, high = 0.0, 1.0 / shape[-1]
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if mean(np.minimum(1.0, middle * shape)) < target else (low, middle)
+    return np.asarray(np.minimum(1.0, low * shape))
 
 
 @lru_cache(maxsize=16)
@@ -284,7 +293,7 @@ def _joined(trace: Trace, rows: int) -> Trace:
 
 
 @lru_cache(maxsize=4)
-def told_by_recording(temperature: float) -> tuple[float, float, float]:
+def inputs_of_recording(temperature: float) -> tuple[float, float, float]:
     """What the laws are told of the recording: mean acceptance, and r and c of the fitted hit curve.
 
     Raises:

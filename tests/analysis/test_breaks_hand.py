@@ -62,11 +62,11 @@ def test_recorded_tokens_in_clusters() -> None:
 
 def test_the_recording_has_more_empty_and_more_full_rounds_than_coins() -> None:
     point = Point(0.8, 8, 0.1)
-    told = RELAXATIONS["trace"].case(point, 0.0)
-    sums = bench().sd(told).sums
+    inputs = RELAXATIONS["trace"].case(point, 0.0)
+    sums = bench().sd(inputs).sums
     assert sums["tokens"].sum() > 5500  # all of its 6098 positions but the first and last round's
     full = 1.0 - sums["rejected"].sum() / sums["rounds"].sum()
-    assert full > 1.5 * told.point.acceptance**8
+    assert full > 1.5 * inputs.point.acceptance**8
 
 
 def test_jitter() -> None:

@@ -22,10 +22,10 @@ from analysis.breaks.laws import (
 from analysis.breaks.map import differs
 from analysis.breaks.relaxations import (
     RELAXATIONS,
-    decisions_of,
+    inputs_of_replies,
     matches,
     recorded_matches,
-    told_by_decisions,
+    replies_of,
 )
 from analysis.breaks.worlds import Case, Point, World
 from analysis.papers.rasd import fused_tau
@@ -104,7 +104,7 @@ def test_halves_of_coins() -> None:
 
 
 def test_the_recorded_fused_tree_matches_what_was_accepted() -> None:
-    trace = decisions_of("rasd").settings["rasd"]
+    trace = replies_of("rasd").settings["rasd"]
     rounds = sorted(key for key in trace.replies if key[0] == "verifytree")
     verdicts = [revive(TreeVerdict, trace.replies[key]).verdict for key in rounds]
     found = recorded_matches()
@@ -114,11 +114,11 @@ def test_the_recorded_fused_tree_matches_what_was_accepted() -> None:
 
 def test_laws_are_told_what_a_reader_would_count() -> None:
     point = Point(0.8, 4, 0.1, kappa=8)
-    told = told_by_decisions(point)
-    recorded = decisions_of("mirror").settings[configure("mirror", lookahead=4, kappa=8).label]
+    told = inputs_of_replies(point)
+    recorded = replies_of("mirror").settings[configure("mirror", lookahead=4, kappa=8).label]
     counted = overlap_counted([recorded])
     assert omega(told) == pytest.approx(counted) and 0.6 < told.acceptance < 0.7
-    assert told_by_decisions(RETRIEVING[0]).matched != RETRIEVING[0].matched
+    assert inputs_of_replies(RETRIEVING[0]).matched != RETRIEVING[0].matched
 
 
 def test_a_setting_that_was_not_recorded_is_left_out(bench: Bench) -> None:
