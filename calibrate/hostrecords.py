@@ -346,7 +346,7 @@ class Surroundings:
     Args:
         timings: All operations.
         expectation: Says what neighbours cost each other, for `full_s`.
-        likes: Kind of row operations to the built-in one they are like, likewise.
+        likes: Kind of row operations to the built-in one they are like, for `full_s`.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class Job:
     Attributes:
         machine: Where.
         target: Folder or hub name of the target.
-        draft: Likewise of the draft.
+        draft: Folder or hub name of the draft.
         names: How the user called them.
         prompts: Calibration prompts.
         prompt_set: Their name.

@@ -36,7 +36,7 @@ WARM = 2
 SLOW_S = 0.2
 """A point whose visit takes longer is visited in every second repetition only."""
 VERY_SLOW_S = 1.0
-"""Likewise in every third one."""
+"""A point whose visit takes longer is visited in every third repetition only."""
 GRIDS_STAGE = "grids"
 """Under which the journal keeps repetitions."""
 

@@ -266,7 +266,7 @@ def check_memory(need: MemoryNeed, available_bytes: int | None, *, batch: int, l
         need: What is needed.
         available_bytes: What there is; None: not known, nothing is refused.
         batch: Largest batch, for the message.
-        length: Longest text, likewise.
+        length: Longest text, for the message.
 
     Raises:
         MisfitError: With the parts of the sum and what to change.

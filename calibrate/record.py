@@ -48,7 +48,7 @@ class RecordingJob:
 
     Attributes:
         target: Folder or name for `from_pretrained`.
-        draft: Likewise.
+        draft: Folder or name of the draft, too.
         prompts: (request id, prompt text) of each prompt.
         limit: Most tokens per prompt.
         temperature: 0 for greedy; else tokens are sampled from softmax(logits / temperature).

@@ -60,7 +60,7 @@ def main() -> None:
 @click.option("--hw", required=True, help="Measured profile: a name or a file.")
 @click.option("--against", help="Another profile, to whose grids the fit is carried.")
 @click.option("--target", help="The target's architecture.  [default: by the profile's name of the model]")
-@click.option("--draft", help="The draft's, likewise.")
+@click.option("--draft", help="The draft's architecture.")
 @click.option("--device", help="Whose peaks the shares are of.  [default: the profile's, cpu-core on a CPU]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fit(
@@ -88,7 +88,7 @@ def fit(
 )
 @click.option("--draft-device", help="Where the draft runs.")
 @click.option("--target", required=True, help="Architecture: a name, a config.json or a folder with one.")
-@click.option("--draft", required=True, help="Likewise.")
+@click.option("--draft", required=True, help="Architecture of the draft, given in the same ways.")
 @click.option("--tp", default=1, show_default=True, type=click.IntRange(min=1), help="Devices of the target.")
 @click.option("--draft-tp", default=1, show_default=True, type=click.IntRange(min=1), help="Of the draft.")
 @click.option(
