@@ -10,7 +10,7 @@ from typing import Any
 
 from calibrate.live.accelerators import KINDS, Found, absent, find_accelerators, indexed
 from calibrate.live.errors import PlacementError
-from calibrate.live.placement import TORCH, Placement, available_cores, own_precision
+from calibrate.live.placement import TORCH, Placement, available_cores, backend_kind, own_precision
 from calibrate.processes import run_apart
 from hardware_profiles.store import shipped_profiles
 
@@ -108,7 +108,7 @@ def require_devices(
         PlacementError: With what is here, and what may be missing.
     """
     wanted = [device for device in placement.devices if device != "cpu"]
-    wanted += [draft_backend] if draft_backend != TORCH else []
+    wanted += [] if backend_kind(draft_backend).runs_torch else [draft_backend]
     for name in wanted:
         if machine.device(name) is None and machine.device(f"{name}.0") is None:
             raise absent(name, list(machine.devices))

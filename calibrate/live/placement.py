@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from calibrate.live.errors import ModelError, PlacementError
 from hardware_profiles.shapes import ShapeError, read_config, text_config
@@ -17,13 +18,38 @@ Role: TypeAlias = Literal["target", "draft"]
 Mode: TypeAlias = Literal["eager", "compiled"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 TORCH = "torch"
-"""The backend of all workers but drafts that OpenVINO runs (`openvino:CPU`, `openvino:NPU`), or llama.cpp
-(`llamacpp:q8_0`)."""
+"""The backend of all workers but drafts that another one of `BACKENDS` runs."""
 GGUF_PRECISIONS = ("fp32", "fp16", "q8_0", "q4_0")
 """Of the files that llama.cpp runs."""
+
+
+class BackendKind(NamedTuple):
+    """A kind of backend: what a backend of it may be called, and what follows from that.
+
+    Attributes:
+        examples: Names, for people.
+        variant: Regular expression of what follows `kind:`; None: nothing does.
+        names_precision: Whether that is a precision; else it is a device, or a number.
+        runs_torch: Whether torch runs the model behind it, so that it is here wherever torch is.
+    """
+
+    examples: tuple[str, ...]
+    variant: str | None = None
+    names_precision: bool = False
+    runs_torch: bool = False
+
+
+BACKENDS: Mapping[str, BackendKind] = {
+    TORCH: BackendKind((TORCH,), runs_torch=True),
+    "openvino": BackendKind(("openvino:CPU", "openvino:GPU", "openvino:NPU"), r"[A-Z]+(?:\.\d+)?"),
+    "llamacpp": BackendKind(
+        tuple(f"llamacpp:{precision}" for precision in GGUF_PRECISIONS),
+        "|".join(GGUF_PRECISIONS),
+        names_precision=True,
+    ),
+}
+"""By name, which is that of a module of `calibrate.live.backends` with a function `open_runner`."""
 _DEVICE = r"cpu|mps|(?:cuda|xpu|npu)(?::\d+)?"
-_OPENVINO = r"openvino:[A-Z]+(?:\.\d+)?"
-_LLAMACPP = rf"llamacpp:(?:{'|'.join(GGUF_PRECISIONS)})"
 FORMS = "split, shared:0 or shared:0,1 (cores), cuda:0 (both), cuda:0+cuda:1 or cuda:0+cpu (target+draft)"
 
 
@@ -152,17 +178,21 @@ def check_backend(backend: str) -> None:
     Raises:
         PlacementError: With the names there are.
     """
-    if backend != TORCH and not re.fullmatch(f"{_OPENVINO}|{_LLAMACPP}", backend):
-        raise PlacementError(
-            f"unknown backend {backend!r}; backends: torch, openvino:CPU, openvino:GPU, openvino:NPU, "
-            + ", ".join(f"llamacpp:{precision}" for precision in GGUF_PRECISIONS)
-        )
+    kind, colon, name = backend.partition(":")
+    known = BACKENDS.get(kind)
+    if known is None or (bool(colon) if known.variant is None else not re.fullmatch(known.variant, name)):
+        examples = ", ".join(each for kind in BACKENDS.values() for each in kind.examples)
+        raise PlacementError(f"unknown backend {backend!r}; backends: {examples}")
+
+
+def backend_kind(backend: str) -> BackendKind:
+    """What is true of all backends of its kind; torch's for a device of torch."""
+    return BACKENDS.get(backend.partition(":")[0], BACKENDS[TORCH])
 
 
 def own_precision(backend: str) -> str | None:
     """The precision that a backend names, whatever that of the run is: `q8_0` of `llamacpp:q8_0`."""
-    kind, _, name = backend.partition(":")
-    return name if kind == "llamacpp" else None
+    return backend.partition(":")[2] if backend_kind(backend).names_precision else None
 
 
 def backend_label(backend: str, mode: Mode = "eager") -> str:
@@ -178,16 +208,16 @@ def backend_label(backend: str, mode: Mode = "eager") -> str:
 
 
 def labelled_backend(label: str | None, precision: str | None = None) -> str:
-    """The backend that has a label; torch for all but OpenVINO's and llama.cpp's.
+    """The backend that has a label; torch where that is of none that there is.
 
     Args:
         label: As `backend_label` gives it.
         precision: That a profile or a trace names beside it.
     """
-    if label == "llamacpp":
-        return f"{label}:{precision}"
-    kind, _, device = (label or "").partition("-")
-    return f"openvino:{device.upper()}" if kind == "openvino" else TORCH
+    kind, _, variant = (label or "").partition("-")
+    if kind == TORCH or kind not in BACKENDS:
+        return TORCH
+    return f"{kind}:{precision if BACKENDS[kind].names_precision else variant.upper()}"
 
 
 def parse_placement(text: str) -> Placement:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from calibrate.live.placement import TORCH, WorkerSpec
+from calibrate.live.placement import WorkerSpec, backend_kind
 
 if TYPE_CHECKING:
     from calibrate.live.engine.runner import Runner
-
-BACKENDS = (TORCH, "openvino", "llamacpp")
-"""Modules of this package, each with a function `open_runner`; a spec's `backend` begins with one of them."""
 
 
 def open_runner(spec: WorkerSpec) -> Runner:
@@ -21,9 +18,8 @@ def open_runner(spec: WorkerSpec) -> Runner:
         ModelError: The backend is not installed, or cannot run the model.
         PlacementError: The device is not here.
     """
-    kind = spec.backend.partition(":")[0]
-    assert kind in BACKENDS, "checked by the spec"
-    runner: Runner = import_module(f"{__name__}.{kind}").open_runner(spec)
-    if kind != TORCH:
+    module = import_module(f"{__name__}.{spec.backend.partition(':')[0]}")
+    runner: Runner = module.open_runner(spec)
+    if not backend_kind(spec.backend).runs_torch:
         runner.model.to("meta")  # the backend has weights of its own
     return runner
