@@ -19,6 +19,7 @@ from analysis.papers.forecast import (
     Reasons,
     acceptance_of_tokens,
     assumed,
+    by_step_cost,
     fitted,
     given,
     naive_guess,
@@ -79,20 +80,12 @@ def _by_step_cost(book: Book, target: str, method: str) -> list[Forecast]:
     block = {"table": TABLE, "target": target, "method": method, "dataset": DATASETS}
     tokens = {c.dataset: c for c in book.sound(**block, value_name="M")}
     speeds = book.sound(**block, value_name="speedup")
-    found = []
+    predicted = []
     for cell in speeds:
         others = [other for other in speeds if other.row != cell.row]
-        costs = [tokens[other.dataset].value / other.value for other in others]
-        mine = tokens[cell.dataset]
-        cost = fitted("step cost", math.fsum(costs) / len(costs), min(costs), max(costs))
-        known = (given("M", mine.value, mine.rounding), cost)
-        estimate = spread(lambda m, c: m / c, known, m="M", c="step cost")
-        used = (mine, *others, *(tokens[other.dataset] for other in others))
-        guess = naive_guess(cell, 1.0, [(other, 1.0) for other in speeds])
-        found.append(
-            Forecast(cell, "M / step cost", estimate, known, used, naive=guess, unsimulated=NO_INPUTS)
-        )
-    return found
+        law = "M / step cost"
+        predicted.append(by_step_cost(cell, tokens, others, speeds, law=law, unsimulated=NO_INPUTS))
+    return predicted
 
 
 def _sps(book: Book, ratio: Cell, place: dict[str, str]) -> Forecast:

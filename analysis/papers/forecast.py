@@ -258,3 +258,34 @@ def toss(tossed: Coin, seed: int = 0) -> float:
     settings = configure(tossed.policy, lookahead=tossed.lookahead, **dict(tossed.knobs))
     # A plain step takes 1 s and yields a token: tokens per second are the speedup.
     return tossed.factor * simulate(scenario, settings).summary.tokens_per_second
+
+
+def by_step_cost(
+    cell: Cell,
+    tokens: Mapping[str, Cell],
+    others: Sequence[Cell],
+    speeds: Sequence[Cell],
+    *,
+    law: str,
+    unsimulated: str,
+    own_token: float = 0.0,
+) -> Forecast:
+    """A speedup from the tokens of its steps and the step cost of the method's other data sets.
+
+    Args:
+        cell: The speedup.
+        tokens: Tokens per step by data set.
+        others: Speedups of the data sets that give the step cost.
+        speeds: Speedups that the naive guess takes.
+        law: As the forecast names it.
+        unsimulated: Why there is no simulation.
+        own_token: 1 where the tokens are without the target's own.
+    """
+    mine = tokens[cell.dataset]
+    costs = [(tokens[c.dataset].value + own_token) / c.value for c in others]
+    cost = fitted("step cost", math.fsum(costs) / len(costs), min(costs), max(costs))
+    known = (given(mine.value_name, mine.value, mine.rounding), cost)
+    estimate = spread(lambda t, c: (t + own_token) / c, known, t=mine.value_name, c="step cost")
+    used = (mine, *others, *(tokens[c.dataset] for c in others))
+    guess = naive_guess(cell, 1.0, [(c, 1.0) for c in speeds])
+    return Forecast(cell, law, estimate, known, used, naive=guess, unsimulated=unsimulated)

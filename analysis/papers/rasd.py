@@ -7,8 +7,6 @@ its baseline prints; its step costs what EAGLE2's does on the same text, or more
 
 from __future__ import annotations
 
-import math
-
 from analysis.papers.cells import Book, Cell
 from analysis.papers.forecast import (
     Estimate,
@@ -16,6 +14,7 @@ from analysis.papers.forecast import (
     Known,
     Reasons,
     assumed,
+    by_step_cost,
     fitted,
     given,
     naive_guess,
@@ -84,17 +83,10 @@ def _by_step_cost(book: Book, cell: Cell) -> list[Forecast]:
     }
     speeds = _block(book, cell, method=cell.method, value_name="SR")
     others = [c for c in speeds if c.row != cell.row and tokens[c.dataset].row not in book.flags]
-    mine = tokens[cell.dataset]
-    if not others or mine.row in book.flags:
+    if not others or tokens[cell.dataset].row in book.flags:
         return []
-    costs = [step_cost(tokens[c.dataset].value, c.value) for c in others]
-    cost = fitted("step cost", math.fsum(costs) / len(costs), min(costs), max(costs))
-    known = (given("tau", mine.value, mine.rounding), cost)
-    estimate = spread(lambda t, c: (t + 1.0) / c, known, t="tau", c="step cost")
-    used = (mine, *others, *(tokens[c.dataset] for c in others))
-    guess = naive_guess(cell, 1.0, [(c, 1.0) for c in speeds])
     law = "rasd.metrics: (tau + 1) / step cost"
-    return [Forecast(cell, law, estimate, known, used, naive=guess, unsimulated=NO_TREES)]
+    return [by_step_cost(cell, tokens, others, speeds, law=law, unsimulated=NO_TREES, own_token=1.0)]
 
 
 def _baseline(book: Book, cell: Cell, method: str, name: str) -> Cell | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from analysis.papers.cells import read_csv
 from analysis.papers.forecast import Forecast, relative
 from analysis.papers.study import ROLES, TOTAL, Errors, Line, Study, as_dict, summarise
-from hardware_profiles.files import atomic_write, to_json
+from analysis.show import save
+from analysis.study import Picture
+from hardware_profiles.files import to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -250,19 +253,7 @@ def plot(found: Mapping[str, Any], folder: Path) -> Path:
         found: A study as `summary.as_dict` gives it.
         folder: Made if it is not there.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure = pyplot.figure(figsize=size(found), layout="constrained")
-    draw(figure, found)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{found['paper']}.png"
-    with atomic_write(path, binary=True) as file:
-        figure.savefig(file, dpi=120, format="png", metadata={"Software": None})
-    pyplot.close(figure)
-    return path
+    return save(Picture(partial(draw, found=found), size(found)), folder / f"{found['paper']}.png")
 
 
 def size(found: Mapping[str, Any]) -> tuple[float, float]:
