@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from analysis.papers.cells import read_csv
 from analysis.papers.forecast import Forecast, relative
 from analysis.papers.study import ROLES, TOTAL, Errors, Line, Study, as_dict, summarise
+from analysis.show import markdown as markdown_table
 from analysis.show import save
 from analysis.study import Picture
 from hardware_profiles.files import to_json
@@ -95,13 +97,13 @@ def _place(forecast: Forecast) -> str:
 
 def markdown_summary(found: Sequence[Study]) -> str:
     """The summary as a Markdown table."""
-    return _markdown(SUMMARY, [summary_cells(line) for one in found for line in summarise(one)], right=2)
+    return markdown_table(SUMMARY, [summary_cells(line) for one in found for line in summarise(one)], right=2)
 
 
 def markdown_counts(found: Sequence[Study]) -> str:
     """What became of every printed value, as a Markdown table."""
     rows = [(s.paper, *(str(s.counts[role]) for role in ROLES), str(len(s.cells))) for s in found]
-    return _markdown(("paper", *ROLES, "values"), rows, right=1)
+    return markdown_table(("paper", *ROLES, "values"), rows, right=1)
 
 
 def markdown_summaries(found: Sequence[Study]) -> str:
@@ -117,7 +119,7 @@ def markdown(found: Sequence[Study]) -> str:
             (*row_cells(f, one.flags.get(f.cell.row))[:-1], f"{f.law}: {f.identifiability}")
             for f in one.forecasts
         ]
-        parts += [f"## {one.paper}", _markdown((*HEADER, "identifiability"), rows, right=2)]
+        parts += [f"## {one.paper}", markdown_table((*HEADER, "identifiability"), rows, right=2)]
         if one.flags:
             parts += ["Flagged, not fitted:", "\n".join(f"- {text}" for text in _flags(one))]
         if reasons := _unsimulated(one):
@@ -133,20 +135,15 @@ def _flags(found: Study) -> list[str]:
 
 
 def _unsimulated(found: Study) -> list[str]:
-    reasons = [f.unsimulated for f in found.forecasts if f.unsimulated]
-    return [f"{reason} ({reasons.count(reason)} values)" for reason in dict.fromkeys(reasons)]
+    return _counted(f.unsimulated for f in found.forecasts if f.unsimulated)
 
 
 def _others(found: Study) -> list[str]:
-    reasons = list(found.others.values())
-    return [f"{reason} ({reasons.count(reason)} values)" for reason in dict.fromkeys(reasons)]
+    return _counted(found.others.values())
 
 
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: int) -> str:
-    """A table whose columns from `right` on are aligned to the right."""
-    ruler = ["---"] * right + ["--:"] * (len(header) - right)
-    clean = [[text.replace("|", "/") for text in row] for row in rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [list(header), ruler, *clean])
+def _counted(reasons: Iterable[str]) -> list[str]:
+    return [f"{reason} ({count} values)" for reason, count in Counter(reasons).items()]
 
 
 def print_study(found: Study, console: Console) -> None:
@@ -226,7 +223,7 @@ def print_figures(console: Console) -> None:
 def markdown_figures() -> str:
     """The same as Markdown."""
     rows = [tuple(entry[name] for name in FIGURES) for entry in read_csv("figures")]
-    return _markdown(FIGURES, rows, right=len(FIGURES))
+    return markdown_table(FIGURES, rows, right=len(FIGURES))
 
 
 Row: TypeAlias = Mapping[str, Any]
