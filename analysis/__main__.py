@@ -11,7 +11,16 @@ import click
 
 from analysis.results import Results
 from analysis.study import Progress, Study, click_options
-from policies.commandline import HELP, RUNS_MODELS, checked_command, refusals, wide_console, with_options
+from policies.commandline import (
+    HELP,
+    RUNS_MODELS,
+    CheckedGroup,
+    checked_command,
+    checked_group,
+    refusals,
+    wide_console,
+    with_options,
+)
 
 STUDIES = (
     "validation",
@@ -46,7 +55,7 @@ def load_study(name: str) -> Study[Any]:
     return found
 
 
-class _Studies(click.Group):
+class _Studies(CheckedGroup):
     """A command per study, imported when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -116,7 +125,7 @@ def _write(study: Study[Any], results: Results, out: Path | None, *, plot: bool)
     return written
 
 
-@click.group(context_settings=HELP)
+@checked_group(context_settings=HELP)
 def main() -> None:
     """Studies of speculative decoding: law, simulated and measured side by side."""
 

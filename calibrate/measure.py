@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from calibrate.journal import Journal, Json
-from calibrate.live.transport.wire import Echo, Probe
 from calibrate.live.transport.world import LiveWorld
+from calibrate.live.wire import Echo, Probe
 from calibrate.plan import Grid, Plan
 from hardware_profiles.profile import Overlap
 from hardware_profiles.surface import (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -20,13 +21,29 @@ from multiprocessing import util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO, TypeAlias
-
-from calibrate.live.errors import last_error
 
 PRELOADED = ["torch", "transformers.models.llama.modeling_llama", "calibrate.live.loading"]
 """What every process of ours needs and takes seconds to import."""
+_FRAME = re.compile(r"^  File .*\n", re.MULTILINE)
+_FRAME_AT = re.compile(r'^  File "(.*)", line (\d+)', re.MULTILINE)
+
+
+def last_error(traceback: str) -> str:
+    """What a traceback, as text, ends with, in one line: the error, and its place if it is not ours.
+
+    Ours are written for people and need no name; of others, it and the place help to find the cause.
+    """
+    *_, last = _FRAME.split(traceback.strip())
+    lines = [line for line in last.splitlines() if not line.startswith("    ")]  # what follows is the source
+    kind, _, message = " ".join(" ".join(lines).split()).partition(": ")
+    if kind.startswith("calibrate.") and message:
+        return message
+    name = kind.rpartition(".")[2]
+    text = f"{name}: {message}" if message else name
+    places = _FRAME_AT.findall(traceback)
+    return f"{text} ({PurePath(places[-1][0]).name}, line {places[-1][1]})" if places else text
 
 
 def process_context() -> ForkServerContext | SpawnContext:

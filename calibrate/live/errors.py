@@ -6,27 +6,7 @@ class here keeps its constructor's arguments in `args` and builds its message on
 
 from __future__ import annotations
 
-import re
-from pathlib import PurePath
-
-_FRAME = re.compile(r"^  File .*\n", re.MULTILINE)
-_FRAME_AT = re.compile(r'^  File "(.*)", line (\d+)', re.MULTILINE)
-
-
-def last_error(traceback: str) -> str:
-    """What a traceback, as text, ends with, in one line: the error, and its place if it is not ours.
-
-    Ours are written for people and need no name; of others, it and the place help to find the cause.
-    """
-    *_, last = _FRAME.split(traceback.strip())
-    lines = [line for line in last.splitlines() if not line.startswith("    ")]  # what follows is the source
-    kind, _, message = " ".join(" ".join(lines).split()).partition(": ")
-    if kind.startswith("calibrate.") and message:
-        return message
-    name = kind.rpartition(".")[2]
-    text = f"{name}: {message}" if message else name
-    places = _FRAME_AT.findall(traceback)
-    return f"{text} ({PurePath(places[-1][0]).name}, line {places[-1][1]})" if places else text
+from calibrate.processes import last_error
 
 
 class LiveError(RuntimeError):

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from calibrate.live.backends.torch import ModelRunner
-from calibrate.live.transport.shared_probs import Block
+from calibrate.live.shared_probs import Block
 from calibrate.live.transport.world import LiveWorld
 from policies.registry import Settings, configure, start
 from policies.rows import Rows

@@ -17,8 +17,8 @@ from calibrate.live.engine.executor import Executor
 from calibrate.live.engine.rows import Row
 from calibrate.live.placement import WorkerSpec, available_cores
 from calibrate.live.reference import plain_decode
-from calibrate.live.transport.shared_probs import ProbsReader, ProbsWriter, Segment
-from calibrate.live.transport.wire import pack, pack_operation, unpack, unpack_replies
+from calibrate.live.shared_probs import ProbsReader, ProbsWriter, Segment
+from calibrate.live.wire import pack, pack_operation, unpack, unpack_replies
 from calibrate.live_runs import plain
 from policies.operation import Prefill, Prespeculate, RowOperation, Verify
 from policies.registry import Settings, start

@@ -15,7 +15,7 @@ from live_support import inline_world, new_rows, serve, worker_specs
 from transformers import PreTrainedModel
 
 from calibrate.live.errors import AuditError, LiveError, WorkerDied
-from calibrate.live.transport.shared_probs import ALIVE, Block, ProbsReader, ProbsWriter, Segment
+from calibrate.live.shared_probs import ALIVE, Block, ProbsReader, ProbsWriter, Segment
 from calibrate.live.transport.world import LiveWorld
 from policies.registry import configure, start
 from policies.sampling import FloatArray

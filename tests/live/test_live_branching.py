@@ -18,7 +18,7 @@ from calibrate.live.engine.rows import Row
 from calibrate.live.engine.trees import Branching
 from calibrate.live.engine.verification import Judged, TreeJudge, judge_greedy
 from calibrate.live.errors import AuditError, ModelError
-from calibrate.live.transport.shared_probs import ProbsReader, ProbsWriter, Segment
+from calibrate.live.shared_probs import ProbsReader, ProbsWriter, Segment
 from policies.sampling import Sampling
 from policies.tokentree import ROOT, TokenTree
 from policies.values import NO_LAW, IntArray

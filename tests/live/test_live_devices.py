@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 
 from calibrate.live.errors import LiveError, ModelError, StuckPolicy, WorkerDied, WorkerError
 from calibrate.live.reference import plain_decode
-from calibrate.live.transport.wire import Echo, Probe, ProbeResult
 from calibrate.live.transport.world import LiveWorld
+from calibrate.live.wire import Echo, Probe, ProbeResult
 from policies.operation import Draft, Prefill, Verify
 from policies.registry import configure
 from policies.timeline import busy_seconds, overlap_seconds
@@ -190,7 +190,7 @@ SCRIPT = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with it ignored
 import sys
-from calibrate.live.transport.wire import Probe
+from calibrate.live.wire import Probe
 from calibrate.live.placement import WorkerSpec, available_cores
 from calibrate.live.transport.world import LiveWorld
 

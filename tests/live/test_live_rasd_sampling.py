@@ -17,7 +17,7 @@ from sampling_support import BATCH, LENGTH, PROMPTS, VOCABULARY, fit, table_worl
 from calibrate.live.engine.trees import Branching
 from calibrate.live.engine.verification import TreeJudge
 from calibrate.live.errors import AuditError
-from calibrate.live.transport.shared_probs import ProbsReader
+from calibrate.live.shared_probs import ProbsReader
 from hardware_profiles.datastore import Datastore
 from policies import rasd as rasd_module
 from policies.rasd import RasdKnobs, rasd

@@ -19,7 +19,7 @@ from calibrate.live.engine.verification import agreement, cut, judge, prepared_o
 from calibrate.live.errors import AuditError, ModelError, PlacementError
 from calibrate.live.placement import available_cores, is_local_model, parse_placement
 from calibrate.live.reference import plain_decode, plain_decode_many
-from calibrate.live.transport.wire import Probe, ProbeResult, pack_operation
+from calibrate.live.wire import Probe, ProbeResult, pack_operation
 from policies.operation import Draft, Verify
 from policies.registry import Settings, configure
 from policies.values import Drafted, OutcomeCache, RowVerdict, Speculation, Verdict

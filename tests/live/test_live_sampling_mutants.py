@@ -16,7 +16,7 @@ from calibrate.live.engine import sampling, verification
 from calibrate.live.engine.sampling import ACCEPTED, DRAFTED, DraftSampler, draw
 from calibrate.live.errors import AuditError
 from calibrate.live.handlers import chains
-from calibrate.live.transport.shared_probs import ProbsReader
+from calibrate.live.shared_probs import ProbsReader
 from policies.registry import Settings, configure
 from policies.sampling import Sampling, keyed_uniforms
 

@@ -23,7 +23,7 @@ from calibrate.live.engine.sampling import ACCEPTED, DRAFTED
 from calibrate.live.engine.trees import Branching
 from calibrate.live.engine.verification import TreeJudge
 from calibrate.live.errors import AuditError
-from calibrate.live.transport.shared_probs import ProbsReader
+from calibrate.live.shared_probs import ProbsReader
 from policies.registry import Settings, configure
 from policies.tokentree import ROOT
 

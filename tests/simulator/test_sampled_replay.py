@@ -23,7 +23,7 @@ from direct import Direct, directly, disagreement
 from hardware_profiles.trace import Trace
 from policies.laws.sampling import hit_rate_sampled
 from policies.registry import Settings, configure
-from simulator.tokens import TokenModel, guesses, replay, sampled
+from simulator.tokens import TokenModel, model, replay, sampled
 from simulator.tokens.chances import DRAFT, Chances, Recorded
 
 LEVEL = 4.5
@@ -164,8 +164,8 @@ def random_tokens_are_compared(patch: pytest.MonkeyPatch) -> None:
         known, drawn = deciders(model, operation, slots)
         return known | drawn, np.zeros_like(drawn)
 
-    deciders = guesses._deciders
-    patch.setattr(guesses, "_deciders", wrong)
+    deciders = model._deciders
+    patch.setattr(model, "_deciders", wrong)
 
 
 def backups_get_the_primary_fanout(patch: pytest.MonkeyPatch) -> None:

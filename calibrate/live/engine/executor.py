@@ -20,8 +20,8 @@ from calibrate.live.engine.rows import Row
 from calibrate.live.engine.runner import Runner
 from calibrate.live.engine.verification import agreement
 from calibrate.live.errors import AuditError
-from calibrate.live.transport.shared_probs import ProbsReader, ProbsWriter
-from calibrate.live.transport.wire import Step
+from calibrate.live.shared_probs import ProbsReader, ProbsWriter
+from calibrate.live.wire import Step
 from policies.operation import Operation
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from calibrate.live.errors import AuditError
-from calibrate.live.transport.shared_probs import Block, ProbsWriter
+from calibrate.live.shared_probs import Block, ProbsWriter
 from policies.sampling import GREEDY, FloatArray, Sampling, keyed_uniforms
 from policies.values import NO_LAW, BoolArray, IntArray
 

@@ -35,7 +35,7 @@ from calibrate.live.engine.runner import LayerRunner, Runner, with_layers
 from calibrate.live.engine.sampling import DRAFTED, drafted_weights, draw
 from calibrate.live.engine.trees import Branching
 from calibrate.live.errors import AuditError, ModelError
-from calibrate.live.transport.shared_probs import Block, ProbsWriter
+from calibrate.live.shared_probs import Block, ProbsWriter
 from policies.sampling import Sampling, keyed_uniforms
 from policies.values import NO_LAW, BoolArray, IntArray
 

@@ -25,7 +25,7 @@ from calibrate.live.engine.sampling import (
     top_tokens,
 )
 from calibrate.live.errors import AuditError
-from calibrate.live.transport.shared_probs import ProbsWriter
+from calibrate.live.shared_probs import ProbsWriter
 from policies.sampling import Sampling, keyed_uniforms
 from policies.tokentree import ROOT, TokenTree, TreePlan
 from policies.values import NO_LAW, BoolArray, IntArray, Source

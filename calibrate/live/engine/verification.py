@@ -28,7 +28,7 @@ from torch import Tensor
 from calibrate.live.engine.rows import Row
 from calibrate.live.engine.sampling import ACCEPTED, BONUS, accepted_run, draw, law, one_hot, residual
 from calibrate.live.errors import AuditError
-from calibrate.live.transport.shared_probs import ProbsReader
+from calibrate.live.shared_probs import ProbsReader
 from policies.sampling import FloatArray, Sampling, keyed_uniforms
 from policies.tokentree import ROOT, TokenTree
 from policies.values import NO_LAW, UNKNOWN, BoolArray, IntArray, Outcome, RowVerdict, Source

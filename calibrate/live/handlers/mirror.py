@@ -20,7 +20,7 @@ from calibrate.live.engine.streams import ModelStreams, Nodes, StreamBranching, 
 from calibrate.live.engine.verification import Proposals, cut, judge, judge_chains
 from calibrate.live.errors import ModelError
 from calibrate.live.handlers.chains import branch_keys, grow, sampler_of
-from calibrate.live.transport.wire import Step
+from calibrate.live.wire import Step
 from policies.mirror import (
     Branch,
     Candidates,

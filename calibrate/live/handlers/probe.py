@@ -9,7 +9,7 @@ from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row
 from calibrate.live.engine.sampling import DraftSampler
 from calibrate.live.handlers.chains import branch_tokens, fill, glue, tree_step
-from calibrate.live.transport.wire import Echo, Probe, ProbeResult
+from calibrate.live.wire import Echo, Probe, ProbeResult
 
 PROBED = "probed"
 """Where the executor keeps which slots hold a made-up text, and of how many tokens."""

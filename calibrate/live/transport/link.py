@@ -12,8 +12,9 @@ from typing import Any
 
 from calibrate.live.errors import LiveError, WorkerDied, WorkerError
 from calibrate.live.placement import WorkerSpec
-from calibrate.live.transport.shared_probs import Segment
-from calibrate.live.transport.wire import (
+from calibrate.live.shared_probs import Segment
+from calibrate.live.transport.worker import WorkerPlan, worker_main
+from calibrate.live.wire import (
     Echo,
     Exit,
     Failure,
@@ -26,7 +27,6 @@ from calibrate.live.transport.wire import (
     pack,
     unpack,
 )
-from calibrate.live.transport.worker import WorkerPlan, worker_main
 from calibrate.processes import process_context
 
 WINDOW_BYTES = 32_768

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.live.placement import WorkerSpec
-from calibrate.live.transport.shared_probs import ProbsReader, ProbsWriter, Segment
-from calibrate.live.transport.wire import (
+from calibrate.live.shared_probs import ProbsReader, ProbsWriter, Segment
+from calibrate.live.wire import (
     Early,
     Envelope,
     Exit,

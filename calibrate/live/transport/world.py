@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, cast
 
 from calibrate.live.errors import LiveError, ModelError, WorkerDied, WorkerError
 from calibrate.live.placement import WorkerSpec, local_vocabulary
+from calibrate.live.shared_probs import DEFAULT_BYTES, Segment
 from calibrate.live.transport.device import LiveDevice, Timing
 from calibrate.live.transport.environment import LiveEnvironment
 from calibrate.live.transport.link import WorkerLink
-from calibrate.live.transport.shared_probs import DEFAULT_BYTES, Segment
-from calibrate.live.transport.wire import Ready
+from calibrate.live.wire import Ready
 from calibrate.processes import temporary_folder
 from policies.protocols import Steps, World
 from policies.timeline import Span
