@@ -32,11 +32,11 @@ from typing import Any
 import numpy as np
 
 from analysis.intervals import outside_grid, share_surfaces
-from analysis.results import EVERY, Results, describe, read, settings_of
+from analysis.results import EVERY, Results, Row, describe, read, settings_of
 from analysis.rounds import Agreement, compare_rounds
 from analysis.sources import Sources, load_sources
 from analysis.stats import spread_of
-from analysis.study import RECORDED, SPLIT, Entry, Plan, PlanT, Progress, Row, Study
+from analysis.study import RECORDED, SPLIT, Entry, Plan, PlanT, Progress, Study
 from calibrate.calibration import record, requests_of
 from calibrate.job import Job, like_profile, make_job, worker_specs
 from calibrate.live.placement import WorkerSpec, available_cores, parse_placement

@@ -8,18 +8,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.study import Row
 from hardware_profiles.files import atomic_write, parse_json, read_json, to_json
 from policies.registry import KNOBS, Settings, configure
 
 RESULTS = Path(__file__).resolve().parent / "results"
 FORMAT = "spectwin/study/1"
 KEY = b"spectwin.study"
+
+Row: TypeAlias = dict[str, Any]
+"""One setting on some prompts: what it is, and by every opinion what it does."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.study import Picture, Row
+from analysis.results import Row
+from analysis.study import Picture
 from hardware_profiles.files import atomic_write
 from policies.commandline import fitted_table
 from policies.curves import HitCurves

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
-from analysis.study import Row
+from analysis.results import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,21 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
 
 import click
 
+from analysis.results import Results, Row
 from calibrate.live_runs import Cell
 from policies.commandline import split_counts, split_integers, split_list, split_numbers
 from policies.registry import Settings
 from simulator.costs import Effects
 
-if TYPE_CHECKING:
-    from analysis.execute import Bench, View
-    from analysis.results import Results
-
-Row: TypeAlias = dict[str, Any]
-"""One setting on some prompts: what it is, and by every opinion what it does."""
 Progress: TypeAlias = Callable[[str, int, int], None]
 """(stage, done, total)."""
 SPLIT, SHARED = "split", "shared:0,1"
@@ -123,7 +118,7 @@ class Picture:
     size: tuple[float, float] = (11.0, 4.6)
 
 
-def no_columns(view: View) -> Row:
+def no_columns(view: Any) -> Row:
     """Nothing beyond the columns that all studies have."""
     return {}
 
@@ -141,8 +136,8 @@ class Study(Generic[PlanT]):
         name: On the command line.
         question: One line.
         plan: Its options.
-        settings: What is compared; needed unless `answer` is given.
-        columns: Columns of a setting in one world, beyond those that all studies have.
+        settings: What is compared, from the `Bench` of `analysis.execute`; needed unless `answer` is given.
+        columns: Columns of a setting in one world (a `View`), beyond those that all studies have.
         worlds: Effects of the simulated worlds, by name; the first is the prediction.
         timeline: Whether simulated runs keep their timelines, for `columns`.
         by_category: Whether prompts are also reported by category, where they ran one by one.
@@ -159,12 +154,12 @@ class Study(Generic[PlanT]):
     name: str
     question: str
     plan: type[PlanT]
-    settings: Callable[[Bench], Sequence[Entry]] | None = None
-    columns: Callable[[View], Row] = no_columns
+    settings: Callable[[Any], Sequence[Entry]] | None = None
+    columns: Callable[[Any], Row] = no_columns
     worlds: Mapping[str, Effects] = field(default_factory=lambda: {"simulated": Effects()})
     timeline: bool = False
     by_category: bool = False
-    answer: Callable[[Bench], Sequence[Row]] | None = None
+    answer: Callable[[Any], Sequence[Row]] | None = None
     about: Callable[[Results], Row] = lambda results: {}
     show: Callable[[Results], Iterable[Any]] = lambda results: ()
     pictures: Callable[[Results], Mapping[str, Picture]] = no_pictures
@@ -180,12 +175,13 @@ class Study(Generic[PlanT]):
         lines = "\n".join(f"  {command} {example}" for example in self.examples)
         return f"\b\nExamples:\n{lines}" if self.examples else ""
 
-    def rows(self, bench: Bench) -> list[Row]:
+    def rows(self, bench: Any) -> list[Row]:
         """Everything that it finds on one profile."""
         if self.answer is not None:
             return list(self.answer(bench))
         assert self.settings is not None, f"study {self.name} says neither what to compare nor how"
-        return bench.compare(self.settings(bench))
+        rows: list[Row] = bench.compare(self.settings(bench))
+        return rows
 
 
 def click_options(plan: type[Plan]) -> list[Callable[[Any], Any]]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.execute import Bench
+from analysis.results import Row
 from analysis.show import COLOURS, draw_worlds, finish, parity
 from analysis.studies.openquestions import Recorded, question
-from analysis.study import Entry, Row, option
+from analysis.study import Entry, option
 from policies.laws.fanout import expected_hit
 from policies.laws.ssd import switch_batch, switch_batch_printed
 from policies.registry import Settings, configure

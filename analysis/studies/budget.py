@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from analysis.execute import Bench
+from analysis.results import Row
 from analysis.show import COLOURS, draw_worlds, finish, parity, values
 from analysis.studies.openquestions import question
-from analysis.study import Entry, Row
+from analysis.study import Entry
 from simulator.auto import resolve, settings_query
 from simulator.fanout import SHAPES
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from analysis.execute import Bench, View, pooled_figure
-from analysis.results import Results
+from analysis.results import Results, Row
 from analysis.show import Column, factor, table, used, yes
-from analysis.study import POSITIVE, Entry, Picture, Plan, Row, Study, option
+from analysis.study import POSITIVE, Entry, Picture, Plan, Study, option
 from hardware_profiles.datastore import Datastore, datastore_path
 from hardware_profiles.decisions import Decisions
 from hardware_profiles.trace import Trace

@@ -19,9 +19,9 @@ import click
 import numpy as np
 
 from analysis.execute import Bench, View
-from analysis.results import EVERY, Results, settings_of
+from analysis.results import EVERY, Results, Row, settings_of
 from analysis.show import SETTING, Column, factor, table, yes
-from analysis.study import Entry, Picture, Plan, Row, Study, option
+from analysis.study import Entry, Picture, Plan, Study, option
 from hardware_profiles.decisions import Decisions
 from policies.duo import DraftSequences, DuoConfig, SettleSequences, VerifyPending
 from policies.laws.duo import best_budget, duo_speedup, ttft_ratio

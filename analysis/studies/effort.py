@@ -16,10 +16,10 @@ import click
 import numpy as np
 
 from analysis.execute import Bench, live_job
-from analysis.results import Results, read, settings_of
+from analysis.results import Results, Row, read, settings_of
 from analysis.show import Column, table
 from analysis.stats import Errors
-from analysis.study import POSITIVE, Entry, Plan, Row, Study, option
+from analysis.study import POSITIVE, Entry, Plan, Study, option
 from policies.registry import SettingError, Settings
 from simulator.costs import Effects
 

@@ -20,9 +20,9 @@ import click
 import numpy as np
 
 from analysis.execute import Bench
-from analysis.results import Results
+from analysis.results import Results, Row
 from analysis.show import Column, table
-from analysis.study import POSITIVE, Plan, Row, Study, option
+from analysis.study import POSITIVE, Plan, Study, option
 from calibrate.live.placement import MODES, Mode, pair_specs, parse_placement
 from calibrate.live.reference import Generated, Method, Place, generate_once, generation_process, tokenize
 from calibrate.shipped import resolve_model

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from analysis.execute import Bench, plain
-from analysis.results import EVERY, Results, settings_of
+from analysis.results import EVERY, Results, Row, settings_of
 from analysis.show import OPINIONS, SETTING, TEXT, Column, factor, table
 from analysis.stats import errors_of, ranks
-from analysis.study import Entry, Picture, Plan, Row, Study, option
+from analysis.study import Entry, Picture, Plan, Study, option
 from policies.commandline import parse_setting
 from policies.registry import POLICIES, Settings, configure
 from simulator.law import law_inputs

@@ -15,9 +15,9 @@ import click
 import numpy as np
 
 from analysis.execute import Bench
-from analysis.results import Results
+from analysis.results import Results, Row
 from analysis.show import Column, table
-from analysis.study import Plan, Row, Study, option
+from analysis.study import Plan, Study, option
 from calibrate.live.placement import pair_specs, parse_placement
 from calibrate.live.transport.world import LiveWorld
 from calibrate.measure import time_shape

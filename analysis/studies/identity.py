@@ -15,10 +15,10 @@ from typing import Any, get_args
 import click
 
 from analysis.execute import Bench, live_job
-from analysis.results import Results
+from analysis.results import Results, Row
 from analysis.rounds import GAP_BOUND
 from analysis.show import BATCH, SETTING, Column, table
-from analysis.study import POSITIVE, Plan, Row, Study, option
+from analysis.study import POSITIVE, Plan, Study, option
 from calibrate.calibration import requests_of
 from calibrate.job import Job, inputs, like_profile, worker_specs
 from calibrate.journal import Journal, open_journal

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from analysis.execute import Bench, Outcome, View, with_baselines
-from analysis.results import EVERY, Results, describe
+from analysis.results import EVERY, Results, Row, describe
 from analysis.show import BATCH, SETTING, Column, factor, parity, table, used
 from analysis.studies.mirrorsd import columns
-from analysis.study import Entry, Picture, Plan, Row, Study, option
+from analysis.study import Entry, Picture, Plan, Study, option
 from hardware_profiles.files import parse_json
 from policies.laws.mirror import draft_communication, target_communication
 from policies.mirror import DEFAULT_EXIT, EXITS

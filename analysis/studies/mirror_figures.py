@@ -21,11 +21,11 @@ from typing import Any
 import click
 
 from analysis.execute import Bench
-from analysis.results import EVERY, Results
+from analysis.results import EVERY, Results, Row
 from analysis.show import BATCH, SETTING, Column, bars, best_world, parity, table
 from analysis.studies.mirror import EXIT_COLOURS, knob
 from analysis.studies.mirrorsd import columns
-from analysis.study import POSITIVE, SHARED, SPLIT, Entry, Picture, Plan, Row, Study, option
+from analysis.study import POSITIVE, SHARED, SPLIT, Entry, Picture, Plan, Study, option
 from policies.mirror import EXITS
 from policies.registry import SettingError, Settings, configure, find_policy
 

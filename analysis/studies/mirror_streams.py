@@ -13,11 +13,11 @@ from typing import Any
 import click
 
 from analysis.execute import Bench
-from analysis.results import Results, settings_of
+from analysis.results import Results, Row, settings_of
 from analysis.show import BATCH, SETTING, Column, table
 from analysis.studies.mirror import CoinsPlan, on_coins, tossed, worlds_of
 from analysis.studies.mirrorsd import columns
-from analysis.study import Entry, Row, Study, option
+from analysis.study import Entry, Study, option
 from policies.mirror import ACCEPTANCE, STREAMS
 from policies.registry import Settings, configure
 

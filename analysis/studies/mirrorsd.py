@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from analysis.execute import View
-from analysis.study import Row
+from analysis.results import Row
 from calibrate.live_runs import LiveRun
 from hardware_profiles.decisions import Decisions
 from policies.laws.mirror import (

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.execute import Bench
-from analysis.results import Results
+from analysis.results import Results, Row
 from analysis.show import BATCH, OPINIONS, SETTING, table, used
-from analysis.study import POSITIVE, RECORDED, Picture, Plan, Row, Study, option
+from analysis.study import POSITIVE, RECORDED, Picture, Plan, Study, option
 
 FIGURE = (11.0, 4.6)
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.execute import Bench
-from analysis.results import settings_of
+from analysis.results import Row, settings_of
 from analysis.show import COLOURS, WORLDS, finish
 from analysis.studies.openquestions import question
-from analysis.study import Entry, Row
+from analysis.study import Entry
 from policies.registry import Settings, configure
 from simulator.placement import count_devices
 from simulator.run import simulate

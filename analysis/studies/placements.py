@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.execute import Bench
-from analysis.results import Results
+from analysis.results import Results, Row
 from analysis.show import SETTING, Column, table
-from analysis.study import POSITIVE, SHARED, SPLIT, Entry, Plan, Row, Study, option
+from analysis.study import POSITIVE, SHARED, SPLIT, Entry, Plan, Study, option
 from policies.registry import configure
 
 ONE, BOTH = "shared:0", SHARED

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from analysis.execute import Bench
-from analysis.results import settings_of
+from analysis.results import Row, settings_of
 from analysis.show import COLOURS, draw_worlds, finish, parity
 from analysis.studies.openquestions import Recorded, compared, question
-from analysis.study import Entry, Row, option
+from analysis.study import Entry, option
 from policies.laws.double import pearl_speedup, psd_ceiling
 from policies.laws.ssd import expected_tokens, sd_speedup
 from policies.registry import Settings, configure

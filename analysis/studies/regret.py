@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.execute import Bench
-from analysis.results import EVERY, Results
+from analysis.results import EVERY, Results, Row
 from analysis.show import Column, table
 from analysis.sources import Sources, only
-from analysis.study import POSITIVE, Entry, Plan, Row, Study, option
+from analysis.study import POSITIVE, Entry, Plan, Study, option
 from policies.registry import Settings, configure
 
 DEFAULT_CHOICE = configure("sd", lookahead=5)

@@ -14,9 +14,9 @@ from typing import Any
 
 from analysis.execute import Bench, View
 from analysis.papers.rasd import fused_tau
-from analysis.results import EVERY, Results
+from analysis.results import EVERY, Results, Row
 from analysis.show import Column, bars, best_world, table, used
-from analysis.study import Entry, Picture, Plan, Row, Study, option
+from analysis.study import Entry, Picture, Plan, Study, option
 from hardware_profiles.datastore import Datastore, datastore_path
 from policies.registry import SettingError, Settings, configure
 from policies.retrieval import PROMPT, RetrieveTree

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.execute import Bench
+from analysis.results import Row
 from analysis.show import COLOURS, draw_worlds, finish, parity, values
 from analysis.studies.openquestions import question
-from analysis.study import Entry, Row
+from analysis.study import Entry
 from policies.registry import configure
 
 LOOKAHEAD, TEMPERATURE = 4, 1.0

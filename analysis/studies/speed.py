@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from analysis.execute import Bench
-from analysis.results import Results
-from analysis.study import POSITIVE, Plan, Row, Study, option
+from analysis.results import Results, Row
+from analysis.study import POSITIVE, Plan, Study, option
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile, find_trace
 from hardware_profiles.trace import read_trace

@@ -19,11 +19,11 @@ import numpy as np
 
 from analysis.execute import Bench, Comparison, live_job
 from analysis.intervals import Interval
-from analysis.results import Results, settings_of
+from analysis.results import Results, Row, settings_of
 from analysis.show import WORLDS, Column, legend_below, parity, table
 from analysis.sources import Sources, load_sources
 from analysis.stats import errors_of
-from analysis.study import POSITIVE, Entry, Picture, Plan, Row, Study, option
+from analysis.study import POSITIVE, Entry, Picture, Plan, Study, option
 from calibrate.job import Job, like_profile
 from hardware_profiles.files import atomic_write
 from hardware_profiles.profile import MeasuredRun, load_profile

@@ -12,9 +12,9 @@ from simulated_live import JOB, run_without_models
 from tiny_profiles import profile, trace
 
 from analysis.execute import DRAWS, Bench, Outcome, split, spread_requests, with_baselines
-from analysis.results import EVERY, Results, read, settings_of
+from analysis.results import EVERY, Results, Row, read, settings_of
 from analysis.sources import Sources
-from analysis.study import RECORDED, Entry, Plan, Row, Study
+from analysis.study import RECORDED, Entry, Plan, Study
 from calibrate.live_runs import Cell
 from hardware_profiles.store import find_trace
 from hardware_profiles.trace import read_trace

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from analysis.__main__ import main
-from analysis.results import EVERY, Results, describe
+from analysis.results import EVERY, Results, Row, describe
 from analysis.show import save
 from analysis.studies.mirror_figures import FIGURES, FiguresPlan, name_of, pictures, show
-from analysis.study import SHARED, SPLIT, Entry, Row
+from analysis.study import SHARED, SPLIT, Entry
 
 PLAN = FiguresPlan(lookaheads=(1, 3), kappas=(1, 2), exits=("1/4", "1/2"), batch=(1, 4))
 RIVALS = ["SD", "PEARL", "SSD", "Mirror-SD, token by token", "Mirror-SD, streaming"]

@@ -12,7 +12,7 @@ import pytest
 from analysis import sources as sources_module
 from analysis.__main__ import load_study
 from analysis.execute import Bench
-from analysis.results import EVERY, Results, load, read
+from analysis.results import EVERY, Results, Row, load, read
 from analysis.sources import Sources, load_sources
 from analysis.studies.double import Account
 from analysis.studies.duodecoding import PAPERS_WORLDS, doubt_of, profile_budgets, uneven_budget
@@ -20,7 +20,7 @@ from analysis.studies.effort import judge, measured_speedups
 from analysis.studies.mirror import on_coins, settings_grid
 from analysis.studies.mirror_streams import variants
 from analysis.studies.openquestions import compared
-from analysis.study import RECORDED, Entry, Plan, Row
+from analysis.study import RECORDED, Entry, Plan
 from hardware_profiles.decisions import read_decisions
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_decisions, find_profile
