@@ -30,7 +30,7 @@ def test_a_profile_names_the_backend_that_it_was_measured_with(backend: str) -> 
     "name", ["", "tensorrt", "torch:", "torch:CPU", "openvino", "openvino:cpu", "llamacpp:q2"]
 )
 def test_other_names_are_refused_with_those_that_there_are(name: str) -> None:
-    with pytest.raises(PlacementError, match=r"unknown backend .*; backends: torch, openvino:CPU"):
+    with pytest.raises(PlacementError, match=r"unknown backend .*; backends: torch, .*openvino:CPU"):
         check_backend(name)
 
 
