@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -108,13 +107,11 @@ def check_nodes(pair: Runners) -> None:
 
 
 @contextmanager
-def backend_world(pair: tuple[str, str], backend: str, cache: Path) -> Iterator[LiveWorld]:
-    """A torch target and a draft of a backend, in processes, which keep their files in a folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache))
-        target, drafts = worker_specs(pair)
-        with LiveWorld(target, replace(drafts[0], backend=backend, slots=3)) as world:
-            yield world
+def backend_world(pair: tuple[str, str], backend: str) -> Iterator[LiveWorld]:
+    """A torch target and a draft of a backend, in processes; their files are in the session's cache."""
+    target, drafts = worker_specs(pair)
+    with LiveWorld(target, replace(drafts[0], backend=backend, slots=3)) as world:
+        yield world
 
 
 def check_greedy(

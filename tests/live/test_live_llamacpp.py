@@ -45,6 +45,7 @@ from calibrate.live.engine.runner import with_layers
 from calibrate.live.engine.trees import Branching
 from calibrate.live.errors import AuditError, ModelError
 from calibrate.live.transport.world import LiveWorld
+from calibrate.shipped import cache_folder
 from policies.tokentree import ROOT
 
 pytestmark = pytest.mark.llamacpp
@@ -220,25 +221,21 @@ def test_sequences_are_given_back(llama: PreTrainedModel, tmp_path: Path) -> Non
 
 
 @pytest.fixture(scope="module", params=["q8_0", "q4_0"])
-def world(
-    request: pytest.FixtureRequest, pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[LiveWorld, Path]]:
+def world(request: pytest.FixtureRequest, pair: tuple[str, str]) -> Iterator[LiveWorld]:
     """A torch target and a quantised draft, in processes."""
-    cache = tmp_path_factory.mktemp("cache")
-    with backend_world(pair, f"llamacpp:{request.param}", cache) as world:
-        yield world, cache
+    with backend_world(pair, f"llamacpp:{request.param}") as world:
+        yield world
 
 
 @pytest.mark.parametrize("settings", GREEDY, ids=lambda s: s.label)
 def test_greedy_output_is_plain_decodings(
-    world: tuple[LiveWorld, Path],
+    world: LiveWorld,
     settings: Any,
     prompts: list[tuple[int, ...]],
     plain_texts: list[list[int]],
 ) -> None:
-    live, cache = world
-    check_greedy(live, settings, prompts, plain_texts)
-    assert len(list(cache.glob("*/llamacpp/*/q*_0.gguf"))) == 1
+    check_greedy(world, settings, prompts, plain_texts)
+    assert list(cache_folder("llamacpp").glob("*/q*_0.gguf"))
 
 
 @pytest.mark.parametrize("settings", GREEDY, ids=lambda s: s.label)

@@ -44,6 +44,7 @@ from calibrate.live.backends.torch import ModelRunner
 from calibrate.live.engine.runner import with_layers
 from calibrate.live.errors import ModelError, WorkerError
 from calibrate.live.transport.world import LiveWorld
+from calibrate.shipped import cache_folder
 from policies.registry import configure
 
 SIZES: dict[str, Any] = {
@@ -172,25 +173,21 @@ def test_nothing_is_reported_over_the_network() -> None:
 
 
 @pytest.fixture(scope="module")
-def world(
-    pair: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[LiveWorld, Path]]:
+def world(pair: tuple[str, str]) -> Iterator[LiveWorld]:
     """A torch target and an OpenVINO draft, in processes."""
-    cache = tmp_path_factory.mktemp("cache")
-    with backend_world(pair, "openvino:CPU", cache) as world:
-        yield world, cache
+    with backend_world(pair, "openvino:CPU") as world:
+        yield world
 
 
 @pytest.mark.parametrize("settings", GREEDY, ids=lambda s: s.label)
 def test_greedy_output_is_plain_decodings(
-    world: tuple[LiveWorld, Path],
+    world: LiveWorld,
     settings: Any,
     prompts: list[tuple[int, ...]],
     plain_texts: list[list[int]],
 ) -> None:
-    live, cache = world
-    check_greedy(live, settings, prompts, plain_texts)
-    assert list(cache.glob("*/openvino/*/model.xml"))
+    check_greedy(world, settings, prompts, plain_texts)
+    assert list(cache_folder("openvino").glob("*/model.xml"))
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["any shape", "static"])
@@ -243,7 +240,7 @@ def test_a_law_that_was_not_drawn_from_is_caught(monkeypatch: pytest.MonkeyPatch
 
 
 def test_processes_draw_what_one_process_draws(
-    world: tuple[LiveWorld, Path],
+    world: LiveWorld,
     prompts: list[tuple[int, ...]],
     target_model: PreTrainedModel,
     draft_model: PreTrainedModel,
@@ -251,7 +248,7 @@ def test_processes_draw_what_one_process_draws(
     settings = configure("sd", lookahead=3, temperature=1.0, top_p=0.9)
     inline = InlineWorld(ModelRunner(target_model), OpenvinoRunner(draft_model, threads=1))
     alone = serve(inline, settings, prompts[3:7], batch=1)
-    apart = serve(world[0], settings, prompts[3:7], batch=1)
+    apart = serve(world, settings, prompts[3:7], batch=1)
     assert texts_of(apart) == texts_of(alone)
 
 

@@ -86,7 +86,7 @@ def test_other_files_are_refused(tmp_path: Path, acceptance: str) -> None:
 
 def test_a_file_by_hand_needs_little(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "reference" / "formats.md").read_text()
-    (tmp_path / "hand.json").write_text(text[text.index('{"kind"') :].partition("```")[0])
+    (tmp_path / "hand.json").write_text(text[text.index('{"kind": "spectwin') :].partition("```")[0])
     found = simulated(
         "--acceptance", str(tmp_path / "hand.json"), "--policy", "sd", "--lookahead", "2", *TEXTBOOK
     )
