@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import sys
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from simulate_command import answer, simulated
@@ -17,6 +19,14 @@ from policies.registry import POLICIES, configure
 
 COIN = ["--target-time", "1", "--draft-time", "0.1", "--acceptance", "0.8", "--hit-exponent", "1"]
 FEW = ["--requests", "6", "--max-tokens", "48"]
+
+
+@pytest.fixture(autouse=True)
+def _a_short_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The waterfall's first simulation shows a long-run rate, which is tested elsewhere."""
+    monkeypatch.setattr("simulator.waterfall.LONG", 1500)
+
+
 KEYS = {
     # the setting
     "policy", "batch", "requests", "prompt_length", "temperature", "top_p", "seed", "knobs",
@@ -44,7 +54,9 @@ def test_json_has_the_documented_keys() -> None:
 
 @pytest.mark.parametrize("policy", ["ar", "sd", "pearl", "saguaro", "duo", "mirror", "tree"])
 def test_knobs_are_the_policys_own(policy: str) -> None:
-    found = answer("--target-time", "1", "--draft-time", "0.1", "--acceptance", "0.8", "--policy", policy)
+    found = answer(
+        "--target-time", "1", "--draft-time", "0.1", "--acceptance", "0.8", "--policy", policy, *FEW
+    )
     assert set(found) == KEYS
     assert set(found["knobs"]) <= set(POLICIES[policy].knobs) and None not in found["knobs"].values()
     assert found["knobs"] == json.loads(json.dumps(configure(policy).knobs))
@@ -59,6 +71,11 @@ def test_every_key_is_documented() -> None:
 def test_same_seed_same_bytes() -> None:
     first, second = (simulated(*FEW, "--batch", "4", "--json").stdout for _ in range(2))
     assert first == second
+
+
+@lru_cache
+def _base() -> dict[str, Any]:
+    return answer(*FEW)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +114,7 @@ def test_same_seed_same_bytes() -> None:
     ids=" ".join,
 )
 def test_every_option_changes_the_answer(extra: list[str]) -> None:
-    base = answer(*FEW)
+    base = _base()
     if "--hw" in extra:
         extra = [*extra, "--trace", "cpu2-x5"]
     changed = answer(*FEW, *extra)
@@ -253,7 +270,7 @@ def test_bad_input_is_refused_in_one_line(arguments: list[str], message: str) ->
 @pytest.mark.parametrize("policy", ["sd", "pearl", "saguaro"])
 def test_extreme_acceptance(policy: str, acceptance: str) -> None:
     found = answer(
-        "--policy", policy, "--target-time", "1", "--draft-time", "0.1", "--acceptance", acceptance
+        "--policy", policy, "--target-time", "1", "--draft-time", "0.1", "--acceptance", acceptance, *FEW
     )  # fmt: skip
     # At acceptance 0 PEARL never has a block to verify: there is no rate, rather than a made-up one.
     nothing_verified = policy == "pearl" and acceptance == "0"
