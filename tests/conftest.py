@@ -22,6 +22,9 @@ ELSEWHERE = ("HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE", "MPLCONFIGDIR")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Tests run on every core already: libraries that start as many threads again get in each other's way."""
 
+TERMINAL = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+"""What tables depend on, besides what a test says."""
+
 _home = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 
@@ -52,7 +55,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Empty folders for the user's data and configuration."""
+    """Empty folders for the user's data and configuration, and a terminal that is none."""
+    for name in TERMINAL:
+        monkeypatch.delenv(name, raising=False)
     home = tmp_path_factory.mktemp("home")
     for name, folder in FOLDERS.items():
         monkeypatch.setenv(name, str(home / folder))
