@@ -22,6 +22,14 @@ ELSEWHERE = ("HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE", "MPLCONFIGDIR")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Tests run on every core already: libraries that start as many threads again get in each other's way."""
 
+SLOW = (
+    *("/live/", "/calibrate/", "/pair/", "/golden/"),
+    *(f"/analysis/test_{name}" for name in ("breaks", "exact_replay", "intervals", "notebook")),
+    *(f"/analysis/test_{name}" for name in ("openquestions", "papers", "recommend", "regret", "sources")),
+    *(f"/simulator/test_{name}" for name in ("laws", "resolve", "sampled_replay")),
+)
+"""What starts processes or simulates for seconds a test, by its path below `tests`.  `-m "not slow"` leaves
+the rest, for someone at work."""
 TERMINAL = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 """What tables depend on, besides what a test says."""
 
@@ -49,8 +57,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with models first: the last files to be handed out should be short ones."""
-    items.sort(key=lambda item: "/live/" not in item.nodeid)
+    """Mark what is slow, llama.cpp's tests among it."""
+    for item in items:
+        if any(part in f"/{item.nodeid}" for part in SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
