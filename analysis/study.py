@@ -197,7 +197,7 @@ def _click_option(each: Field[Any], hint: Any) -> Callable[[Any], Any]:
     if hint is bool:
         return click.option(name, is_flag=True, default=default, **details)
     if details.get("multiple"):
-        return click.option(name, **details)
+        return click.option(name, default=default, **details)
     kinds = get_args(hint) if not isinstance(hint, UnionType) else ()
     if kinds and kinds[-1] is Ellipsis:
         details.setdefault("callback", {int: split_integers, float: split_numbers, str: _words}[kinds[0]])

@@ -259,9 +259,11 @@ def split_list(_: click.Context, parameter: click.Parameter, value: str) -> list
 def split_integers(
     context: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[int, ...] | None:
-    """`3` or `4,3,2` as a tuple of integers (a click callback); None stays None."""
+    """`3` or `4,3,2` as a tuple of integers (a click callback); None stays None, none only by default."""
     if value is None:
         return None
+    if value == param.default == "":
+        return ()
     try:
         found = tuple(int(part) for part in value.split(","))
     except ValueError as error:
@@ -284,7 +286,9 @@ def split_counts(
 
 
 def split_numbers(context: click.Context, param: click.Parameter, value: str) -> tuple[float, ...]:
-    """`0,0.7` as a tuple of finite numbers (a click callback)."""
+    """`0,0.7` as a tuple of finite numbers (a click callback); none only where that is the default."""
+    if value == param.default == "":
+        return ()
     try:
         found = tuple(float(part) for part in value.split(","))
     except ValueError as error:

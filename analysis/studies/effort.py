@@ -18,8 +18,11 @@ import numpy as np
 from analysis.execute import Bench, live_job
 from analysis.results import Results, Row, read, settings_of
 from analysis.show import Column, table
+from analysis.sources import Sources
 from analysis.stats import Errors
 from analysis.study import POSITIVE, Entry, Plan, Study, option
+from hardware_profiles.profile import load_profile
+from hardware_profiles.store import find_profile
 from policies.registry import SettingError, Settings
 from simulator.costs import Effects
 
@@ -73,7 +76,10 @@ def answer(bench: Bench) -> list[Row]:
     temperatures = sorted({settings.temperature for settings, _ in measured})
     job = live_job(told["target"], told["draft"], limit=plan.max_tokens or 64, temperatures=temperatures)
     plan = replace(plan, prompts=told["prompts"], count=int(told["summary"]["requests"]))
-    return judge(replace(bench, plan=plan, given_job=job, subsets=plan.subsets), measured)
+    # Only the profile is judged: the texts are the validations' own, recorded anew.
+    sources = Sources(load_profile(find_profile(bench.hw)), {}, 0.0, hw=bench.hw)
+    alike = replace(bench, plan=plan, given_sources=sources, given_job=job, subsets=plan.subsets)
+    return judge(alike, measured)
 
 
 def judge(bench: Bench, measured: Mapping[Setting, float]) -> list[Row]:
@@ -140,8 +146,27 @@ def efforts(results: Results) -> list[Row]:
     ]
 
 
+def places(results: Results) -> list[Row]:
+    """Errors of all settings of a profile, what lies beyond its grids too, by batch and temperature."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in results.rows:
+        temperature = settings_of(row).temperature
+        for place in (f"{row['batch']}, {temperature:g}", "all"):
+            groups.setdefault((row["hw"], place), []).append(row)
+    return [
+        {
+            "profile": hw,
+            "place": place,
+            "settings": len(rows),
+            "simulated": Errors.of(1.0 + row["simulated_error"] for row in rows),
+            "alone": Errors.of(1.0 + row["alone_error"] for row in rows),
+        }
+        for (hw, place), rows in sorted(groups.items())
+    ]
+
+
 def show(results: Results) -> Iterator[Any]:
-    """A row per profile."""
+    """A row per profile; one per profile, batch and temperature."""
 
     def figure(title: str, name: str, form: str = "{:.1%}") -> Column:
         return Column(title, lambda row: row["covered"] and row["covered"][name], form)
@@ -168,6 +193,22 @@ def show(results: Results) -> Iterator[Any]:
             short("beyond its grids", "beyond"),
         ),
         results.about["efforts"],
+    )
+
+    def both(name: str) -> Column:
+        title = "simulated" if name == "simulated" else "no contention"
+        return Column(f"{title}:\nmedian, largest", lambda r: f"{r[name].median:.1%}, {r[name].largest:.0%}")
+
+    yield table(
+        "By batch and temperature",
+        (
+            Column("profile", "profile"),
+            Column("batch, temperature", "place"),
+            Column("settings", "settings", "{}"),
+            both("simulated"),
+            both("alone"),
+        ),
+        places(results),
     )
     yield (
         "Errors of the speedup over plain decoding: on live settings whose costs lie in a profile's grids, "

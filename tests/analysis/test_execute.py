@@ -11,6 +11,7 @@ import pytest
 from simulated_live import JOB, run_without_models
 from tiny_profiles import profile, trace
 
+from analysis.__main__ import STUDIES, command_of, load_study
 from analysis.execute import DRAWS, Bench, Outcome, split, spread_requests, with_baselines
 from analysis.results import EVERY, Results, Row, read, settings_of
 from analysis.sources import Sources
@@ -31,6 +32,19 @@ SD = configure("sd", lookahead=2)
 def bench(study: Study[Plan] = STUDY, **plan: object) -> Bench:
     asked = replace(Plan(prompts=RECORDED, count=None, max_tokens=None), **plan)  # type: ignore[arg-type]
     return Bench(study, asked, given_sources=Sources(TINY, {0.0: TEXTS}, 0.0), given_job=JOB)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_options_of_every_study_have_defaults_that_its_command_reads(name: str) -> None:
+    """What is left out is the plan's own default: an empty list among them, which no user could type."""
+    study = load_study(name)
+    needed = [each for each in command_of(study).params if each.required]
+    typed = [text for each in needed for text in (each.opts[0], __file__)]
+    read = command_of(study).make_context(name, typed).params
+    plan = study.plan(**{key: read[key] for key in study.plan.__dataclass_fields__ if key in read})
+    kept = {each.name for each in needed}
+    asked, own = vars(plan), vars(study.plan())
+    assert {key for key in own if asked[key] != own[key]} <= kept
 
 
 def test_every_place_batch_and_temperature_gets_its_plain_decoding() -> None:
