@@ -1,0 +1,84 @@
+"""Every command of the README and the docs is one that its parser takes: options, choices, numbers and names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from analysis.__main__ import main as analysis
+from analysis.breaks.__main__ import main as breaks
+from analysis.cli import main as validate
+from analysis.papers.__main__ import main as papers
+from analysis.papers.profiles import main as profiles
+from analysis.recommend.command import main as recommend
+from calibrate.cli import main as calibrate
+from calibrate.roofline import main as roofline
+from policies.laws.cli import main as laws
+from simulator.cli import main as simulate
+from simulator.imports.__main__ import main as imports
+
+ROOT = Path(__file__).parents[1]
+PROGRAMS: dict[str, click.Command] = {
+    "simulate": simulate,
+    "recommend": recommend,
+    "validate": validate,
+    "calibrate": calibrate,
+    "laws": laws,
+    "python -m analysis": analysis,
+    "python -m analysis.breaks": breaks,
+    "python -m analysis.papers": papers,
+    "python -m analysis.papers.profiles": profiles,
+    "python -m calibrate.roofline": roofline,
+    "python -m simulator.imports": imports,
+}
+LONGEST_FIRST = sorted(PROGRAMS, key=len, reverse=True)
+
+
+def lines() -> Iterator[tuple[str, str]]:
+    """(file, command) of every indented or fenced line that starts with one of our programs."""
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        fenced = False
+        for line in path.read_text(encoding="utf-8").splitlines():
+            fenced ^= line.startswith("```")
+            for part in re.split(r" && | & |; ", line.strip().partition("  #")[0].partition(" > ")[0]):
+                if (fenced or line.startswith("    ")) and part.startswith(tuple(f"{p} " for p in PROGRAMS)):
+                    yield str(path.relative_to(ROOT)), part.strip().removesuffix(" &")
+
+
+def parse(program: click.Command, arguments: list[str]) -> None:
+    """Read arguments as the command would, without running anything."""
+    context = program.make_context("x", list(arguments), resilient_parsing=False)
+    if isinstance(program, click.Group) and (rest := [*context._protected_args, *context.args]):
+        name, command, rest = program.resolve_command(context, rest)
+        assert command is not None, name
+        parse(command, rest)
+
+
+COMMANDS = sorted(set(lines()))
+
+
+def test_they_are_found() -> None:
+    assert len(COMMANDS) > 60 and len({path for path, _ in COMMANDS}) > 8
+
+
+@pytest.mark.parametrize(("path", "line"), COMMANDS, ids=[f"{path}: {line}" for path, line in COMMANDS])
+def test_a_documented_command_is_read(
+    path: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`A|B` stands for either, `[...]` for what may be left out; files need not be there."""
+    line = re.sub(r"\[([^\]|]*)\|[^\]]*\]", r"\1", line)
+    line = re.sub(r"\[[^\]]*\]", "", line)
+    line = re.sub(r"(?<=[\w.])\|[\w.|-]+", "", line)
+    start = next(name for name in LONGEST_FIRST if line.startswith(name + " "))
+    program, arguments = PROGRAMS[start], shlex.split(line.removeprefix(start))
+    monkeypatch.setattr(click.Path, "convert", lambda self, value, param, ctx: Path(value))
+    monkeypatch.setattr(Path, "is_file", lambda self: True)
+    try:
+        parse(program, arguments)
+    except click.exceptions.Exit as done:
+        assert done.exit_code == 0
