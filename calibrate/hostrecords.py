@@ -1,6 +1,6 @@
 """What the operations of live runs took, as the fits of host time need it and the journal keeps it.
 
-`reduce_run` keeps a run's operations with their forwards. `time_operations` keeps those that are replayed
+`observe` keeps a run's operations with their forwards. `time_operations` keeps those that are replayed
 from recorded replies, beside a profile, with two things taken out of every duration that a simulation adds
 itself:
 
@@ -21,24 +21,28 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from calibrate.journal import Json
-from calibrate.live.transport.device import LiveDevice, StepTime, Timing
+from calibrate.live.transport.device import StepTime, Timing
 from calibrate.live.transport.world import LiveWorld
-from hardware_profiles.optime import HostOperation, StepTotal, Timed, base_name
+from hardware_profiles.optime import HostOperation, OperationHost, StepTotal, Timed, base_name
 from hardware_profiles.profile import Profile
 from hardware_profiles.surface import OPERATIONS, FloatArray, Forward, LatencySurface, OperationCost, RoleName
 from policies.operation import RowOperation, Work
 from policies.registry import Settings, configure, find_policy
 
+MOST_KEPT = 400
+"""Operations of a kind that are kept of a run, evenly spread over it."""
+DIGITS = 7
+"""Seconds are kept to a tenth of a microsecond."""
+_FORWARDS: Mapping[tuple[RoleName, str], Forward] = {
+    (role, like): forward for (role, forward), likes in OPERATIONS.items() for like in likes
+}
+_Item = TypeVar("_Item")
+
 
 class Step(NamedTuple):
-    """One forward of an operation.
+    """One forward of an operation: `width` new tokens (or branches) in each row.
 
-    Attributes:
-        kind: `forward` or `tree`.
-        rows: Rows that took part.
-        width: New tokens per row, or branches.
-        context: Tokens in the cache before, per row (the mean, where rows differ).
-        tokens: New tokens (or branches) of all rows, padding not counted.
+    `context` is what a row's cache held before (the mean, where rows differ); `tokens` leaves padding out.
     """
 
     kind: Forward
@@ -49,18 +53,11 @@ class Step(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """One operation of a live run.
+    """One operation of a live run with its forwards; seconds as those of `Timed`, as they passed.
 
     Attributes:
         operation: What it was; a verification of nothing is a `decode`.
-        device: Who did it.
-        rows: Rows that it was about.
-        lead_s: From the report that the policy acted on to the start of its work.
-        work_s: From start to end.
-        report_s: From the end to the policy.
-        idle_s: How long its device did nothing before.
         beside_s: Seconds of its work in which the other device worked, by what that did.
-        steps: Its forwards.
     """
 
     operation: HostOperation
@@ -85,17 +82,9 @@ class Observation(NamedTuple):
 
 
 class LiveRecord(NamedTuple):
-    """One live run, as far as it matters here.
+    """One live run, as far as a calibration keeps it: tokens emitted, seconds of decoding.
 
-    Attributes:
-        settings: What ran.
-        batch: Rows served at once.
-        requests: Ids of the requests.
-        repeat: Which repetition.
-        tokens: Tokens emitted.
-        seconds: Decode seconds.
-        observations: Its operations, prefills left out.
-        overlap_s: Seconds in which both devices worked.
+    Prefills are not among the observations; `overlap_s` is how long both devices worked.
     """
 
     settings: Settings
@@ -113,69 +102,10 @@ class LiveRecord(NamedTuple):
         return find_policy(self.settings.policy).collocated
 
 
-def observe(timings: Sequence[Timing]) -> list[Observation]:
-    """The operations of a run whose start and surroundings are known, prefills left out.
-
-    Left out, too, is what waited for other work on its device, and what followed a prefill.
-    """
-    around = Surroundings(timings)
-    return [
-        Observation(
-            operation=_name(timing),
-            device=role_of(timing.device),
-            rows=timing.rows,
-            lead_s=around.lead_s(timing),
-            work_s=timing.end_s - timing.start_s,
-            report_s=timing.report_overhead_s,
-            idle_s=around.idle_s(timing),
-            beside_s=_beside(timing, around),
-            steps=_steps(timing),
-        )
-        for timing in sorted(timings, key=lambda t: t.submit_s)
-        if not (timing.operation == "prefill" or timing.queued or timing.start_s < 0)
-        and not around.followed_prefill(timing)
-    ]
-
-
-def _name(timing: Timing) -> HostOperation:
-    decode = timing.operation == "verify" and all(step.width == 1 for step in timing.steps)
-    return cast("HostOperation", "decode" if decode else timing.operation)
-
-
-def _kind(step: StepTime) -> Forward:
-    return "tree" if step.name == "tree" else "forward"
-
-
-def _steps(timing: Timing) -> tuple[Step, ...]:
-    """Forwards with the context that each found: the committed text but its last token, then what was fed."""
-    context, found = timing.context - 1, []
-    for step in timing.steps:
-        found.append(Step(_kind(step), step.rows, step.width, context, step.tokens))
-        context += step.width
-    return tuple(found)
-
-
-def _beside(timing: Timing, around: Surroundings) -> dict[Forward, float]:
-    """Seconds in which each kind of the other device's work went on during an operation's, prefills left out.
-
-    An operation is what its current step is, up to the next one's start.
-    """
-    found: dict[Forward, float] = {}
-    for other, _ in around.beside(timing, timing.start_s, timing.end_s):
-        if other.operation == "prefill" or not other.steps:
-            continue
-        starts = [other.start_s, *(step.start_s for step in other.steps[1:]), other.end_s]
-        for step, start, end in zip(other.steps, starts[:-1], starts[1:], strict=True):
-            shared = min(timing.end_s, end) - max(timing.start_s, start)
-            if shared > 0.0:
-                found[_kind(step)] = found.get(_kind(step), 0.0) + shared
-    return found
-
-
 def to_json(record: LiveRecord) -> Json:
     """A run as plain values."""
-    settings = {name: getattr(record.settings, name) for name in ("policy", "knobs", *_SAMPLING)}
-    return {**record._asdict(), "settings": settings}
+    names = ("policy", "knobs", "temperature", "top_p", "seed")
+    return {**record._asdict(), "settings": {name: getattr(record.settings, name) for name in names}}
 
 
 def from_json(kept: Json) -> LiveRecord:
@@ -193,34 +123,58 @@ def from_json(kept: Json) -> LiveRecord:
     return LiveRecord(**(kept | changed))
 
 
-_SAMPLING = ("temperature", "top_p", "seed")
-MOST_KEPT = 400
-"""Operations of a kind that are kept of a run, evenly spread over it."""
-DIGITS = 7
-"""Seconds are kept to a tenth of a microsecond."""
-_FORWARDS: Mapping[tuple[RoleName, str], Forward] = {
-    (role, like): forward for (role, forward), likes in OPERATIONS.items() for like in likes
-}
-_Item = TypeVar("_Item")
+def observe(timings: Sequence[Timing]) -> list[Observation]:
+    """The operations of a run whose start and surroundings are known, prefills left out.
+
+    Left out, too, is what waited for other work on its device, and what followed a prefill.
+    """
+    around = Surroundings(timings)
+    return [
+        Observation(
+            operation=_operation(timing),
+            device=role_of(timing.device),
+            rows=timing.rows,
+            lead_s=around.lead_s(timing),
+            work_s=timing.end_s - timing.start_s,
+            report_s=timing.report_overhead_s,
+            idle_s=around.idle_s(timing),
+            beside_s=around.beside_s(timing),
+            steps=_steps(timing),
+        )
+        for timing in sorted(timings, key=lambda t: t.submit_s)
+        if not (timing.operation == "prefill" or timing.queued or timing.start_s < 0)
+        and not around.followed_prefill(timing)
+    ]
 
 
-class _Done(NamedTuple):
-    """A row operation with its times and each row's work."""
+def _operation(timing: Timing) -> HostOperation:
+    decode = timing.operation == "verify" and all(step.width == 1 for step in timing.steps)
+    return cast("HostOperation", "decode" if decode else timing.operation)
 
-    operation: RowOperation
-    work: tuple[Work, ...]
-    timing: Timing
+
+def _kind(step: StepTime) -> Forward:
+    return "tree" if step.name == "tree" else "forward"
+
+
+def _steps(timing: Timing) -> tuple[Step, ...]:
+    """Forwards with the context that each found: the committed text but its last token, then what was fed."""
+    context, found = timing.context - 1, []
+    for step in timing.steps:
+        found.append(Step(_kind(step), step.rows, step.width, context, step.tokens))
+        context += step.width
+    return tuple(found)
+
+
+def role_of(device: str) -> RoleName:
+    """The role of a device by its name."""
+    return "target" if device == "target" else "draft"
 
 
 class Tables:
-    """Seconds of forwards by context, looked up once per shape: a run has tens of thousands of steps.
+    """Seconds of forwards by context, looked up once per shape: a run has tens of thousands of steps."""
 
-    Args:
-        grids: Measured surfaces by operation.
-    """
-
-    def __init__(self, grids: Mapping[str, OperationCost]) -> None:
-        self._surfaces = {name: LatencySurface(cost) for name, cost in grids.items()}
+    def __init__(self, grids: Mapping[Any, OperationCost]) -> None:
+        self._surfaces = {str(name): LatencySurface(cost) for name, cost in grids.items()}
         self._tables: dict[tuple[str, int, int], FloatArray] = {}
 
     def seconds(self, device: str, step: Step) -> float:
@@ -235,15 +189,11 @@ class Tables:
 
 
 class Expectation:
-    """What a profile says of operations: seconds of forwards, and of what neighbours cost each other.
-
-    Args:
-        profile: Costs.
-    """
+    """What a profile says of operations: seconds of forwards, and of what neighbours cost each other."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self._tables = Tables({str(name): cost for name, cost in profile.operations.items()})
+        self._tables = Tables(profile.operations)
 
     def call(self, role: RoleName, name: str, rows: int, width: int, context: float) -> float:
         """Seconds of one model call over `width` tokens in each of `rows` rows.
@@ -252,7 +202,7 @@ class Expectation:
             ValueError: The profile has no such operation.
         """
         kind: Forward = "tree" if role == "draft" and base_name(name) == "tree" else "forward"
-        operation = self.profile.operations.get("draft.tree" if kind == "tree" else f"{role}.forward")  # type: ignore[call-overload]
+        operation = self.profile.operations.get(f"{role}.{kind}")  # type: ignore[call-overload]
         if operation is None:
             raise ValueError(
                 f"profile {self.profile.name!r} has no {role}.{kind}, beside which steps could be timed; "
@@ -285,68 +235,13 @@ class Expectation:
             fed += widest
 
 
-def time_operations(world: LiveWorld, beside: Expectation, *, batch: int) -> list[Timed]:
-    """What the rowwise operations of the run just done took, at the machine's speed of the moment.
-
-    Left out is what followed a prefill, as in `calibrate.hostrecords`.
-
-    Args:
-        world: After a run.
-        beside: The profile.
-        batch: Rows served at once.
-    """
-    timings = world.timings()
-    done = [each for device in world.devices for each in _done(device)]
-    likes = {each.operation.kind: each.operation.cost_class for each in done}
-    around = Surroundings(timings, beside, likes)
-    return [
-        _timed(each, around, beside, batch)
-        for each in sorted(done, key=lambda d: d.timing.submit_s)
-        if not around.followed_prefill(each.timing)
-    ]
-
-
-def at_usual_speed(timings: Iterable[Timed], drift: float) -> list[Timed]:
-    """Operations at the speed of a machine that is not `drift` times as slow; `MOST_KEPT` of a kind."""
-    by_kind: dict[str, list[Timed]] = {}
-    for timed in timings:
-        by_kind.setdefault(timed.kind, []).append(_scaled(timed, drift))
-    return [found[i] for found in by_kind.values() for i in _spread(len(found))]
-
-
-def _scaled(timed: Timed, drift: float) -> Timed:
-    def usual(seconds: float) -> float:
-        return round(seconds / drift, DIGITS)
-
-    return timed._replace(
-        lead_s=timed.lead_s if timed.lead_s < 0.0 else usual(timed.lead_s),
-        work_s=usual(timed.work_s),
-        report_s=usual(timed.report_s),
-        idle_s=usual(timed.idle_s),
-        mark_s=timed.mark_s if timed.mark_s < 0.0 else usual(timed.mark_s),
-        steps=tuple(
-            step._replace(expected_s=round(step.expected_s, DIGITS), seconds=usual(step.seconds))
-            for step in timed.steps
-        ),
-    )
-
-
-def _done(device: LiveDevice) -> Iterator[_Done]:
-    """The finished rowwise operations of a device: it notes their times and their replies in one order."""
-    kinds = {operation.kind for operation, _, _ in device.replies}
-    timings = [timing for timing in device.timings if timing.operation in kinds]
-    for (operation, replies, _), timing in zip(device.replies, timings, strict=True):
-        index = operation.reply._fields.index("work")
-        yield _Done(operation, tuple(reply[index] for reply in replies), timing)
-
-
 class Surroundings:
-    """What went on around the operations of a run.
+    """What went on around the operations of a run; `full_s` needs to know what neighbours cost each other.
 
     Args:
         timings: All operations.
-        expectation: Says what neighbours cost each other, for `full_s`.
-        likes: Kind of row operations to the built-in one they are like, for `full_s`.
+        expectation: The profile.
+        likes: Kind of row operations to the built-in one they are like.
     """
 
     def __init__(
@@ -382,59 +277,84 @@ class Surroundings:
         index = bisect_right(ends, timing.start_s)
         return timing.start_s - ends[index - 1] if index else 0.0
 
-    def beside(self, timing: Timing, start_s: float, end_s: float) -> Iterator[tuple[Timing, float]]:
-        """The operations of the other role during a stretch of one, and for how long of it each went on."""
+    def beside_s(self, timing: Timing) -> dict[Forward, float]:
+        """Seconds of an operation in which each kind of the other device's work went on, but no prefill.
+
+        An operation is what its current step is, up to the next one's start.
+        """
+        found: dict[Forward, float] = {}
+        for other in self._neighbours(timing, timing.start_s, timing.end_s):
+            if other.operation == "prefill" or not other.steps:
+                continue
+            starts = [other.start_s, *(step.start_s for step in other.steps[1:]), other.end_s]
+            for step, start, end in zip(other.steps, starts[:-1], starts[1:], strict=True):
+                shared = min(timing.end_s, end) - max(timing.start_s, start)
+                if shared > 0.0:
+                    found[_kind(step)] = found.get(_kind(step), 0.0) + shared
+        return found
+
+    def full_s(self, timing: Timing, start_s: float, end_s: float) -> float:
+        """A stretch of an operation in seconds of work at full rate."""
+        assert self._expectation is not None
+        role, work = role_of(timing.device), end_s - start_s
+        like = self._likes.get(timing.operation, timing.operation)
+        for other in self._neighbours(timing, start_s, end_s):
+            other_like = self._likes.get(other.operation, other.operation)
+            slowdown = self._expectation.slowdown(role, like, role_of(other.device), other_like)
+            shared_s = min(end_s, other.end_s) - max(start_s, other.start_s)
+            work -= shared_s * (1.0 - 1.0 / slowdown)
+        return work
+
+    def _neighbours(self, timing: Timing, start_s: float, end_s: float) -> Iterator[Timing]:
+        """The operations of the other role during a stretch of one."""
         for name, found in self._by_device.items():
             if role_of(name) == role_of(timing.device):
                 continue
             for other in found[bisect_right(self._ends[name], start_s) :]:
                 if other.start_s >= end_s:
                     break
-                yield other, min(end_s, other.end_s) - max(start_s, other.start_s)
+                yield other
 
-    def full_s(self, timing: Timing, start_s: float, end_s: float) -> float:
-        """A stretch of an operation in seconds of work at full rate."""
-        assert self._expectation is not None
-        work = end_s - start_s
-        for other, shared_s in self.beside(timing, start_s, end_s):
-            slowdown = self._expectation.slowdown(
-                role_of(timing.device), self._like(timing), role_of(other.device), self._like(other)
+
+def time_operations(world: LiveWorld, beside: Expectation, *, batch: int) -> list[Timed]:
+    """What the row operations of the run just done took at full rate; not of those after a prefill."""
+    done: list[tuple[RowOperation, tuple[Any, ...], Timing]] = []
+    for device in world.devices:
+        kinds = {operation.kind for operation, _, _ in device.replies}
+        timings = [timing for timing in device.timings if timing.operation in kinds]
+        # A device notes times and replies in one order.
+        done += [
+            (operation, replies, timing)
+            for (operation, replies, _), timing in zip(device.replies, timings, strict=True)
+        ]
+    likes = {operation.kind: operation.cost_class for operation, _, _ in done}
+    around = Surroundings(world.timings(), beside, likes)
+    found = []
+    for operation, replies, timing in sorted(done, key=lambda each: each[2].submit_s):
+        if around.followed_prefill(timing):
+            continue
+        work: list[Work] = [reply.work for reply in replies]
+        found.append(
+            Timed(
+                kind=operation.kind,
+                role=role_of(timing.device),
+                like=operation.cost_class,
+                batch=batch,
+                rows=timing.rows,
+                tokens=sum(tokens for row in work for _, tokens in row),
+                lead_s=around.lead_s(timing),
+                work_s=around.full_s(timing, timing.start_s, timing.end_s),
+                report_s=timing.report_overhead_s,
+                idle_s=around.idle_s(timing),
+                steps=_step_totals(timing, work, around, beside),
+                mark_s=_early_s(operation, timing),
             )
-            work -= shared_s * (1.0 - 1.0 / slowdown)
-        return work
-
-    def _like(self, timing: Timing) -> str:
-        return self._likes.get(timing.operation, timing.operation)
-
-
-def role_of(device: str) -> RoleName:
-    """The role of a device by its name."""
-    return "target" if device == "target" else "draft"
-
-
-def _timed(done: _Done, around: Surroundings, beside: Expectation, batch: int) -> Timed:
-    operation, timing = done.operation, done.timing
-    return Timed(
-        kind=operation.kind,
-        role=role_of(timing.device),
-        like=operation.cost_class,
-        batch=batch,
-        rows=timing.rows,
-        tokens=sum(tokens for row in done.work for _, tokens in row),
-        lead_s=around.lead_s(timing),
-        work_s=around.full_s(timing, timing.start_s, timing.end_s),
-        report_s=timing.report_overhead_s,
-        idle_s=around.idle_s(timing),
-        steps=tuple(
-            StepTotal(name, calls, expected_s, seconds)
-            for name, (calls, expected_s, seconds) in _step_totals(done, around, beside).items()
-        ),
-        mark_s=_early_s(operation, timing),
-    )
+        )
+    return found
 
 
 def _early_s(operation: RowOperation, timing: Timing) -> float:
-    """Seconds from the end of the step before an early result to the policy's hearing of it."""
+    """Seconds from the end of the step before an early result to the policy's hearing of it; -1: none."""
     if timing.early_s is None:
         return -1.0
     ends = [step.end_s for step in timing.steps if base_name(step.name) == operation.early_after]
@@ -442,43 +362,60 @@ def _early_s(operation: RowOperation, timing: Timing) -> float:
 
 
 def _step_totals(
-    done: _Done, around: Surroundings, beside: Expectation
-) -> dict[str, tuple[int, float, float]]:
+    timing: Timing, work: Sequence[Work], around: Surroundings, beside: Expectation
+) -> tuple[StepTotal, ...]:
     """Steps that the work names, by name: how many, seconds expected and seconds taken of all of them."""
     taken: dict[str, float] = {}
-    for step in done.timing.steps:
+    for step in timing.steps:
         name = base_name(step.name)
-        taken[name] = taken.get(name, 0.0) + around.full_s(done.timing, step.start_s, step.end_s)
-    found: dict[str, tuple[int, float, float]] = {}
-    for name, seconds in beside.steps(role_of(done.timing.device), done.work, done.timing.context):
-        calls, expected_s, _ = found.get(name, (0, 0.0, 0.0))
-        found[name] = (calls + 1, expected_s + seconds, taken.get(name, 0.0))
-    return found
+        taken[name] = taken.get(name, 0.0) + around.full_s(timing, step.start_s, step.end_s)
+    found: dict[str, StepTotal] = {}
+    for name, seconds in beside.steps(role_of(timing.device), work, timing.context):
+        total = found.get(name, StepTotal(name, 0, 0.0, taken.get(name, 0.0)))
+        found[name] = total._replace(calls=total.calls + 1, expected_s=total.expected_s + seconds)
+    return tuple(found.values())
 
 
-def _spread(count: int) -> list[int]:
-    """At most `MOST_KEPT` of so many, evenly spread."""
-    most = min(count, MOST_KEPT)
-    return [i * count // most for i in range(most)]
+def at_usual_speed(timings: Iterable[Timed], drift: float) -> list[Timed]:
+    """Operations at the speed of a machine that is not `drift` times as slow; `MOST_KEPT` of a kind."""
+
+    def usual(seconds: float) -> float:  # below 0: not known
+        return seconds if seconds < 0.0 else round(seconds / drift, DIGITS)
+
+    by_kind: dict[str, list[Timed]] = {}
+    for timed in timings:
+        by_kind.setdefault(timed.kind, []).append(timed)
+    kept = []
+    for found in by_kind.values():
+        most = min(len(found), MOST_KEPT)
+        for timed in (found[i * len(found) // most] for i in range(most)):
+            seconds: dict[str, Any] = {
+                name: usual(getattr(timed, name))
+                for name in ("lead_s", "work_s", "report_s", "idle_s", "mark_s")
+            }
+            steps = tuple(
+                step._replace(expected_s=round(step.expected_s, DIGITS), seconds=usual(step.seconds))
+                for step in timed.steps
+            )
+            kept.append(timed._replace(steps=steps, **seconds))
+    return kept
+
+
+def told_s(host: OperationHost, seen: Observation | Timed, expected_s: float) -> tuple[float, float]:
+    """Seconds of an operation by a fit, of whose forwards `expected_s` is expected: waits around it, work."""
+    work = host.work_s(expected_s, rows=seen.rows, calls=seen.calls, tokens=seen.tokens, idle_s=seen.idle_s)
+    return host.lead_s(seen.rows) + host.after_s(seen.tokens), work
 
 
 def drift_of(timings: Sequence[Timing], profile: Profile, *, sampled: bool) -> float:
-    """How much longer plain decoding took than the profile says; 1 where nothing tells.
-
-    Args:
-        timings: Of a run of it.
-        profile: What it was expected to take.
-        sampled: Whether it was at a temperature above 0.
-    """
+    """How much longer plain decoding took than the profile says; 1 where nothing tells."""
     beside, ratios = Expectation(profile), []
     for seen in observe(timings):
-        host = profile.host.of(seen.operation, sampled=sampled)
-        expected = sum(
+        expected_s = sum(
             beside.call(seen.device, step.kind, step.rows, step.width, step.context) for step in seen.steps
         )
-        told = host.work_s(expected, rows=seen.rows, calls=seen.calls, tokens=seen.tokens, idle_s=seen.idle_s)
-        took = seen.lead_s + seen.work_s + seen.report_s
-        ratios.append(took / (host.lead_s(seen.rows) + told + host.after_s(seen.tokens)))
+        told = told_s(profile.host.of(seen.operation, sampled=sampled), seen, expected_s)
+        ratios.append((seen.lead_s + seen.work_s + seen.report_s) / sum(told))
     return trimmed_mean(ratios) if ratios else 1.0
 
 

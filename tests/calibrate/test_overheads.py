@@ -8,8 +8,16 @@ from functools import cache
 import numpy as np
 import pytest
 
-from calibrate.hostfit import Sample, fit_host, fit_operation, trimmed_mean
-from calibrate.hostrecords import LiveRecord, Observation, Step, from_json, observe, to_json
+from calibrate.hostfit import Sample, fit_host, fit_operation
+from calibrate.hostrecords import (
+    LiveRecord,
+    Observation,
+    Step,
+    from_json,
+    observe,
+    to_json,
+    trimmed_mean,
+)
 from calibrate.live.transport.device import StepTime, Timing
 from calibrate.live_runs import measured_runs
 from calibrate.measure import overlap_cases, slowdowns
@@ -220,13 +228,17 @@ def scattered(name: str, seed: int, cv: float) -> list[Sample]:
     return [
         Sample(
             run=(name, depth),
-            rows=1,
-            calls=depth,
-            tokens=depth,
-            lead_s=0.0,
-            work_s=float((expected + 1e-3) * random.gamma(shape, 1.0 / shape)),
-            report_s=0.0,
-            idle_s=1e-3,
+            seen=Observation(
+                operation="draft",
+                device="draft",
+                rows=1,
+                lead_s=0.0,
+                work_s=float((expected + 1e-3) * random.gamma(shape, 1.0 / shape)),
+                report_s=0.0,
+                idle_s=1e-3,
+                beside_s={},
+                steps=(Step("forward", 1, 1, 100.0, 1),) * depth,
+            ),
             expected_s=expected,
         )
         for depth, expected in ((2, 2e-3), (5, 5e-3))
