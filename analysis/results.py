@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -49,7 +49,7 @@ class Results:
     def where(self, **wanted: Any) -> list[Row]:
         """The rows with these values; of all categories of prompts together unless one is named."""
         wanted = {"category": EVERY, **wanted} if "category" in self.columns else wanted
-        return [row for row in self.rows if all(row.get(name) == value for name, value in wanted.items())]
+        return where(self.rows, **wanted)
 
     @property
     def columns(self) -> list[str]:
@@ -95,6 +95,17 @@ class Results:
 
 EVERY = "all"
 """Stands for all categories of prompts."""
+
+
+def where(rows: Iterable[Row], **wanted: Any) -> list[Row]:
+    """The rows with these values of columns or, where a row has no such column, of knobs."""
+    return [row for row in rows if all(value_of(row, name) == value for name, value in wanted.items())]
+
+
+def value_of(row: Row, name: str) -> Any:
+    """A column of a row, else a knob of its setting; None where there is neither."""
+    found = row.get(name)
+    return parse_json(row.get("knobs") or "{}").get(name) if found is None else found
 
 
 def read(path: Path) -> Results:

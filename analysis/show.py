@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.results import Row
+from analysis.results import EVERY, Row
 from analysis.study import Picture
 from hardware_profiles.files import atomic_write
 from policies.commandline import fitted_table
@@ -57,6 +57,36 @@ class Column:
 def factor(title: str, world: str) -> Column:
     """A column of speedups over plain decoding."""
     return Column(title, f"{world}_speedup_vs_ar", "{:.2f}")
+
+
+def by_category(rows: Iterable[Row], cell: Callable[[Row], str], *, every: bool = False) -> list[Column]:
+    """A column per category of prompts: what `cell` says of the row of the same setting there.
+
+    Args:
+        rows: Of all categories.
+        cell: Text of a row.
+        every: Whether all prompts together have a column too.
+    """
+    of = {(row["setting"], row["category"]): row for row in rows}
+
+    def column(category: str) -> Column:
+        def text(row: Row) -> str | None:
+            own = of.get((row["setting"], category))
+            return None if own is None else cell(own)
+
+        return Column(category, text)
+
+    return [column(name) for name in dict.fromkeys(c for _, c in of) if every or name != EVERY]
+
+
+def milli(seconds: float) -> str:
+    """Milliseconds."""
+    return f"{1e3 * seconds:.1f}"
+
+
+def micro(seconds: float) -> str:
+    """Microseconds, with the unit."""
+    return f"{1e6 * seconds:.0f} us"
 
 
 def yes(value: bool) -> str:
@@ -207,6 +237,26 @@ def finish(axes: Any, *, x: str, y: str, powers: Sequence[float] = ()) -> None:
         axes.set_xticks(list(powers), [f"{tick:g}" for tick in powers])
 
 
+def frame(axes: Any, *, x: str, y: str = "", legend: float = 8) -> None:
+    """Labels, grid, and a legend in letters of a size; 0: none."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)
+    if legend:
+        axes.legend(fontsize=legend)
+
+
+def name_rows(axes: Any, names: Sequence[str], *, size: float = 8) -> None:
+    """Names on the vertical axis, the first on top."""
+    axes.set_yticks(range(len(names)), names, fontsize=size)
+    axes.invert_yaxis()
+
+
+def legend_above(axes: Any) -> None:
+    """Above the frame: within it, it would hide points."""
+    axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
+
+
 def legend_below(axes: Any, *, columns: int) -> None:
     """Outside of the panel and below its label, so that it hides nothing."""
     from matplotlib.transforms import ScaledTranslation
@@ -262,11 +312,10 @@ def opinions(axes: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
         if known:
             axes.plot(*zip(*known, strict=True), linestyle="", markersize=5.5, label=world, **look)
     parity(axes, upright=True)
-    axes.set_yticks(range(len(rows)), names, fontsize=7.5)
-    axes.invert_yaxis()
+    name_rows(axes, names, size=7.5)
     axes.set_xlabel("speedup over plain decoding")
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
+    legend_above(axes)
 
 
 def lines_of(setting: str) -> str:
@@ -287,11 +336,8 @@ def draw_hit_curve(axes: Any, curves: HitCurves) -> None:
         fitted = power_law_hit(curves.fanouts, law.exponent, law.scale)
         label = f"1 - {law.scale:.2f} F^-{law.exponent:.2f} (R2 {law.r_squared:.3f})"
         axes.plot(fanouts, fitted, "-", color="#4c72b0", label=label)
-    axes.set_xlabel("fan-out F")
-    axes.set_ylabel("probability that the token is cached")
+    frame(axes, x="fan-out F", y="probability that the token is cached")
     axes.set_ylim(0, 1)
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
 
 
 def draw_sweep(axes: Any, scenario: Scenario, lookaheads: Sequence[int], *, fanout: int = 3) -> None:

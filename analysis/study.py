@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
@@ -30,7 +31,7 @@ def option(default: Any, text: str, **details: Any) -> Any:
     Args:
         default: Of the option; its type is the field's.
         text: Help.
-        details: Of `click.option`, e.g. `type=click.IntRange(min=1)`.
+        details: Of `click.option`, e.g. `type=click.IntRange(min=1)`; or `names`, of which a list takes any.
     """
     return field(default=default, metadata=told(text, **details))
 
@@ -200,11 +201,17 @@ def _click_option(each: Field[Any], hint: Any) -> Callable[[Any], Any]:
         return click.option(name, default=default, **details)
     kinds = get_args(hint) if not isinstance(hint, UnionType) else ()
     if kinds and kinds[-1] is Ellipsis:
-        details.setdefault("callback", {int: split_integers, float: split_numbers, str: _words}[kinds[0]])
+        words = partial(_words, names=details.pop("names", ()))
+        details.setdefault("callback", {int: split_integers, float: split_numbers, str: words}[kinds[0]])
         shown = ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in default or ())
         return click.option(name, default=shown, show_default=bool(shown), **details)
     return click.option(name, default=default, show_default=default not in {None, ""}, **details)
 
 
-def _words(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    return tuple(split_list(context, parameter, value))
+def _words(
+    context: click.Context, parameter: click.Parameter, value: str, *, names: Collection[str]
+) -> tuple[str, ...]:
+    words = tuple(split_list(context, parameter, value))
+    if unknown := [word for word in words if names and word not in names]:
+        raise click.BadParameter(f"there is no {unknown[0]!r}; choices: {', '.join(names)}")
+    return words

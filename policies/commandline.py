@@ -437,25 +437,25 @@ def fitted_table(
     from rich.table import Table
 
     width = width or wide_console().width
-    cells = [dict(zip(titles, row, strict=True)) for row in rows]
-    needed = {name: max(map(_widest, (name, *(row[name] for row in cells)))) for name in titles}
-    needed[titles[0]] = min(needed[titles[0]], LEAST_WORDS)
+    columns = list(zip(titles, *rows, strict=True))  # two may have the same title
+    needed = [max(map(_widest, column)) for column in columns]
+    needed[0] = min(needed[0], LEAST_WORDS)
     gone: list[str] = []
-    shown = list(titles)
     for group in drop:
-        if sum(needed[name] + 2 for name in shown) + 1 <= width:  # a space and a line each, and a last line
+        left_over = [size + 2 for name, size in zip(titles, needed, strict=True) if name not in gone]
+        if sum(left_over) + 1 <= width:  # a space and a line each, and a last line
             break
         gone += [group] if isinstance(group, str) else group
-        shown = [name for name in titles if name not in gone]
+    names, *cells = zip(*(column for column in columns if column[0] not in gone), strict=True)
     table = Table(title=title, title_justify="left", header_style="bold", padding=(0, 0, 0, 1))
-    table.add_column(titles[0], overflow="fold")
-    for name in shown[1:]:
+    table.add_column(names[0], overflow="fold")
+    for name in names[1:]:
         justify: Literal["left", "right"] = "left" if name in left else "right"
         table.add_column(name, justify=justify, no_wrap=True, overflow="fold")
     for row in cells:
-        table.add_row(*(row[name] for name in shown))
+        table.add_row(*row)
     missing = ", ".join(name.replace("/\n", "/").replace("\n", " ") for name in titles if name in gone)
-    said = [text for name, text in (notes or {}).items() if name in shown]
+    said = [text for name, text in (notes or {}).items() if name in names]
     table.caption = "; ".join([*said, *([f"no room for: {missing}"] if missing else [])]) or None
     table.caption_justify = "left"
     return table

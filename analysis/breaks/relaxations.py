@@ -21,7 +21,7 @@ from analysis.breaks.worlds import (
     inputs_of_recording,
     scenario,
 )
-from analysis.studies.mirrorsd import overlap_counted
+from analysis.studies.mirror import overlap_counted
 from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions
 from hardware_profiles.store import decisions_name, find_decisions
 from policies.double import Drafted

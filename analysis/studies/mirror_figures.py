@@ -16,18 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import click
 
 from analysis.execute import Bench
-from analysis.results import EVERY, Results, Row
-from analysis.show import BATCH, SETTING, Column, bars, best_world, parity, table
-from analysis.studies.mirror import EXIT_COLOURS, knob
-from analysis.studies.mirrorsd import columns
+from analysis.results import EVERY, Results, Row, value_of, where
+from analysis.show import BATCH, SETTING, Column, bars, best_world, factor, frame, milli, parity, table
+from analysis.studies.mirror import columns, draw_fallbacks, rivals
 from analysis.study import POSITIVE, SHARED, SPLIT, Entry, Picture, Plan, Study, option
 from policies.mirror import EXITS
-from policies.registry import SettingError, Settings, configure, find_policy
+from policies.registry import SettingError, configure, find_policy
 
 FIGURES = ("3a", "4", "5", "6b", "7", "8")
 NAMES = {"sd": "SD", "pearl": "PEARL", "saguaro": "SSD", "mirror": "Mirror-SD"}
@@ -37,62 +38,49 @@ NAMES = {"sd": "SD", "pearl": "PEARL", "saguaro": "SSD", "mirror": "Mirror-SD"}
 class FiguresPlan(Plan):
     """Which figures, and what each varies."""
 
-    figure: tuple[str, ...] = option(FIGURES, "List.")
+    figure: tuple[str, ...] = option(FIGURES, "List.", names=FIGURES)
     lookaheads: tuple[int, ...] = option((1, 2, 3, 5, 8), "Of 3a.")
     lookahead: int = option(3, "Of all others.", type=POSITIVE)
     kappas: tuple[int, ...] = option((1, 2, 4, 8), "Of 7.")
     kappa: int = option(2, "Of all others.", type=click.IntRange(min=0))
-    exits: tuple[str, ...] = option(tuple(EXITS), "Of 7.")
+    exits: tuple[str, ...] = option(tuple(EXITS), "Of 7.", names=EXITS)
     batch: tuple[int, ...] = option((1, 4, 8), "Of 5.")
     streams: str = option("2", "Of a streaming draft.")
     repeats: int = option(2, "Live repetitions.", type=POSITIVE)
 
     def entries(self, figures: Sequence[str], temperature: float) -> list[Entry]:
         """Everything that some figures compare, each once, plain decoding left out."""
-        target = {"temperature": temperature, "seed": self.seed}
-        usual = self._rivals(self.lookahead, target)
-        parts: dict[str, Callable[[], list[Entry]]] = {
-            "3a": lambda: [Entry(s) for k in self.lookaheads for s in self._rivals(k, target)],
-            "4": lambda: [Entry(s) for s in (*usual, *self._in_turns(target))],
-            "5": lambda: [Entry(s, batch) for batch in self.batch for s in usual],
-            "6b": lambda: [Entry(s) for s in self._in_turns(target)],
-            "7": lambda: [
-                Entry(self._mirror(self.lookahead, target, kappa=kappa, exit=exit_))
+        target: Row = {"temperature": temperature, "seed": self.seed}
+        mirror = partial(configure, "mirror", kappa=self.kappa, **target)
+        drafts: tuple[Row, Row] = ({}, {"streams": self.streams})
+        usual = {
+            k: [*rivals(k, **target), *(mirror(lookahead=k, **draft) for draft in drafts)]
+            for k in (self.lookahead, *self.lookaheads)
+        }
+        beside = usual[self.lookahead]
+        turns = [Entry(mirror(lookahead=self.lookahead, overlap="off", **draft)) for draft in drafts]
+        parts = {
+            "3a": [Entry(each) for k in self.lookaheads for each in usual[k]],
+            "4": [*map(Entry, beside), *turns],
+            "5": [Entry(each, batch) for batch in self.batch for each in beside],
+            "6b": turns,
+            "7": [
+                Entry(mirror(lookahead=self.lookahead, kappa=kappa, exit=exit_))
                 for exit_ in self.exits
                 for kappa in self.kappas
             ],
-            "8": lambda: [Entry(s, place=place) for place in (SPLIT, SHARED) for s in usual],
+            "8": [Entry(each, place=place) for place in (SPLIT, SHARED) for each in beside],
         }
-        return list(dict.fromkeys(entry for figure in figures for entry in parts[figure]()))
-
-    def _rivals(self, lookahead: int, target: Mapping[str, Any]) -> list[Settings]:
-        """SD, PEARL, SSD, and Mirror-SD with either draft."""
-        return [
-            configure("sd", lookahead=lookahead, **target),
-            configure("pearl", lookahead=lookahead, **target),
-            configure("saguaro", lookahead=lookahead, fanout=(3,), backup="primary", **target),
-            self._mirror(lookahead, target),
-            self._mirror(lookahead, target, streams=self.streams),
-        ]
-
-    def _in_turns(self, target: Mapping[str, Any]) -> list[Settings]:
-        """Mirror-SD without overlap, with either draft."""
-        drafts = ("0", self.streams)
-        return [self._mirror(self.lookahead, target, overlap="off", streams=each) for each in drafts]
-
-    def _mirror(self, lookahead: int, target: Mapping[str, Any], **knobs: Any) -> Settings:
-        return configure("mirror", lookahead=lookahead, **{"kappa": self.kappa, **target, **knobs})
+        return list(dict.fromkeys(entry for figure in figures for entry in parts[figure]))
 
 
 def settings(bench: Bench) -> list[Entry]:
     """What the figures asked for compare.
 
     Raises:
-        SettingError: No such figure, or too few prompts for a batch.
+        SettingError: Too few prompts for a batch.
     """
     plan = bench.plan_as(FiguresPlan)
-    if unknown := [name for name in plan.figure if name not in FIGURES]:
-        raise SettingError(f"there is no figure {unknown[0]!r} here; figures: {', '.join(FIGURES)}")
     if "5" in plan.figure and max(plan.batch) > (plan.count or 0):
         raise SettingError(f"{plan.count} prompts do not fill a batch of {max(plan.batch)}: --count")
     return [entry for t in plan.temperature for entry in plan.entries(plan.figure, t)]
@@ -101,22 +89,21 @@ def settings(bench: Bench) -> list[Entry]:
 def show(results: Results) -> Iterator[Any]:
     """A row per place, setting and batch: all prompts together, simulated beside live."""
     world = best_world(results.rows)
-    rows = [row for row in results.where() if row["policy"] != "ar"]
     yield table(
         "speedup over plain decoding; milliseconds per round",
         (
             Column("place", "place"),
             SETTING,
             BATCH,
-            Column("simulated", "simulated_speedup_vs_ar", "{:.2f}"),
-            Column("live", "measured_speedup_vs_ar", "{:.2f}"),
+            factor("simulated", "simulated"),
+            factor("live", "measured"),
             Column("error", "simulated_error", "{:+.1%}"),
             Column("tok./round", f"{world}_tokens_per_round", "{:.2f}"),
-            Column("exposed", f"{world}_exposed_s", lambda s: f"{1e3 * s:.1f}"),
-            Column("draft", f"{world}_draft_s", lambda s: f"{1e3 * s:.1f}"),
+            Column("exposed", f"{world}_exposed_s", milli),
+            Column("draft", f"{world}_draft_s", milli),
             Column("FF", f"{world}_fallback", "{:.2f}"),
         ),
-        rows,
+        [row for row in results.where() if row["policy"] != "ar"],
         left=("setting",),
     )
 
@@ -126,23 +113,23 @@ def name_of(row: Row) -> str:
     name = NAMES[row["policy"]]
     if row["policy"] != "mirror":
         return name
-    streaming = "streaming" if knob(row, "streams") != "0" else "token by token"
-    return f"{name}, {streaming}" + (", in turns" if knob(row, "overlap") == "off" else "")
+    streaming = "streaming" if value_of(row, "streams") != "0" else "token by token"
+    return f"{name}, {streaming}" + (", in turns" if value_of(row, "overlap") == "off" else "")
 
 
 def style_of(name: str) -> Row:
-    """Colour by policy; dashes, or hatching of bars, tell Mirror-SD's variants apart."""
+    """Colour by policy; what takes turns is paler."""
     policy = next(key for key, value in NAMES.items() if name.startswith(value))
     return {"color": find_policy(policy).colour, "alpha": 0.55 if "in turns" in name else 1.0}
 
 
 def bar_style(name: str) -> Row:
-    """The same of bars."""
+    """Of bars, of which hatching tells the streaming drafts."""
     return {**style_of(name), "hatch": "//" if "streaming" in name else None}
 
 
 class Drawing:
-    """The panels of one temperature; `rows` are of its best world.
+    """The panels of one temperature, in its best world.
 
     Args:
         rows: Of that temperature, plain decoding left out.
@@ -153,129 +140,122 @@ class Drawing:
         self.world = best_world(rows)
         self.rows = [row for row in rows if row.get(f"{self.world}_speedup_vs_ar") is not None]
         self.asked = asked
+        self.categories = list(dict.fromkeys(row["category"] for row in self.rows))
+        self.at = {"batch": 1, "lookahead": asked["lookahead"]}
 
-    def of(self, row: Row, figure: str) -> float:
+    def of(self, figure: str, row: Row) -> float:
         """A figure of the world that is drawn."""
         return float(row[f"{self.world}_{figure}"])
 
     def speed(self, row: Row) -> float:
         """Speedup over plain decoding."""
-        return self.of(row, "speedup_vs_ar")
+        return self.of("speedup_vs_ar", row)
 
     def pick(self, **wanted: Any) -> list[Row]:
         """The rows with these columns or knobs; of all categories unless one is named."""
-        wanted = {"category": EVERY, **wanted}
-        return [r for r in self.rows if all((r.get(n) or knob(r, n)) == v for n, v in wanted.items())]
+        return where(self.rows, **{"category": EVERY, **wanted})
 
     def usual(self, row: Row) -> bool:
         """Whether Mirror-SD has the kappa and the exit that all figures but 7 have."""
         mirror = row["policy"] == "mirror"
-        return not mirror or (knob(row, "kappa"), knob(row, "exit")) == (self.asked["kappa"], "1/2")
+        return not mirror or (value_of(row, "kappa"), value_of(row, "exit")) == (self.asked["kappa"], "1/2")
 
-    def compared(self, **wanted: Any) -> list[Row]:
-        """SD, PEARL, SSD, and Mirror-SD with overlap in its usual reading, on own cores."""
-        chosen = self.pick(place=SPLIT, **wanted)
-        overlapping = (r for r in chosen if r["policy"] != "mirror" or knob(r, "overlap") == "on")
-        return [row for row in overlapping if self.usual(row)]
-
-    @property
-    def categories(self) -> list[str]:
-        """Of the prompts, all of them together first."""
-        return list(dict.fromkeys(row["category"] for row in self.rows))
-
-    def lines(self, axes: Any, rows: Sequence[Row], along: str, height: Callable[[Row], float]) -> None:
-        """A line per policy and variant over a column."""
+    def lines(
+        self, axes: Any, x: Callable[[Row], float], y: Callable[[Row], float], **wanted: Any
+    ) -> list[Row]:
+        """A line per policy and variant, Mirror-SD with overlap, on own cores; returns what was drawn."""
+        found = (row for row in self.pick(place=SPLIT, **wanted) if value_of(row, "overlap") != "off")
+        rows = sorted(filter(self.usual, found), key=itemgetter("lookahead", "batch"))
         for name in dict.fromkeys(map(name_of, rows)):
-            mine = sorted((row for row in rows if name_of(row) == name), key=lambda row: float(row[along]))
+            mine = [row for row in rows if name_of(row) == name]
             dash = "--s" if "streaming" in name else "-o"
-            at = [row[along] for row in mine]
-            axes.plot(at, [height(row) for row in mine], dash, label=name, **style_of(name))
-        axes.legend(fontsize=8)
+            axes.plot([*map(x, mine)], [*map(y, mine)], dash, label=name, **style_of(name))
+        return rows
 
     def speed_by(self, axes: Any, along: str, label: str, **wanted: Any) -> None:
         """Speedup over a column."""
-        self.lines(axes, self.compared(**wanted), along, self.speed)
+        self.lines(axes, itemgetter(along), self.speed, **wanted)
         parity(axes)
-        axes.set(xlabel=label, ylabel="speedup over plain decoding")
+        frame(axes, x=label, y="speedup over plain decoding")
 
     def exposed_by_accepted(self, axes: Any) -> None:
         """Milliseconds in the open against accepted tokens; numbers are gamma."""
-        chosen = self.compared(batch=1)
-        for name in dict.fromkeys(map(name_of, chosen)):
-            mine = sorted((r for r in chosen if name_of(r) == name), key=lambda r: int(r["lookahead"]))
-            x = [self.of(row, "tokens_per_round") - 1.0 for row in mine]
-            y = [1e3 * self.of(row, "exposed_s") for row in mine]
-            axes.plot(x, y, "--s" if "streaming" in name else "-o", label=name, **style_of(name))
-            for row, a, b in zip(mine, x, y, strict=True):
-                near = {"xytext": (3, 3), "textcoords": "offset points"}
-                axes.annotate(f"{row['lookahead']}", (a, b), fontsize=7, **near)
-        axes.set_xlabel("drafted tokens accepted per round; numbers: gamma")
-        axes.set_ylabel("milliseconds per round without the target at work")
+
+        def accepted(row: Row) -> float:
+            return self.of("tokens_per_round", row) - 1.0
+
+        def exposed(row: Row) -> float:
+            return 1e3 * self.of("exposed_s", row)
+
+        near = {"xytext": (3, 3), "textcoords": "offset points", "fontsize": 7}
+        for row in self.lines(axes, accepted, exposed, batch=1):
+            axes.annotate(f"{row['lookahead']}", (accepted(row), exposed(row)), **near)
+        frame(
+            axes,
+            x="drafted tokens accepted per round; numbers: gamma",
+            y="milliseconds per round without the target at work",
+            legend=0,
+        )
         axes.set_ylim(bottom=0.0)
 
     def overhead_by_batch(self, axes: Any) -> None:
         """Drafting in the open over that of SD at the same batch ("relative draft overhead")."""
-        chosen = self.compared(lookahead=self.asked["lookahead"])
-        sd = {row["batch"]: self.of(row, "exposed_s") for row in chosen if row["policy"] == "sd"}
-        self.lines(axes, chosen, "batch", lambda row: self.of(row, "exposed_s") / sd[row["batch"]])
-        axes.set(xlabel="batch", ylabel="seconds without the target at work, over SD's")
+        gamma = self.asked["lookahead"]
+        sd = {row["batch"]: self.of("exposed_s", row) for row in self.pick(policy="sd", lookahead=gamma)}
+
+        def overhead(row: Row) -> float:
+            return self.of("exposed_s", row) / sd[row["batch"]]
+
+        self.lines(axes, itemgetter("batch"), overhead, lookahead=gamma)
+        frame(axes, x="batch", y="seconds without the target at work, over SD's")
         axes.set_ylim(bottom=0.0)
 
     def by_category(self, axes: Any, place: str, *, turns: bool) -> None:
         """Bars of every policy and variant, by category."""
-        at = {"place": place, "batch": 1, "lookahead": self.asked["lookahead"]}
         found = {}
         for category in self.categories:
-            mine = [row for row in self.pick(category=category, **at) if self.usual(row)]
-            kept = (row for row in mine if turns or "in turns" not in name_of(row))
-            found[category] = {name_of(row): self.speed(row) for row in kept}
-        bars(axes, {c: own for c, own in found.items() if own}, bar_style)
+            mine = filter(self.usual, self.pick(category=category, place=place, **self.at))
+            kept = {name_of(row): self.speed(row) for row in mine}
+            found[category] = {n: speed for n, speed in kept.items() if turns or "in turns" not in n}
+        bars(axes, {category: own for category, own in found.items() if own}, bar_style)
         parity(axes)
-        axes.set_ylabel("speedup over plain decoding there")
+        frame(axes, x="", y="speedup over plain decoding there", legend=0)
 
     def draft_alone(self, axes: Any) -> None:
         """How much sooner a streaming draft is done, by category."""
-        turns = {"place": SPLIT, "batch": 1, "lookahead": self.asked["lookahead"], "overlap": "off"}
         found = {}
         for category in self.categories:
-            mine = self.pick(category=category, policy="mirror", **turns)
-            written = {knob(row, "streams"): self.of(row, "draft_s") for row in mine}
+            mine = self.pick(category=category, policy="mirror", place=SPLIT, overlap="off", **self.at)
+            written = {value_of(row, "streams"): self.of("draft_s", row) for row in mine}
             found[category] = {"Mirror-SD, streaming": written["0"] / written[self.asked["streams"]]}
         bars(axes, found, bar_style)
-        axes.set_ylabel("draft's seconds per round, token by token over streaming")
+        frame(axes, x="", y="draft's seconds per round, token by token over streaming", legend=0)
 
     def fallbacks(self, axes: Any, category: str) -> None:
         """Fallbacks against kappa, a line per exit."""
-        usual = {"place": SPLIT, "batch": 1, "policy": "mirror", "overlap": "on", "streams": "0"}
-        of = {"lookahead": self.asked["lookahead"], "candidates": "each", "category": category}
-        for exit_ in self.asked["exits"]:
-            chosen = self.pick(exit=exit_, **usual, **of)
-            mine = sorted((knob(row, "kappa"), self.of(row, "fallback")) for row in chosen)
-            axes.plot(*zip(*mine, strict=True), "-o", color=EXIT_COLOURS[exit_], label=f"exit {exit_}")
-        axes.set(xlabel="kappa", ylabel="fallbacks per round", title=category, ylim=(0.0, None))
-        axes.legend(fontsize=8)
+        usual = {"place": SPLIT, "policy": "mirror", "overlap": "on", "streams": "0", "candidates": "each"}
+        draw_fallbacks(axes, self.pick(category=category, **usual, **self.at), self.world)
+        frame(axes, x="kappa", y="fallbacks per round")
+        axes.set_title(category)
 
     def draw(self, figure: Any, name: str) -> None:
         """One of the paper's figures."""
         gamma = self.asked["lookahead"]
-        places = [p for p in (SPLIT, SHARED) if any(row["place"] == p for row in self.rows)]
+        places = [p for p in (SPLIT, SHARED) if self.pick(place=p)]
         single = [c for c in self.categories if self.pick(category=c, batch=1, policy="mirror")]
+        by_lookahead = partial(self.speed_by, along="lookahead", label="lookahead gamma", batch=1)
+        by_batch = partial(self.speed_by, along="batch", label="batch", lookahead=gamma)
         panels: dict[str, list[Callable[[Any], None]]] = {
-            "3a": [
-                lambda a: self.speed_by(a, "lookahead", "lookahead gamma", batch=1),
-                self.exposed_by_accepted,
-            ],
-            "4": [lambda a: self.by_category(a, SPLIT, turns=True)],
-            "5": [lambda a: self.speed_by(a, "batch", "batch", lookahead=gamma), self.overhead_by_batch],
+            "3a": [by_lookahead, self.exposed_by_accepted],
+            "4": [partial(self.by_category, place=SPLIT, turns=True)],
+            "5": [by_batch, self.overhead_by_batch],
             "6b": [self.draft_alone],
-            "7": [lambda a, c=c: self.fallbacks(a, c) for c in single],  # type: ignore[misc]  # bound early
-            "8": [lambda a, p=p: self.by_category(a, p, turns=False) for p in places],  # type: ignore[misc]
+            "7": [partial(self.fallbacks, category=category) for category in single],
+            "8": [partial(self.by_category, place=place, turns=False) for place in places],
         }
-        for panel, axes in zip(
-            panels[name], figure.subplots(1, len(panels[name]), squeeze=False)[0], strict=True
-        ):
+        mine = panels[name]
+        for panel, axes in zip(mine, figure.subplots(1, len(mine), squeeze=False)[0], strict=True):
             panel(axes)
-            axes.grid(alpha=0.3)
         temperature = self.rows[0]["temperature"]
         figure.suptitle(f"Mirror-SD, figure {name} in kind, T={temperature:g}, {self.world}")
 
@@ -288,11 +268,10 @@ def pictures(results: Results) -> dict[str, Picture]:
     found = {}
     rows = [row for row in results.rows if row["policy"] != "ar"]
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
-        drawing = Drawing([row for row in rows if row["temperature"] == temperature], results.asked)
+        drawing = Drawing(where(rows, temperature=temperature), results.asked)
         for name in results.asked["figure"]:
             ending = f"-{name}" + (f"-t{temperature:g}" if temperature > 0.0 else "")
-            size = SIZES.get(name, (11.0, 4.5))
-            found[ending] = Picture(lambda figure, d=drawing, n=name: d.draw(figure, n), size)  # type: ignore[misc]
+            found[ending] = Picture(partial(drawing.draw, name=name), SIZES.get(name, (11.0, 4.5)))
     return found
 
 

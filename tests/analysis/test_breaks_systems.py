@@ -29,7 +29,7 @@ from analysis.breaks.relaxations import (
 )
 from analysis.breaks.worlds import Case, Point, World
 from analysis.papers.rasd import fused_tau
-from analysis.studies.mirrorsd import overlap_counted
+from analysis.studies.mirror import overlap_counted
 from policies.laws.double import pearl_speedup
 from policies.registry import configure
 from policies.tokentree import TreeVerdict

@@ -74,7 +74,10 @@ def test_the_table_sets_simulated_beside_live(results: Results, capsys: pytest.C
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--figure", "9"], "no figure '9'"), (["--figure", "5", "--count", "4"], "do not fill a batch of 8")],
+    [
+        (["--figure", "9"], "there is no '9'; choices: 3a,"),
+        (["--figure", "5", "--count", "4"], "do not fill a batch of 8"),
+    ],
 )
 def test_bad_input_is_refused_before_anything_runs(arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(main, ["run", "mirror-figures", *arguments])

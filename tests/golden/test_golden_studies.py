@@ -17,8 +17,8 @@ from analysis.sources import Sources, load_sources
 from analysis.studies.double import Account
 from analysis.studies.duodecoding import PAPERS_WORLDS, doubt_of, profile_budgets, uneven_budget
 from analysis.studies.effort import judge, measured_speedups
-from analysis.studies.mirror import on_coins, settings_grid
-from analysis.studies.mirror_streams import variants
+from analysis.studies.mirror import MirrorPlan, on_coins
+from analysis.studies.mirror_streams import StreamsPlan
 from analysis.studies.openquestions import compared
 from analysis.study import RECORDED, Entry, Plan
 from hardware_profiles.decisions import read_decisions
@@ -26,9 +26,8 @@ from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_decisions, find_profile
 from hardware_profiles.trace import Trace, read_trace
 from policies.registry import Settings, configure
-from simulator.costs import TextbookCosts
 from simulator.run import Scenario
-from simulator.tokens import coin, replay
+from simulator.tokens import replay
 
 WIDE = ("backup", "pareto")
 """Studies of batches that two prompts would not fill."""
@@ -160,12 +159,11 @@ def told(row: Row) -> dict[str, Any]:
 
 
 def test_mirror_on_coins(golden: Golden) -> None:
-    tokens = coin(0.8, exponent=1.0, requests=4, length=24, prompt_length=64, seed=0)
-    scenario = Scenario(tokens, textbook=TextbookCosts(1.0, 0.1), seed=0)
-    grid = settings_grid((3,), (1, 4), ("1/4", "1/2"), temperature=0.0, seed=0)
-    streams = variants((3,), kappa=4, streams="2", stream_acceptance=0.6, temperature=0.0, seed=0)
-    rows = on_coins(scenario, [Entry(s, batch) for batch in (1, 2) for s in grid])
-    rows += on_coins(scenario, [Entry(s) for s in streams])
+    coins: dict[str, Any] = {"coins": True, "count": 4, "max_tokens": 24, "lookahead": (3,)}
+    grid = MirrorPlan(**coins, kappa=(1, 4), exits=("1/4", "1/2"))
+    streams = StreamsPlan(**coins, kappa=4, streams="2", stream_acceptance=0.6)
+    rows = on_coins(grid, [Entry(s, batch) for batch in (1, 2) for s in grid.settings(0.0)])
+    rows += on_coins(streams, [Entry(s) for s in streams.settings(0.0)])
     golden("studies-mirror-coins", [told(row) for row in rows])
 
 

@@ -65,3 +65,8 @@ def test_a_pipe_is_wide_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -
     assert wide_console().width == WIDE
     monkeypatch.setenv("COLUMNS", "80")
     assert wide_console().width == 80
+
+
+def test_columns_of_the_same_title_keep_their_own_values() -> None:
+    table = fitted_table(("setting", "law", "law"), [("sd", "1.5", "2.5")], 80)
+    assert [list(column.cells) for column in table.columns] == [["sd"], ["1.5"], ["2.5"]]
