@@ -43,7 +43,7 @@ from calibrate.live.placement import WorkerSpec, available_cores, parse_placemen
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import LiveRun, decide, joined, measure, run_matrix
 from calibrate.prompts import Prompt, find_prompts, load_prompts, spread
-from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, write_decisions
+from hardware_profiles.reply_trace import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.trace import Trace
 from policies.config import LawInputs
 from policies.registry import SettingError, Settings, configure, find_policy

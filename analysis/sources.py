@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from analysis.intervals import Bootstrap, known_model_error
-from hardware_profiles.decisions import DecisionTrace, read_decisions
 from hardware_profiles.profile import Profile, load_profile
+from hardware_profiles.reply_trace import DecisionTrace, read_decisions
 from hardware_profiles.store import (
     decisions_name,
     find_decisions,

@@ -35,7 +35,6 @@ from calibrate.hostrecords import (
     trimmed_mean,
     without_extremes,
 )
-from hardware_profiles.decisions import Decisions, OperationTimings, costs_fingerprint, place_fingerprint
 from hardware_profiles.optime import (
     Host,
     HostOperation,
@@ -46,6 +45,7 @@ from hardware_profiles.optime import (
     Timed,
 )
 from hardware_profiles.profile import Overlap, Profile
+from hardware_profiles.reply_trace import Decisions, OperationTimings, costs_fingerprint, place_fingerprint
 from hardware_profiles.surface import LEVELS, FloatArray, Forward, GridCost, Quantiles
 
 LEVER = 1.2

@@ -14,8 +14,8 @@ from calibrate.journal import Journal
 from calibrate.live.transport.device import Timing
 from calibrate.live.transport.world import LiveWorld
 from calibrate.plan import LivePart
-from hardware_profiles.decisions import Decisions, Key, Plain
 from hardware_profiles.profile import MeasuredRun
+from hardware_profiles.reply_trace import Decisions, Key, Plain
 from policies.registry import SettingError, Settings, find_policy, start
 from policies.rows import Round, Rows
 from policies.summary import Summary, summarise

@@ -370,7 +370,7 @@ def record_trace(
         name: _widen(np.concatenate([r.columns[name] for r in found])) for name in found[0].columns
     }
     sizes = [len(r.columns["token"]) for r in found]
-    return Trace(
+    return Trace.of(
         requests=tuple(
             TraceRequest(
                 id=r.request,

@@ -31,7 +31,9 @@ from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import joined, run_live
 from calibrate.prompts import Prompt
 from calibrate.record import digest, now, versions
-from hardware_profiles.decisions import (
+from hardware_profiles.optime import StepTiming, Timed
+from hardware_profiles.profile import Profile, Role
+from hardware_profiles.reply_trace import (
     Decisions,
     DecisionTrace,
     costs_fingerprint,
@@ -39,8 +41,6 @@ from hardware_profiles.decisions import (
     read_decisions,
     write_decisions,
 )
-from hardware_profiles.optime import StepTiming, Timed
-from hardware_profiles.profile import Profile, Role
 from hardware_profiles.store import decisions_name, user_decisions
 from hardware_profiles.trace import TraceMeta, TraceRequest
 from policies.registry import Settings, configure

@@ -35,7 +35,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hardware_profiles.files import check_name, read_json, to_json
 from hardware_profiles.store import user_directory
-from hardware_profiles.trace import describe_invalid
+from hardware_profiles.surface import describe_invalid
 
 
 def suffix_array(tokens: NDArray[np.unsignedinteger]) -> NDArray[np.uint32]:

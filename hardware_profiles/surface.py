@@ -18,6 +18,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     Tag,
+    ValidationError,
     field_validator,
     model_validator,
 )
@@ -80,6 +81,13 @@ def field_error(path: str, message: str) -> PydanticCustomError:
         message: What is wrong with it.
     """
     return PydanticCustomError("field", "{message}", {"path": path, "message": message})
+
+
+def describe_invalid(error: ValidationError) -> str:
+    """The first thing in which a value is not what it should be, with its field."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{error.title}: {where}: {first['msg']}" if where else f"{error.title}: {first['msg']}"
 
 
 def check_quantiles(quantiles: Quantiles | None) -> Quantiles | None:

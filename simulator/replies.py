@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
-from hardware_profiles.decisions import Decisions
 from hardware_profiles.optime import Host, HostOperation, OperationHost, OperationTiming, base_name
+from hardware_profiles.reply_trace import Decisions
 from hardware_profiles.surface import varied
 from policies.config import SettingError
 from policies.operation import (

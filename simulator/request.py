@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hardware_profiles.decisions import DecisionTrace, OperationTimings, read_decisions
 from hardware_profiles.predicted import placement_note, replaced, rescaled
 from hardware_profiles.profile import Profile, load_profile, unmeasured
+from hardware_profiles.reply_trace import DecisionTrace, OperationTimings, read_decisions
 from hardware_profiles.store import (
     SHIPPED,
     decisions_name,

@@ -7,15 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from hardware_profiles.decisions import (
+from hardware_profiles.optime import Host, OperationTiming
+from hardware_profiles.profile import Overlap, Profile
+from hardware_profiles.reply_trace import (
     NOT_TIMED,
     DecisionTrace,
     OperationTimings,
     joined_timings,
     read_timings,
 )
-from hardware_profiles.optime import Host, OperationTiming
-from hardware_profiles.profile import Overlap, Profile
 from hardware_profiles.store import decisions_name, find_decisions
 from hardware_profiles.surface import OPERATIONS, LatencySurface
 from hardware_profiles.trace import TraceError

@@ -22,7 +22,7 @@ from analysis.breaks.worlds import (
     scenario,
 )
 from analysis.studies.mirror import overlap_counted
-from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions
+from hardware_profiles.reply_trace import Decisions, DecisionTrace, read_decisions
 from hardware_profiles.store import decisions_name, find_decisions
 from policies.double import Drafted
 from policies.rasd import RasdConfig, candidates, pruned

@@ -289,7 +289,7 @@ def _joined(trace: Trace, rows: int) -> Trace:
         "position": np.tile(np.arange(length), rows),
     }
     requests = tuple(trace.requests[i].model_copy(update={"id": i}) for i in range(rows))
-    return replace(trace, requests=requests, **kept)
+    return Trace.of(requests, trace.meta, **kept)
 
 
 @lru_cache(maxsize=4)

@@ -373,8 +373,8 @@ def thinned(trace: Trace, acceptance: float, *, seed: int = 0) -> Trace:
         changed[(rank == 0) & (luck < 1.0 - acceptance / now)] = 1
     elif now < 1.0:
         changed[(rank > 0) & (luck < (acceptance - now) / (1.0 - now))] = 0
-    ids = trace.draft_top_ids
-    return replace(trace, draft_rank=changed, draft_top_ids=None if ids is None else _moved(trace, changed))
+    moved = {"draft_top_ids": _moved(trace, changed)} if "draft_top_ids" in trace.columns else {}
+    return trace.changed(draft_rank=changed, **moved)
 
 
 def _moved(trace: Trace, rank: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from analysis.results import Results, Row
 from analysis.show import Column, factor, table, used, yes
 from analysis.study import POSITIVE, Entry, Picture, Plan, Study, option
 from hardware_profiles.datastore import Datastore, datastore_path
-from hardware_profiles.decisions import Decisions
+from hardware_profiles.reply_trace import Decisions
 from hardware_profiles.trace import Trace
 from policies.laws.double import double_speedup_printed
 from policies.registry import SettingError, Settings, configure

@@ -22,7 +22,7 @@ from analysis.execute import Bench, View
 from analysis.results import EVERY, Results, Row, settings_of
 from analysis.show import SETTING, Column, factor, table, yes
 from analysis.study import Entry, Picture, Plan, Study, option
-from hardware_profiles.decisions import Decisions
+from hardware_profiles.reply_trace import Decisions
 from policies.duo import DraftSequences, DuoConfig, SettleSequences, VerifyPending
 from policies.laws.duo import best_budget, duo_speedup, ttft_ratio
 from policies.operation import Operation, Prefill, Work

@@ -32,7 +32,7 @@ from analysis.show import (
 )
 from analysis.study import Entry, Picture, Plan, Study, option
 from calibrate.live_runs import LiveRun
-from hardware_profiles.decisions import Decisions
+from hardware_profiles.reply_trace import Decisions
 from policies.laws import mirror as laws
 from policies.laws.ssd import power_law_hit
 from policies.mirror import DEFAULT_EXIT, EXITS, STREAMS_BY_BATCH, MirrorConfig, scheduled_streams

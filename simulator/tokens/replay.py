@@ -10,7 +10,7 @@ from policies.registry import SettingError
 from policies.sampling import Sampling
 from policies.values import Request, Source
 from simulator.tokens.model import TokenModel, other_sampling
-from simulator.tokens.outcomes import NEVER, index_requests
+from simulator.tokens.outcomes import NEVER, accepted_runs, index_requests
 
 if TYPE_CHECKING:
     from hardware_profiles.trace import Trace
@@ -68,13 +68,13 @@ _DEFAULTS = {"temperature": 0.0, "top_p": 1.0}
 
 def _greedy(trace: Trace, limit: int | None) -> TokenModel:
     rank = trace.column("draft_rank")
-    known = trace.draft_top_ids
+    known = trace.columns.get("draft_top_ids")
     recorded = NEVER if known is None else known.shape[1]
     starts, lengths = index_requests([r.id for r in trace.requests], np.diff(trace.offsets))
     return TokenModel(
         starts=starts,
         lengths=lengths,
-        run=trace.run_lengths(),
+        run=accepted_runs(rank == 0, trace.ends),
         # The rejected token is the draft's first choice, rank 0, which outranks every other.
         need_rejected=np.where(rank < recorded, rank, NEVER),
         need_free=np.where(rank < recorded, rank + 1, NEVER),

@@ -123,8 +123,7 @@ class SampledOutcomes:
     def _ends(self) -> IntArray:
         """[N] flat position at which the request of each position ends."""
         n = len(self.trace)
-        ends = np.repeat(self.trace.offsets[1:], np.diff(self.trace.offsets))
-        return self._tiled(ends) + n * np.repeat(np.arange(self.copies), n)
+        return self._tiled(self.trace.ends) + n * np.repeat(np.arange(self.copies), n)
 
     def _tiled(self, values: np.ndarray) -> np.ndarray:
         return values if self.copies == 1 else np.tile(values, self.copies)

@@ -23,7 +23,7 @@ from analysis.studies.double import (
     verdict,
 )
 from hardware_profiles.datastore import Datastore
-from hardware_profiles.decisions import Decisions
+from hardware_profiles.reply_trace import Decisions
 from policies.registry import configure
 
 

@@ -14,7 +14,7 @@ from analysis.studies.duodecoding import (
     settings_for,
     uneven_budget,
 )
-from hardware_profiles.decisions import Decisions
+from hardware_profiles.reply_trace import Decisions
 
 # With growth the two devices balance at K / 8 = 1 + .02 K, K = 9.5; with jitter it pays to stay below 8.
 WORLDS = [

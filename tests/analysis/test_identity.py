@@ -17,9 +17,7 @@ from policies.config import SettingError
 from policies.registry import KNOBS, POLICIES
 
 TEXT = (11, 12, 13, 14)
-TRACE = replace(
-    trace([[0] * 4]), target_top_logprobs=np.log([[0.6, 0.3], [0.5, 0.2], [0.4, 0.4], [0.7, 0.1]])
-)
+TRACE = trace([[0] * 4]).changed(target_top_logprobs=np.log([[0.6, 0.3], [0.5, 0.2], [0.4, 0.4], [0.7, 0.1]]))
 
 
 @pytest.mark.parametrize(

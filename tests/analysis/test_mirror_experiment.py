@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from analysis.__main__ import main
 from analysis.studies.mirror import MirrorPlan, account, overlap_counted, stretched
-from hardware_profiles.decisions import Decisions
+from hardware_profiles.reply_trace import Decisions
 from policies.registry import configure
 from policies.rows import NO_CACHE
 from policies.timeline import Span

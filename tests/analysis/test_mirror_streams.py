@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from analysis.__main__ import main
 from analysis.studies.mirror import most_streams, passes_of
-from hardware_profiles.decisions import Decisions
+from hardware_profiles.reply_trace import Decisions
 from policies.laws.mirror import mean_passes, passes_probs
 from policies.mirror import StreamDraft
 from policies.registry import configure

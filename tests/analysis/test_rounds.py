@@ -22,7 +22,7 @@ def trace(gap: float) -> Trace:
     """Four positions; the draft's first two choices are `gap` apart at position 3, 1 elsewhere."""
     top = np.log(np.array([[0.6, 0.2, 0.1]] * 4))
     top[3, 1] = top[3, 0] - gap
-    return Trace(
+    return Trace.of(
         requests=(TraceRequest(id=0, question_id=0, category="a", prompt=(1,), ended="limit"),),
         meta=TraceMeta(
             target_model="t", draft_model="d", tokenizer="x", vocabulary=10, sampling={"temperature": 0.0},

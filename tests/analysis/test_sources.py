@@ -9,7 +9,7 @@ import pytest
 from analysis import sources
 from analysis.recommend.search import recorded_settings
 from analysis.sources import load_sources
-from hardware_profiles.decisions import read_decisions, write_decisions
+from hardware_profiles.reply_trace import read_decisions, write_decisions
 from hardware_profiles.store import find_decisions, user_decisions
 from policies.registry import POLICIES
 

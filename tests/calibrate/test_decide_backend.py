@@ -13,8 +13,8 @@ from calibrate.cli import main
 from calibrate.decide_cli import _why_untimed
 from calibrate.live.errors import PlacementError
 from calibrate.reply_recorder import Asked, DecisionFiles, record_decisions
-from hardware_profiles.decisions import DecisionTrace
 from hardware_profiles.profile import DeviceInfo, Profile, Role, Roles
+from hardware_profiles.reply_trace import DecisionTrace
 from hardware_profiles.surface import ConstantCost, Provenance
 from policies.registry import configure
 

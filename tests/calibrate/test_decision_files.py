@@ -16,9 +16,9 @@ from calibrate.decide_cli import decide, settings_of
 from calibrate.prompts import Prompt
 from calibrate.record import digest
 from calibrate.reply_recorder import Asked, DecisionFiles, Recorder
-from hardware_profiles.decisions import Decisions, DecisionTrace, costs_fingerprint, read_decisions
 from hardware_profiles.optime import StepTotal, Timed
 from hardware_profiles.profile import DeviceInfo, Profile, Role, Roles
+from hardware_profiles.reply_trace import Decisions, DecisionTrace, costs_fingerprint, read_decisions
 from hardware_profiles.surface import ConstantCost, Provenance
 from hardware_profiles.trace import TraceMeta, TraceRequest
 from policies.registry import POLICIES, Settings, configure

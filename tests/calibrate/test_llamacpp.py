@@ -16,8 +16,8 @@ from calibrate.job import like_profile
 from calibrate.plan import LivePart
 from calibrate.record import RecordingJob, record_trace
 from calibrate.reply_recorder import Asked, record_decisions
-from hardware_profiles.decisions import DecisionTrace
 from hardware_profiles.profile import Profile
+from hardware_profiles.reply_trace import DecisionTrace
 from hardware_profiles.trace import Trace
 from policies.ar import ArConfig
 from policies.registry import configure
@@ -45,9 +45,9 @@ def test_a_trace_is_of_the_draft_that_will_run(pair: tuple[str, str], tmp_path: 
         found = recorded(pair, draft_backend=f"llamacpp:{precision}")
         assert (found.meta.backend, found.meta.precision) == ("llamacpp", precision)
         assert found.token.tolist() == exact.token.tolist()
-        assert np.array_equal(found.target_logprob, exact.target_logprob)
-        assert found.draft_logprob is not None and exact.draft_logprob is not None
-        errors.append(float(np.abs(found.draft_logprob - exact.draft_logprob).mean()))
+        assert np.array_equal(found.column("target_logprob"), exact.column("target_logprob"))
+        difference = found.column("draft_logprob") - exact.column("draft_logprob")
+        errors.append(float(np.abs(difference).mean()))
     assert errors == sorted(errors) and errors[0] < 1e-4 and errors[-1] > 1e-2
     assert {path.name for path in tmp_path.glob("cache/*/llamacpp/*/*")} == {
         "fp32.gguf",

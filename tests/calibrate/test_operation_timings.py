@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from calibrate.hostfit import error_of, fit_kinds, fit_timings, gains, told
 from calibrate.hostrecords import Expectation, at_usual_speed, drift_of, time_operations
 from calibrate.live.transport.device import StepTime, Timing
-from hardware_profiles.decisions import Decisions, costs_fingerprint, place_fingerprint
 from hardware_profiles.optime import Host, OperationHost, StepTotal, Timed
 from hardware_profiles.profile import DeviceInfo, Overlap, Profile, Role, Roles
+from hardware_profiles.reply_trace import Decisions, costs_fingerprint, place_fingerprint
 from hardware_profiles.surface import ConstantCost, GridCost, Point, Provenance
 from policies.operation import CostClass, RowOperation, Work
 from policies.values import View

@@ -12,8 +12,8 @@ import pytest
 from calibrate.live.errors import ModelError
 from calibrate.models import model_size
 from calibrate.prompts import PromptError, load_prompts
-from hardware_profiles.decisions import read_decisions
 from hardware_profiles.profile import ProfileError, load_profile
+from hardware_profiles.reply_trace import read_decisions
 from hardware_profiles.shapes import ShapeError, find_shape
 from hardware_profiles.store import find_profile, user_decisions, user_profile, user_trace
 from hardware_profiles.trace import TraceError, read_trace

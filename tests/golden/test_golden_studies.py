@@ -21,8 +21,8 @@ from analysis.studies.mirror import MirrorPlan, on_coins
 from analysis.studies.mirror_streams import StreamsPlan
 from analysis.studies.openquestions import compared
 from analysis.study import RECORDED, Entry, Plan
-from hardware_profiles.decisions import read_decisions
 from hardware_profiles.profile import load_profile
+from hardware_profiles.reply_trace import read_decisions
 from hardware_profiles.store import find_decisions, find_profile
 from hardware_profiles.trace import Trace, read_trace
 from policies.registry import Settings, configure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from hardware_profiles.trace import (
 
 VOCABULARY = 50
 M = 3
-RANKS = [0, 0, 2, 0, 0, 0, 1]
 
 
 def meta(**changes: Any) -> TraceMeta:
@@ -46,7 +44,7 @@ def bare(*lengths: int, **columns: Any) -> Trace:
     """A trace of requests 10, 11, ... of the given lengths, with required columns and the given ones."""
     n = sum(lengths)
     ids = [10 + i for i in range(len(lengths))]
-    return Trace(
+    return Trace.of(
         requests=tuple(request(i) for i in ids),
         meta=meta(),
         request=np.repeat(np.array(ids, dtype=np.int64), lengths),
@@ -68,7 +66,7 @@ def full(*lengths: int, seed: int = 0) -> Trace:
             columns[column.name] = (sign * random.random(shape)).astype(np.float32)
         else:
             columns[column.name] = random.integers(VOCABULARY, size=shape)
-    return bare(*lengths, **columns, exit_ranks={3: random.integers(9, size=n)})
+    return bare(*lengths, **columns, exit_rank_3=random.integers(9, size=n))
 
 
 def same(one: Trace, other: Trace) -> bool:
@@ -136,31 +134,11 @@ def test_a_trace_without_optional_columns_is_accepted_until_one_is_asked_for(tmp
     with pytest.raises(TraceError, match=rf"t\.parquet: column {reason}"):
         read_trace(path, ["draft_rank"])
     with pytest.raises(TraceError, match=reason):
-        trace.run_lengths()
+        trace.column("draft_rank")
     with pytest.raises(TraceError, match="'exit_rank_5' is missing, which is needed for Mirror"):
         trace.column("exit_rank_5")
     with pytest.raises(TraceError, match="'rank' is no column of a trace; there are request, position"):
         read_trace(path, ["rank"])
-
-
-def test_run_lengths_by_hand() -> None:
-    # Request 10 has ranks 0 0 2 0, request 11 has 0 0 1.  From its first position request 10 has two
-    # right guesses, then one, none at the rank of 2, and one that ends with the request although the
-    # next request starts with right guesses.
-    trace = bare(4, 3, draft_rank=np.array(RANKS))
-    assert trace.offsets.tolist() == [0, 4, 7]
-    assert trace.run_lengths().tolist() == [2, 1, 0, 1, 2, 1, 0]
-
-
-@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=5))
-def test_run_lengths_are_what_a_loop_counts(ranks: list[list[int]]) -> None:
-    trace = bare(*map(len, ranks), draft_rank=np.concatenate([np.array(r) for r in ranks]))
-    expected = []
-    for row in ranks:
-        for start in range(len(row)):
-            wrong = [i for i in range(start, len(row)) if row[i] != 0]
-            expected.append((wrong[0] if wrong else len(row)) - start)
-    assert trace.run_lengths().tolist() == expected
 
 
 def test_slice_takes_whole_requests_in_the_order_given(tmp_path: Path) -> None:
@@ -200,8 +178,10 @@ def test_slice_takes_whole_requests_in_the_order_given(tmp_path: Path) -> None:
 def test_a_trace_that_contradicts_itself_is_not_written(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
+    requests = changes.get("requests", bare(2, 3).requests)
+    columns = {**bare(2, 3).columns, **{n: c for n, c in changes.items() if n != "requests"}}
     with pytest.raises(TraceError, match=rf"t\.parquet: .*{message}"):
-        write_trace(replace(bare(2, 3), **changes), tmp_path / "t.parquet")
+        write_trace(Trace.of(requests, meta(), **columns), tmp_path / "t.parquet")
     assert list(tmp_path.iterdir()) == []
 
 

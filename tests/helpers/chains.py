@@ -108,7 +108,7 @@ def trace_of(chain: Chain, before: np.ndarray, token: np.ndarray, *, length: int
         "accept_mass": np.minimum(p, q).sum(axis=1),
     }
     count = len(token) // length
-    return Trace(
+    return Trace.of(
         requests=tuple(
             TraceRequest(id=i, question_id=i, category="chain", prompt=PROMPT, ended="limit")
             for i in range(count)

@@ -243,8 +243,8 @@ def own_formats(folder: Path) -> Iterator[Format]:
     from calibrate.models import model_size, token_ids
     from calibrate.prompts import load_prompts
     from hardware_profiles.datastore import Datastore
-    from hardware_profiles.decisions import DecisionTrace, read_decisions, read_timings, write_decisions
     from hardware_profiles.profile import format_profile, load_profile
+    from hardware_profiles.reply_trace import DecisionTrace, read_decisions, read_timings, write_decisions
     from hardware_profiles.shapes import CONFIGS, find_shape
     from hardware_profiles.trace import read_trace, write_trace
     from simulator.imports.__main__ import _simulated

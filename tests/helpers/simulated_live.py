@@ -11,8 +11,8 @@ import pytest
 
 from analysis import execute
 from calibrate.live_runs import Cell, LiveRun, groups
-from hardware_profiles.decisions import Decisions
 from hardware_profiles.profile import Profile
+from hardware_profiles.reply_trace import Decisions
 from hardware_profiles.trace import Trace
 from policies.summary import Summary
 from policies.values import Request

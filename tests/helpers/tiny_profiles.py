@@ -60,7 +60,7 @@ def trace(ranks: Sequence[Sequence[int]], *, categories: Sequence[str] = (), lis
     token = listed + 3 + np.arange(n)  # no word twice: there is nothing to look up in the text
     top = np.tile(np.arange(1, listed + 1, dtype=np.int32), (n, 1))
     top[np.flatnonzero(rank < listed), rank[rank < listed]] = token[rank < listed]
-    return Trace(
+    return Trace.of(
         requests=tuple(
             TraceRequest(id=i, question_id=i, category=names[i], prompt=(1, 2), ended="limit")
             for i in range(len(ranks))

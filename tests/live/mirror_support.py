@@ -18,7 +18,7 @@ from calibrate.live.engine.additions import ExitHeads, exit_layer, exit_layers, 
 from calibrate.live.handlers import mirror as handlers
 from calibrate.live.reference import plain_decode
 from calibrate.live.transport.world import LiveWorld
-from hardware_profiles.decisions import Decisions, DecisionTrace
+from hardware_profiles.reply_trace import Decisions, DecisionTrace
 from hardware_profiles.trace import TraceMeta, TraceRequest
 from policies import mirror as policy
 from policies.mirror import EarlyVerify, Window

@@ -16,7 +16,7 @@ from calibrate.live.reference import plain_decode
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import collect_decisions
 from hardware_profiles.datastore import Datastore
-from hardware_profiles.decisions import Decisions
+from hardware_profiles.reply_trace import Decisions
 from policies.double import Drafted, RetrievingDraft, RetrievingVerify
 from policies.registry import Settings, configure, start
 from policies.retrieval import Hierarchy, Index

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from calibrate.live.reference import plain_decode
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import collect_decisions
-from hardware_profiles.decisions import Decisions
+from hardware_profiles.reply_trace import Decisions
 from policies.duo import DraftSequences, VerifyPending
 from policies.registry import Settings, configure, start
 from policies.rows import Rows

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from calibrate.live.errors import ModelError
 from calibrate.live.transport.world import LiveWorld
 from hardware_profiles.datastore import Datastore
-from hardware_profiles.decisions import Decisions
+from hardware_profiles.reply_trace import Decisions
 from policies.config import SettingError
 from policies.registry import Settings, configure
 from simulator.costs import TextbookCosts

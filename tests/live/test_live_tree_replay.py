@@ -8,7 +8,7 @@ import pytest
 
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import run_live
-from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, write_decisions
+from hardware_profiles.reply_trace import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.trace import TraceMeta, TraceRequest
 from policies.config import SettingError
 from policies.registry import Settings, configure

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_worlds import events, outcomes, tokens_by_hand
 
-from hardware_profiles.decisions import Decisions
+from hardware_profiles.reply_trace import Decisions
 from policies.config import SettingError
 from policies.double import Ask, Outcome, outcome_of
 from policies.laws.double import draft_length, pearl_speedup, step

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny_profiles import profile
 from tiny_worlds import events, outcomes, tokens_by_hand
 
-from hardware_profiles.decisions import Decisions
+from hardware_profiles.reply_trace import Decisions
 from policies.laws.mirror import (
     batch_schedule,
     can_reuse,

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import pytest
 
-from hardware_profiles.decisions import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.optime import OperationHost, OperationTiming
+from hardware_profiles.reply_trace import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.trace import TraceError, TraceMeta, TraceRequest
 from policies.config import SettingError
 from policies.operation import CostClass, RowOperation, Work
@@ -156,6 +156,14 @@ def test_files_keep_everything(tmp_path: Any) -> None:
     write_decisions(trace_of("a").merged(trace_of("b")), path)
     found = read_decisions(path)
     assert found == trace_of("a").merged(trace_of("b"))
+
+
+def test_a_file_is_read_again_only_when_it_has_changed(tmp_path: Any) -> None:
+    path = tmp_path / "decisions.parquet"
+    write_decisions(trace_of("a"), path)
+    assert read_decisions(path) is read_decisions(str(path))
+    write_decisions(trace_of("another"), path)
+    assert list(read_decisions(path).settings) == ["another"]
 
 
 def test_a_slice_keeps_what_belongs_to_its_requests() -> None:

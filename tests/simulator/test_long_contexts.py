@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_profiles import trace
 
-from hardware_profiles.decisions import DecisionTrace, read_decisions
 from hardware_profiles.profile import Profile, load_profile
+from hardware_profiles.reply_trace import DecisionTrace, read_decisions
 from hardware_profiles.store import find_decisions, find_profile, shipped_profiles
 from hardware_profiles.surface import LatencySurface
 from policies.operation import Draft, Prespeculate, Verify

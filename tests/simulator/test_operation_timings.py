@@ -15,16 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrate.hostrecords import Expectation
-from hardware_profiles.decisions import (
-    Decisions,
-    DecisionTrace,
-    OperationTimings,
-    costs_fingerprint,
-    place_fingerprint,
-    read_decisions,
-    read_timings,
-    write_decisions,
-)
 from hardware_profiles.optime import (
     Host,
     OperationHost,
@@ -36,6 +26,16 @@ from hardware_profiles.optime import (
     timed_from,
 )
 from hardware_profiles.profile import DeviceInfo, Profile, Role, Roles, load_profile
+from hardware_profiles.reply_trace import (
+    Decisions,
+    DecisionTrace,
+    OperationTimings,
+    costs_fingerprint,
+    place_fingerprint,
+    read_decisions,
+    read_timings,
+    write_decisions,
+)
 from hardware_profiles.store import find_profile
 from hardware_profiles.surface import ConstantCost, LatencySurface, Provenance
 from hardware_profiles.trace import TraceMeta, TraceRequest

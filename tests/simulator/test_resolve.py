@@ -20,7 +20,7 @@ from simulator.costs import TextbookCosts
 from simulator.fanout import SHAPES, fitting_budget, shape_after_backup, step_times
 from simulator.probe import DraftRule, mean_acceptance, round_statistics
 from simulator.run import Scenario
-from simulator.tokens import coin, replay
+from simulator.tokens import accepted_runs, coin, replay
 
 LINEAR = {
     "axes": ["branches"],
@@ -162,7 +162,12 @@ def test_shapes_keep_below_what_the_recording_decides() -> None:
 def test_probing_agrees_with_the_curves_of_the_recording() -> None:
     trace = read_trace(find_trace("cpu2-x5"), columns=("draft_rank", "draft_top_ids"))
     known = round_statistics(replay(trace), 4, DraftRule(), deepest=15)
-    curves = round_curves(trace.column("draft_rank"), trace.run_lengths(), 4, offsets=trace.offsets)
+    curves = round_curves(
+        trace.column("draft_rank"),
+        accepted_runs(trace.column("draft_rank") == 0, trace.ends),
+        4,
+        offsets=trace.offsets,
+    )
     assert known.weights == pytest.approx(curves.weights)
     assert known.after_nothing == pytest.approx(curves.after_backup)
     # The few rounds of a position are mixed with a pool, which is drawn a little differently there.

@@ -168,8 +168,8 @@ def test_what_a_recording_cannot_decide_is_refused() -> None:
     with pytest.raises(SettingError, match="coin tosses do not have"):
         run_of(coins(), Sampling(1.0, scale=0.5), (1, 1))
     with pytest.raises(TraceError, match="accept_mass"):
-        replay(replace(TEXT, accept_mass=None))
-    never = replace(TEXT, target_logprob=np.full(3, -np.inf, dtype=np.float32))
+        replay(replace(TEXT, columns={n: c for n, c in TEXT.columns.items() if n != "accept_mass"}))
+    never = TEXT.changed(target_logprob=np.full(3, -np.inf, dtype=np.float32))
     with pytest.raises(SettingError, match="probability 0"):
         replay(never)
 

@@ -1,17 +1,16 @@
-"""Decision traces: what models and datastores answered, row by row, in runs of a policy on the real pair.
+"""Reply traces: what models and datastores answered, row by row, in runs of a policy on the real pair.
 
 Policies that are fed by tokens off the recorded path (trees, retrieval, streaming drafts) cannot be
-replayed from a text that plain decoding recorded.  Their answers can: a decision trace holds, for each
-setting that was run, the reply that every row got to every operation, by (kind, part, request, position).
-None of that depends on the clock, so that a replay with other latencies, another batch or another device is
-exact.
+replayed from a text that plain decoding recorded.  Their answers can: a reply trace (`calibrate decide` and
+the files call it a decision trace) holds, for each setting that was run, the reply that every row got to
+every operation, by (kind, part, request, position).  None of that depends on the clock, so that a replay
+with other latencies, another batch or another device is exact.
 
-What the operations took on the machine that recorded them is kept beside it (`OperationTimings`). A profile
+What the operations took on the machine that recorded them is kept beside it (`OperationTimings`).  A profile
 prices a step of such an operation as the forward that it resembles, and its host time as that of the
-operation that it is like. `calibrate decide` measures how far that holds: a forward over a tree's nodes is
-masked otherwise than a tree step of SSD, one graph may run as two, tries and lookups take host time of
-their own. All seconds are at full rate, with the neighbour's contention taken out, and at the speed that
-the machine had when the profile was measured (`calibrate.hostrecords`).
+operation that it is like; `calibrate decide` measures how far that holds.  All seconds are at full rate, with
+the neighbour's contention taken out, and at the speed that the machine had when the profile was measured
+(`calibrate.hostrecords`).
 
 One Parquet file holds any number of settings of one policy on one prompt set: a row per reply, and a row
 per timed operation, whose `timing` is filled and whose request is not.  Files of format 1 have no times.
@@ -21,54 +20,40 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from functools import lru_cache, wraps
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from hardware_profiles.files import parse_json, to_json
 from hardware_profiles.optime import OperationTiming, Timed, timed_from
 from hardware_profiles.profile import Profile, Role
 from hardware_profiles.surface import Frozen
 from hardware_profiles.trace import (
-    KEY,
-    REQUESTS,
     TraceError,
     TraceMeta,
     TraceRequest,
-    checked_text,
-    describe_invalid,
-    metadata_texts,
+    metadata_text,
     parquet_refusals,
-    write_parquet,
+    read_recording,
+    requests_of,
+    write_recording,
 )
 
 DECISIONS_SCHEMA = "spectwin/decisions/2"
-_READABLE = (DECISIONS_SCHEMA.encode(), b"spectwin/decisions/1")
-
-
-class _About(Frozen):
-    """What the metadata says of a setting."""
-
-    seconds: dict[str, float] = Field(default_factory=dict)
-    policy: str = ""
-    knobs: dict[str, Any] = Field(default_factory=dict)
-    timed_beside: str = ""
-    drift: tuple[float, ...] = ()
-
-
-_ABOUT = TypeAdapter(dict[str, _About])
-_INTEGERS = frozenset({"part", "request", "position"})
+_READABLE = (DECISIONS_SCHEMA, "spectwin/decisions/1")
 _FIRST_COLUMNS = ("setting", "kind", "part", "request", "position", "reply", "mark")
 _COLUMNS = (*_FIRST_COLUMNS, "timing")
-_TEXTS = ("schema", "meta", "requests", "settings", "limit")
+_INTEGERS = frozenset({"part", "request", "position"})
 
 Key: TypeAlias = tuple[str, int, int, int]
 """(kind, part, request, position) of a row's reply."""
 Plain: TypeAlias = Any
 """Integers, floats, strings, None and lists of them."""
-
+FileName: TypeAlias = str | os.PathLike[str]
 
 BORROWED = "steps are priced as the forwards they resemble, host time as that of built-in operations"
 NOT_TIMED = f"not recorded: {BORROWED} (`calibrate decide` measures it, on an idle machine)"
@@ -116,7 +101,13 @@ def joined_timings(first: OperationTimings | None, then: OperationTimings | None
 
 def place_fingerprint(profile: Profile) -> str:
     """Tells machines, pairs of models and ways of running them apart."""
-    roles = [_place_of(role) for role in (profile.roles.target, profile.roles.draft)]
+
+    def place(role: Role) -> list[Any]:
+        kept = {"model", "precision", "backend", "mode", "tensor_parallel"}
+        device = role.device.model_dump(mode="json", exclude={"memory_bytes"})
+        return [device, role.model_dump(mode="json", include=kept)]
+
+    roles = [place(profile.roles.target), place(profile.roles.draft)]
     return _digest([profile.provenance.machine, profile.placement, roles])
 
 
@@ -127,12 +118,6 @@ def costs_fingerprint(profile: Profile) -> str:
         if host["spread"] is None:  # as before profiles could have one: what was timed beside them still is
             del host["spread"]
     return _digest([place_fingerprint(profile), kept])
-
-
-def _place_of(role: Role) -> Any:
-    kept = {"model", "precision", "backend", "mode", "tensor_parallel"}
-    device = role.device.model_dump(mode="json", exclude={"memory_bytes"})
-    return [device, role.model_dump(mode="json", include=kept)]
 
 
 def _digest(value: Any) -> str:
@@ -146,7 +131,7 @@ class Decisions:
     Attributes:
         label: Of the setting (`policies.config.Settings.label`).
         replies: By key.
-        marks: What was said on the way, by key; only of operations that announce something.
+        marks: Early results, by key; only of operations that have one.
         seconds: Median seconds of steps that call no model (retrieval), by name, where it was recorded.
         policy: Its policy.
         knobs: The policy's knobs by name, as `policies.registry.configure` takes them.
@@ -165,6 +150,19 @@ class Decisions:
     timings: tuple[Timed, ...] = ()
     timed_beside: str = ""
     drift: tuple[float, ...] = ()
+
+
+class _About(Frozen):
+    """The fields of `Decisions` that the metadata has."""
+
+    seconds: dict[str, float] = Field(default_factory=dict)
+    policy: str = ""
+    knobs: dict[str, Any] = Field(default_factory=dict)
+    timed_beside: str = ""
+    drift: tuple[float, ...] = ()
+
+
+_ABOUT = TypeAdapter(dict[str, _About])
 
 
 @dataclass(frozen=True)
@@ -206,10 +204,7 @@ class DecisionTrace:
         """
         if category is None:
             return self
-        kept = [request.id for request in self.requests if request.category == category]
-        if not kept:
-            raise TraceError(f"no prompt of category {category!r} in the decision trace")
-        return self.slice(kept)
+        return self.slice(requests_of(self.requests, category, "decision trace"))
 
     def merged(self, other: DecisionTrace) -> DecisionTrace:
         """These settings and those of `other`, which wins where both have one, and so do its times.
@@ -217,95 +212,99 @@ class DecisionTrace:
         Raises:
             TraceError: They are of different requests or models.
         """
-        mine, theirs = self.meta, other.meta
-        same = (mine.target_model, mine.draft_model, mine.prompt_set_hash) == (
-            theirs.target_model,
-            theirs.draft_model,
-            theirs.prompt_set_hash,
-        )
-        same = same and self.limit == other.limit
-        if not same or [r.prompt for r in self.requests] != [r.prompt for r in other.requests]:
+
+        def run_on(trace: DecisionTrace) -> list[Any]:
+            meta, prompts = trace.meta, [request.prompt for request in trace.requests]
+            return [meta.target_model, meta.draft_model, meta.prompt_set_hash, trace.limit, prompts]
+
+        if run_on(self) != run_on(other):
             raise TraceError("decision traces of different models, prompts or limits cannot be joined")
-        settings = {**self.settings, **other.settings}
-        return DecisionTrace(
-            other.requests,
-            other.meta,
-            settings,
-            other.limit,
-            joined_timings(self.operation_timings, other.operation_timings),
-        )
+        timings = joined_timings(self.operation_timings, other.operation_timings)
+        return replace(other, settings={**self.settings, **other.settings}, operation_timings=timings)
 
 
-def write_decisions(trace: DecisionTrace, path: str | os.PathLike[str]) -> None:
+def write_decisions(trace: DecisionTrace, path: FileName) -> None:
     """Write a decision trace as one Parquet file, which appears complete or not at all."""
     import pyarrow as pa
 
-    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
-    for row in _rows(trace):
-        for name, value in zip(_COLUMNS, row, strict=True):
-            columns[name].append(value)
+    rows = list(_rows(trace))
     table = pa.table(
         {
-            name: pa.array(values, type=pa.int64() if name in _INTEGERS else pa.string())
-            for name, values in columns.items()
+            name: pa.array([row[i] for row in rows], type=pa.int64() if name in _INTEGERS else pa.string())
+            for i, name in enumerate(_COLUMNS)
         }
     )
-    texts = {
-        **metadata_texts(DECISIONS_SCHEMA, trace.meta, trace.requests),
-        "limit": str(trace.limit),
-        "settings": to_json({label: _about(d) for label, d in trace.settings.items()}),
+    about = {
+        label: {name: getattr(decisions, name) for name in _About.model_fields}
+        for label, decisions in trace.settings.items()
     }
+    texts = {"limit": str(trace.limit), "settings": to_json(about)}
     if trace.operation_timings is not None:
         texts["pace"] = to_json(trace.operation_timings.model_dump(mode="json"))
-    write_parquet(path, table, texts)
+    write_recording(path, DECISIONS_SCHEMA, trace.requests, trace.meta, table, **texts)
 
 
 def _rows(trace: DecisionTrace) -> Iterator[tuple[Any, ...]]:
     """The rows of a file, in the order of `_COLUMNS`."""
+
+    def dump(reply: Plain) -> str:
+        return to_json(reply, separators=(",", ":"))
+
     for label, decisions in trace.settings.items():
-        for (kind, part, request, position), reply in sorted(decisions.replies.items()):
-            mark = decisions.marks.get((kind, part, request, position))
-            said = None if mark is None else _dump(mark)
-            yield label, kind, part, request, position, _dump(reply), said, None
+        for key, reply in sorted(decisions.replies.items()):
+            mark = decisions.marks.get(key)
+            yield label, *key, dump(reply), None if mark is None else dump(mark), None
         for timed in decisions.timings:
-            yield label, timed.kind, None, None, None, None, None, _dump(timed)
+            yield label, timed.kind, None, None, None, None, None, dump(timed)
 
 
-def read_decisions(path: str | os.PathLike[str]) -> DecisionTrace:
-    """Read a decision trace.
+Content = TypeVar("Content")
+
+
+def _kept(read: Callable[[FileName], Content]) -> Callable[[FileName], Content]:
+    """A reader that reads a file again only when its size or its time of change is another.
+
+    What it returns is shared by all who ask: it must not be changed.
+    """
+
+    @lru_cache(maxsize=32)
+    def reading(path: str, _size: int, _changed_ns: int) -> Content:
+        return read(path)
+
+    @wraps(read)
+    def kept(path: FileName) -> Content:
+        try:
+            found = Path(path).stat()
+        except (OSError, ValueError):  # which `read` puts into words
+            return read(path)
+        return reading(os.fspath(path), found.st_size, found.st_mtime_ns)
+
+    return kept
+
+
+@_kept
+def read_decisions(path: FileName) -> DecisionTrace:
+    """Read a decision trace; see `_kept`.
 
     Raises:
         TraceError: The file cannot be read or is none.
     """
-    import pyarrow.parquet as pq
 
-    with parquet_refusals(path), pq.ParquetFile(path) as file:
-        metadata = file.metadata.metadata or {}
-        present = file.schema_arrow.names
-        known = [name for name in _COLUMNS if name in present]
+    def choose(present: list[str]) -> list[str]:
         if missing := [name for name in _FIRST_COLUMNS if present.count(name) != 1]:
-            raise TraceError(f"{path}: column {missing[0]!r} must be there once")
-        table = file.read(columns=known)
-    texts = {key: metadata.get(KEY.format(key).encode()) for key in _TEXTS}
-    if texts["schema"] not in _READABLE or any(text is None for text in texts.values()):
-        raise TraceError(f"{path}: is no decision trace of schema {DECISIONS_SCHEMA!r}")
-    try:
-        requests = REQUESTS.validate_json(checked_text(metadata, "requests", str(path)))
-        meta = TraceMeta.model_validate_json(checked_text(metadata, "meta", str(path)))
-        about = _ABOUT.validate_json(checked_text(metadata, "settings", str(path)), strict=True)
-        found = _collect(table.to_pydict(), about)
-        timings = _timings(metadata)
-        limit = int(texts["limit"] or b"1")
-    except TraceError:
-        raise
-    except ValidationError as error:
-        raise TraceError(f"{path}: damaged decision trace: {describe_invalid(error)}") from error
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise TraceError(f"{path}: damaged decision trace: {error}") from error
-    return DecisionTrace(requests, meta, found, limit, timings)
+            raise TraceError(f"column {missing[0]!r} must be there once")
+        return [name for name in _COLUMNS if name in present]
+
+    with parquet_refusals(path, "decision trace"):
+        requests, meta, table, metadata = read_recording(path, _READABLE, choose)
+        about = _ABOUT.validate_json(metadata_text(metadata, "settings"), strict=True)
+        settings = _collect(table.to_pydict(), about)
+        limit = int(metadata_text(metadata, "limit"))
+        return DecisionTrace(requests, meta, settings, limit, _timings(metadata))
 
 
-def read_timings(path: str | os.PathLike[str]) -> OperationTimings | None:
+@_kept
+def read_timings(path: FileName) -> OperationTimings | None:
     """The times of operations in a decision trace, without reading its replies; None where it holds none.
 
     Raises:
@@ -313,26 +312,13 @@ def read_timings(path: str | os.PathLike[str]) -> OperationTimings | None:
     """
     import pyarrow.parquet as pq
 
-    try:
-        with parquet_refusals(path):
-            return _timings(pq.read_metadata(path).metadata or {})
-    except ValidationError as error:
-        raise TraceError(f"{path}: {describe_invalid(error)}") from error
+    with parquet_refusals(path, "decision trace"):
+        return _timings(pq.read_metadata(path).metadata or {})
 
 
 def _timings(metadata: Mapping[bytes, bytes]) -> OperationTimings | None:
-    text = checked_text(metadata, "pace", "pace")
+    text = metadata_text(metadata, "pace")
     return OperationTimings.model_validate_json(text) if text else None
-
-
-def _about(decisions: Decisions) -> dict[str, Plain]:
-    return {
-        "seconds": dict(decisions.seconds),
-        "policy": decisions.policy,
-        "knobs": dict(decisions.knobs),
-        "timed_beside": decisions.timed_beside,
-        "drift": list(decisions.drift),
-    }
 
 
 def _collect(columns: Mapping[str, list[Any]], about: Mapping[str, _About]) -> dict[str, Decisions]:
@@ -351,17 +337,9 @@ def _collect(columns: Mapping[str, list[Any]], about: Mapping[str, _About]) -> d
         mine[key] = parse_json(reply)
         if mark is not None:
             marks.setdefault(label, {})[key] = parse_json(mark)
-    return {
-        label: Decisions(
-            label,
-            found,
-            marks.get(label, {}),
-            timings=tuple(timings.get(label, ())),
-            **dict(about.get(label, _About())),
-        )
-        for label, found in replies.items()
-    }
-
-
-def _dump(reply: Plain) -> str:
-    return to_json(reply, separators=(",", ":"))
+    settings = {}
+    for label, found in replies.items():
+        timed = tuple(timings.get(label, ()))
+        told = dict(about.get(label, _About()))
+        settings[label] = Decisions(label, found, marks.get(label, {}), timings=timed, **told)
+    return settings
