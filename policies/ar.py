@@ -48,6 +48,7 @@ INFO = PolicyInfo(
     drafts="-",
     on_miss="-",
     verifies="one token",
+    order=1,
     needs_draft=False,
     collocated=True,
     aliases=("autoregressive",),

@@ -1,8 +1,8 @@
 """Typed settings: one frozen class of knobs per policy, from which everything else derives.
 
-A policy's class stands beside its generator.  The annotations of its fields (`About`) give the options of
-commands, the checks of values, the labels of tables and the entries of recordings.  `PolicyInfo` is what else
-there is to say of a policy.
+A policy's class stands beside its generator.  The annotations of its fields (`Knob`) give the options of
+commands, the checks of values, the labels of tables and the entries of recordings, and are what there is to
+read about them.  `PolicyInfo` is what else there is to say of a policy.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
+    Generic,
     Literal,
     NamedTuple,
     Self,
     TypeAlias,
+    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -32,6 +34,7 @@ from policies.sampling import DraftMode, Sampling
 Kind: TypeAlias = Literal["integer", "number", "name", "integers", "text"]
 WorldName: TypeAlias = Literal["simulated", "live"]
 OnOff: TypeAlias = Literal["on", "off"]
+T = TypeVar("T")
 
 LookaheadRule: TypeAlias = Literal["fastest", "balanced", "cost ratio"]
 """How a lookahead is chosen that is left open: the fastest by law and simulation; the one at which a block is
@@ -47,9 +50,13 @@ class SettingError(ValueError):
     """A policy was given a setting that it cannot run with; the message says the way out."""
 
 
+_KINDS: dict[Any, Kind] = {int: "integer", float: "number", str: "text", tuple: "integers"}
+_ARTICLE: dict[Kind, str] = {"integer": "a whole number", "number": "a number"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """What the annotation of a configuration's field says: `Annotated[int, About(help="...", least=1)]`.
+class Knob:
+    """A knob of a policy: `lookahead: Annotated[int, Knob(help="...", least=1)] = 4`.
 
     Attributes:
         help: One sentence, without the default.
@@ -58,6 +65,11 @@ class About:
         sampled: Whether it changes nothing at temperature 0.
         rare: Whether labels leave it out at its default.
         at_zero: What to do in place of giving 0.
+        name: Of the field; the command line writes it with dashes.  This and what follows is the field's own
+            (`knobs_of`), not the annotation's.
+        kind: What its values are; `integers` are several, e.g. F_0 ... F_K.
+        default: Value where none is given.
+        choices: Names that it takes.
     """
 
     help: str
@@ -66,23 +78,19 @@ class About:
     sampled: bool = False
     rare: bool = True
     at_zero: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Knob(About):
-    """A field of a configuration, as commands and checks see it.
-
-    Attributes:
-        name: Of the field; the command line writes it with dashes.
-        kind: What its values are; `integers` are several, e.g. F_0 ... F_K.
-        default: Value where none is given.
-        choices: Names that it takes.
-    """
-
-    name: str
-    kind: Kind
-    default: Any
+    name: str = ""
+    kind: Kind = "text"
+    default: Any = None
     choices: tuple[str, ...] = ()
+
+    def of_field(self, name: str, hint: Any, default: Any) -> Knob:
+        """The knob of a field with this type."""
+        given = [each for each in get_args(hint) if each is not NoneType]
+        if get_origin(hint) in {Union, UnionType} and len(given) == 1:  # X | None
+            hint = given[0]
+        if get_origin(hint) is Literal:
+            return replace(self, name=name, default=default, kind="name", choices=get_args(hint))
+        return replace(self, name=name, default=default, kind=_KINDS[get_origin(hint) or hint])
 
     def check(self, value: Any) -> Any:
         """`value` as the policies take it; the default for None.
@@ -115,12 +123,9 @@ class Knob(About):
         return f"at least {self.least:g}" if self.least is not None else f"at most {self.most:g}"
 
 
-_ARTICLE: dict[Kind, str] = {"integer": "a whole number", "number": "a number"}
-
-
 Lookahead: TypeAlias = Annotated[
     int,
-    About(
+    Knob(
         help="K, drafted tokens per round.",
         least=1,
         most=MAX_LOOKAHEAD,
@@ -129,10 +134,10 @@ Lookahead: TypeAlias = Annotated[
     ),
 ]
 DraftSampling: TypeAlias = Annotated[
-    DraftMode, About(help="How the draft chooses at a temperature above 0.", sampled=True)
+    DraftMode, Knob(help="How the draft chooses at a temperature above 0.", sampled=True)
 ]
 Overlap: TypeAlias = Annotated[
-    OnOff, About(help="Draft while the target works (Mirror: its later layers), or take turns.")
+    OnOff, Knob(help="Draft while the target works (Mirror: its later layers), or take turns.")
 ]
 
 
@@ -200,11 +205,7 @@ class PolicyConfig:
         return cls(**values)
 
     def check(self, sampling: Sampling) -> None:
-        """Refuse knobs that contradict each other.
-
-        Raises:
-            SettingError: They do.
-        """
+        """Refuse knobs that contradict each other, with a `SettingError`."""
 
     @property
     def reads_text(self) -> bool:
@@ -218,7 +219,7 @@ class PolicyConfig:
 
     @property
     def draft_ahead(self) -> int:
-        """The draft's."""
+        """Tokens per row that the draft's cache holds past the text."""
         return self.ahead
 
     @property
@@ -253,11 +254,7 @@ class PolicyConfig:
 
 @dataclass(frozen=True, slots=True)
 class LookaheadConfig(PolicyConfig):
-    """Knobs of a policy that drafts so many tokens per round.
-
-    Attributes:
-        lookahead: K.
-    """
+    """Knobs of a policy that drafts K tokens per round."""
 
     lookahead: Lookahead = DEFAULT_LOOKAHEAD
 
@@ -276,31 +273,34 @@ class LookaheadConfig(PolicyConfig):
         return self.lookahead
 
 
+_KNOWN: dict[type[PolicyConfig], Mapping[str, Knob]] = {}
+
+
 def knobs_of(config: type[PolicyConfig]) -> Mapping[str, Knob]:
     """The knobs of a configuration, by name, in the order in which labels name them."""
     if config not in _KNOWN:
-        hints = get_type_hints(config, include_extras=True)
+        hints = {n: get_args(hint) for n, hint in get_type_hints(config, include_extras=True).items()}
         _KNOWN[config] = {
-            each.name: _knob(each.name, hints[each.name], each.default) for each in fields(config)
+            each.name: hints[each.name][1].of_field(each.name, hints[each.name][0], each.default)
+            for each in fields(config)
         }
     return _KNOWN[config]
 
 
-_KNOWN: dict[type[PolicyConfig], Mapping[str, Knob]] = {}
+class _Shared(Generic[T]):
+    """A knob that several policies have; None where a policy lacks it or it is not at work."""
 
+    name: str
 
-def _knob(name: str, hint: Any, default: Any) -> Knob:
-    kind, about = get_args(hint)
-    given = [each for each in get_args(kind) if each is not NoneType]
-    if get_origin(kind) in {Union, UnionType} and len(given) == 1:  # X | None
-        kind = given[0]
-    known = {each.name: getattr(about, each.name) for each in fields(About)}
-    if get_origin(kind) is Literal:
-        return Knob(name=name, kind="name", default=default, choices=get_args(kind), **known)
-    return Knob(name=name, kind=_KINDS[get_origin(kind) or kind], default=default, **known)
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
 
-
-_KINDS: dict[Any, Kind] = {int: "integer", float: "number", str: "text", tuple: "integers"}
+    def __get__(self, settings: Settings, owner: type) -> T | None:
+        knob = knobs_of(type(settings.config)).get(self.name)
+        if knob is None or (knob.sampled and settings.temperature == 0.0):
+            return None
+        value: T | None = getattr(settings.config, self.name)
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +308,7 @@ class Settings:
     """A policy, its knobs and how tokens are chosen: ready to run.
 
     Attributes:
-        config: The policy's knobs.
+        config: The policy's knobs.  Those that all tables show are attributes here too.
         temperature: Of both models; 0 is greedy.
         top_p: Mass of both models' distributions that is kept.
         seed: Seed of the run.
@@ -318,6 +318,14 @@ class Settings:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+
+    lookahead = _Shared[int]()
+    fanout = _Shared[tuple[int, ...]]()
+    fanout_backup = _Shared[tuple[int, ...]]()
+    backup = _Shared[str]()
+    draft_devices = _Shared[int]()
+    draft_sampling = _Shared[DraftMode]()
+    scale = _Shared[float]()
 
     @property
     def policy(self) -> str:
@@ -339,54 +347,6 @@ class Settings:
         mine = knobs_of(type(self.config)).values()
         at_work = [each.name for each in mine if self.temperature > 0.0 or not each.sampled]
         return {name: value for name in at_work if (value := getattr(self.config, name)) is not None}
-
-    @property
-    def lookahead(self) -> int | None:
-        """K; None for a policy without one, as are the others."""
-        found: int | None = self._shared("lookahead")
-        return found
-
-    @property
-    def fanout(self) -> tuple[int, ...] | None:
-        """F_0 ... F_K."""
-        found: tuple[int, ...] | None = self._shared("fanout")
-        return found
-
-    @property
-    def fanout_backup(self) -> tuple[int, ...] | None:
-        """The same in rounds after a backup speculation; None: as `fanout`."""
-        found: tuple[int, ...] | None = self._shared("fanout_backup")
-        return found
-
-    @property
-    def backup(self) -> str | None:
-        """What happens on a cache miss."""
-        found: str | None = self._shared("backup")
-        return found
-
-    @property
-    def draft_devices(self) -> int | None:
-        """Devices that share the pre-speculation."""
-        found: int | None = self._shared("draft_devices")
-        return found
-
-    @property
-    def draft_sampling(self) -> DraftMode | None:
-        """How the draft chooses its tokens; None at temperature 0."""
-        found: DraftMode | None = self._shared("draft_sampling")
-        return found
-
-    @property
-    def scale(self) -> float | None:
-        """Saguaro's C; None at temperature 0."""
-        found: float | None = self._shared("scale")
-        return found
-
-    def _shared(self, name: str) -> Any:
-        """A knob that several policies have, or all tables show; None where it is not at work here."""
-        found = knobs_of(type(self.config)).get(name)
-        idle = found is None or (found.sampled and self.temperature == 0.0)
-        return None if idle else getattr(self.config, name)
 
     @property
     def sampling(self) -> Sampling:
@@ -437,6 +397,7 @@ class PolicyInfo:
         drafts: How a continuation is drafted.
         on_miss: What happens when the prediction fails.
         verifies: Shape of what is verified.
+        order: Its place in tables, in which policies build on each other; those without one come last.
         replay: Which row of design.md's replay table it is in.
         needs_draft: Whether it uses the draft device.
         collocated: Whether its devices take turns, so that one is enough.
@@ -454,6 +415,7 @@ class PolicyInfo:
     drafts: str
     on_miss: str
     verifies: str
+    order: float = math.inf
     replay: str = EXACT
     needs_draft: bool = True
     collocated: bool = False

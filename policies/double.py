@@ -27,8 +27,8 @@ import numpy as np
 
 from policies.config import (
     DECISIONS,
-    About,
     DraftSampling,
+    Knob,
     LookaheadConfig,
     OnOff,
     Overlap,
@@ -36,9 +36,9 @@ from policies.config import (
     PolicyInfo,
     SettingError,
 )
-from policies.guesses import LONGEST, LongestSuffix
 from policies.operation import CostClass, RowAnswers, RowOperation, Work
 from policies.pearl import PearlConfig
+from policies.pld import LONGEST, LongestSuffix
 from policies.protocols import Steps, World
 from policies.retrieval import DatastoreName, RetrievalLength
 from policies.rows import Rows, admit
@@ -232,12 +232,12 @@ class DoubleConfig(LookaheadConfig):
     draft_sampling: DraftSampling = "sampled"
     overlap: Overlap = "on"
     retrieval_length: RetrievalLength = 10
-    draft_retrieval: Annotated[OnOff, About(help="Whether the draft retrieves.")] = "on"
-    target_retrieval: Annotated[OnOff, About(help="Whether the target retrieves.")] = "on"
-    rejected_cache: Annotated[OnOff, About(help="Whether rejected tokens are retrieved.")] = "on"
+    draft_retrieval: Annotated[OnOff, Knob(help="Whether the draft retrieves.")] = "on"
+    target_retrieval: Annotated[OnOff, Knob(help="Whether the target retrieves.")] = "on"
+    rejected_cache: Annotated[OnOff, Knob(help="Whether rejected tokens are retrieved.")] = "on"
     datastore: DatastoreName = None
     matched_length: Annotated[
-        float | None, About(help="Mean tokens matched per retrieval, in worlds of coin tosses.", least=0.0)
+        float | None, Knob(help="Mean tokens matched per retrieval, in worlds of coin tosses.", least=0.0)
     ] = None
 
     @property
@@ -431,6 +431,7 @@ INFO = PolicyInfo(
     drafts="retrieval forwards, past the block",
     on_miss="retrieval forward of the target alone",
     verifies="chain, and what is retrieved after it",
+    order=7,
     replay=DECISIONS,
     colour="#dd8452",
     variants=(

@@ -31,8 +31,8 @@ import numpy as np
 
 from policies.config import (
     DECISIONS,
-    About,
     DraftSampling,
+    Knob,
     LawInputs,
     LawValue,
     LookaheadConfig,
@@ -202,7 +202,7 @@ class DuoConfig(LookaheadConfig):
     draft_sampling: DraftSampling = "sampled"
     sequences: Annotated[
         SequenceCount,
-        About(help="Drafted sequences that share the lookahead: by the draft's doubt, or so many."),
+        Knob(help="Drafted sequences that share the lookahead: by the draft's doubt, or so many."),
     ] = "dynamic"
 
     @property
@@ -409,6 +409,7 @@ INFO = PolicyInfo(
     drafts="several sequences past the block, as many as the draft is in doubt",
     on_miss="plain decode",
     verifies="chain, then the first token of each sequence",
+    order=8,
     replay=DECISIONS,
     aliases=("duodecoding",),
     colour="#da8bc3",

@@ -16,25 +16,17 @@ EAGLE's trees follow the confidence of the head; here they have a static shape, 
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal
 
-from policies.config import DECISIONS, About, PolicyConfig, PolicyInfo
+from policies.config import DECISIONS, Knob, PolicyConfig, PolicyInfo
 from policies.operation import CostClass, RowOperation
-from policies.protocols import Steps, World
-from policies.rows import Rows, admit_target
+from policies.protocols import Event, Steps, World
+from policies.rows import Rows
 from policies.sampling import GREEDY, Sampling
-from policies.tokentree import (
-    TreeDrafted,
-    TreePlan,
-    TreeWidths,
-    VerifyTree,
-    checked_plan,
-    drafted_tree,
-)
-from policies.tree import commit_trees
-
-Family: TypeAlias = Literal["medusa", "hydra", "eagle2", "eagle3"]
+from policies.tokentree import Path, TokenTree, TreeDrafted, TreePlan, TreeWidths, tree_of, tree_rounds
+from policies.values import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +50,25 @@ class DraftHeads(RowOperation):
 
 @dataclass(frozen=True, slots=True)
 class HeadsConfig(PolicyConfig):
-    """Knobs of `heads`.
-
-    Attributes:
-        heads: Which family.
-        head_cost: A pass of them, in target forwards over one token.
-        tree_widths: Children per level.
-    """
+    """Knobs of `heads`."""
 
     policy: ClassVar[str] = "heads"
-    heads: Annotated[Family, About(help="Kind of heads that draft on the target.")] = "eagle2"
+    heads: Annotated[
+        Literal["medusa", "hydra", "eagle2", "eagle3"], Knob(help="Kind of heads that draft on the target.")
+    ] = "eagle2"
     head_cost: Annotated[
-        float, About(help="A pass of the heads, in target forwards over one token.", least=0.0)
+        float, Knob(help="A pass of the heads, in target forwards over one token.", least=0.0)
     ] = 0.05
     tree_widths: TreeWidths = TreePlan.widths
 
-    @property
-    def plan(self) -> TreePlan:
-        """What the trees look like.
-
-        Raises:
-            SettingError: Widths that make no tree.
-        """
-        return checked_plan("static", widths=self.tree_widths)
-
     def check(self, sampling: Sampling) -> None:
         """Refuse widths that make no tree."""
-        checked_plan("static", widths=self.tree_widths)
+        TreePlan(widths=self.tree_widths)
 
     @property
     def ahead(self) -> int:
         """The nodes of a tree."""
-        return self.plan.nodes
+        return TreePlan(widths=self.tree_widths).nodes
 
     @property
     def passes(self) -> int:
@@ -100,15 +79,14 @@ class HeadsConfig(PolicyConfig):
 def heads_speculation(world: World, rows: Rows, config: HeadsConfig, sampling: Sampling = GREEDY) -> Steps:
     """Draft a tree with the target's heads, verify it, repeat; all on the target's device."""
     widths, passes, cost = config.tree_widths, config.passes, config.head_cost
-    while rows.active:
-        yield from admit_target(world, rows)
-        view = rows.view()
-        nothing = ((),) * len(view.slots)
+
+    def draft(view: View, unseen: tuple[Path, ...]) -> Generator[Event, Any, list[TokenTree]]:
+        nothing = ((),) * len(unseen)
         heads = DraftHeads(view, rows.width, nothing, sampling, widths=widths, passes=passes, cost=cost)
         drafted = yield world.target.submit(heads)
-        trees = {slot: drafted_tree(drafted[slot]) for slot in view.slots.tolist()}
-        verified = yield world.target.submit(VerifyTree(view, rows.width, tuple(trees.values()), sampling))
-        commit_trees(world, rows, view, trees, verified)
+        return [tree_of(drafted[slot]) for slot in view.slots.tolist()]
+
+    return tree_rounds(world, rows, sampling, draft)
 
 
 INFO = PolicyInfo(
@@ -119,6 +97,7 @@ INFO = PolicyInfo(
     drafts="tree, by heads on the target",
     on_miss="-",
     verifies="tree",
+    order=10,
     replay=DECISIONS,
     needs_draft=False,
     collocated=True,

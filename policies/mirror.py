@@ -33,8 +33,8 @@ import numpy as np
 
 from policies.config import (
     DECISIONS,
-    About,
     DraftSampling,
+    Knob,
     LookaheadConfig,
     Overlap,
     PolicyInfo,
@@ -369,16 +369,16 @@ class MirrorConfig(LookaheadConfig):
     draft_sampling: DraftSampling = "sampled"
     kappa: Annotated[
         int,
-        About(
+        Knob(
             help="Candidates per position that an early exit names; 0: by the batch, as the paper does.",
             least=0,
         ),
     ] = DEFAULT_KAPPA
-    exit: Annotated[Exit, About(help="Depth of the target's early exit.")] = DEFAULT_EXIT
-    candidates: Annotated[Reading, About(help="Positions for which an early exit names candidates.")] = "each"
+    exit: Annotated[Exit, Knob(help="Depth of the target's early exit.")] = DEFAULT_EXIT
+    candidates: Annotated[Reading, Knob(help="Positions for which an early exit names candidates.")] = "each"
     acceptance_rule: Annotated[
         Rule,
-        About(
+        Knob(
             help="Accept a sampled token with min(1, p/q), or where it equals the target's own draw.",
             sampled=True,
         ),
@@ -386,11 +386,11 @@ class MirrorConfig(LookaheadConfig):
     overlap: Overlap = "on"
     streams: Annotated[
         StreamCount,
-        About(help="Lookahead streams of the draft, 0 for none; batch: by the batch, as the paper does."),
+        Knob(help="Lookahead streams of the draft, 0 for none; batch: by the batch, as the paper does."),
     ] = "0"
     stream_acceptance: Annotated[
         float | None,
-        About(
+        Knob(
             help="How often a stream's proposal is right, in worlds of coin tosses.",
             least=0.0,
             most=1.0,
@@ -534,6 +534,7 @@ INFO = PolicyInfo(
     drafts="autoregressive or by streams, all branches at once",
     on_miss="redraft missing rows",
     verifies="chain",
+    order=11,
     replay=DECISIONS,
     aliases=("mirror-sd",),
     colour="#55a868",

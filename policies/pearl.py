@@ -101,6 +101,7 @@ INFO = PolicyInfo(
     drafts="autoregressive, past the block",
     on_miss="plain decode",
     verifies="chain",
+    order=5,
     colour="#8172b3",
     variants=({"lookahead": 2}, {"lookahead": 5}),
 )

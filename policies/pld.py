@@ -5,26 +5,32 @@ There is no draft model; a round whose last words are new to the text is a plain
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, TypeAlias
+
+import numpy as np
 
 from policies.ar import ArConfig
-from policies.config import LawInputs, LawValue, LookaheadConfig, PolicyConfig, PolicyInfo
-from policies.guesses import LONGEST, LongestSuffix, from_text, guess
+from policies.config import Knob, LawInputs, LawValue, LookaheadConfig, PolicyConfig, PolicyInfo
 from policies.operation import Verify
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit_target
 from policies.sampling import GREEDY, Sampling
+from policies.values import UNKNOWN, BoolArray, Source, Speculation
+
+_WORD = 4
+"""Bytes of a token id."""
+LONGEST = 3
+"""Longest suffix that is searched for, in tokens."""
+LongestSuffix: TypeAlias = Annotated[
+    int, Knob(help="Longest ending that prompt lookup searches for, in tokens.", least=1)
+]
 
 
 @dataclass(frozen=True, slots=True)
 class PldConfig(LookaheadConfig):
-    """Knobs of `pld`.
-
-    Attributes:
-        lookahead: K, most tokens of a guess.
-        longest_suffix: Longest ending that is searched for, in tokens.
-    """
+    """Knobs of `pld`; a guess has K tokens at most."""
 
     policy: ClassVar[str] = "pld"
     longest_suffix: LongestSuffix = LONGEST
@@ -44,16 +50,70 @@ class PldConfig(LookaheadConfig):
         return ArConfig()
 
 
+def lookup(text: Sequence[int], lookahead: int, *, longest: int = LONGEST) -> tuple[int, ...]:
+    """Up to `lookahead` tokens that followed the text's own ending where it last occurred before.
+
+    The longest suffix of at most `longest` tokens that occurs earlier decides; among its occurrences the
+    latest one.  Empty if not even the last token occurred before.
+    """
+    # As bytes, which are searched in C: a round of a live run waits for this.
+    words = np.asarray(text, dtype="<u4").tobytes()
+    for size in range(min(longest, len(text) - 1), 0, -1):
+        suffix = words[-_WORD * size :]
+        end = len(words) - 1  # an occurrence before the ending itself
+        while (found := words.rfind(suffix, 0, end)) >= 0:
+            if found % _WORD == 0:
+                follows = found // _WORD + size
+                return tuple(text[follows : follows + lookahead])
+            end = found + len(suffix) - 1
+    return ()
+
+
+def guess(
+    rows: Rows,
+    chosen: BoolArray,
+    lookahead: int,
+    source: Source,
+    propose: Callable[[int, int], Sequence[int]],
+) -> Speculation:
+    """Guessed tokens for the rows marked in `chosen` [B], the same in both worlds.
+
+    Args:
+        rows: The batch.
+        chosen: Rows to guess for.
+        lookahead: Most tokens of a guess.
+        source: Where they come from.
+        propose: (request, position) to a row's tokens.
+    """
+    tokens = np.full((rows.width, lookahead), UNKNOWN, dtype=np.int64)
+    lengths = np.zeros(rows.width, dtype=np.int64)
+    view = rows.view(chosen)
+    for slot, request, position in zip(view.slots, view.requests, view.positions, strict=True):
+        guessed = propose(int(request), int(position))
+        tokens[slot, : len(guessed)] = guessed
+        lengths[slot] = len(guessed)
+    sources = np.where(lengths > 0, int(source), int(Source.NONE))
+    return Speculation(lengths, sources, tokens, has_guesses=True)
+
+
+def guess_from_text(rows: Rows, chosen: BoolArray, lookahead: int, longest: int = LONGEST) -> Speculation:
+    """What followed each text's own last words, at most `longest` of them, earlier in it."""
+
+    def propose(request: int, position: int) -> Sequence[int]:
+        return lookup(rows.text(request), lookahead, longest=longest)
+
+    return guess(rows, chosen, lookahead, Source.NGRAM, propose)
+
+
 def prompt_lookup(world: World, rows: Rows, config: PldConfig, sampling: Sampling = GREEDY) -> Steps:
     """Verify up to K tokens that followed the text's ending where it last occurred.
 
     The draft devices stay idle; the rows keep their tokens.
     """
-    propose = from_text(config.longest_suffix)
     while rows.active:
         yield from admit_target(world, rows)
         view = rows.view()
-        speculation = guess(rows, rows.alive, config.lookahead, propose)
+        speculation = guess_from_text(rows, rows.alive, config.lookahead, config.longest_suffix)
         verdict = yield world.target.submit(Verify(view, speculation, sampling))
         rows.commit(view, speculation, verdict, now=world.now)
 
@@ -66,6 +126,7 @@ INFO = PolicyInfo(
     drafts="retrieval from the text itself",
     on_miss="-",
     verifies="chain",
+    order=3,
     needs_draft=False,
     collocated=True,
     aliases=("prompt-lookup", "ngram"),

@@ -1,14 +1,15 @@
 """The policies by name, and how they are configured.
 
-A policy's own module says what there is to say of it (`INFO`); here they stand together.
+A policy is a module of this package that defines `INFO`, which says what there is to say of it.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
+from importlib import import_module, resources
 from typing import Any
 
-from policies.ar import INFO as AR
 from policies.config import (
     DECISIONS,
     DEFAULT_LOOKAHEAD,
@@ -20,20 +21,9 @@ from policies.config import (
     Settings,
     knobs_of,
 )
-from policies.double import INFO as DOUBLE
-from policies.duo import INFO as DUO
-from policies.heads import INFO as HEADS
-from policies.mirror import INFO as MIRROR
-from policies.pearl import INFO as PEARL
-from policies.pld import INFO as PLD
 from policies.protocols import Steps, World
-from policies.rasd import INFO as RASD
-from policies.rest import INFO as REST
 from policies.rows import Rows
 from policies.sampling import Sampling
-from policies.sd import INFO as SD
-from policies.ssd import INFO as SAGUARO
-from policies.tree import INFO as TREE
 
 __all__ = [
     "ALIASES",
@@ -51,8 +41,20 @@ __all__ = [
     "start",
 ]
 
+
+def _policies() -> Iterator[PolicyInfo]:
+    """The policies of this package.
+
+    Their source tells them from the other modules: importing all would import what commands need, too, and
+    what imports this module.
+    """
+    for file in resources.files(__package__).iterdir():
+        if file.name.endswith(".py") and "\nINFO = PolicyInfo(" in file.read_text(encoding="utf-8"):
+            yield import_module(f"{__package__}.{file.name.removesuffix('.py')}").INFO
+
+
 POLICIES: dict[str, PolicyInfo] = {
-    info.name: info for info in (AR, SD, PLD, REST, PEARL, SAGUARO, DOUBLE, DUO, TREE, HEADS, MIRROR, RASD)
+    info.name: info for info in sorted(_policies(), key=lambda info: (info.order, info.name))
 }
 """Every policy, in the order in which they build on each other."""
 
@@ -84,14 +86,7 @@ def configure(
 ) -> Settings:
     """Checked settings of a policy, defaults filled in.
 
-    A single `fanout` number means the same at every position.
-
-    Args:
-        policy: Name or alias.
-        temperature: Of both models.
-        top_p: Mass of their distributions that is kept.
-        seed: Of the run.
-        knobs: Those of the policy's configuration; None is as not given.
+    A single `fanout` number means the same at every position; a knob that is None is as not given.
 
     Raises:
         SettingError: Unknown policy or knob; a knob the policy does not have, or one that changes nothing at
@@ -100,7 +95,12 @@ def configure(
     info = find_policy(policy)
     given = {name: value for name, value in knobs.items() if value is not None}
     _refuse_strangers(info, given)
-    _check_sampling(temperature, top_p)
+    if top_p != 1.0 and temperature == 0.0:
+        raise SettingError("top_p changes nothing at temperature 0; give a temperature, e.g. 1")
+    try:
+        Sampling(temperature, top_p)
+    except ValueError as error:
+        raise SettingError(str(error)) from error
     known = knobs_of(info.config)
     checked = {name: known[name].check(value) for name, value in given.items()}
     idle = [name for name in given if known[name].sampled and temperature == 0.0]
@@ -129,12 +129,3 @@ def _refuse_strangers(info: PolicyInfo, given: dict[str, Any]) -> None:
                 f"policy {info.name!r} has no {knob} (it would change nothing); "
                 f"policies that have: {', '.join(having)}"
             )
-
-
-def _check_sampling(temperature: float, top_p: float) -> None:
-    if top_p != 1.0 and temperature == 0.0:
-        raise SettingError("top_p changes nothing at temperature 0; give a temperature, e.g. 1")
-    try:
-        Sampling(temperature, top_p)
-    except ValueError as error:
-        raise SettingError(str(error)) from error

@@ -6,40 +6,25 @@ place of one chain, which is RASD's first retrieval setting on its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from policies.ar import ArConfig
-from policies.config import DECISIONS, PolicyConfig, PolicyInfo, SettingError
-from policies.protocols import Steps, World
-from policies.retrieval import Path, RetrievalNodes, RetrieveTree, Search, SearchConfig, row_input
-from policies.rows import Rows, admit_target
+from policies.config import DECISIONS, PolicyConfig, PolicyInfo
+from policies.protocols import Event, Steps, World
+from policies.retrieval import SearchConfig, check_text, retrieve_trees
+from policies.rows import Rows
 from policies.sampling import GREEDY, Sampling
-from policies.tokentree import TokenTree, VerifyTree
-from policies.tree import commit_trees
+from policies.tokentree import Path, TokenTree, tree_of, tree_rounds
 from policies.values import View
 
 
 @dataclass(frozen=True, slots=True)
 class RestConfig(SearchConfig):
-    """Knobs of `rest`.
-
-    Attributes:
-        retrieval_nodes: Most nodes of a tree.
-    """
+    """Knobs of `rest`."""
 
     policy: ClassVar[str] = "rest"
-    retrieval_nodes: RetrievalNodes = 32
-
-    def check(self, sampling: Sampling) -> None:
-        """Refuse endings that match nothing."""
-        self.search_for(self.retrieval_nodes)
-
-    @property
-    def search(self) -> Search:
-        """How continuations are looked for."""
-        return self.search_for(self.retrieval_nodes)
 
     @property
     def content_ignored(self) -> PolicyConfig:
@@ -51,63 +36,14 @@ def rest(world: World, rows: Rows, config: RestConfig, sampling: Sampling = GREE
     """Retrieve a tree, verify it in one forward, repeat; a round that finds nothing is a plain decode.
 
     The search runs on the target's device, which has nothing else to do meanwhile.  The draft stays idle.
-
-    Raises:
-        SettingError: A world without token ids.
     """
-    check_text(rows, "rest")
-    search = config.search
-    while rows.active:
-        yield from admit_target(world, rows)
-        view = rows.view()
-        lookup = RetrieveTree(
-            view,
-            rows.width,
-            row_inputs(rows, view, config.store, search),
-            sampling,
-            datastore=config.store,
-            search=search,
-        )
-        found = yield world.target.submit(lookup)
-        trees = {slot: TokenTree._make(found[slot].tree) for slot in view.slots.tolist()}
-        verified = yield world.target.submit(VerifyTree(view, rows.width, tuple(trees.values()), sampling))
-        commit_trees(world, rows, view, trees, verified)
+    check_text(rows, config.policy)
 
+    def retrieve(view: View, unseen: tuple[Path, ...]) -> Generator[Event, Any, list[TokenTree]]:
+        retrieved = yield world.target.submit(retrieve_trees(rows, view, config, sampling))
+        return [tree_of(retrieved[slot]) for slot in view.slots.tolist()]
 
-def check_text(rows: Rows, policy: str) -> None:
-    """Refuse a world in which there is nothing to look up.
-
-    Raises:
-        SettingError: The rows keep no token ids.
-    """
-    if not rows.keep_tokens:
-        raise SettingError(
-            f"policy {policy!r} looks words up, and coin tosses have none; use a decision trace "
-            "(`calibrate decide`, then --decisions)"
-        )
-
-
-def row_inputs(
-    rows: Rows,
-    view: View,
-    datastore: str,
-    search: Search,
-    levels: Mapping[int, Sequence[Sequence[Path]]] | None = None,
-) -> tuple[Any, ...]:
-    """What each row of a view looks up.
-
-    Args:
-        rows: With their tokens kept.
-        view: The rows.
-        datastore: Where.
-        search: How.
-        levels: By slot what to append where nothing is found.
-    """
-    more = levels or {}
-    return tuple(
-        row_input(rows.text(request), datastore, search, more.get(slot, ()))
-        for slot, request in zip(view.slots.tolist(), view.requests.tolist(), strict=True)
-    )
+    return tree_rounds(world, rows, sampling, retrieve)
 
 
 INFO = PolicyInfo(
@@ -118,6 +54,7 @@ INFO = PolicyInfo(
     drafts="retrieval from a datastore or the text itself",
     on_miss="-",
     verifies="tree",
+    order=4,
     replay=DECISIONS,
     needs_draft=False,
     collocated=True,

@@ -20,75 +20,30 @@ is part of the accepted text, since section 4.3 initialises the datastore with i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
 from hardware_profiles.datastore import Datastore
-from policies.config import About, PolicyConfig, SettingError
-from policies.guesses import lookup
+from policies.config import Knob, PolicyConfig, SettingError
 from policies.operation import CostClass, RowOperation, Work
-from policies.tokentree import TokenTree
-from policies.values import Source
+from policies.pld import lookup
+from policies.rows import Rows
+from policies.sampling import Sampling
+from policies.tokentree import Path, TokenTree
+from policies.values import Source, View
 
 PROMPT = "prompt"
 """Name of the text itself in place of a datastore."""
 
-Path: TypeAlias = tuple[int, ...]
-
-
 DatastoreName: TypeAlias = Annotated[
-    str | None, About(help="Texts to retrieve from: a name or a folder (calibrate datastore).")
+    str | None, Knob(help="Texts to retrieve from: a name or a folder (calibrate datastore).")
 ]
 RetrievalLength: TypeAlias = Annotated[
-    int, About(help="d or l, most tokens of a retrieved continuation.", least=1)
+    int, Knob(help="d or l, most tokens of a retrieved continuation.", least=1)
 ]
-RetrievalNodes: TypeAlias = Annotated[int, About(help="Most nodes of a retrieved tree.", least=1)]
-
-
-@dataclass(frozen=True, slots=True)
-class SearchConfig(PolicyConfig):
-    """Knobs of policies that retrieve trees.
-
-    Attributes:
-        retrieval_length: l, most tokens of a continuation.
-        datastore: Name or path of a datastore; None for the text itself.
-        longest_match: n_max, longest ending of the text, in tokens.
-        shortest_match: n_min, shortest ending.
-        retrieval_candidates: n, continuations after which shorter endings are left out.
-    """
-
-    retrieval_length: RetrievalLength = 10
-    datastore: DatastoreName = None
-    longest_match: Annotated[int, About(help="Longest ending that trees are looked up by.", least=1)] = 16
-    shortest_match: Annotated[int, About(help="Shortest ending that trees are looked up by.", least=1)] = 2
-    retrieval_candidates: Annotated[
-        int, About(help="Continuations after which none is looked for.", least=1)
-    ] = 8
-
-    @property
-    def store(self) -> str:
-        """The datastore, or `PROMPT`."""
-        return self.datastore or PROMPT
-
-    def search_for(self, nodes: int) -> Search:
-        """How continuations are looked for, with so many nodes of a tree at most.
-
-        Raises:
-            SettingError: The shortest ending is longer than the longest.
-        """
-        try:
-            return Search(
-                longest=self.longest_match,
-                shortest=self.shortest_match,
-                count=self.retrieval_candidates,
-                span=self.retrieval_length,
-                nodes=nodes,
-            )
-        except ValueError as error:
-            raise SettingError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +64,43 @@ class Search:
     span: int = 8
     nodes: int = 32
 
-    def __post_init__(self) -> None:
-        if self.shortest > self.longest:
-            raise ValueError(
-                f"shortest_match {self.shortest} is above longest_match {self.longest}: nothing is found so"
+
+@dataclass(frozen=True, slots=True)
+class SearchConfig(PolicyConfig):
+    """Knobs of policies that retrieve trees; see `Search`."""
+
+    retrieval_length: RetrievalLength = 10
+    datastore: DatastoreName = None
+    longest_match: Annotated[int, Knob(help="Longest ending that trees are looked up by.", least=1)] = 16
+    shortest_match: Annotated[int, Knob(help="Shortest ending that trees are looked up by.", least=1)] = 2
+    retrieval_candidates: Annotated[
+        int, Knob(help="Continuations after which none is looked for.", least=1)
+    ] = 8
+    retrieval_nodes: Annotated[int, Knob(help="Most nodes of a retrieved tree.", least=1)] = 32
+
+    def check(self, sampling: Sampling) -> None:
+        """Refuse endings that match nothing."""
+        if self.shortest_match > self.longest_match:
+            raise SettingError(
+                f"shortest_match {self.shortest_match} is above longest_match {self.longest_match}: nothing "
+                "is found so"
             )
+
+    @property
+    def store(self) -> str:
+        """The datastore, or `PROMPT`."""
+        return self.datastore or PROMPT
+
+    @property
+    def search(self) -> Search:
+        """How continuations are looked for."""
+        return Search(
+            self.longest_match,
+            self.shortest_match,
+            self.retrieval_candidates,
+            self.retrieval_length,
+            self.retrieval_nodes,
+        )
 
 
 class RetrievalAsk(NamedTuple):
@@ -145,9 +132,7 @@ class Retrieved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RetrieveTree(RowOperation):
-    """Look up what followed the same words.  Answer: a `Retrieved` per row.
-
-    Calls no model; its time is that of the search.
+    """Look up what followed the same words.  `inputs`: `RetrievalAsk`.  Calls no model.
 
     Attributes:
         datastore: `prompt`, or the name or path of a datastore.
@@ -163,12 +148,38 @@ class RetrieveTree(RowOperation):
     search: Search = Search()
 
 
-def row_input(
-    text: Sequence[int], datastore: str, search: Search, levels: Sequence[Sequence[Path]] = ()
-) -> RetrievalAsk:
-    """The row's `RetrievalAsk`: only what the search reads crosses to the device."""
-    end = len(text) if datastore == PROMPT else search.longest
-    return RetrievalAsk(tuple(text[-end:]), tuple(tuple(paths) for paths in levels))
+def retrieve_trees(
+    rows: Rows,
+    view: View,
+    config: SearchConfig,
+    sampling: Sampling,
+    levels: Mapping[int, tuple[tuple[Path, ...], ...]] | None = None,
+) -> RetrieveTree:
+    """What the rows of a view look up.
+
+    Args:
+        rows: With their tokens kept.
+        view: The rows.
+        config: Where and how.
+        sampling: How tokens are chosen.
+        levels: By slot what to append where nothing is found.
+    """
+    # Only what the search reads crosses to the device.
+    end = 0 if config.store == PROMPT else -config.longest_match
+    inputs = tuple(
+        RetrievalAsk(rows.text(request)[end:], (levels or {}).get(slot, ()))
+        for slot, request in zip(view.slots.tolist(), view.requests.tolist(), strict=True)
+    )
+    return RetrieveTree(view, rows.width, inputs, sampling, datastore=config.store, search=config.search)
+
+
+def check_text(rows: Rows, policy: str) -> None:
+    """Refuse a world without token ids, in which there is nothing to look up, with a `SettingError`."""
+    if not rows.keep_tokens:
+        raise SettingError(
+            f"policy {policy!r} looks words up, and coin tosses have none; use a decision trace "
+            "(`calibrate decide`, then --decisions)"
+        )
 
 
 def retrieve(asked: RetrievalAsk, search: Search, datastore: Datastore | None) -> Retrieved:
@@ -250,16 +261,6 @@ def _tree(paths: Sequence[Path], nodes: int) -> TokenTree:
     return TokenTree(*(column[:nodes] for column in tree))
 
 
-class Prior(Protocol):
-    """Texts that outlive a request; `hardware_profiles.datastore.Datastore` is one."""
-
-    def lookup(
-        self, text: Sequence[int], *, longest: int, span: int, count: int, shortest: int = 1
-    ) -> Sequence[tuple[tuple[int, ...], int]]:
-        """Continuations of the text's endings of `shortest` to `longest` tokens, the best ones first."""
-        ...
-
-
 class Index:
     """Token texts in which endings of up to `longest` tokens are found by hashing.
 
@@ -309,7 +310,7 @@ class Hierarchy:
         text: The committed text, prompt included.
     """
 
-    def __init__(self, longest: int, *, prior: Prior | None = None, keep_rejected: bool = True) -> None:
+    def __init__(self, longest: int, *, prior: Datastore | None = None, keep_rejected: bool = True) -> None:
         self.longest = longest
         self.prior = prior
         self.keep_rejected = keep_rejected

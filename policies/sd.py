@@ -58,6 +58,7 @@ INFO = PolicyInfo(
     drafts="autoregressive",
     on_miss="-",
     verifies="chain",
+    order=2,
     collocated=True,
     aliases=("vanilla", "speculative"),
     colour="#4c72b0",

@@ -22,15 +22,14 @@ import numpy as np
 
 from policies.config import (
     DEFAULT_LOOKAHEAD,
-    About,
     DraftSampling,
+    Knob,
     LawInputs,
     LawValue,
     LookaheadConfig,
     PolicyInfo,
     SettingError,
 )
-from policies.guesses import at_random, from_text, guess, unknown_guess
 from policies.laws.ssd import (
     expected_tokens,
     hit_rate,
@@ -40,10 +39,11 @@ from policies.laws.ssd import (
     ssd_speedup_printed,
 )
 from policies.operation import Draft, Prespeculate, Verify
+from policies.pld import guess, guess_from_text
 from policies.protocols import Cache, Event, Steps, Task, World
 from policies.rows import Rows, admit
-from policies.sampling import GREEDY, Sampling
-from policies.values import BoolArray, IntArray, Speculation, Verdict, View
+from policies.sampling import GREEDY, Sampling, random_tokens
+from policies.values import BoolArray, IntArray, Source, Speculation, Verdict, View
 
 Backup: TypeAlias = Literal["primary", "primary-all", "plain", "random", "ngram"]
 AnyBackup: TypeAlias = Literal[Backup, "auto"]
@@ -79,25 +79,25 @@ class SaguaroConfig(LookaheadConfig):
     """
 
     policy: ClassVar[str] = "saguaro"
-    fanout: Annotated[tuple[int, ...], About(help="F, or F_0,...,F_K.", rare=False)] = (DEFAULT_FANOUT,)
+    fanout: Annotated[tuple[int, ...], Knob(help="F, or F_0,...,F_K.", rare=False)] = (DEFAULT_FANOUT,)
     fanout_backup: Annotated[
         tuple[int, ...] | None,
-        About(help="The same in rounds that verify a backup's tokens or none.", rare=False),
+        Knob(help="The same in rounds that verify a backup's tokens or none.", rare=False),
     ] = None
-    backup: Annotated[AnyBackup, About(help="What a miss does.", rare=False)] = "primary"
-    stall: Annotated[Stall, About(help="Who waits for a redraft.")] = "batch"
-    first: Annotated[First, About(help="Where a first speculation comes from.")] = "primary"
+    backup: Annotated[AnyBackup, Knob(help="What a miss does.", rare=False)] = "primary"
+    stall: Annotated[Stall, Knob(help="Who waits for a redraft.")] = "batch"
+    first: Annotated[First, Knob(help="Where a first speculation comes from.")] = "primary"
     cache_set: Annotated[
-        CacheSet, About(help="Cache the draft's top outcomes, or those other than the rejected token.")
+        CacheSet, Knob(help="Cache the draft's top outcomes, or those other than the rejected token.")
     ] = "others"
-    tree: Annotated[Tree, About(help="Carry a pre-speculation that no row hits through, or abort it.")] = (
+    tree: Annotated[Tree, Knob(help="Carry a pre-speculation that no row hits through, or abort it.")] = (
         "whole"
     )
-    draft_devices: Annotated[int, About(help="Devices that share the pre-speculation.", least=1)] = 1
+    draft_devices: Annotated[int, Knob(help="Devices that share the pre-speculation.", least=1)] = 1
     draft_sampling: DraftSampling = "sampled"
     scale: Annotated[
         float,
-        About(
+        Knob(
             help="Saguaro's C: cached tokens are drafted C times as often.",
             least=0.0,
             most=1.0,
@@ -291,12 +291,25 @@ def fall_back(
         drafted = yield redraft(world, rows, redrafted, config, sampling)
         return speculation.merge(drafted, redrafted)
     if backup == "ngram":
-        guessed = guess(rows, chosen, config.lookahead, from_text())
-    elif world.vocabulary > 0:
-        guessed = guess(rows, chosen, config.lookahead, at_random(sampling.seed, world.vocabulary))
+        guessed = guess_from_text(rows, chosen, config.lookahead)
     else:
-        guessed = unknown_guess(chosen, config.lookahead)
+        guessed = guess_at_random(world, rows, chosen, config.lookahead, sampling.seed)
     return speculation.merge(guessed, chosen)
+
+
+def guess_at_random(world: World, rows: Rows, chosen: BoolArray, lookahead: int, seed: int) -> Speculation:
+    """Uniform tokens, those of a position the same in both worlds; never accepted in one without ids."""
+    if world.vocabulary == 0:
+        return Speculation(
+            np.where(chosen, lookahead, 0),
+            np.where(chosen, int(Source.RANDOM), int(Source.NONE)),
+            has_guesses=True,
+        )
+
+    def propose(request: int, position: int) -> tuple[int, ...]:
+        return random_tokens(seed, request, position, lookahead, world.vocabulary)
+
+    return guess(rows, chosen, lookahead, Source.RANDOM, propose)
 
 
 def redraft(world: World, rows: Rows, chosen: BoolArray, config: SaguaroConfig, sampling: Sampling) -> Task:
@@ -343,6 +356,7 @@ INFO = PolicyInfo(
     drafts="autoregressive, all branches at once",
     on_miss="redraft missing or all rows, n-gram, random tokens, plain decode",
     verifies="chain",
+    order=6,
     aliases=("ssd",),
     colour="#c44e52",
     variants=(

@@ -6,16 +6,25 @@ several drafted sequences, and their fusion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
+from itertools import accumulate
+from operator import mul
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
-from policies.config import About, SettingError
+import numpy as np
+
+from policies.config import Knob, SettingError
 from policies.operation import CostClass, RowOperation, Work
-from policies.values import NO_LAW, RowVerdict, Source
+from policies.protocols import Event, Steps, World
+from policies.rows import Rows, admit, admit_target
+from policies.sampling import Sampling
+from policies.values import NO_LAW, UNKNOWN, RowVerdict, Source, Speculation, View, verdict_of
 
 ROOT = -1
 """Parent of the nodes that follow the committed text."""
+Path: TypeAlias = tuple[int, ...]
+"""Token ids, one after the other."""
 
 
 class TokenTree(NamedTuple):
@@ -34,7 +43,7 @@ class TokenTree(NamedTuple):
         laws: [n] handle of the law that a sampled node was drawn from; NO_LAW: it was chosen, not drawn.
     """
 
-    tokens: tuple[int, ...] = ()
+    tokens: Path = ()
     parents: tuple[int, ...] = ()
     sources: tuple[int, ...] = ()
     laws: tuple[int, ...] = ()
@@ -42,34 +51,22 @@ class TokenTree(NamedTuple):
     @classmethod
     def of_paths(cls, paths: Sequence[Sequence[int]], source: Source = Source.PRIMARY) -> TokenTree:
         """The trie of some deterministic token sequences, in the order of their first appearance."""
-        nodes: dict[tuple[int, ...], int] = {}
-        tokens: list[int] = []
-        parents: list[int] = []
-        for path in paths:
-            for depth in range(1, len(path) + 1):
-                prefix = tuple(path[:depth])
-                if prefix not in nodes:
-                    nodes[prefix] = len(tokens)
-                    tokens.append(prefix[-1])
-                    parents.append(nodes.get(prefix[:-1], ROOT))
-        count = len(tokens)
-        return cls(tuple(tokens), tuple(parents), (int(source),) * count, (NO_LAW,) * count)
+        prefixes = dict.fromkeys(tuple(path[:depth]) for path in paths for depth in range(1, len(path) + 1))
+        numbers = {prefix: node for node, prefix in enumerate(prefixes)}
+        return cls(
+            tuple(prefix[-1] for prefix in prefixes),
+            tuple(numbers.get(prefix[:-1], ROOT) for prefix in prefixes),
+            (int(source),) * len(prefixes),
+            (NO_LAW,) * len(prefixes),
+        )
 
     @property
-    def depths(self) -> tuple[int, ...]:
+    def paths(self) -> list[Path]:
         """[n] tokens on the way from the root to each node, itself included."""
-        found: list[int] = []
-        for parent in self.parents:
-            found.append(1 if parent == ROOT else found[parent] + 1)
-        return tuple(found)
-
-    def path(self, node: int) -> tuple[int, ...]:
-        """Nodes from the root to `node`, itself included."""
-        way = []
-        while node != ROOT:
-            way.append(node)
-            node = self.parents[node]
-        return tuple(reversed(way))
+        paths: list[Path] = []
+        for token, parent in zip(self.tokens, self.parents, strict=True):
+            paths.append((token,) if parent == ROOT else (*paths[parent], token))
+        return paths
 
     def children(self, node: int) -> tuple[int, ...]:
         """Children of a node (ROOT: the first candidates), in the order in which they are tried."""
@@ -77,13 +74,7 @@ class TokenTree(NamedTuple):
 
 
 class TreeVerdict(NamedTuple):
-    """Reply of `VerifyTree`.
-
-    Attributes:
-        verdict: What the row emits.
-        path: Accepted nodes, from the root on, before any cut.
-        work: Steps.
-    """
+    """Reply of `VerifyTree`: what the row emits, and the accepted nodes from the root on, before any cut."""
 
     verdict: RowVerdict
     path: tuple[int, ...]
@@ -106,29 +97,9 @@ class VerifyTree(RowOperation):
     inputs: tuple[TokenTree, ...]
 
 
-Plan: TypeAlias = Literal["static", "dynamic"]
-PLANS: tuple[Plan, ...] = get_args(Plan)
+PlanKind: TypeAlias = Literal["static", "dynamic"]
 MOST_NODES = 1024
 """Largest tree that may be asked for."""
-
-
-class TreeDrafted(NamedTuple):
-    """Reply of `DraftTree`.
-
-    Attributes:
-        tree: A `TokenTree`, or its fields where it was read from a file; see `drafted_tree`.
-        work: One step `feed`, then one step `tree` per level but the last.
-        root_top: The likeliest tokens after the committed text, best first, as many as were asked for.
-    """
-
-    tree: TokenTree
-    work: Work
-    root_top: tuple[int, ...] = ()
-
-
-def drafted_tree(reply: TreeDrafted) -> TokenTree:
-    """The tree of a reply, which a recording keeps as plain tuples."""
-    return TokenTree._make(reply.tree)
 
 
 @dataclass(frozen=True)
@@ -141,38 +112,29 @@ class TreePlan:
     likeliest children, and of all nodes the `budget` with the largest products are kept.  A child's product
     is never above its parent's, so that what is kept hangs together.
 
-    Attributes:
-        kind: Which of the two.
-        widths: Children per level, of a static tree.
-        depth: Levels of a dynamic tree.
-        topk: Its nodes expanded per level, and their children.
-        budget: Its nodes.
-
     Raises:
-        ValueError: A number below 1, a tree of more than `MOST_NODES` nodes, or a budget that the levels
+        SettingError: A number below 1, a tree of more than `MOST_NODES` nodes, or a budget that the levels
             cannot fill.
     """
 
-    kind: Plan = "static"
+    kind: PlanKind = "static"
     widths: tuple[int, ...] = (4, 2, 1)
     depth: int = 5
     topk: int = 4
     budget: int = 16
 
     def __post_init__(self) -> None:
-        if self.kind not in PLANS:
-            raise ValueError(f"unknown tree plan {self.kind!r}; choices: {', '.join(PLANS)}")
         if self.kind == "static" and (not self.widths or min(self.widths) < 1):
-            raise ValueError(f"tree widths must be numbers of at least 1, got {list(self.widths)}")
+            raise SettingError(f"tree widths must be numbers of at least 1, got {list(self.widths)}")
         if self.kind == "dynamic" and min(self.depth, self.topk, self.budget) < 1:
-            raise ValueError(
+            raise SettingError(
                 f"depth, topk and budget of a tree must be at least 1, "
                 f"got {self.depth}, {self.topk} and {self.budget}"
             )
         if self.candidates > MOST_NODES:
-            raise ValueError(f"a tree of {self.candidates} nodes is more than the {MOST_NODES} allowed")
+            raise SettingError(f"a tree of {self.candidates} nodes is more than the {MOST_NODES} allowed")
         if self.kind == "dynamic" and self.budget > self.candidates:
-            raise ValueError(
+            raise SettingError(
                 f"a tree of depth {self.depth} and topk {self.topk} has {self.candidates} nodes, fewer than "
                 f"its budget of {self.budget}; lower the budget or raise the others"
             )
@@ -182,11 +144,7 @@ class TreePlan:
         """Nodes that come up while the tree is drafted; a dynamic one keeps `budget` of them."""
         if self.kind == "dynamic":
             return self.topk + (self.depth - 1) * self.topk**2
-        total, level = 0, 1
-        for width in self.widths:
-            level *= width
-            total += level
-        return total
+        return sum(accumulate(self.widths, mul))
 
     @property
     def nodes(self) -> int:
@@ -194,38 +152,36 @@ class TreePlan:
         return self.budget if self.kind == "dynamic" else self.candidates
 
     @property
-    def levels(self) -> int:
-        """Tokens of its longest path, at most."""
-        return self.depth if self.kind == "dynamic" else len(self.widths)
-
-    @property
     def fed(self) -> tuple[int, ...]:
         """Tokens of each step `tree`; the last level's nodes go through the target alone."""
         if self.kind == "dynamic":
             return (self.topk,) * (self.depth - 1)
-        sizes, level = [], 1
-        for width in self.widths[:-1]:
-            level *= width
-            sizes.append(level)
-        return tuple(sizes)
+        return tuple(accumulate(self.widths[:-1], mul))
 
 
-TreeWidths: TypeAlias = Annotated[tuple[int, ...], About(help="Children per level of a static tree.")]
-TreeDepth: TypeAlias = Annotated[int, About(help="Levels of a dynamic tree.", least=1)]
-TreeTopk: TypeAlias = Annotated[int, About(help="Nodes expanded per level of a dynamic tree.", least=1)]
-TreeBudget: TypeAlias = Annotated[int, About(help="Nodes kept of a dynamic tree.", least=1)]
+TreeWidths: TypeAlias = Annotated[tuple[int, ...], Knob(help="Children per level of a static tree.")]
+TreeDepth: TypeAlias = Annotated[int, Knob(help="Levels of a dynamic tree.", least=1)]
+TreeTopk: TypeAlias = Annotated[int, Knob(help="Nodes expanded per level of a dynamic tree.", least=1)]
+TreeBudget: TypeAlias = Annotated[int, Knob(help="Nodes kept of a dynamic tree.", least=1)]
 
 
-def checked_plan(kind: Plan, **numbers: Any) -> TreePlan:
-    """The plan of these numbers.
+class TreeDrafted(NamedTuple):
+    """Reply of `DraftTree`.
 
-    Raises:
-        SettingError: They make no tree.
+    Attributes:
+        tree: A `TokenTree`, or its fields where it was read from a file; see `tree_of`.
+        work: One step `feed`, then one step `tree` per level but the last.
+        root_top: The likeliest tokens after the committed text, best first, as many as were asked for.
     """
-    try:
-        return TreePlan(kind, **numbers)
-    except ValueError as error:
-        raise SettingError(str(error)) from error
+
+    tree: TokenTree
+    work: Work
+    root_top: tuple[int, ...] = ()
+
+
+def tree_of(reply: Any) -> TokenTree:
+    """The tree of a reply, which a recording keeps as plain tuples."""
+    return TokenTree._make(reply.tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +197,7 @@ class DraftTree(RowOperation):
     always its likeliest.
 
     Attributes:
-        plan: See `TreePlan`, as are the others.
-        widths: Of a static tree.
-        depth: Of a dynamic one.
-        topk: Likewise.
-        budget: Likewise.
+        plan: What the trees look like.
         root_top: How many of the draft's likeliest first tokens to tell (RASD prunes by them).
     """
 
@@ -253,15 +205,63 @@ class DraftTree(RowOperation):
     cost_class: ClassVar[CostClass] = "draft"
     reply: ClassVar[type[Any]] = TreeDrafted
 
-    inputs: tuple[tuple[int, ...], ...]
-    plan: Plan = "static"
-    widths: tuple[int, ...] = (4, 2, 1)
-    depth: int = 5
-    topk: int = 4
-    budget: int = 16
+    inputs: tuple[Path, ...]
+    plan: TreePlan = TreePlan()
     root_top: int = 0
 
-    @property
-    def shape(self) -> TreePlan:
-        """The plan as one value."""
-        return TreePlan(self.plan, self.widths, self.depth, self.topk, self.budget)
+
+Propose: TypeAlias = Callable[[View, tuple[Path, ...]], Generator[Event, Any, list[TokenTree]]]
+"""(rows, what the draft has not seen of each) to steps that return the rows' trees."""
+
+
+def tree_rounds(
+    world: World, rows: Rows, sampling: Sampling, propose: Propose, *, drafts: bool = False
+) -> Steps:
+    """Rounds that verify a tree per row, all rows in one forward.
+
+    Args:
+        world: Where.
+        rows: What to serve.
+        sampling: How tokens are chosen.
+        propose: Makes the trees of a round.
+        drafts: Whether a draft model reads the prompts.
+    """
+    unseen: dict[int, Path] = {}
+    while rows.active:
+        fresh = yield from (admit if drafts else admit_target)(world, rows)
+        new, view = rows.view(fresh), rows.view()
+        # Of newly prefilled rows a draft has not seen the prompt's last token.
+        tails = new.tails or ((UNKNOWN,),) * len(new.slots)
+        unseen |= {slot: tail[-1:] for slot, tail in zip(new.slots.tolist(), tails, strict=True)}
+        slots = view.slots.tolist()
+        trees = yield from propose(view, tuple(unseen[slot] for slot in slots))
+        replies = yield world.target.submit(VerifyTree(view, rows.width, tuple(trees), sampling))
+        # A draft keeps the committed text alone, so that it has seen nothing of what was accepted.
+        unseen |= commit_trees(world, rows, view, trees, replies)
+
+
+def commit_trees(
+    world: World, rows: Rows, view: View, trees: Sequence[TokenTree], replies: Mapping[int, TreeVerdict]
+) -> dict[int, Path]:
+    """Commit a round of trees; by slot the tokens that each row emitted.
+
+    The round's length is the number of levels at which a candidate was tried, so that a row has accepted
+    fewer tokens than that if and only if all candidates of a level failed.
+    """
+    slots = view.slots.tolist()
+    lengths, sources = np.zeros((2, rows.width), dtype=np.int64)
+    for slot, tree in zip(slots, trees, strict=True):
+        lengths[slot] = levels_tried(tree, replies[slot])
+        sources[slot] = tree.sources[0] if tree.sources else Source.NONE
+    verdicts = {slot: replies[slot].verdict for slot in slots}
+    rows.commit(view, Speculation(lengths, sources), verdict_of(rows.width, verdicts), now=world.now)
+    return {slot: verdict.emitted for slot, verdict in verdicts.items()}
+
+
+def levels_tried(tree: TokenTree, reply: TreeVerdict) -> int:
+    """Accepted and emitted nodes, and one more level if all children of the last of them failed."""
+    accepted, emitted, *_ = reply.verdict
+    if len(emitted) == accepted:  # cut before any failure
+        return accepted
+    end = reply.path[-1] if reply.path else ROOT
+    return accepted + (end in tree.parents)

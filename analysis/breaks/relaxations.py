@@ -30,7 +30,7 @@ from policies.registry import Settings, configure, start
 from policies.retrieval import Retrieved
 from policies.rows import Rows
 from policies.sampling import FloatArray, keyed_generator
-from policies.tokentree import ROOT, TokenTree, TreeDrafted, TreeVerdict, drafted_tree
+from policies.tokentree import ROOT, TokenTree, TreeDrafted, TreeVerdict, tree_of
 from policies.values import Request
 from simulator.replies import Recorded, revive
 from simulator.world import SimulatedWorld
@@ -146,7 +146,7 @@ def recorded_matches() -> Mapping[str, FloatArray]:
     settings = configure("rasd")
     config = settings.config
     assert isinstance(config, RasdConfig)
-    knobs, replies = config.rounds(settings.sampling), replies_of("rasd").settings[settings.label]
+    replies = replies_of("rasd").settings[settings.label]
     texts: dict[int, list[int]] = {}
     rounds = sorted(key for key in replies.replies if key[0] == "verifytree")
     for key in rounds:
@@ -156,10 +156,10 @@ def recorded_matches() -> Mapping[str, FloatArray]:
         at = (part, request, position)
         drafted = revive(TreeDrafted, replies.replies["drafttree", *at])
         looked_up = revive(Retrieved, replies.replies["retrievetree", *at])
-        retrieved = TokenTree._make(looked_up.tree)
-        if knobs.prune_top:
+        retrieved = tree_of(looked_up)
+        if config.prune_top:
             retrieved = pruned(retrieved, frozenset(drafted.root_top))
-        trees = (drafted_tree(drafted), retrieved, candidates(drafted, looked_up, knobs))
+        trees = (tree_of(drafted), retrieved, candidates(drafted, looked_up, config))
         lengths.append([_match(tree, texts[request][position:]) for tree in trees])
     columns = np.array(lengths, dtype=np.float64).T
     return _together(columns[0], columns[1], columns[2])

@@ -32,13 +32,13 @@ def draft_trees(operation: DraftTree, _: TokenModel) -> list[TreeDrafted]:
     Raises:
         SettingError: A dynamic tree follows the draft's confidence, which coins do not have.
     """
-    if operation.plan == "dynamic":
+    if operation.plan.kind == "dynamic":
         raise SettingError(
             "a dynamic tree grows where the draft is confident, which coin tosses do not tell; use tree_plan "
             "'static' or a decision trace (`calibrate decide`, then --decisions)"
         )
-    levels = tuple(("tree", tokens) for tokens in operation.shape.fed)
-    tree = shape_of(operation.widths)
+    levels = tuple(("tree", tokens) for tokens in operation.plan.fed)
+    tree = shape_of(operation.plan.widths)
     return [TreeDrafted(tree, (("feed", len(unseen)), *levels)) for unseen in operation.inputs]
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from chains import NGRAM, NONE, PRIMARY, PROMPT, RANDOM, Chain, Law, Outcome, pick
 
-from policies.guesses import lookup
+from policies.pld import lookup
 from policies.registry import Settings
 from policies.values import Source
 

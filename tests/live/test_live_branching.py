@@ -36,8 +36,7 @@ def check_nodes(
 ) -> None:
     for row, text in enumerate(texts):
         tree = TokenTree(tuple(branching.tokens[row]), tuple(branching.parents[row]))
-        for i, node in enumerate(range(firsts[row], len(tree.tokens))):
-            path = [tree.tokens[n] for n in tree.path(node)]
+        for i, path in enumerate(tree.paths[firsts[row] :]):
             assert_close(logits[row, i], plain(branching.runner.model, [*text, *path])[-1])
 
 

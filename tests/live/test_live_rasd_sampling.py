@@ -20,9 +20,8 @@ from calibrate.live.errors import AuditError
 from calibrate.live.shared_probs import ProbsReader
 from hardware_profiles.datastore import Datastore
 from policies import rasd as rasd_module
-from policies.rasd import RasdKnobs, rasd
+from policies.rasd import RasdConfig, rasd
 from policies.rest import RestConfig, rest
-from policies.retrieval import Search
 from policies.rows import Rows
 from policies.sampling import Sampling
 from policies.tokentree import ROOT, TokenTree, TreePlan, VerifyTree
@@ -32,12 +31,18 @@ Run = Callable[[Any, Rows], Any]
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 SAMPLING = Sampling(temperature=0.9, seed=2)
-SEARCH = Search(shortest=1, span=3, nodes=4)
 REST = RestConfig(shortest_match=1, retrieval_length=3, retrieval_nodes=4)
-GROWN = RasdKnobs(
-    TreePlan("dynamic", depth=2, topk=2, budget=3), search=SEARCH, prune_top=2, sampling=SAMPLING
-)
-DRAWN = replace(GROWN, plan=TreePlan("static", widths=(2, 1)), prune_top=0, attempts=0)
+KNOBS: dict[str, Any] = {"shortest_match": 1, "retrieval_length": 3, "retrieval_nodes": 4}
+GROWN = RasdConfig(**KNOBS, prune_top=2, tree_depth=2, tree_topk=2, tree_budget=3)
+
+
+class DrawnConfig(RasdConfig):
+    """Trees of drawn nodes, which no knob asks for."""
+
+    plan = TreePlan("static", widths=(2, 1))
+
+
+DRAWN = DrawnConfig(**KNOBS, prune_top=0, retrieval_attempts=0)
 REQUESTS = 2_000
 
 
@@ -66,9 +71,13 @@ CASES: dict[str, Callable[[str], Run]] = {
     "rest in a datastore": lambda store: (
         lambda w, r: rest(w, r, replace(REST, datastore=store), replace(SAMPLING, top_p=0.8))
     ),
-    "rasd, chosen nodes": lambda _: lambda w, r: rasd(w, r, GROWN),
-    "rasd, drawn nodes, a datastore": lambda store: lambda w, r: rasd(w, r, replace(DRAWN, datastore=store)),
-    "rasd, unfused": lambda store: lambda w, r: rasd(w, r, replace(DRAWN, datastore=store, fusion=False)),
+    "rasd, chosen nodes": lambda _: lambda w, r: rasd(w, r, GROWN, SAMPLING),
+    "rasd, drawn nodes, a datastore": lambda store: (
+        lambda w, r: rasd(w, r, replace(DRAWN, datastore=store), SAMPLING)
+    ),
+    "rasd, unfused": lambda store: (
+        lambda w, r: rasd(w, r, replace(DRAWN, datastore=store, fusion="off"), SAMPLING)
+    ),
 }
 
 
@@ -174,7 +183,7 @@ class Mutant:
     """A bug and a run that meets it."""
 
     name: str
-    knobs: RasdKnobs
+    knobs: RasdConfig
     plant: Plant
 
 
@@ -188,7 +197,9 @@ MUTANTS = [
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_caught(mutant: Mutant, table_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.plant(monkeypatch)
-    found = fit(sampled(lambda w, r: rasd(w, r, replace(mutant.knobs, datastore=table_store))), SAMPLING)
+    found = fit(
+        sampled(lambda w, r: rasd(w, r, replace(mutant.knobs, datastore=table_store), SAMPLING)), SAMPLING
+    )
     assert found.p_value < 1e-9, str(found)
 
 
@@ -197,4 +208,4 @@ def test_a_law_of_another_token_does_not_even_come_so_far(
 ) -> None:
     with_the_drafts_law(monkeypatch)
     with pytest.raises(AuditError, match="came with the law of"):
-        sampled(lambda w, r: rasd(w, r, replace(DRAWN, datastore=table_store)), requests=500)
+        sampled(lambda w, r: rasd(w, r, replace(DRAWN, datastore=table_store), SAMPLING), requests=500)

@@ -20,7 +20,7 @@ from calibrate.live.placement import Mode
 from calibrate.live.reference import plain_decode
 from policies.registry import Settings, configure
 from policies.rows import Rows
-from policies.tokentree import DraftTree, TokenTree, TreeDrafted, TreeVerdict, VerifyTree
+from policies.tokentree import DraftTree, TokenTree, TreeDrafted, TreePlan, TreeVerdict, VerifyTree
 
 Prompts = list[tuple[int, ...]]
 
@@ -147,7 +147,7 @@ def test_a_draft_is_told_what_it_has_not_seen(draft_model: PreTrainedModel) -> N
 
     def draft(context: int, tail: tuple[int, ...], unseen: tuple[int, ...]) -> TreeDrafted:
         view = view_of(Row(0, 0, 0, context, tail))
-        (reply,) = executor.execute(DraftTree(view, 1, (unseen,), widths=(2,)))
+        (reply,) = executor.execute(DraftTree(view, 1, (unseen,), plan=TreePlan(widths=(2,))))
         assert isinstance(reply, TreeDrafted)
         return reply
 
@@ -171,19 +171,15 @@ def check_trees(world: InlineWorld, rows: Rows, prompts: Prompts, draft: PreTrai
         for slot, request, position in zip(view.slots, view.requests, view.positions, strict=True):
             text = (*prompts[request], *rows.texts[request][:position])
             tree = answer[slot].tree
-            make = static_tree if operation.plan == "static" else dynamic_tree
-            assert {tree_path(tree, node) for node in range(len(tree.tokens))} == make(operation, draft, text)
+            make = static_tree if operation.plan.kind == "static" else dynamic_tree
+            assert set(tree.paths) == make(operation.plan, draft, text)
             compared += 1
         steps = [
             sum(tokens for _, tokens in parts)
             for parts in zip(*(answer[s].work for s in view.slots), strict=True)
         ]
-        assert steps == [sum(map(len, operation.inputs)), *(n * len(view.slots) for n in operation.shape.fed)]
+        assert steps == [sum(map(len, operation.inputs)), *(n * len(view.slots) for n in operation.plan.fed)]
     assert compared > 5
-
-
-def tree_path(tree: TokenTree, node: int) -> tuple[int, ...]:
-    return tuple(tree.tokens[i] for i in tree.path(node))
 
 
 def confidences(draft: PreTrainedModel, text: Sequence[int]) -> torch.Tensor:
@@ -192,11 +188,11 @@ def confidences(draft: PreTrainedModel, text: Sequence[int]) -> torch.Tensor:
     return logits.log_softmax(dim=-1)
 
 
-def static_tree(operation: DraftTree, draft: PreTrainedModel, text: Sequence[int]) -> set[tuple[int, ...]]:
+def static_tree(plan: TreePlan, draft: PreTrainedModel, text: Sequence[int]) -> set[tuple[int, ...]]:
     """The paths of the tree by its definition."""
     found: set[tuple[int, ...]] = set()
     level: list[tuple[int, ...]] = [()]
-    for width in operation.widths:
+    for width in plan.widths:
         level = [
             (*path, token)
             for path in level
@@ -206,18 +202,18 @@ def static_tree(operation: DraftTree, draft: PreTrainedModel, text: Sequence[int
     return found
 
 
-def dynamic_tree(operation: DraftTree, draft: PreTrainedModel, text: Sequence[int]) -> set[tuple[int, ...]]:
+def dynamic_tree(plan: TreePlan, draft: PreTrainedModel, text: Sequence[int]) -> set[tuple[int, ...]]:
     """EAGLE-2's tree by its definition."""
     scores: dict[tuple[int, ...], float] = {(): 0.0}
     level: list[tuple[int, ...]] = [()]
-    for _ in range(operation.depth):
-        level = sorted(level, key=lambda path: -scores[path])[: operation.topk]
+    for _ in range(plan.depth):
+        level = sorted(level, key=lambda path: -scores[path])[: plan.topk]
         children = []
         for path in level:
-            best = confidences(draft, (*text, *path)).topk(operation.topk)
+            best = confidences(draft, (*text, *path)).topk(plan.topk)
             for value, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
                 scores[*path, token] = scores[path] + value
                 children.append((*path, token))
         level = children
     del scores[()]
-    return set(sorted(scores, key=lambda path: -scores[path])[: operation.budget])
+    return set(sorted(scores, key=lambda path: -scores[path])[: plan.budget])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.guesses import lookup
+from policies.pld import lookup
 
 
 def plainly(text: Sequence[int], lookahead: int, longest: int) -> tuple[int, ...]:

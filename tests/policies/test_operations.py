@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.guesses import lookup
 from policies.operation import Prespeculate
+from policies.pld import lookup
 from policies.rows import Rows
 from policies.ssd import JoinedCache
 from policies.values import Request, Source, Speculation, Verdict

@@ -12,20 +12,22 @@ from hypothesis import strategies as st
 from hardware_profiles.datastore import Datastore
 from policies.config import SettingError
 from policies.laws import rasd as laws
-from policies.rasd import RasdConfig, RasdKnobs, candidates, fused, pruned, unfused
+from policies.rasd import RasdConfig, candidates, fused, pruned, unfused
 from policies.registry import configure
+from policies.rest import RestConfig
 from policies.retrieval import (
     RetrievalAsk,
     Retrieved,
     Search,
     frequent_beginnings,
     retrieve,
-    row_input,
+    retrieve_trees,
     text_candidates,
 )
+from policies.rows import Rows
 from policies.sampling import GREEDY, Sampling
 from policies.tokentree import ROOT, TokenTree, TreeDrafted, TreePlan
-from policies.values import NO_LAW, Source
+from policies.values import NO_LAW, Request, Source
 
 VOCABULARY = 4
 TOKENS = st.integers(0, VOCABULARY - 1)
@@ -35,7 +37,7 @@ LAW = np.array([0.1, 0.4, 0.2, 0.3])
 
 def paths_of(tree: TokenTree) -> set[tuple[int, ...]]:
     """Every node's token path."""
-    return {tuple(tree.tokens[n] for n in tree.path(node)) for node in range(len(tree.tokens))}
+    return set(tree.paths)
 
 
 def beginnings(paths: list[tuple[int, ...]]) -> set[tuple[int, ...]]:
@@ -114,9 +116,15 @@ def test_what_is_found_at_once_ends_the_search() -> None:
 
 
 def test_only_what_is_searched_by_crosses_to_the_device() -> None:
-    search = Search(longest=2)
-    assert row_input((1, 2, 3), "stdlib", search).text == (2, 3)
-    assert row_input((1, 2, 3), "prompt", search).text == (1, 2, 3)
+    rows = Rows([Request(0, 3, 1, (1, 2, 3))], 1, keep_tokens=True)
+    rows.admit()
+
+    def crosses(datastore: str | None) -> tuple[int, ...]:
+        config = RestConfig(datastore=datastore, longest_match=2)
+        return retrieve_trees(rows, rows.view(), config, GREEDY).inputs[0].text
+
+    assert crosses("stdlib") == (2, 3)
+    assert crosses(None) == (1, 2, 3)
 
 
 @given(PATHS, st.integers(0, VOCABULARY))
@@ -139,8 +147,6 @@ def test_fusion_is_the_trie_of_both(one: list[tuple[int, ...]], other: list[tupl
     assert len(found.tokens) == len(law.tokens) - 1  # no node twice
     assert [column[: len(draft.tokens)] for column in found] == [*draft]
     assert all(parent < node for node, parent in enumerate(found.parents))
-    depths = {tuple(found.tokens[n] for n in found.path(i)): d for i, d in enumerate(found.depths)}
-    assert depths == {law.path(node): law.depths[node] for node in range(1, len(law.tokens))}
     apart = unfused(draft, retrieved)
     assert len(apart.tokens) == len(draft.tokens) + len(retrieved.tokens)
     assert [column[: len(found.tokens)] for column in apart] == [*found]
@@ -158,24 +164,27 @@ def test_a_drawn_node_keeps_its_law_and_a_retrieved_one_has_none() -> None:
 def test_candidates_are_the_draft_and_what_pruning_leaves() -> None:
     drafted = TreeDrafted(TokenTree.of_paths([(1, 2)]), (), (1, 3))
     found = Retrieved(TokenTree.of_paths([(1, 4), (2,), (3,)], Source.NGRAM), 0, ())
-    assert paths_of(candidates(drafted, found, RasdKnobs())) == {(1,), (1, 2), (1, 4), (3,)}
-    every = candidates(drafted, found, RasdKnobs(prune_top=0))
+    assert paths_of(candidates(drafted, found, RasdConfig())) == {(1,), (1, 2), (1, 4), (3,)}
+    every = candidates(drafted, found, RasdConfig(prune_top=0))
     assert paths_of(every) == {(1,), (1, 2), (1, 4), (3,), (2,)}
     # Unfused, 1 is verified twice.
-    assert len(candidates(drafted, found, RasdKnobs(fusion=False)).tokens) == 5
+    assert len(candidates(drafted, found, RasdConfig(fusion="off")).tokens) == 5
 
 
 def test_a_datastore_is_asked_once_and_a_text_again() -> None:
-    assert RasdConfig().rounds(GREEDY).attempts == 2
-    assert RasdConfig(datastore="stdlib").rounds(GREEDY).attempts == 0
-    assert RasdConfig(datastore="stdlib", retrieval_attempts=1).rounds(GREEDY).attempts == 1
+    assert RasdConfig().attempts == 2
+    assert RasdConfig(datastore="stdlib").attempts == 0
+    assert RasdConfig(datastore="stdlib", retrieval_attempts=1).attempts == 1
 
 
 def test_drawn_tokens_decide_no_search() -> None:
-    drawn = {"plan": TreePlan("static"), "sampling": Sampling(temperature=1.0)}
-    assert RasdKnobs(**drawn, attempts=0).plan.kind == "static"
-    with pytest.raises(ValueError, match="drawn tokens"):
-        RasdKnobs(**drawn)
+    class Drawn(RasdConfig):
+        plan = TreePlan("static")
+
+    sampling = Sampling(temperature=1.0)
+    Drawn(retrieval_attempts=0).check(sampling)
+    with pytest.raises(SettingError, match="drawn tokens"):
+        Drawn().check(sampling)
 
 
 @pytest.mark.parametrize(

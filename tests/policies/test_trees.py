@@ -10,31 +10,25 @@ from hypothesis import strategies as st
 
 from policies.config import SettingError
 from policies.registry import configure
-from policies.tokentree import ROOT, TokenTree, TreePlan, TreeVerdict
-from policies.tree import TreeConfig, levels_tried
+from policies.tokentree import ROOT, TokenTree, TreePlan, TreeVerdict, levels_tried
+from policies.tree import TreeConfig
 from policies.values import NO_LAW, RowVerdict, Source
 
 PATHS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=6)
-
-
-def tokens_on(tree: TokenTree, node: int) -> tuple[int, ...]:
-    return tuple(tree.tokens[i] for i in tree.path(node))
 
 
 @given(PATHS)
 def test_a_trie_holds_every_prefix_once(paths: list[list[int]]) -> None:
     tree = TokenTree.of_paths(paths)
     prefixes = {tuple(path[:n]) for path in paths for n in range(1, len(path) + 1)}
-    found = [tokens_on(tree, node) for node in range(len(tree.tokens))]
-    assert len(found) == len(set(found))
-    assert set(found) == prefixes
+    assert len(tree.paths) == len(set(tree.paths))
+    assert set(tree.paths) == prefixes
 
 
 @given(PATHS)
-def test_parents_come_first_and_depths_count_ancestors(paths: list[list[int]]) -> None:
+def test_parents_come_first(paths: list[list[int]]) -> None:
     tree = TokenTree.of_paths(paths, Source.NGRAM)
     assert all(ROOT <= parent < node for node, parent in enumerate(tree.parents))
-    assert tree.depths == tuple(len(tree.path(node)) for node in range(len(tree.tokens)))
     assert set(tree.sources) <= {int(Source.NGRAM)}
     assert set(tree.laws) <= {NO_LAW}
 
@@ -55,8 +49,7 @@ def test_siblings_stand_in_the_order_of_their_first_path() -> None:
     assert tree.parents == (ROOT, 0, ROOT, 0, 1)
     assert tree.children(ROOT) == (0, 2)
     assert tree.children(0) == (1, 3)
-    assert tree.depths == (1, 2, 1, 2, 3)
-    assert tree.path(4) == (0, 1, 4)
+    assert tree.paths == [(5,), (5, 6), (7,), (5, 8), (5, 6, 9)]
     assert TokenTree.of_paths([]) == TokenTree()
 
 
@@ -80,14 +73,14 @@ def test_levels_tried() -> None:
 def test_static_counts() -> None:
     plan = TreePlan(widths=(4, 2, 1))
     # 4 + 4 * 2 + 8 * 1 nodes; all but the last level are fed to the draft.
-    assert (plan.nodes, plan.levels, plan.fed) == (20, 3, (4, 8))
+    assert (plan.nodes, plan.fed) == (20, (4, 8))
     assert TreePlan(widths=(7,)).fed == ()
 
 
 def test_dynamic_counts() -> None:
     plan = TreePlan("dynamic", depth=3, topk=2, budget=7)
     # 2 + 2 * 2 + 2 * 2 candidates: two nodes of each level but the last are fed, and get two children each.
-    assert (plan.candidates, plan.nodes, plan.levels, plan.fed) == (10, 7, 3, (2, 2))
+    assert (plan.candidates, plan.nodes, plan.fed) == (10, 7, (2, 2))
 
 
 @pytest.mark.parametrize(

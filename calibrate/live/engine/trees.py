@@ -222,7 +222,7 @@ class Static:
         # [R, n, V] the law of every node: its parent's, once per child.
         laws = torch.cat([weights.repeat_interleave(width, dim=1) for weights, width in self._laws], dim=1)
         flat = laws.flatten(0, 1)
-        depths = TokenTree(tuple(self.tokens[0]), tuple(self.parents[0])).depths
+        depths = [len(path) for path in TokenTree(tuple(self.tokens[0]), tuple(self.parents[0])).paths]
         owners = (
             np.repeat([row.request for row in self.rows], len(depths)),
             np.concatenate([row.position - 1 + np.array(depths) for row in self.rows]),

@@ -18,7 +18,7 @@ from policies.tokentree import ROOT, DraftTree, TreeDrafted, TreeVerdict, Verify
 @handles(DraftTree)
 def draft_trees(executor: Executor, operation: DraftTree) -> list[TreeDrafted]:
     """A forward over what is unseen, then one per level of the trees but the last."""
-    plan, feeds = operation.shape, operation.inputs
+    plan, feeds = operation.plan, operation.inputs
     rows, runner = rows_of(operation.view), executor.runner
     for row, unseen in zip(rows, feeds, strict=True):
         _rewind(executor, row, unseen)
