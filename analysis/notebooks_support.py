@@ -15,9 +15,8 @@ from typing import Any
 from analysis.breaks.map import Map, load_map
 from analysis.breaks.show import by_relaxation, of_law
 from analysis.papers.cells import read_csv
-from analysis.papers.report import SUMMARY, summary_cells
-from analysis.papers.study import Errors, Line
-from analysis.show import markdown
+from analysis.papers.report import SUMMARY
+from analysis.show import markdown, markdown_of
 from hardware_profiles.files import read_json
 from policies.laws.catalogue import STATEMENTS, Statement, find
 from policies.laws.evaluate import answer
@@ -96,13 +95,7 @@ def account(found: Mapping[str, Any]) -> str:
 
 def errors(found: Mapping[str, Any]) -> str:
     """The errors of law, simulation and naive guess by method, as a table."""
-    lines = [summary_cells(_line(raw)) for raw in found["summary"]]
-    return markdown(SUMMARY[1:], [cells[1:] for cells in lines], right=1)
-
-
-def _line(raw: Mapping[str, Any]) -> Line:
-    parts = {name: raw[name] and Errors(**raw[name]) for name in ("law", "simulated", "naive")}
-    return Line(**{**raw, **parts})
+    return markdown_of(SUMMARY[1:], found["summary"])
 
 
 def draw_rows(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:

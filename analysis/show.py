@@ -147,10 +147,10 @@ def markdown(
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ruler, *clean))
 
 
-def markdown_of(columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    """The same of columns; all but the first are aligned to the right."""
+def markdown_of(columns: Sequence[Column], rows: Iterable[Row], *, right: int = 1) -> str:
+    """The same of columns; from `right` on they are aligned to the right."""
     lines = [[column.cell(row) for column in columns] for row in rows]
-    return markdown([column.title for column in columns], lines, right=1)
+    return markdown([column.title for column in columns], lines, right=right)
 
 
 def _escaped(cell: str) -> str:

@@ -12,7 +12,7 @@ import io
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -458,6 +458,41 @@ def fitted_table(
     said = [text for name, text in (notes or {}).items() if name in names]
     table.caption = "; ".join([*said, *([f"no room for: {missing}"] if missing else [])]) or None
     table.caption_justify = "left"
+    return table
+
+
+def wrapped_table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str] | None],
+    *,
+    title: str | None = None,
+    right: Collection[int] = (),
+    whole: Collection[int] = (),
+    lines: bool = False,
+) -> Table:
+    """A table of texts, which go over several lines where there is no room.
+
+    Args:
+        titles: Heads of the columns.
+        rows: Cells, as many as titles; None ends a section.
+        title: Of the table.
+        right: Numbers of the columns that are aligned to the right.
+        whole: Numbers of the columns whose cells do not break.
+        lines: Whether there is a line between all rows.
+    """
+    from rich.table import Table
+
+    table = Table(
+        title=title, title_justify="left", header_style="bold", padding=(0, 0, 0, 1), show_lines=lines
+    )
+    for number, name in enumerate(titles):
+        justify: Literal["left", "right"] = "right" if number in right else "left"
+        table.add_column(name, justify=justify, no_wrap=number in whole, overflow="fold")
+    for row in rows:
+        if row is None:
+            table.add_section()
+        else:
+            table.add_row(*row)
     return table
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from analysis.papers.cells import PAPERS
-from policies.commandline import HELP, INCOMPLETE, Refusal, checked_command, wide_console
+from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, checked_command, refusals, wide_console
 
 EXAMPLES = """
 \b
@@ -48,56 +48,33 @@ def main(
     Rows by law and by simulation, with the interval that withheld quantities leave, and a summary per
     method.  `figures` prints which of the papers' figures are reproduced by which command.
     """
-    try:
-        if name == "figures":
-            _refuse_files(json_file, folder, summary=summary)
-            _figures(markdown=markdown)
-        else:
-            _papers(name, json_file, folder, markdown=markdown, summary=summary, simulate=not no_simulation)
-    except (ValueError, OSError) as error:
-        raise Refusal(str(error)) from error
-    except ImportError as error:
-        raise Refusal(f"{error}; {INCOMPLETE}") from error
-
-
-def _refuse_files(json_file: Path | None, folder: Path | None, *, summary: bool) -> None:
-    if json_file is not None or folder is not None or summary:
-        raise ValueError("figures is an index: it takes --markdown only")
-
-
-def _figures(*, markdown: bool) -> None:
-    from analysis.papers.report import markdown_figures, print_figures
-
-    if markdown:
-        click.echo(markdown_figures())
-    else:
-        print_figures(wide_console())
-
-
-def _papers(
-    name: str, json_file: Path | None, folder: Path | None, *, markdown: bool, summary: bool, simulate: bool
-) -> None:
     from analysis.papers import report
-    from analysis.papers.study import studies
+    from analysis.papers.study import as_dict, studies
     from hardware_profiles.files import atomic_write
 
-    found = studies(name, simulate=simulate)
-    if json_file is not None:
-        with atomic_write(json_file) as file:
-            file.write(report.as_json(found) + "\n")
-    if folder is not None:
-        from analysis.papers.report import plot
-        from analysis.papers.study import as_dict
-
-        for one in found:
-            click.echo(f"wrote {plot(as_dict(one), folder)}", err=True)
-    if markdown:
-        click.echo(report.markdown_summaries(found) if summary else report.markdown(found))
-        return
     console = wide_console()
-    for one in () if summary else found:
-        report.print_study(one, console)
-    report.print_summary(found, console)
+    with refusals(INCOMPLETE, BAD_INPUT):
+        if name == "figures":
+            if json_file is not None or folder is not None or summary:
+                raise ValueError("figures is an index: it takes --markdown only")
+            if markdown:
+                click.echo(report.markdown_figures())
+            else:
+                report.print_figures(console)
+            return
+        papers = studies(name, simulate=not no_simulation)
+        if json_file is not None:
+            with atomic_write(json_file) as file:
+                file.write(report.as_json(papers) + "\n")
+        if folder is not None:
+            for one in papers:
+                click.echo(f"wrote {report.plot(as_dict(one), folder)}", err=True)
+        if markdown:
+            click.echo(report.markdown_summaries(papers) if summary else report.markdown_rows(papers))
+            return
+        for one in () if summary else papers:
+            report.print_study(one, console)
+        report.print_summary(papers, console)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Printed values of the papers, as stored in `data/*.csv`."""
+"""Printed values of the papers, as stored in `data/*.csv`, and remarks on those that are not used."""
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -16,23 +16,15 @@ PAPERS = ("ssd", "double", "duodecoding", "rasd", "mirror")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One printed value.
+    """One printed value, with the columns of its file.
 
     Attributes:
         row: Its row in the file, from 1; the identity of the cell.
-        paper: Which paper.
         table: Table, figure or passage.
-        target: Target model.
-        draft: Draft model.
-        hardware: As printed.
-        method: As printed.
-        dataset: As printed.
         temperature: As printed; empty where the paper does not say.
-        batch: As printed.
         param: Other settings, `name=value` joined by `;`.
         value_name: What the value is.
         printed: The printed digits.
-        unit: Of the value.
         note: Remarks of whoever took it down.
         qualifier: `eq`, `approx`, `lt`, `gt`, `upto`, `range_lo` or `range_hi`.
     """
@@ -82,6 +74,12 @@ class Cell:
         return " ".join(part for part in said if part)
 
 
+def read_csv(name: str) -> Iterator[dict[str, str]]:
+    """Rows of one of the package's data files."""
+    with (DATA / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file)
+
+
 def load_cells(paper: str) -> list[Cell]:
     """All printed values of a paper.
 
@@ -90,77 +88,64 @@ def load_cells(paper: str) -> list[Cell]:
     """
     if paper not in PAPERS:
         raise ValueError(f"no paper {paper!r}; there are {', '.join(PAPERS)}")
-    return [_cell(number, entry) for number, entry in enumerate(read_csv(paper), start=1)]
-
-
-def _cell(number: int, entry: dict[str, str]) -> Cell:
-    kept = {k: v for k, v in entry.items() if k not in ("value", "src_line")}
-    return Cell(row=number, printed=entry["value"], **kept)
-
-
-def read_csv(name: str) -> Iterator[dict[str, str]]:
-    """Rows of one of the package's data files."""
-    with (DATA / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        yield from csv.DictReader(file)
+    cells = []
+    for number, entry in enumerate(read_csv(paper), start=1):
+        columns = {k: v for k, v in entry.items() if k not in ("value", "src_line")}
+        cells.append(Cell(row=number, printed=entry["value"], **columns))
+    return cells
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
-    """Cells that cannot be right, and why; an empty pattern matches anything.
+class Remark:
+    """What is said of some cells.
 
     Attributes:
-        pattern: Column to required text.
-        reason: Why it is not used.
+        pattern: Texts by column, one of which the cell has there.
+        reason: Why the cells are not used.
     """
 
-    pattern: dict[str, str]
+    pattern: dict[str, tuple[str, ...]]
     reason: str
 
     def matches(self, cell: Cell) -> bool:
-        """Whether the flag is about this cell."""
-        return all(getattr(cell, name) == text for name, text in self.pattern.items())
+        """Whether the remark is about this cell."""
+        return all(getattr(cell, name) in texts for name, texts in self.pattern.items())
 
 
-def load_flags() -> list[Flag]:
-    """The flags of `data/flags.csv`."""
+def load_remarks(name: str) -> list[Remark]:
+    """The remarks of `flags` (what cannot be right) or of `excuses` (why a cell is no prediction target).
+
+    An empty column matches anything, `a|b` one of both texts.
+    """
     return [
-        Flag({k: v for k, v in entry.items() if k != "reason" and v}, entry["reason"])
-        for entry in read_csv("flags")
+        Remark({k: tuple(v.split("|")) for k, v in entry.items() if v and k != "reason"}, entry["reason"])
+        for entry in read_csv(name)
     ]
 
 
-def _several(value: str | tuple[str, ...]) -> tuple[str, ...]:
-    return value if isinstance(value, tuple) else (value,)
+def reasons_of(cells: Iterable[Cell], remarks: list[Remark]) -> dict[int, str]:
+    """The first remark on each cell, by row; cells without any are left out."""
+    return {cell.row: r.reason for cell in cells for r in reversed(remarks) if r.matches(cell)}
 
 
-class Book:
+class Paper:
     """The cells of a paper, looked up by their columns; flagged ones cannot be used as inputs.
 
     Args:
         cells: All cells of the paper.
+
+    Attributes:
+        flags: Reason by row of what cannot be right.
     """
 
     def __init__(self, cells: list[Cell]) -> None:
         self.cells = cells
-        self._by_table: dict[str, list[Cell]] = {}
-        for cell in cells:
-            self._by_table.setdefault(cell.table, []).append(cell)
-        flags = load_flags()
-        self.flags = {
-            cell.row: flag.reason for cell in cells for flag in reversed(flags) if flag.matches(cell)
-        }
+        self.flags = reasons_of(cells, load_remarks("flags"))
 
     def all(self, **columns: Any) -> list[Cell]:
         """Cells whose columns are as given (a tuple: any of them), flagged ones included."""
-        tables = columns.pop("table", None)
-        if tables is None:
-            cells = self.cells
-        else:
-            cells = [c for name in _several(tables) for c in self._by_table.get(name, ())]
-        for name, value in columns.items():
-            wanted = _several(value)
-            cells = [c for c in cells if getattr(c, name) in wanted]
-        return cells
+        wanted = [(name, value if isinstance(value, tuple) else (value,)) for name, value in columns.items()]
+        return [c for c in self.cells if all(getattr(c, name) in texts for name, texts in wanted)]
 
     def sound(self, **columns: Any) -> list[Cell]:
         """The same without the flagged ones."""
@@ -172,10 +157,10 @@ class Book:
         Raises:
             ValueError: There are several.
         """
-        found = self.sound(**columns)
-        if len(found) > 1:
-            raise ValueError(f"{len(found)} cells match {columns}")
-        return found[0] if found else None
+        cells = self.sound(**columns)
+        if len(cells) > 1:
+            raise ValueError(f"{len(cells)} cells match {columns}")
+        return cells[0] if cells else None
 
     def need(self, **columns: Any) -> Cell:
         """The one unflagged cell of that description.

@@ -9,21 +9,21 @@ losslessness.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from analysis.papers.cells import Book, Cell
+from analysis.papers.cells import Cell, Paper
 from analysis.papers.forecast import (
+    Base,
     Coin,
-    Estimate,
     Forecast,
-    Known,
-    Reasons,
     acceptance_of_tokens,
     assumed,
     by_step_cost,
     fitted,
+    forecast,
     given,
     naive_guess,
-    spread,
+    printed,
 )
 from policies.laws.double import pearl_speedup, psd_speedup_printed
 
@@ -34,175 +34,119 @@ NO_INPUTS = "only tokens per step are printed: neither a draft's time nor an acc
 NO_METRIC = (
     "a run that counts what the target retrieves is no metric of the simulator; the speed beside it is"
 )
+NO_ANSWERS = "an accuracy is of texts, and coin tosses write none"
 OWN = ("Sps", "PEARL", "DOUBLE")
 """Methods with a law of their own; of the others only tokens per step are known."""
-REASONS: Reasons = (
-    ({"dataset": ("Avg", "MT-Bench/Avg")}, "average of the rows beside it"),
-    ({"value_name": ("M_gain_vs_PEARL", "speedup_gain_vs_PEARL", "retention")}, "ratio of two cells"),
-    ({"table": "Table 3"}, "AMT by size of the datastore is not printed; rounds 0 and 10 restate Table 1"),
-    ({"table": "Table 4"}, "model shapes, not results"),
-    ({"table": "Table 5"}, "neither M nor acceptance of these methods is printed; DOUBLE restates Table 1"),
-    ({"table": "Table 6"}, "step times by batch size are not printed"),
-    ({"table": "Table 7", "value_name": "speedup"}, "its Sps rows are flagged: no baseline to start from"),
-    ({"table": "Table 8", "value_name": "speedup"}, "restates Table 1 (temperature 0), or is the unit, 1.00"),
-    ({"table": "Table 9"}, "what the rejected cache adds to AMT is not printed"),
-    ({"table": "Table 10"}, "profiled shares of time: an input of a simulation, not its outcome"),
-    ({"table": "Table 11"}, "communication time of the pipeline-parallel placement is not printed"),
-    ({"value_name": "accuracy_EM"}, "restates Table 7"),
-    ({"table": TABLE}, "belongs to a flagged row"),
-    ({}, "describes the setup, or restates the tables in prose"),
-)
+SOURCES = (("Table 8", "Sps", "DOUBLE"), ("Table 11", "SpS (Vanilla SD)", "DOUBLE (Ideal)"))
+SAMPLING_NOISE = 0.02
+"""Assumed, above temperature 0: one standard error of an accuracy near 0.9 on 200 prompts."""
 
 
-def forecasts(book: Book) -> list[Forecast]:
+def forecasts(paper: Paper) -> list[Forecast]:
     """Every cell that its paper's other cells say something about."""
-    found = []
-    for ratio in book.all(table=TABLE, value_name="C"):
-        target = ratio.target
-        for method in dict.fromkeys(c.method for c in book.all(table=TABLE, target=target) if c.method):
-            if method not in OWN:
-                found += _by_step_cost(book, target, method)
-        for dataset in DATASETS:
-            place = {"table": TABLE, "target": target, "dataset": dataset}
-            found.append(_sps(book, ratio, place))
-            found.append(_pearl(book, ratio, place))
-            found += [_double(book, ratio, place), _run_length(book, ratio, place)]
-    return [*found, *from_vanilla_sd(book), *lossless(book)]
-
-
-def _cell(book: Book, place: dict[str, str], method: str, name: str) -> Cell:
-    """A cell, flagged or not: what is predicted may be flagged, what is used may not."""
-    return book.all(**place, method=method, value_name=name)[0]
-
-
-def _by_step_cost(book: Book, target: str, method: str) -> list[Forecast]:
-    """S = M / cost of a step, the cost from the method's other data sets."""
-    block = {"table": TABLE, "target": target, "method": method, "dataset": DATASETS}
-    tokens = {c.dataset: c for c in book.sound(**block, value_name="M")}
-    speeds = book.sound(**block, value_name="speedup")
     predicted = []
-    for cell in speeds:
-        others = [other for other in speeds if other.row != cell.row]
-        law = "M / step cost"
-        predicted.append(by_step_cost(cell, tokens, others, speeds, law=law, unsimulated=NO_INPUTS))
-    return predicted
+    for ratio in paper.all(table=TABLE, value_name="C"):
+        block = {"table": TABLE, "target": ratio.target, "dataset": DATASETS}
+        for cell in paper.sound(**block, value_name="speedup"):
+            if cell.method not in OWN:
+                law = "M / step cost"
+                predicted += by_step_cost(paper, cell, "M", law=law, unsimulated=NO_INPUTS)
+        for dataset in DATASETS:
+            place = {"table": TABLE, "target": ratio.target, "dataset": dataset}
+            for predict in (_sps, _pearl, _double, _run_length):
+                predicted.append(predict(paper, ratio, place))
+    return [*predicted, *_from_vanilla_sd(paper), *_lossless(paper)]
 
 
-def _sps(book: Book, ratio: Cell, place: dict[str, str]) -> Forecast:
+def _cell(paper: Paper, place: dict[str, str], method: str, name: str) -> Cell:
+    """A cell, flagged or not: what is predicted may be flagged, what is used may not."""
+    return paper.all(**place, method=method, value_name=name)[0]
+
+
+def _sps(paper: Paper, ratio: Cell, place: dict[str, str]) -> Forecast:
     """S = M C / (gamma + C); gamma is not printed and has to be M - 1 at least."""
-    cell, tokens = _cell(book, place, "Sps", "speedup"), _cell(book, place, "Sps", "M")
+    tokens = _cell(paper, place, "Sps", "M")
     least = math.ceil(tokens.value) - 1
     gamma = max(math.ceil(ratio.value), least)
-    known = (
-        given("M", tokens.value, tokens.rounding),
-        given("C", ratio.value, ratio.rounding),
-        assumed("gamma", gamma, least, gamma + 3),
-        assumed("bonus not in M", 0.0, 0.0, 1.0),
-    )
+    known = {
+        "m": printed("M", tokens),
+        "c": printed("C", ratio),
+        "depth": assumed("gamma", gamma, least, gamma + 3),
+        "more": assumed("bonus not in M", 0.0, 0.0, 1.0),
+    }
 
-    def law(m: float, c: float, g: float, more: float) -> float:
-        return (m + more) * c / (max(g, m + more - 1.0) + c)
+    def law(m: float, c: float, depth: float, more: float) -> float:
+        return (m + more) * c / (max(depth, m + more - 1.0) + c)
 
-    estimate = spread(law, known, m="M", c="C", g="gamma", more="bonus not in M")
+    cell = _cell(paper, place, "Sps", "speedup")
     accepted = acceptance_of_tokens(tokens.value, gamma)
-    speeds = book.sound(**place | {"dataset": DATASETS}, method="Sps", value_name="speedup")
-    return Forecast(
+    return forecast(
         cell,
         "double.eq11, corrected",
-        estimate,
+        law,
         known,
         (ratio, tokens),
-        naive=naive_guess(cell, 1.0, [(other, 1.0) for other in speeds]),
+        naive=_naive(paper, cell, place, lambda _: 1.0),
         coin=Coin("sd", accepted, gamma, 1.0 / ratio.value),
     )
 
 
-def _pearl(book: Book, ratio: Cell, place: dict[str, str]) -> Forecast:
+def _naive(paper: Paper, cell: Cell, place: dict[str, str], base: Base) -> float | None:
+    """The naive guess from the other data sets of the table."""
+    rows = paper.sound(**place | {"dataset": DATASETS}, method=cell.method, value_name=cell.value_name)
+    return naive_guess(cell, rows, base)
+
+
+def _pearl(paper: Paper, ratio: Cell, place: dict[str, str]) -> Forecast:
     """PEARL's exact rate at a = M / (M + 1), between M counting the last token and no time lost at all."""
-    cell, run = _cell(book, place, "PEARL", "speedup"), _cell(book, place, "PEARL", "M")
+    cell, run = _cell(paper, place, "PEARL", "speedup"), _cell(paper, place, "PEARL", "M")
     gamma = math.ceil(ratio.value)
-    known = (
-        given("M", run.value, run.rounding),
-        given("C", ratio.value, ratio.rounding),
-        given("gamma = ceil C", gamma),
-        assumed("last token in M", 0.0, 0.0, 1.0),
-    )
+    known = {
+        "m": printed("M", run),
+        "c": printed("C", ratio),
+        "depth": given("gamma = ceil C", gamma),
+        "more": assumed("last token in M", 0.0, 0.0, 1.0),
+    }
 
     def law(m: float, c: float, more: float) -> float:
         return pearl_speedup((m - more) / (m - more + 1.0), gamma, c)
 
-    estimate = spread(law, known, m="M", c="C", more="last token in M")
-    best = (run.value + 1.0) * known[1].high / (run.value + known[1].high)
     accepted = run.value / (run.value + 1.0)
-    return Forecast(
+    predicted = forecast(
         cell,
         "double.thm3, exact",
-        Estimate(estimate.value, estimate.low, max(estimate.high, best)),
+        law,
         known,
         (ratio, run),
-        naive=_over_sps(book, cell, place),
+        naive=_naive(paper, cell, place, lambda c: paper.beside(c, method="Sps")),
         printed=psd_speedup_printed(accepted, gamma, ratio.value),
         coin=Coin("pearl", accepted, gamma, 1.0 / ratio.value),
     )
+    best = (run.value + 1.0) * known["c"].high / (run.value + known["c"].high)
+    high = max(predicted.estimate.high, best)
+    return replace(predicted, estimate=replace(predicted.estimate, high=high))
 
 
-def _over_sps(book: Book, cell: Cell, place: dict[str, str]) -> float | None:
-    """The naive guess: mean ratio to Sps of the table's other rows, times this row's Sps."""
-    base = book.beside(cell, method="Sps")
-    if base is None:
-        return None
-    cells = book.sound(**place | {"dataset": DATASETS}, method=cell.method, value_name="speedup")
-    pairs = [(c, sps.value) for c in cells if (sps := book.beside(c, method="Sps")) is not None]
-    return naive_guess(cell, base.value, pairs)
-
-
-def _double(book: Book, ratio: Cell, place: dict[str, str]) -> Forecast:
+def _double(paper: Paper, ratio: Cell, place: dict[str, str]) -> Forecast:
     """PEARL's rate with a draft (1 + AMT) times as fast, at the acceptance of PEARL's run."""
-    cell, run = _cell(book, place, "DOUBLE", "speedup"), _cell(book, place, "PEARL", "M")
-    known = (
-        fitted("a", run.value / (run.value + 1.0), (run.value - 1.0) / run.value),
-        given("C", ratio.value, ratio.rounding),
-        AMT,
-    )
-    accepted = known[0].value
+    cell, run = _cell(paper, place, "DOUBLE", "speedup"), _cell(paper, place, "PEARL", "M")
+    accepted = run.value / (run.value + 1.0)
+    known = {
+        "acceptance": fitted("a", accepted, (run.value - 1.0) / run.value, accepted),
+        "ratio": printed("C", ratio),
+        "matched": AMT,
+    }
     quick = ratio.value * (1.0 + AMT.value)
-    return Forecast(
+    return forecast(
         cell,
         "double.eq7 with the exact rate",
-        spread(double_speedup, known, acceptance="a", ratio="C", matched="AMT"),
+        double_speedup,
         known,
         (ratio, run),
-        naive=_over_sps(book, cell, place),
+        naive=_naive(paper, cell, place, lambda c: paper.beside(c, method="Sps")),
         printed=psd_speedup_printed(accepted, math.ceil(quick), quick),
         coin=double_coin(accepted, ratio.value, AMT.value),
     )
-
-
-def _run_length(book: Book, ratio: Cell, place: dict[str, str]) -> Forecast:
-    """DOUBLE's M: PEARL's, and 1 + AMT further tokens that the target's retrieval adds to a run."""
-    cell, run = _cell(book, place, "DOUBLE", "M"), _cell(book, place, "PEARL", "M")
-    cells = book.sound(**place | {"dataset": DATASETS}, method="DOUBLE", value_name="M")
-    pairs = [(c, pearl.value) for c in cells if (pearl := book.beside(c, method="PEARL")) is not None]
-    known = (
-        given("M of PEARL", run.value, run.rounding),
-        AMT,
-        assumed("share of runs extended", 1.0, 0.0, 1.0),
-    )
-    estimate = spread(
-        lambda m, s, share: m + share * (1.0 + s),
-        known,
-        m="M of PEARL",
-        s="AMT",
-        share="share of runs extended",
-    )
-    guess = naive_guess(cell, run.value, pairs)
-    return Forecast(cell, "double.eq6", estimate, known, (run,), naive=guess, unsimulated=NO_METRIC)
-
-
-SOURCES = (("Table 8", "Sps", "DOUBLE"), ("Table 11", "SpS (Vanilla SD)", "DOUBLE (Ideal)"))
-NO_ANSWERS = "an accuracy is of texts, and coin tosses write none"
-SAMPLING_NOISE = 0.02
-"""Assumed, above temperature 0: one standard error of an accuracy near 0.9 on 200 prompts."""
 
 
 def double_speedup(acceptance: float, ratio: float, matched: float) -> float:
@@ -217,40 +161,52 @@ def double_coin(acceptance: float, ratio: float, matched: float, temperature: fl
     return Coin("double", acceptance, math.ceil(ratio), 1.0 / ratio, knobs=knobs)
 
 
-def from_vanilla_sd(book: Book) -> list[Forecast]:
+def _run_length(paper: Paper, _: Cell, place: dict[str, str]) -> Forecast:
+    """DOUBLE's M: PEARL's, and 1 + AMT further tokens that the target's retrieval adds to a run."""
+    cell, run = _cell(paper, place, "DOUBLE", "M"), _cell(paper, place, "PEARL", "M")
+    known = {
+        "m": printed("M of PEARL", run),
+        "matched": AMT,
+        "share": assumed("share of runs extended", 1.0, 0.0, 1.0),
+    }
+    return forecast(
+        cell,
+        "double.eq6",
+        lambda m, matched, share: m + share * (1.0 + matched),
+        known,
+        (run,),
+        naive=_naive(paper, cell, place, lambda c: paper.beside(c, method="PEARL")),
+        unsimulated=NO_METRIC,
+    )
+
+
+def _from_vanilla_sd(paper: Paper) -> list[Forecast]:
     """DOUBLE's speedup from that of vanilla SD on the same text, wherever M is not printed."""
-    found = []
+    predicted = []
     for table, base, method in SOURCES:
-        cells = [
-            cell
-            for cell in book.sound(table=table, method=method, value_name="speedup")
-            if not cell.dataset.endswith("Avg")
-        ]
-        pairs = [(cell, sd.value) for cell in cells if (sd := book.beside(cell, method=base)) is not None]
-        for cell, _ in pairs:
+        cells = paper.sound(table=table, method=method, value_name="speedup")
+        rows = {
+            cell: sd
+            for cell in cells
+            if not cell.dataset.endswith("Avg") and (sd := paper.beside(cell, method=base)) is not None
+        }
+        for cell, sd in rows.items():
             if table == "Table 8" and cell.temperature == "0":
                 continue  # restates Table 1, where it is predicted
-            sd = book.need(
-                table=table,
-                target=cell.target,
-                method=base,
-                dataset=cell.dataset,
-                temperature=cell.temperature,
-                value_name="speedup",
-            )
-            found.append(_from_sd(book, cell, sd, pairs))
-    return found
+            guess = naive_guess(cell, rows, rows.get)
+            predicted.append(_from_sd(paper, cell, sd, guess))
+    return predicted
 
 
-def _from_sd(book: Book, cell: Cell, sd: Cell, pairs: list[tuple[Cell, float]]) -> Forecast:
-    ratio = book.need(table="Table 1", target=cell.target, value_name="C")
+def _from_sd(paper: Paper, cell: Cell, sd: Cell, guess: float | None) -> Forecast:
+    ratio = paper.need(table=TABLE, target=cell.target, value_name="C")
     gamma = math.ceil(ratio.value)
-    known: tuple[Known, ...] = (
-        given("S of SD", sd.value, sd.rounding),
-        given("C", ratio.value, ratio.rounding),
-        assumed("gamma of SD", gamma, gamma, gamma + 3),
-        assumed("AMT", 0.9, 0.5, 1.5),
-    )
+    known = {
+        "speed": printed("S of SD", sd),
+        "c": printed("C", ratio),
+        "depth": assumed("gamma of SD", gamma, gamma, gamma + 3),
+        "matched": AMT,
+    }
 
     def acceptance(speed: float, c: float, depth: float) -> float:
         return acceptance_of_tokens(speed * (depth + c) / c, int(depth))
@@ -258,30 +214,33 @@ def _from_sd(book: Book, cell: Cell, sd: Cell, pairs: list[tuple[Cell, float]]) 
     def law(speed: float, c: float, depth: float, matched: float) -> float:
         return double_speedup(acceptance(speed, c, depth), c, matched)
 
-    estimate = spread(law, known, speed="S of SD", c="C", depth="gamma of SD", matched="AMT")
-    guess = naive_guess(cell, sd.value, pairs)
-    law_name = "double.eq7 with the exact rate, a from SD"
-    coin = double_coin(
-        acceptance(sd.value, ratio.value, gamma), ratio.value, known[3].value, float(cell.temperature)
-    )
-    return Forecast(cell, law_name, estimate, known, (ratio, sd), naive=guess, coin=coin)
+    accepted = acceptance(sd.value, ratio.value, gamma)
+    coin = double_coin(accepted, ratio.value, AMT.value, float(cell.temperature))
+    name = "double.eq7 with the exact rate, a from SD"
+    return forecast(cell, name, law, known, (ratio, sd), naive=guess, coin=coin)
 
 
-def lossless(book: Book) -> list[Forecast]:
+def _lossless(paper: Paper) -> list[Forecast]:
     """Accuracy of a lossless method is plain decoding's, but for rounding and, when sampled, luck."""
-    cells = book.sound(table=("Table 7", "Table 8"), value_name="accuracy_EM", method=("Sps", "DOUBLE"))
-    pairs = [(cell, book.beside(cell, method="Vanilla")) for cell in cells]
-    known_pairs = [(cell, plain) for cell, plain in pairs if plain is not None]
-    found = []
-    for cell, plain in known_pairs:
+    cells = paper.sound(table=("Table 7", "Table 8"), value_name="accuracy_EM", method=("Sps", "DOUBLE"))
+    rows = {c: plain for c in cells if (plain := paper.beside(c, method="Vanilla")) is not None}
+    predicted = []
+    for cell, plain in rows.items():
         noise = 0.0 if cell.temperature == "0" else SAMPLING_NOISE
-        known = (
-            given("accuracy of AR", plain.value, plain.rounding),
-            assumed("luck", 0.0, -noise, noise),
+        known = {
+            "accuracy": printed("accuracy of AR", plain),
+            "luck": assumed("luck", 0.0, -noise, noise),
+        }
+        same = [c for c in rows if (c.method, c.table) == (cell.method, cell.table)]
+        predicted.append(
+            forecast(
+                cell,
+                "ssd.sd: lossless",
+                lambda accuracy, luck: accuracy + luck,
+                known,
+                (plain,),
+                naive=naive_guess(cell, same, rows.get),
+                unsimulated=NO_ANSWERS,
+            )
         )
-        estimate = spread(lambda v, luck: v + luck, known, v="accuracy of AR", luck="luck")
-        same = [(c, p.value) for c, p in known_pairs if c.method == cell.method and c.table == cell.table]
-        guess = naive_guess(cell, plain.value, same)
-        law = "ssd.sd: lossless"
-        found.append(Forecast(cell, law, estimate, known, (plain,), naive=guess, unsimulated=NO_ANSWERS))
-    return found
+    return predicted

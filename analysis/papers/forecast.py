@@ -6,6 +6,7 @@ own world, constant latencies and iid coins, event by event.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from analysis.papers.cells import Cell
+from analysis.papers.cells import Cell, Paper
 from policies.laws.double import pearl_speedup
 from policies.laws.law import FloatArray
 from policies.laws.ssd import expected_tokens
@@ -23,53 +24,6 @@ from policies.registry import configure
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin
-
-Source: TypeAlias = Literal["given", "fitted", "assumed"]
-
-
-Reasons: TypeAlias = tuple[tuple[dict[str, str | tuple[str, ...]], str], ...]
-"""Why cells are no prediction targets: (columns, reason), the first that matches counts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A quantity that a law needs, and where it is from.
-
-    Attributes:
-        name: Symbol.
-        source: `given` (printed), `fitted` (from baselines) or `assumed`.
-        value: What the prediction uses.
-        low: Least value that the paper leaves open.
-        high: Largest one.
-    """
-
-    name: str
-    source: Source
-    value: float
-    low: float
-    high: float
-
-    @property
-    def text(self) -> str:
-        """For the identifiability column."""
-        if self.low == self.high:
-            return f"{self.name} {self.source} {self.value:.3g}"
-        return f"{self.name} {self.source} {self.value:.3g} in {self.low:.3g}..{self.high:.3g}"
-
-
-def given(name: str, value: float, half_width: float = 0.0) -> Known:
-    """A printed quantity, as exact as its digits."""
-    return Known(name, "given", value, value - half_width, value + half_width)
-
-
-def fitted(name: str, value: float, low: float | None = None, high: float | None = None) -> Known:
-    """A quantity that baselines determine."""
-    return Known(name, "fitted", value, value if low is None else low, value if high is None else high)
-
-
-def assumed(name: str, value: float, low: float, high: float) -> Known:
-    """A quantity that the paper withholds."""
-    return Known(name, "assumed", value, low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +39,66 @@ class Estimate:
         return Estimate(self.value * factor, self.low * factor, self.high * factor)
 
 
-def spread(law: Callable[..., float], known: Iterable[Known], **names: str) -> Estimate:
-    """The law at the values used, and its extremes over low, used and high values of every quantity.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A quantity that a law needs, and where it is from.
 
-    Args:
-        law: Takes the quantities as keywords.
-        known: The quantities.
-        names: Keyword of the law to name of the quantity, where they differ.
+    Attributes:
+        name: Symbol.
+        source: `given` (printed), `fitted` (from baselines) or `assumed` (the paper withholds it).
+        value: What the prediction uses.
+        low: Least value that the paper leaves open.
+        high: Largest one.
     """
-    by_name = {k.name: k for k in known}
-    wanted: Mapping[str, Known] = {keyword: by_name[name] for keyword, name in names.items()}
-    levels = [sorted({k.low, k.value, k.high}) for k in wanted.values()]
-    values = [law(**dict(zip(wanted, corner, strict=True))) for corner in product(*levels)]
-    middle = law(**{keyword: k.value for keyword, k in wanted.items()})
+
+    name: str
+    source: Literal["given", "fitted", "assumed"]
+    value: float
+    low: float
+    high: float
+
+    @property
+    def estimate(self) -> Estimate:
+        """The quantity as a prediction."""
+        return Estimate(self.value, self.low, self.high)
+
+    @property
+    def text(self) -> str:
+        """For the identifiability column."""
+        said = f"{self.name} {self.source} {self.value:.3g}"
+        return said if self.low == self.high else f"{said} in {self.low:.3g}..{self.high:.3g}"
+
+
+Quantities: TypeAlias = Mapping[str, Known]
+"""What is known, by the names of a law's parameters; a law need not take all of it."""
+
+
+def given(name: str, value: float, half_width: float = 0.0) -> Known:
+    """A printed quantity, as exact as its digits."""
+    return Known(name, "given", value, value - half_width, value + half_width)
+
+
+def printed(name: str, cell: Cell) -> Known:
+    """The quantity of a cell, give or take its rounding."""
+    return given(name, cell.value, cell.rounding)
+
+
+def fitted(name: str, value: float, low: float | None = None, high: float | None = None) -> Known:
+    """A quantity that baselines determine."""
+    return Known(name, "fitted", value, value if low is None else low, value if high is None else high)
+
+
+def assumed(name: str, value: float, low: float, high: float) -> Known:
+    """A quantity that the paper withholds."""
+    return Known(name, "assumed", value, low, high)
+
+
+def spread(law: Callable[..., float], known: Quantities) -> Estimate:
+    """The law at the values used, and its extremes over low, used and high values of what it takes."""
+    taken = {name: known[name] for name in inspect.signature(law).parameters}
+    levels = [sorted({k.low, k.value, k.high}) for k in taken.values()]
+    values = [law(**dict(zip(taken, corner, strict=True))) for corner in product(*levels)]
+    middle = law(**{name: k.value for name, k in taken.items()})
     return Estimate(middle, min(values), max(values))
 
 
@@ -171,27 +172,58 @@ class Forecast:
         return f"{parts} -> {self.estimate.low:.4g}..{self.estimate.high:.4g}"
 
 
-def relative(found: float, reported: float) -> float:
-    """Relative error, found / reported - 1; the difference where 0 was reported."""
-    return found - reported if reported == 0.0 else found / reported - 1.0
+def relative(predicted: float, reported: float) -> float:
+    """Relative error, predicted / reported - 1; the difference where 0 was reported."""
+    return predicted - reported if reported == 0.0 else predicted / reported - 1.0
 
 
-Pair: TypeAlias = tuple[Cell, float]
-"""A cell and its row's baseline."""
+def forecast(
+    cell: Cell,
+    name: str,
+    law: Callable[..., float],
+    known: Quantities,
+    used: Iterable[Cell],
+    *,
+    unit: float = 1.0,
+    **more: Any,
+) -> Forecast:
+    """A forecast by a law.
+
+    Args:
+        cell: What is predicted.
+        name: Of the law.
+        law: Its parameters are names of `known`.
+        known: What is stated of the forecast.
+        used: Cells that entered.
+        unit: From the law's value to the cell's.
+        more: Further fields of the forecast.
+    """
+    return Forecast(cell, name, spread(law, known).scaled(unit), tuple(known.values()), tuple(used), **more)
 
 
-def naive_guess(cell: Cell, base: float, rows: Iterable[Pair]) -> float | None:
-    """Mean of cell / baseline over the other rows, times this row's baseline; None without others."""
-    ratios = [other.value / value for other, value in rows if other.row != cell.row]
-    return math.fsum(ratios) / len(ratios) * base if ratios else None
+Base: TypeAlias = Callable[[Cell], Cell | float | None]
+"""The baseline of a cell's row; None where there is none."""
+
+
+def naive_guess(cell: Cell, rows: Iterable[Cell], base: Base = lambda _: 1.0) -> float | None:
+    """Mean of cell / baseline over the other rows, times this row's baseline; None without either."""
+    pairs = [(other.value, _number(base(other))) for other in rows if other.row != cell.row]
+    ratios = [value / below for value, below in pairs if below is not None]
+    mine = _number(base(cell))
+    return math.fsum(ratios) / len(ratios) * mine if ratios and mine is not None else None
+
+
+def _number(base: Cell | float | None) -> float | None:
+    return base.value if isinstance(base, Cell) else base
 
 
 _STEPS = 80
 _GRID, _REFINEMENTS = 100, 4
 
 
-def _bisect(rising: Callable[[float], float], wanted: float, low: float, high: float) -> float:
-    """Where a rising function takes a value, or the end of the interval nearest to it."""
+def _bisect(rising: Callable[[float], float], wanted: float) -> float:
+    """Where in 0..1 a rising function takes a value, or the end of the interval nearest to it."""
+    low, high = 0.0, 1.0
     for _ in range(_STEPS):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if rising(middle) < wanted else (low, middle)
@@ -201,12 +233,12 @@ def _bisect(rising: Callable[[float], float], wanted: float, low: float, high: f
 @cache
 def acceptance_of_tokens(tokens: float, lookahead: int) -> float:
     """The iid acceptance a with E(a, K) = tokens; 0 or 1 where no a gives so few or so many."""
-    return _bisect(lambda a: expected_tokens(a, lookahead), tokens, 0.0, 1.0)
+    return _bisect(lambda a: expected_tokens(a, lookahead), tokens)
 
 
 def acceptance_of_pearl(speedup: float, lookahead: int, speed_ratio: float) -> float:
     """The iid acceptance by which PEARL's law gives this speedup."""
-    return _bisect(lambda a: pearl_speedup(a, lookahead, speed_ratio), speedup, 0.0, 1.0)
+    return _bisect(lambda a: pearl_speedup(a, lookahead, speed_ratio), speedup)
 
 
 def chain(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
@@ -245,15 +277,8 @@ FLAT = 1e-9
 @cache
 def toss(tossed: Coin, seed: int = 0) -> float:
     """The simulated value, in the unit of the cell."""
-    tokens = coin(
-        tossed.acceptance,
-        exponent=FLAT,
-        scale=1.0 - tossed.hit,
-        requests=REQUESTS,
-        length=LENGTH,
-        prompt_length=1,
-        seed=seed,
-    )
+    shape: dict[str, Any] = {"requests": REQUESTS, "length": LENGTH, "prompt_length": 1, "seed": seed}
+    tokens = coin(tossed.acceptance, exponent=FLAT, scale=1.0 - tossed.hit, **shape)
     scenario = Scenario(tokens=tokens, textbook=TextbookCosts(1.0, tossed.draft_step))
     settings = configure(tossed.policy, lookahead=tossed.lookahead, **dict(tossed.knobs))
     # A plain step takes 1 s and yields a token: tokens per second are the speedup.
@@ -261,31 +286,36 @@ def toss(tossed: Coin, seed: int = 0) -> float:
 
 
 def by_step_cost(
-    cell: Cell,
-    tokens: Mapping[str, Cell],
-    others: Sequence[Cell],
-    speeds: Sequence[Cell],
-    *,
-    law: str,
-    unsimulated: str,
-    own_token: float = 0.0,
-) -> Forecast:
+    paper: Paper, cell: Cell, tokens: str, *, law: str, unsimulated: str, own_token: float = 0.0
+) -> list[Forecast]:
     """A speedup from the tokens of its steps and the step cost of the method's other data sets.
 
+    Nothing where its own tokens or all other data sets are flagged.
+
     Args:
+        paper: Of the cell.
         cell: The speedup.
-        tokens: Tokens per step by data set.
-        others: Speedups of the data sets that give the step cost.
-        speeds: Speedups that the naive guess takes.
+        tokens: What the table calls tokens per step.
         law: As the forecast names it.
         unsimulated: Why there is no simulation.
         own_token: 1 where the tokens are without the target's own.
     """
-    mine = tokens[cell.dataset]
-    costs = [(tokens[c.dataset].value + own_token) / c.value for c in others]
-    cost = fitted("step cost", math.fsum(costs) / len(costs), min(costs), max(costs))
-    known = (given(mine.value_name, mine.value, mine.rounding), cost)
-    estimate = spread(lambda t, c: (t + own_token) / c, known, t=mine.value_name, c="step cost")
-    used = (mine, *others, *(tokens[c.dataset] for c in others))
-    guess = naive_guess(cell, 1.0, [(c, 1.0) for c in speeds])
-    return Forecast(cell, law, estimate, known, used, naive=guess, unsimulated=unsimulated)
+    block = {name: getattr(cell, name) for name in ("table", "target", "method", "temperature")}
+    steps = {c.dataset: c for c in paper.sound(**block, value_name=tokens)}
+    speeds = [c for c in paper.sound(**block, value_name=cell.value_name) if not c.dataset.endswith("Avg")]
+    others = [c for c in speeds if c.row != cell.row and c.dataset in steps]
+    if not others or cell.dataset not in steps:
+        return []
+    mine = steps[cell.dataset]
+    costs = [(steps[c.dataset].value + own_token) / c.value for c in others]
+    known = {
+        "tokens": printed(mine.value_name, mine),
+        "cost": fitted("step cost", math.fsum(costs) / len(costs), min(costs), max(costs)),
+    }
+    used = (mine, *others, *(steps[c.dataset] for c in others))
+    guess = naive_guess(cell, speeds)
+
+    def speed(tokens: float, cost: float) -> float:
+        return (tokens + own_token) / cost
+
+    return [forecast(cell, law, speed, known, used, naive=guess, unsimulated=unsimulated)]

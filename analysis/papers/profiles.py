@@ -16,16 +16,18 @@ operation whose scale is printed has the provenance `paper` and names the cells;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean, median
+from typing import TypeAlias
 
 import click
 
-from analysis.papers.cells import PAPERS, Book, Cell, load_cells
+from analysis.papers import duodecoding, ssd
+from analysis.papers.cells import PAPERS, Cell, Paper, load_cells
 from hardware_profiles.predicted import ROLE_OPERATIONS, Basis, predicted_operations, predicted_role, turns
-from hardware_profiles.profile import Overlap, Profile, Role, Roles, save_profile
+from hardware_profiles.profile import Profile, Role, Roles, save_profile
 from hardware_profiles.roofline import (
     BANDWIDTH_SHARE,
     COMPUTE_SHARE,
@@ -38,7 +40,7 @@ from hardware_profiles.roofline import (
 )
 from hardware_profiles.shapes import Shape, find_shape, with_layers
 from hardware_profiles.surface import OperationName, Provenance, RoleName
-from policies.commandline import HELP, Refusal, checked_command
+from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, checked_command, refusals
 
 CONTEXT = 512
 """Tokens in the cache where a printed time is taken to hold: prompts and outputs of a few hundred each."""
@@ -85,19 +87,15 @@ def printed(setting: Setting, step_s: float, note: str, *, backend: str) -> Side
 
     Where they leave nothing, all durations are scaled instead.
     """
-    least = setting.seconds("x.forward", STEP, IDEAL)
-    layer_s = max(0.0, step_s - least) / setting.shape.layers
-    basis = Basis(
-        replace(IDEAL, layer_s=layer_s),
-        Provenance(
-            kind="paper",
-            command=COMMAND,
-            note=f"{note}: {1e3 * step_s:.3g} ms for one token at context {CONTEXT}, batch 1; batches, "
-            f"widths and contexts by roofline, {COMPUTE_SHARE:g} of peak compute and {BANDWIDTH_SHARE:g} of "
-            "peak bandwidth assumed",
-        ),
-        factor=min(1.0, step_s / least),
+    efficiency = replace(IDEAL, layer_s=max(0.0, _layer_s(step_s, setting)))
+    origin = Provenance(
+        kind="paper",
+        command=COMMAND,
+        note=f"{note}: {1e3 * step_s:.3g} ms for one token at context {CONTEXT}, batch 1; batches, widths "
+        f"and contexts by roofline, {COMPUTE_SHARE:g} of peak compute and {BANDWIDTH_SHARE:g} of peak "
+        "bandwidth assumed",
     )
+    basis = Basis(efficiency, origin, factor=min(1.0, step_s / setting.seconds("x.forward", STEP, IDEAL)))
     rest = replace(basis, provenance=Provenance(kind="roofline", command=COMMAND, note=f"as forward; {note}"))
     return Side(setting, basis, rest, backend)
 
@@ -109,22 +107,46 @@ def unprinted(setting: Setting, engine: Engine, note: str = "") -> Side:
     return Side(setting, basis, basis, engine.name)
 
 
-def profile_of(
-    name: str,
-    target: Side,
-    draft: Side,
-    *,
-    description: str,
-    where: str,
-    shared: bool = False,
-) -> Profile:
-    """A profile of two sides."""
+def _layer_s(step_s: float, setting: Setting) -> float:
+    """What the peaks leave of a step, per block."""
+    return (step_s - setting.seconds("x.forward", STEP, IDEAL)) / setting.shape.layers
+
+
+Sides: TypeAlias = tuple[Side, Side, str]
+"""Target, draft, and the description of their profile."""
+PROFILES: dict[str, Callable[[Mapping[str, Paper]], Profile]] = {}
+"""What makes each profile of the papers' cells, by name."""
+
+
+def machine(
+    name: str, paper: str, where: str, *, shared: bool = False
+) -> Callable[[Callable[[Paper], Sides]], Callable[[Paper], Sides]]:
+    """Make a profile of the sides that a function finds in a paper.
+
+    Args:
+        name: Of the profile.
+        paper: Whose machine it is.
+        where: Which model sits on what.
+        shared: Whether both models take turns on one device.
+    """
+
+    def register(find: Callable[[Paper], Sides]) -> Callable[[Paper], Sides]:
+        def profile(papers: Mapping[str, Paper]) -> Profile:
+            target, draft, description = find(papers[paper])
+            return _profile(target, draft, name=name, description=description, where=where, shared=shared)
+
+        PROFILES[name] = profile
+        return find
+
+    return register
+
+
+def _profile(target: Side, draft: Side, *, name: str, description: str, where: str, shared: bool) -> Profile:
     bases: dict[OperationName, Basis] = {}
     sides: tuple[tuple[RoleName, Side], ...] = (("target", target), ("draft", draft))
     for role, side in sides:
         for operation in ROLE_OPERATIONS[role]:
             bases[operation] = side.rest if operation.endswith("prefill") else side.forward
-    overlap: tuple[Overlap, ...] = turns() if shared else ()
     costs = "two models on one device take turns" if shared else "work side by side costs nothing"
     return Profile(
         name=name,
@@ -133,7 +155,7 @@ def profile_of(
         placement="shared" if shared else "split",
         placement_note=where,
         operations=predicted_operations(target.setting, draft.setting, bases),
-        overlap=overlap,
+        overlap=turns() if shared else (),
         provenance=Provenance(
             kind="paper",
             command=COMMAND,
@@ -145,9 +167,8 @@ def profile_of(
 
 EAGLE_PASSES = 6
 """Forwards of an EAGLE-2 draft per round: the depth of its published default tree; RASD prints none."""
-
-
-# ---- engines
+SSD_TARGETS = {ssd.LLAMA: "llama-3.1-70b", ssd.QWEN: "qwen3-32b"}
+TASKS = ("MT-Bench", "Translation", "QA", "Math", "RAG", "Code")
 
 
 def said(cell: Cell) -> str:
@@ -155,85 +176,63 @@ def said(cell: Cell) -> str:
     return f"{cell.paper} {cell.table}, {cell.where or cell.hardware}: {cell.value_name} {cell.printed}"
 
 
-def ssd_engine(book: Book) -> Engine:
+def ssd_engine(paper: Paper) -> Engine:
     """SSD's engine on H100: one time per block for both of its targets, least squares in log space."""
-    cells = [_plain_ssd(book, target) for target in SSD_TARGETS]
-    layers = [_left_per_layer(1.0 / cell.value, _ssd_target(cell.target)) for cell in cells]
-    return _engine("ssd", layers, [(1.0 / c.value, _ssd_target(c.target)) for c in cells], cells)
+    cells = [ssd.plain_cell(paper, target) for target in SSD_TARGETS]
+    steps = [(1.0 / cell.value, _ssd_target(cell)) for cell in cells]
+    return _engine("ssd", geometric_mean(_layer_s(*step) for step in steps), steps, cells)
 
 
-def transformers_engine(book: Book) -> Engine:
+def transformers_engine(paper: Paper) -> Engine:
     """The transformers library on A800: the median of the tasks' plain rates."""
-    rates, cells = _plain_duo(book)
+    rates, cells = _plain_rates(paper)
     setting = place("llama-2-7b", "a800", "fp16")
-    left = _left_per_layer(1.0 / median(rates), setting)
-    return _engine("transformers", [left], [(1.0 / rate, setting) for rate in rates], cells)
+    steps = [(1.0 / rate, setting) for rate in rates]
+    return _engine("transformers", _layer_s(1.0 / median(rates), setting), steps, cells)
 
 
-def _engine(name: str, layers: list[float], steps: list[tuple[float, Setting]], cells: list[Cell]) -> Engine:
-    layer_s = geometric_mean(layers)
+def _engine(name: str, layer_s: float, steps: list[tuple[float, Setting]], cells: Sequence[Cell]) -> Engine:
     efficiency = replace(IDEAL, layer_s=layer_s)
     residual = max(abs(s.seconds("x.forward", STEP, efficiency) / step - 1.0) for step, s in steps)
     return Engine(name, layer_s, "; ".join(map(said, cells)), residual)
 
 
-def _left_per_layer(step_s: float, setting: Setting) -> float:
-    return (step_s - setting.seconds("x.forward", STEP, IDEAL)) / setting.shape.layers
+def _ssd_target(cell: Cell) -> Setting:
+    return place(SSD_TARGETS[cell.target], "h100", devices=4)
 
 
-# ---- the papers
-
-SSD_TARGETS = {"Llama-3.1-70B-Instruct": "llama-3.1-70b", "Qwen3-32B": "qwen3-32b"}
-TASKS = ("MT-Bench", "Translation", "QA", "Math", "RAG", "Code")
-
-
-def _ssd_target(name: str) -> Setting:
-    return place(SSD_TARGETS[name], "h100", devices=4)
+def _plain_rates(paper: Paper) -> tuple[list[float], tuple[Cell, Cell]]:
+    """DuoDecoding's plain tokens/s by task, and the cells of the first."""
+    plain = [duodecoding.plain_rate(paper, task) for task in TASKS]
+    return [rate for rate, _ in plain], plain[0][1]
 
 
-def _plain_ssd(book: Book, target: str) -> Cell:
-    table = "B.3 numerical results (unnumbered)"
-    return book.need(table=table, target=target, method="AR", dataset="HumanEval", value_name="tok_s")
-
-
-def _plain_duo(book: Book) -> tuple[list[float], list[Cell]]:
-    """Plain tokens/s by task, and two of the cells: DuoDec's tokens/s over its speedup."""
-    where = {"table": "Table 1", "target": "Llama-2-7B", "method": "DuoDec"}
-    rates, cells = [], []
-    for task in TASKS:
-        rate = book.need(**where, dataset=task, value_name="tok_s")
-        speedup = book.need(**where, dataset=task, value_name="speedup")
-        rates.append(rate.value / speedup.value)
-        cells += [rate, speedup]
-    return rates, cells[:2]
-
-
-def h100x4_1(books: Mapping[str, Book]) -> Profile:
+@machine("h100x4+1", "ssd", "target TP 4 on four H100, draft on a fifth")
+def h100x4_1(paper: Paper) -> Sides:
     """SSD: Llama-3.1-70B over four H100, Llama-3.2-1B on a fifth."""
-    book = books["ssd"]
-    plain = _plain_ssd(book, "Llama-3.1-70B-Instruct")
-    target = printed(_ssd_target(plain.target), 1.0 / plain.value, said(plain), backend="SSD's engine")
-    depth = book.need(table="prose: B.2", value_name="K")
+    plain = ssd.plain_cell(paper, ssd.LLAMA)
+    target = printed(_ssd_target(plain), 1.0 / plain.value, said(plain), backend="SSD's engine")
+    depth = paper.need(table="prose: B.2", value_name="K")
     best = max(
-        book.sound(table=plain.table, target=plain.target, method="SD (own engine)", value_name="tok_s"),
+        paper.sound(table=plain.table, target=plain.target, method=ssd.SD, value_name="tok_s"),
         key=lambda cell: cell.value,
     )
     most = ((depth.value + 1.0) / (best.value / plain.value) - 1.0) * target.step_s / depth.value
     note = f"SSD prints no draft time; {said(best)} allows a step of at most {1e3 * most:.2g} ms"
     draft = unprinted(place("llama-3.2-1b", "h100"), ENGINES["ssd"], note)
-    return profile_of(
-        "h100x4+1",
-        target,
-        draft,
-        description="SSD (Saguaro): Llama-3.1-70B over 4 H100, drafted for by Llama-3.2-1B on one more; "
-        "plain decoding is the paper's, the draft's time a roofline's",
-        where="target TP 4 on four H100, draft on a fifth",
+    description = (
+        "SSD (Saguaro): Llama-3.1-70B over 4 H100, drafted for by Llama-3.2-1B on one more; "
+        "plain decoding is the paper's, the draft's time a roofline's"
     )
+    return target, draft, description
 
 
-def a100x8(books: Mapping[str, Book]) -> Profile:
+@machine(
+    "a100x8", "double", "target TP 2 (C.1: 70B models on two devices), draft on a third; the other five idle"
+)
+def a100x8(paper: Paper) -> Sides:
     """DOUBLE: LLaMA-3.3-70B over two A100, LLaMA-3.1-8B on one, C as printed."""
-    ratio = books["double"].need(table="Table 1", target="LLaMA-3.3-70B", value_name="C")
+    ratio = paper.need(table="Table 1", target="LLaMA-3.3-70B", value_name="C")
     target = unprinted(place("llama-3.3-70b", "a100", devices=2), ENGINES["transformers"])
     draft = printed(
         place("llama-3.1-8b", "a100"),
@@ -241,34 +240,31 @@ def a100x8(books: Mapping[str, Book]) -> Profile:
         f"{said(ratio)}, of a target step by roofline",
         backend="transformers",
     )
-    return profile_of(
-        "a100x8",
-        target,
-        draft,
-        description="DOUBLE: LLaMA-3.3-70B over 2 of 8 A100, drafted for by LLaMA-3.1-8B on one; answers in "
+    description = (
+        "DOUBLE: LLaMA-3.3-70B over 2 of 8 A100, drafted for by LLaMA-3.1-8B on one; answers in "
         f"ratios: target step / draft step = {ratio.printed} is the paper's, seconds and tokens/s are a "
-        "roofline's",
-        where="target TP 2 (C.1: 70B models on two devices), draft on a third; the other five idle",
+        "roofline's"
     )
+    return target, draft, description
 
 
-def a100x8_mirror(_: Mapping[str, Book]) -> Profile:
+@machine("a100x8-mirror", "mirror", "target TP 8 on eight A100, draft on one A100")
+def a100x8_mirror(_: Paper) -> Sides:
     """Mirror-SD's GPU-only set-up: Qwen3-32B over eight A100, the 0.6B draft on one."""
     note = "Mirror-SD Figure 8 prints the set-up and no number"
-    return profile_of(
-        "a100x8-mirror",
-        unprinted(place("qwen3-32b", "a100", devices=8), ENGINES["ssd"], note),
-        unprinted(place("qwen3-0.6b", "a100"), ENGINES["ssd"], note),
-        description="Mirror-SD, GPU only (Figure 8): Qwen3-32B over 8 A100, drafted for by a 0.6B model on "
-        "one; nothing of its times is printed: a roofline throughout",
-        where="target TP 8 on eight A100, draft on one A100",
+    description = (
+        "Mirror-SD, GPU only (Figure 8): Qwen3-32B over 8 A100, drafted for by a 0.6B model on "
+        "one; nothing of its times is printed: a roofline throughout"
     )
+    target = unprinted(place("qwen3-32b", "a100", devices=8), ENGINES["ssd"], note)
+    draft = unprinted(place("qwen3-0.6b", "a100"), ENGINES["ssd"], note)
+    return target, draft, description
 
 
-def a800_xeon16(books: Mapping[str, Book]) -> Profile:
+@machine("a800+xeon16", "duodecoding", "target on one A800, draft on 16 CPU cores")
+def a800_xeon16(paper: Paper) -> Sides:
     """DuoDecoding: Llama-2-7B on an A800, Llama-68m on 16 Xeon cores."""
-    book = books["duodecoding"]
-    rates, (rate, speedup) = _plain_duo(book)
+    rates, (rate, speedup) = _plain_rates(paper)
     step_s = 1.0 / median(rates)
     target = printed(
         place("llama-2-7b", "a800", "fp16"),
@@ -276,29 +272,26 @@ def a800_xeon16(books: Mapping[str, Book]) -> Profile:
         f"median over tasks of tok/s over speedup of DuoDec, e.g. {said(rate)}, {said(speedup)}",
         backend="transformers",
     )
-    budget = book.need(table="prose: sec 4.4.1", value_name="draft_budget")
-    match = book.all(value_name="tokens_matching_time")[0]
+    budget = paper.need(table="prose: sec 4.4.1", value_name="draft_budget")
+    match = paper.all(value_name="tokens_matching_time")[0]
     draft = printed(
         place("llama-68m", "xeon16", "q5_k_m"),
         step_s / budget.value,
         f"budget {budget.printed} = target step / draft step (section 3); Figure 1 would say {match.printed}",
         backend="llama.cpp",
     )
-    return profile_of(
-        "a800+xeon16",
-        target,
-        draft,
-        description="DuoDecoding: Llama-2-7B on an A800, drafted for by Llama-68m (Q5_K_M) on 16 Xeon cores; "
-        f"plain decoding is the paper's, the draft's step 1/{budget.printed} of it by the paper's budget",
-        where="target on one A800, draft on 16 CPU cores",
+    description = (
+        "DuoDecoding: Llama-2-7B on an A800, drafted for by Llama-68m (Q5_K_M) on 16 Xeon cores; "
+        f"plain decoding is the paper's, the draft's step 1/{budget.printed} of it by the paper's budget"
     )
+    return target, draft, description
 
 
-def m2ultra_x8_npu(books: Mapping[str, Book]) -> Profile:
+@machine("m2ultra-x8+npu", "mirror", "target TP 8 on eight GPUs, draft over eight NPUs")
+def m2ultra_x8_npu(paper: Paper) -> Sides:
     """Mirror-SD: Qwen3-32B over eight M2 Ultra GPUs, a 0.6B draft on their NPUs."""
-    book = books["mirror"]
-    window = book.need(table="prose: sec 4.1", value_name="gamma")
-    sds = book.sound(
+    window = paper.need(table="prose: sec 4.1", value_name="gamma")
+    sds = paper.sound(
         table="Table 1", target="Qwen3-32B", method="Vanilla-SD", value_name="speedup", temperature="0"
     )
     best = max(sds, key=lambda cell: cell.value)
@@ -314,24 +307,21 @@ def m2ultra_x8_npu(books: Mapping[str, Book]) -> Profile:
         f"middle of {least:g} to {most:.2f} is taken",
         backend="sharded over 8 NPUs",
     )
-    return profile_of(
-        "m2ultra-x8+npu",
-        target,
-        draft,
-        description="Mirror-SD: Qwen3-32B over 8 M2 Ultra GPUs, drafted for by a 0.6B model over their NPUs; "
+    description = (
+        "Mirror-SD: Qwen3-32B over 8 M2 Ultra GPUs, drafted for by a 0.6B model over their NPUs; "
         f"answers in ratios within a band: the draft's window takes {least:g} to {most:.2f} target steps, "
-        "the middle is used; seconds and tokens/s are a roofline's",
-        where="target TP 8 on eight GPUs, draft over eight NPUs",
+        "the middle is used; seconds and tokens/s are a roofline's"
     )
+    return target, draft, description
 
 
-def a100x1(books: Mapping[str, Book]) -> Profile:
+@machine("a100x1", "rasd", "both on one A100", shared=True)
+def a100x1(paper: Paper) -> Sides:
     """RASD: Qwen2.5-14B and its EAGLE-2 head on one A100."""
-    book = books["rasd"]
     place_ = {"table": "Table 1", "target": "Qwen2.5-14B-Instruct", "method": "EAGLE2", "temperature": "0"}
-    speeds = book.sound(**place_, value_name="SR")
+    speeds = paper.sound(**place_, value_name="SR")
     rounds = {
-        cell: (book.need(**place_, dataset=cell.dataset, value_name="tau").value + 1.0) / cell.value
+        cell: (paper.need(**place_, dataset=cell.dataset, value_name="tau").value + 1.0) / cell.value
         for cell in speeds
     }
     cost = median(rounds.values())
@@ -347,31 +337,17 @@ def a100x1(books: Mapping[str, Book]) -> Profile:
         f"given to {EAGLE_PASSES} passes of the draft",
         backend="EAGLE-2",
     )
-    return profile_of(
-        "a100x1",
-        target,
-        draft,
-        description="RASD: Qwen2.5-14B and its EAGLE-2 head on one A100; answers in ratios: a round of "
+    description = (
+        "RASD: Qwen2.5-14B and its EAGLE-2 head on one A100; answers in ratios: a round of "
         f"EAGLE-2 costs {cost:.2f} target steps as printed, seconds and tokens/s are a roofline's; retrieval "
-        "(0.2 to 0.7 ms, Table 4) is a policy's own step",
-        where="both on one A100",
-        shared=True,
+        "(0.2 to 0.7 ms, Table 4) is a policy's own step"
     )
+    return target, draft, description
 
 
-PROFILES: Mapping[str, Callable[[Mapping[str, Book]], Profile]] = {
-    "h100x4+1": h100x4_1,
-    "a100x8": a100x8,
-    "a100x8-mirror": a100x8_mirror,
-    "a800+xeon16": a800_xeon16,
-    "m2ultra-x8+npu": m2ultra_x8_npu,
-    "a100x1": a100x1,
-}
-
-
-def books() -> dict[str, Book]:
+def load_papers() -> dict[str, Paper]:
     """All papers' cells."""
-    return {paper: Book(load_cells(paper)) for paper in PAPERS}
+    return {name: Paper(load_cells(name)) for name in PAPERS}
 
 
 @checked_command(context_settings=HELP)
@@ -383,15 +359,13 @@ def books() -> dict[str, Book]:
 )
 def main(out: Path) -> None:
     """Write the hardware profiles of the papers' machines, as their tables and a roofline determine them."""
-    cells = books()
-    try:
+    papers = load_papers()
+    with refusals(INCOMPLETE, BAD_INPUT):
         out.mkdir(parents=True, exist_ok=True)
         for name, build in PROFILES.items():
             path = out / f"{name}.json"
-            save_profile(build(cells), path)
+            save_profile(build(papers), path)
             click.echo(f"wrote {path}")
-    except (ValueError, OSError) as error:
-        raise Refusal(str(error)) from error
 
 
 if __name__ == "__main__":

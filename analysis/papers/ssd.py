@@ -8,22 +8,23 @@ yields more than 6 tokens; hit rate, lookahead and T_p are nowhere printed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from analysis.papers.cells import Book, Cell
+from analysis.papers.cells import Cell, Paper
 from analysis.papers.forecast import (
     Coin,
     Estimate,
     Forecast,
     Known,
-    Reasons,
     acceptance_of_tokens,
     assumed,
     chain,
     fitted,
+    forecast,
     given,
     naive_guess,
-    spread,
 )
 from policies.laws.law import FloatArray
 from policies.laws.sampling import acceptance, hit_given_rejection, rescale, residual
@@ -43,37 +44,29 @@ SWEEPS = {
     ("Table 1", "SGLang standalone SD"): "steps",
     ("Table 2", "vLLM EAGLE-3"): "K",
 }
-REASONS: Reasons = (
-    ({"value_name": ("speedup_vs_SD", "speedup_vs_AR")}, "ratio of two cells of the same table, or prose"),
-    ({"dataset": "Average"}, "average of the rows above it"),
-    ({"method": "AR"}, "the same plain speed, printed again"),
-    ({"value_name": "tok_s"}, "two rows for two unknowns: nothing is left to predict"),
-    ({"table": "Figure 8 caption"}, "an illustration, not a result"),
-    ({}, "describes the setup, or restates the tables in prose"),
-)
 
 
-def forecasts(book: Book) -> list[Forecast]:
+def forecasts(paper: Paper) -> list[Forecast]:
     """Every cell that its paper's other cells say something about."""
-    return [*_own_engine(book), *_sweeps(book), *construction(book)]
+    return [*_own_engine(paper), *_sweeps(paper), *_construction(paper)]
 
 
-def _sweeps(book: Book) -> list[Forecast]:
-    found = []
+def plain_cell(paper: Paper, target: str) -> Cell:
+    """Plain tokens/s of a target in the paper's own engine."""
+    return paper.need(table=B3, target=target, method="AR", dataset="HumanEval", value_name="tok_s")
+
+
+def _sweeps(paper: Paper) -> list[Forecast]:
+    """Every row of a column from its other rows, of which there are as many as unknowns at least."""
+    predicted = []
+    plain = plain_cell(paper, LLAMA)
     for (table, method), knob in SWEEPS.items():
-        cells = book.sound(table=table, method=method, value_name="tok_s")
+        cells = paper.sound(table=table, method=method, value_name="tok_s")
         for topk in dict.fromkeys(cell.knobs.get("topk", "") for cell in cells):
             column = [cell for cell in cells if cell.knobs.get("topk", "") == topk]
-            found += _column(book, column, knob)
-    return found
-
-
-def _column(book: Book, column: list[Cell], knob: str) -> list[Forecast]:
-    """Every row of a column, from its other rows: as many as there are unknowns at least."""
-    if len(column) < 3:
-        return []
-    plain = _plain(book, LLAMA)
-    return [_row_of_column(cell, column, knob, plain) for cell in column]
+            if len(column) > 2:
+                predicted += [_row_of_column(cell, column, knob, plain) for cell in column]
+    return predicted
 
 
 def _row_of_column(cell: Cell, column: list[Cell], knob: str, plain: Cell) -> Forecast:
@@ -83,14 +76,15 @@ def _row_of_column(cell: Cell, column: list[Cell], knob: str, plain: Cell) -> Fo
     lookahead = int(cell.knobs[knob])
     # Acceptance and cost go with the assumed plain speed: the interval follows the fits, not their box.
     speeds = [rate * sd_speedup(a, lookahead, c) for rate, (a, c) in zip(rates, fits, strict=True)]
-    (accepted, accepted_low, accepted_high), (cost, cost_low, cost_high) = (
-        (fits[0][i], min(f[i] for f in fits), max(f[i] for f in fits)) for i in (0, 1)
+    accepted, cost = fits[0]
+    # What the law itself leaves open: the worst relative residual of the rows that were fitted.
+    scatter = max(
+        abs(rates[0] * sd_speedup(accepted, int(r.knobs[knob]), cost) / r.value - 1.0) for r in others
     )
-    scatter = _scatter(others, knob, rates[0], fits[0])
     known = (
         assumed("engine's AR", rates[0], min(rates), max(rates)),
-        fitted("a", accepted, accepted_low, accepted_high),
-        fitted("c", cost, cost_low, cost_high),
+        fitted("a", accepted, min(a for a, _ in fits), max(a for a, _ in fits)),
+        fitted("c", cost, min(c for _, c in fits), max(c for _, c in fits)),
         fitted("scatter", 0.0, -scatter, scatter),
     )
     return Forecast(
@@ -99,7 +93,7 @@ def _row_of_column(cell: Cell, column: list[Cell], knob: str, plain: Cell) -> Fo
         Estimate(speeds[0], min(speeds) * (1.0 - scatter), max(speeds) * (1.0 + scatter)),
         known,
         (plain, *others),
-        naive=naive_guess(cell, plain.value, [(other, plain.value) for other in column]),
+        naive=naive_guess(cell, column, lambda _: plain),
         coin=Coin("sd", accepted, lookahead, cost, factor=rates[0]),
     )
 
@@ -108,101 +102,89 @@ def _fit(rows: list[Cell], knob: str, rate: float) -> tuple[float, float]:
     return chain([(int(row.knobs[knob]), row.value / rate) for row in rows])
 
 
-def _scatter(rows: list[Cell], knob: str, rate: float, law: tuple[float, float]) -> float:
-    """Worst relative residual of the rows that were fitted: what the law itself leaves open."""
-    accepted, cost = law
-    return max(abs(rate * sd_speedup(accepted, int(r.knobs[knob]), cost) / r.value - 1.0) for r in rows)
-
-
-def _plain(book: Book, target: str) -> Cell:
-    return book.need(table=B3, target=target, method="AR", dataset="HumanEval", value_name="tok_s")
-
-
-def _own_engine(book: Book) -> list[Forecast]:
-    depth = book.need(table="prose: B.2", value_name="K")
+def _own_engine(paper: Paper) -> list[Forecast]:
+    depth = paper.need(table="prose: B.2", value_name="K")
     rows = {
-        cell: book.need(table=B3, target=cell.target, method=SD, dataset=cell.dataset)
+        cell: paper.need(table=B3, target=cell.target, method=SD, dataset=cell.dataset)
         for target in (LLAMA, QWEN)
-        for cell in book.all(table=B3, target=target, method=SSD, value_name="tok_s", dataset=DATASETS)
+        for cell in paper.all(table=B3, target=target, method=SSD, value_name="tok_s", dataset=DATASETS)
     }
-    pairs = [(cell, sd.value) for cell, sd in rows.items()]
-    return [_ssd_cell(book, cell, sd, depth, pairs) for cell, sd in rows.items()]
+    return [_ssd_cell(paper, cell, rows, depth) for cell in rows]
 
 
-def _ssd_cell(book: Book, cell: Cell, sd: Cell, depth: Cell, pairs: list[tuple[Cell, float]]) -> Forecast:
-    plain = _plain(book, cell.target)
-    draft, sources = _draft_time(book, cell.target, int(depth.value))
-    speedup = sd.value / plain.value
+def _ssd_cell(paper: Paper, cell: Cell, rows: Mapping[Cell, Cell], depth: Cell) -> Forecast:
+    plain, sd = plain_cell(paper, cell.target), rows[cell]
     lookahead = int(depth.value)
-    known = (
-        given("SD / AR", speedup),
-        given("K of SD", lookahead),
-        draft,
-        HIT,
-        assumed("K of SSD", lookahead, lookahead, 8),
-    )
+    draft, sources = _draft_time(paper, cell.target, lookahead)
+    speedup = sd.value / plain.value
+    known = {
+        "speedup": given("SD / AR", speedup),
+        "lookahead": given("K of SD", lookahead),
+        "draft": draft,
+        "hit": HIT,
+        "deep": assumed("K of SSD", lookahead, lookahead, 8),
+    }
 
-    def law(draft_s: float, hit: float, deep: float) -> float:
-        accepted = acceptance_of_tokens(speedup * (1.0 + draft_s), lookahead)
-        busy = draft_s * deep / lookahead  # the primary takes as long as SD's draft does per token
+    def law(draft: float, hit: float, deep: float) -> float:
+        accepted = acceptance_of_tokens(speedup * (1.0 + draft), lookahead)
+        busy = draft * deep / lookahead  # the primary takes as long as SD's draft does per token
         tokens = expected_tokens(accepted, int(deep))
         return ssd_speedup(hit, tokens, tokens, busy, busy)
 
-    estimate = spread(law, known, draft_s="T_SD", hit="p_hit", deep="K of SSD")
     accepted = acceptance_of_tokens(speedup * (1.0 + draft.value), lookahead)
-    return Forecast(
+    return forecast(
         cell,
         "ssd.thm7, backup = primary (ssd.cor8)",
-        estimate.scaled(plain.value),
+        law,
         known,
-        tuple({c.row: c for c in (plain, sd, depth, *sources)}.values()),
-        naive=naive_guess(cell, sd.value, pairs),
+        dict.fromkeys((plain, sd, depth, *sources)),
+        unit=plain.value,
+        naive=naive_guess(cell, rows, rows.get),
         coin=Coin("saguaro", accepted, lookahead, draft.value / lookahead, HIT.value, plain.value, ONE_GUESS),
     )
 
 
-def _draft_time(book: Book, target: str, lookahead: int) -> tuple[Known, tuple[Cell, ...]]:
+def _draft_time(paper: Paper, target: str, lookahead: int) -> tuple[Known, tuple[Cell, ...]]:
     """T_SD of a pair: at most what K + 1 tokens a round allow, at most a target step (T_p < 1)."""
-    plain = _plain(book, target)
-    sds = [book.need(table=B3, target=target, method=SD, dataset=d) for d in DATASETS]
+    plain = plain_cell(paper, target)
+    sds = [paper.need(table=B3, target=target, method=SD, dataset=d) for d in DATASETS]
     most = min(1.0, *((lookahead + 1) * plain.value / sd.value - 1.0 for sd in sds))
     if target == QWEN:  # no engine sweep of this pair is printed
         return assumed("T_SD", 0.5 * (0.1 + most), 0.1, most), tuple(sds)
-    column = book.sound(table="Table 1", method="SGLang standalone SD", value_name="tok_s")
+    column = paper.sound(table="Table 1", method="SGLang standalone SD", value_name="tok_s")
     column = [c for c in column if c.knobs["topk"] == "1"]
     # SGLang's draft step, of the same two models; its plain speed decides how long.
     least = lookahead * min(_fit(column, "steps", share * plain.value)[1] for share in ENGINE)
     return assumed("T_SD", 0.5 * (least + most), least, most), (*sds, *column)
 
 
-TABLE = "Construction 1 (A.3.1)"
+CONSTRUCTION = "Construction 1 (A.3.1)"
 NO_TIME = "follows from four printed numbers; no time passes"
 _NOISE = 1e-12
 """Printed zeros are exact; what rounding leaves of them is not a residual."""
 
 
-def construction(book: Book) -> list[Forecast]:
+def _construction(paper: Paper) -> list[Forecast]:
     """Rescaled draft, acceptance, residuals and hit rates of the construction."""
-    inputs = [c for c in book.all(table=TABLE) if c.value_name in ("p_target", "p_draft", "C", "F")]
-    target, draft = _law(inputs, "p_target"), _law(inputs, "p_draft")
-    scale = next(c.value for c in inputs if c.value_name == "C")
-    top = int(next(c.value for c in inputs if c.value_name == "F"))
-    known = (given("p_target, p_draft", 4), given("F", top), given("C", scale))
-    found = []
-    for cell in book.all(table=TABLE):
-        if cell in inputs:
-            continue
-        law, value = _predict(cell, target, draft, top, scale)
-        estimate = Estimate(value, value, value)
-        found.append(Forecast(cell, law, estimate, known, tuple(inputs), unsimulated=NO_TIME))
-    return found
+    cells = paper.all(table=CONSTRUCTION)
+    inputs = [c for c in cells if c.value_name in ("p_target", "p_draft", "C", "F")]
+    target, draft, (scale,), (top,) = (
+        np.array([c.value for c in inputs if c.value_name == name])
+        for name in ("p_target", "p_draft", "C", "F")
+    )
+    known = (given("p_target, p_draft", 4), given("F", int(top)), given("C", scale))
+    predicted = []
+    for cell in cells:
+        if cell not in inputs:
+            law, value = _constructed(cell, target, draft, int(top), float(scale))
+            estimate = Estimate(value, value, value)
+            predicted.append(Forecast(cell, law, estimate, known, tuple(inputs), unsimulated=NO_TIME))
+    return predicted
 
 
-def _law(cells: list[Cell], name: str) -> FloatArray:
-    return np.array([cell.value for cell in cells if cell.value_name == name])
-
-
-def _predict(cell: Cell, target: FloatArray, draft: FloatArray, top: int, scale: float) -> tuple[str, float]:
+def _constructed(
+    cell: Cell, target: FloatArray, draft: FloatArray, top: int, scale: float
+) -> tuple[str, float]:
     used = scale if cell.method == "p'_d" else 1.0
     drawn = rescale(draft, top, used)
     token = int(cell.knobs.get("token", "1")) - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib import import_module
@@ -11,11 +11,16 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from analysis.papers.cells import PAPERS, Book, Cell, load_cells
-from analysis.papers.forecast import Forecast, Reasons, relative, toss
+from analysis.papers.cells import PAPERS, Cell, Paper, load_cells, load_remarks, reasons_of
+from analysis.papers.forecast import Forecast, relative, toss
+from analysis.results import Row
 
 Role: TypeAlias = Literal["predicted", "baseline", "flagged", "other"]
 ROLES: tuple[Role, ...] = ("predicted", "baseline", "flagged", "other")
+SPEEDS = ("tok_s", "speedup", "SR")
+TOTAL = "all speeds"
+"""The last line of a summary leaves out what is right by definition, accuracies and tokens: a median over
+those would flatter."""
 
 
 @dataclass(frozen=True)
@@ -27,40 +32,45 @@ class Study:
         cells: All printed values.
         forecasts: Of the cells that can be predicted; flagged ones among them stay out of every summary.
         flags: Reason by row of what cannot be right.
-        others: Reason by row of what is no prediction target.
     """
 
     paper: str
     cells: list[Cell]
     forecasts: list[Forecast]
     flags: dict[int, str]
-    others: dict[int, str]
 
     @cached_property
     def roles(self) -> dict[int, Role]:
         """Role by row: flagged before predicted before baseline (it entered a fit) before other."""
-        predicted = {f.cell.row for f in self.forecasts}
-        used = {cell.row for f in self.forecasts for cell in f.used}
-
-        def role(cell: Cell) -> Role:
-            if cell.row in self.flags:
-                return "flagged"
-            if cell.row in predicted:
-                return "predicted"
-            return "baseline" if cell.row in used else "other"
-
-        return {cell.row: role(cell) for cell in self.cells}
+        roles: dict[int, Role] = {cell.row: "other" for cell in self.cells}
+        roles |= {cell.row: "baseline" for f in self.forecasts for cell in f.used}
+        roles |= {f.cell.row: "predicted" for f in self.forecasts}
+        return roles | dict.fromkeys(self.flags, "flagged")
 
     @property
     def counts(self) -> dict[Role, int]:
         """Cells by role."""
-        found = Counter(self.roles.values())
-        return {role: found[role] for role in ROLES}
+        counts = Counter(self.roles.values())
+        return {role: counts[role] for role in ROLES}
 
     @property
     def sound(self) -> list[Forecast]:
         """Forecasts of cells that are not flagged."""
         return [f for f in self.forecasts if f.cell.row not in self.flags]
+
+    @cached_property
+    def others(self) -> dict[int, str]:
+        """Reason by row of what is no prediction target.
+
+        Raises:
+            ValueError: Nobody has said why.
+        """
+        cells = [cell for cell in self.cells if self.roles[cell.row] == "other"]
+        reasons = reasons_of(cells, load_remarks("excuses"))
+        for cell in cells:
+            if cell.row not in reasons:
+                raise ValueError(f"{cell.paper} row {cell.row} is neither predicted nor excused")
+        return reasons
 
 
 def study(paper: str, *, simulate: bool = True, cells: list[Cell] | None = None) -> Study:
@@ -74,82 +84,16 @@ def study(paper: str, *, simulate: bool = True, cells: list[Cell] | None = None)
     Raises:
         ValueError: There is no such paper.
     """
-    book = Book(load_cells(paper) if cells is None else cells)
-    module = import_module(f"analysis.papers.{paper}")
-    forecasts: list[Forecast] = module.forecasts(book)
+    printed = Paper(load_cells(paper) if cells is None else cells)
+    forecasts: list[Forecast] = import_module(f"analysis.papers.{paper}").forecasts(printed)
     if simulate:
         forecasts = [replace(f, simulated=None if f.coin is None else toss(f.coin)) for f in forecasts]
-    found = Study(paper, book.cells, forecasts, book.flags, {})
-    others = {
-        cell.row: reason_of(cell, module.REASONS) for cell in book.cells if found.roles[cell.row] == "other"
-    }
-    return replace(found, others=others)
+    return Study(paper, printed.cells, forecasts, printed.flags)
 
 
 def studies(name: str, *, simulate: bool = True) -> list[Study]:
     """The studies that a name stands for: a paper, or `all`."""
     return [study(paper, simulate=simulate) for paper in (PAPERS if name == "all" else (name,))]
-
-
-def reason_of(cell: Cell, reasons: Reasons) -> str:
-    """Why a cell is no prediction target.
-
-    Raises:
-        ValueError: Nobody has said why.
-    """
-    for columns, reason in reasons:
-        wanted = ((k, v if isinstance(v, tuple) else (v,)) for k, v in columns.items())
-        if all(getattr(cell, name) in values for name, values in wanted):
-            return reason
-    raise ValueError(f"{cell.paper} row {cell.row} is neither predicted nor excused")
-
-
-SPEEDS = ("tok_s", "speedup", "SR")
-TOTAL = "all speeds"
-"""The last line leaves out what is right by definition, accuracies and tokens: a median over those would
-flatter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """Relative errors without their sign.
-
-    Attributes:
-        median: Of the cells that have such a prediction.
-        worst: Largest.
-        cells: How many there are.
-    """
-
-    median: float
-    worst: float
-    cells: int
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """The summary of a method.
-
-    Attributes:
-        paper: Which.
-        method: As printed, and what of it was predicted.
-        predicted: Cells predicted, flagged ones left out.
-        law: Errors by law.
-        simulated: Errors by simulation, where the simulator has the policy.
-        naive: Errors of the mean ratio of the other rows.
-        inside: Cells whose printed value lies in the interval.
-        width: Median of high / low - 1 of the intervals.
-        flagged: Cells of the method that were flagged.
-    """
-
-    paper: str
-    method: str
-    predicted: int
-    law: Errors | None
-    simulated: Errors | None
-    naive: Errors | None
-    inside: int
-    width: float | None
-    flagged: int
 
 
 def label(cell: Cell) -> str:
@@ -160,99 +104,95 @@ def label(cell: Cell) -> str:
     return f"{method}: {cell.value_name}"
 
 
-def summarise(found: Study) -> list[Line]:
-    """One line per method and kind of value, in the order of the paper's file; the last is of all speeds."""
-    flagged = [label(cell) for cell in found.cells if cell.row in found.flags]
+def summarise(of: Study) -> list[Row]:
+    """One line per method and kind of value, in the order of the paper's file; the last is of all speeds.
+
+    Columns: `paper`; `method`, and what of it was predicted; `predicted` cells, flagged ones left out; the
+    errors of `law`, `simulated` and `naive` guess (`median` and `worst` without sign, of how many `cells`);
+    cells whose printed value lies `inside` the interval; the median `width`, high / low - 1, of the
+    intervals; `flagged` cells of the method.
+    """
+    flagged = [label(cell) for cell in of.cells if cell.row in of.flags]
     labels = dict.fromkeys(
         label(cell)
-        for cell in found.cells
-        if found.roles[cell.row] == "predicted" or (cell.row in found.flags and not _prose(cell))
+        for cell in of.cells
+        if of.roles[cell.row] == "predicted" or (cell.row in of.flags and cell.table.startswith("Table"))
     )
     lines = [
-        _line(found.paper, name, [f for f in found.sound if label(f.cell) == name], flagged.count(name))
+        _line(of.paper, name, [f for f in of.sound if label(f.cell) == name], flagged.count(name))
         for name in labels
     ]
-    rest = len(flagged) - sum(line.flagged for line in lines)
-    if rest:
-        lines.append(_line(found.paper, "prose and captions", [], rest))
-    speeds = [f for f in found.sound if f.cell.value_name in SPEEDS]
-    unsound = [c for c in found.cells if c.row in found.flags and c.value_name in SPEEDS]
-    return [*lines, _line(found.paper, TOTAL, speeds, len(unsound))]
+    if rest := len(flagged) - sum(line["flagged"] for line in lines):
+        lines.append(_line(of.paper, "prose and captions", [], rest))
+    speeds = [f for f in of.sound if f.cell.value_name in SPEEDS]
+    unsound = [c for c in of.cells if c.row in of.flags and c.value_name in SPEEDS]
+    return [*lines, _line(of.paper, TOTAL, speeds, len(unsound))]
 
 
-def _prose(cell: Cell) -> bool:
-    return not cell.table.startswith("Table")
-
-
-def _line(paper: str, method: str, forecasts: Sequence[Forecast], flagged: int) -> Line:
+def _line(paper: str, method: str, forecasts: Sequence[Forecast], flagged: int) -> Row:
     # A band around 0 has no relative width.
     widths = [f.estimate.high / f.estimate.low - 1.0 for f in forecasts if f.estimate.low > 0.0]
-    return Line(
-        paper=paper,
-        method=method,
-        predicted=len(forecasts),
-        law=_errors([f.error for f in forecasts]),
-        simulated=_errors(
-            [relative(f.simulated, f.cell.value) for f in forecasts if f.simulated is not None]
-        ),
-        naive=_errors([relative(f.naive, f.cell.value) for f in forecasts if f.naive is not None]),
-        inside=sum(f.inside for f in forecasts),
-        width=float(np.median(widths)) if widths else None,
-        flagged=flagged,
-    )
-
-
-def _errors(values: Sequence[float]) -> Errors | None:
-    if not values:
-        return None
-    sizes = np.abs(values)
-    return Errors(float(np.median(sizes)), float(sizes.max()), len(values))
-
-
-def as_dict(found: Study) -> dict[str, Any]:
-    """A study as one JSON object."""
-    roles = found.roles
     return {
-        "paper": found.paper,
-        "counts": {"cells": len(found.cells), **found.counts},
-        "summary": [asdict(line) for line in summarise(found)],
-        "rows": [_row(f, found.flags.get(f.cell.row)) for f in found.forecasts],
-        "baselines": [row for row, role in roles.items() if role == "baseline"],
-        "flagged": [
-            {
-                "row": cell.row,
-                "table": cell.table,
-                "method": cell.method,
-                "where": cell.where,
-                "value_name": cell.value_name,
-                "printed": cell.printed,
-                "reason": found.flags[cell.row],
-            }
-            for cell in found.cells
-            if cell.row in found.flags
-        ],
-        "not_targets": {
-            reason: [row for row, why in found.others.items() if why == reason]
-            for reason in dict.fromkeys(found.others.values())
-        },
+        "paper": paper,
+        "method": method,
+        "predicted": len(forecasts),
+        "law": _errors([(f.estimate.value, f.cell) for f in forecasts]),
+        "simulated": _errors([(f.simulated, f.cell) for f in forecasts]),
+        "naive": _errors([(f.naive, f.cell) for f in forecasts]),
+        "inside": sum(f.inside for f in forecasts),
+        "width": float(np.median(widths)) if widths else None,
+        "flagged": flagged,
     }
 
 
-def _row(forecast: Forecast, flag: str | None) -> dict[str, Any]:
-    cell, estimate = forecast.cell, forecast.estimate
+def _errors(pairs: Sequence[tuple[float | None, Cell]]) -> Row | None:
+    sizes = [abs(relative(predicted, cell.value)) for predicted, cell in pairs if predicted is not None]
+    if not sizes:
+        return None
+    return {"median": float(np.median(sizes)), "worst": max(sizes), "cells": len(sizes)}
+
+
+def as_dict(of: Study) -> Row:
+    """A study as one JSON object."""
     return {
-        "row": cell.row,
-        "table": cell.table,
-        "method": cell.method,
-        "where": cell.where,
-        "value_name": cell.value_name,
+        "paper": of.paper,
+        "counts": {"cells": len(of.cells), **of.counts},
+        "summary": summarise(of),
+        "rows": [_row(f, of.flags.get(f.cell.row)) for f in of.forecasts],
+        "baselines": [row for row, role in of.roles.items() if role == "baseline"],
+        "flagged": [
+            {**_place(cell), "printed": cell.printed, "reason": of.flags[cell.row]}
+            for cell in of.cells
+            if cell.row in of.flags
+        ],
+        "not_targets": by_reason(of.others),
+    }
+
+
+def by_reason(reasons: Mapping[int, str]) -> dict[str, list[int]]:
+    """Rows by reason, in order."""
+    rows: dict[str, list[int]] = {}
+    for row, reason in reasons.items():
+        rows.setdefault(reason, []).append(row)
+    return rows
+
+
+def _place(cell: Cell) -> Row:
+    names = ("row", "table", "method", "where", "value_name")
+    return {name: getattr(cell, name) for name in names}
+
+
+def _row(forecast: Forecast, flag: str | None) -> dict[str, Any]:
+    cell = forecast.cell
+    return {
+        **_place(cell),
         "label": label(cell),
         "unit": cell.unit,
         "reported": cell.value,
         "law": forecast.law,
-        "predicted": estimate.value,
-        "low": estimate.low,
-        "high": estimate.high,
+        "predicted": forecast.estimate.value,
+        "low": forecast.estimate.low,
+        "high": forecast.estimate.high,
         "inside": forecast.inside,
         "error": forecast.error,
         "simulated": forecast.simulated,

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from analysis.papers.cells import Book
+from analysis.papers.cells import Paper
 from analysis.papers.profiles import (
     PROFILES,
     STEP,
-    books,
+    load_papers,
     main,
     place,
     printed,
@@ -28,8 +28,8 @@ from simulator.cli import main as simulate
 
 
 @pytest.fixture(scope="module")
-def cells() -> dict[str, Book]:
-    return books()
+def cells() -> dict[str, Paper]:
+    return load_papers()
 
 
 def shipped(name: str) -> Profile:
@@ -50,7 +50,7 @@ def test_the_shipped_files_are_what_the_command_writes(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.json").read_text() == find_profile(name).read_text(), name
 
 
-def test_the_engines_are_what_the_tables_say(cells: dict[str, Book]) -> None:
+def test_the_engines_are_what_the_tables_say(cells: dict[str, Paper]) -> None:
     for found in (ssd_engine(cells["ssd"]), transformers_engine(cells["duodecoding"])):
         known = ENGINES[found.name]
         assert known.layer_s == pytest.approx(found.layer_s, rel=2e-3)

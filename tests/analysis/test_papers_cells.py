@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from analysis.papers import cells as module
-from analysis.papers.cells import PAPERS, Book, Cell, load_cells, load_flags, read_csv
-from analysis.papers.study import reason_of, study
+from analysis.papers.cells import PAPERS, Cell, Paper, load_cells, load_remarks, read_csv
+from analysis.papers.study import Study, study
 
 SIZES = {"ssd": 170, "double": 771, "duodecoding": 178, "rasd": 223, "mirror": 334}
 
@@ -29,17 +30,18 @@ def test_every_value_is_fitted_predicted_flagged_or_excused(paper: str) -> None:
 
 
 def test_a_value_that_nobody_accounts_for_is_an_error() -> None:
-    with pytest.raises(ValueError, match="row 1 is neither predicted nor excused"):
-        reason_of(load_cells("ssd")[0], (({"method": "nobody's"}, "why"),))
+    with pytest.raises(ValueError, match="nobody's row 1 is neither predicted nor excused"):
+        _ = Study("nobody's", [replace(load_cells("ssd")[0], paper="nobody's")], [], {}).others
 
 
-def test_every_flag_is_of_some_value() -> None:
+@pytest.mark.parametrize("name", ["flags", "excuses"])
+def test_every_remark_is_of_some_value(name: str) -> None:
     everything = [cell for paper in PAPERS for cell in load_cells(paper)]
-    for flag in load_flags():
-        assert any(flag.matches(cell) for cell in everything), flag
+    for remark in load_remarks(name):
+        assert remark.reason and any(remark.matches(cell) for cell in everything), remark
 
 
-@pytest.mark.parametrize("name", [*PAPERS, "flags", "figures"])
+@pytest.mark.parametrize("name", [*PAPERS, "flags", "excuses", "figures"])
 def test_every_line_has_every_column_and_no_more(name: str) -> None:
     for entry in read_csv(name):  # a comma that nobody quoted ends up under None
         assert None not in entry and None not in entry.values()
@@ -56,28 +58,28 @@ def test_values_are_read_as_printed() -> None:
     assert speedup.value == 2.5 and speedup.rounding == pytest.approx(0.005)
 
 
-def test_a_book_hides_what_is_flagged() -> None:
-    book = Book(load_cells("rasd"))
+def test_a_paper_hides_what_is_flagged() -> None:
+    paper = Paper(load_cells("rasd"))
     place = {"table": "Table 2", "target": "LLaMA3-8B-Instruct", "method": "REST", "dataset": "NL2SQL"}
-    assert len(book.all(**place, value_name="SR")) == 2 and book.sound(**place, value_name="SR") == []
+    assert len(paper.all(**place, value_name="SR")) == 2 and paper.sound(**place, value_name="SR") == []
     with pytest.raises(ValueError, match="no usable cell"):
-        book.need(**place, temperature="0", value_name="SR")
+        paper.need(**place, temperature="0", value_name="SR")
     with pytest.raises(ValueError, match="cells match"):
-        book.one(table="Table 1")
+        paper.one(table="Table 1")
     with pytest.raises(ValueError, match="no paper 'abacus'"):
         load_cells("abacus")
 
 
 def table_1(method: str, name: str) -> dict[tuple[str, str], Cell]:
-    book = Book(load_cells("double"))
-    found = book.all(table="Table 1", method=method, value_name=name)
+    paper = Paper(load_cells("double"))
+    found = paper.all(table="Table 1", method=method, value_name=name)
     return {(cell.target, cell.dataset): cell for cell in found if cell.dataset != "Avg"}
 
 
 @pytest.mark.parametrize(("method", "impossible"), [("Sps", 1), ("PEARL", 4)])
 def test_doubles_flagged_speedups_exceed_their_best_case(method: str, impossible: int) -> None:
-    book = Book(load_cells("double"))
-    ratios = {cell.target: cell for cell in book.all(table="Table 1", value_name="C")}
+    paper = Paper(load_cells("double"))
+    ratios = {cell.target: cell for cell in paper.all(table="Table 1", value_name="C")}
     speeds, runs = table_1(method, "speedup"), table_1(method, "M")
     beyond = set()
     for place, cell in speeds.items():
@@ -87,20 +89,20 @@ def test_doubles_flagged_speedups_exceed_their_best_case(method: str, impossible
         if cell.value - cell.rounding > (m + 1.0) * c / (m + c):
             beyond.add(cell.row)
     assert len(beyond) == impossible
-    assert beyond == {cell.row for cell in speeds.values() if cell.row in book.flags}
+    assert beyond == {cell.row for cell in speeds.values() if cell.row in paper.flags}
 
 
 def test_rasds_flagged_speedups_exceed_their_tokens() -> None:
-    book = Book(load_cells("rasd"))
-    for cell in book.all(table=("Table 1", "Table 2"), value_name="SR"):
+    paper = Paper(load_cells("rasd"))
+    for cell in paper.all(table=("Table 1", "Table 2"), value_name="SR"):
         place = {n: getattr(cell, n) for n in ("table", "target", "method", "dataset", "temperature")}
-        (tokens,) = book.all(**place, value_name="tau")
+        (tokens,) = paper.all(**place, value_name="tau")
         if cell.value > tokens.value + 1.0:
-            assert cell.row in book.flags and tokens.row in book.flags
+            assert cell.row in paper.flags and tokens.row in paper.flags
 
 
 def test_doubles_table_2_is_table_1_times_a_constant() -> None:
-    first, second = table_1("DOUBLE", "speedup"), Book(load_cells("double"))
+    first, second = table_1("DOUBLE", "speedup"), Paper(load_cells("double"))
     for cell in second.all(table="Table 2", method="DOUBLE", value_name="speedup"):
         if cell.dataset != "Avg":
             assert cell.row in second.flags

@@ -91,15 +91,19 @@ def test_naive_guess_leaves_its_own_row_out() -> None:
     values = [cell.value for cell in cells]
     # The other two rows' ratios to a baseline of 2, averaged, times 4.
     expected = (values[1] / 2 + values[2] / 2) / 2 * 4
-    assert naive_guess(cells[0], 4.0, [(cell, 2.0) for cell in cells]) == pytest.approx(expected)
-    assert naive_guess(cells[0], 4.0, [(cells[0], 2.0)]) is None
+    bases = {cells[0]: 4.0, cells[1]: 2.0, cells[2]: 2.0}
+    assert naive_guess(cells[0], cells, bases.get) == pytest.approx(expected)
+    assert naive_guess(cells[0], cells[:1], bases.get) is None
+    # Rows without a baseline do not count, and a cell without one has no guess.
+    assert naive_guess(cells[0], cells, {cells[0]: 4.0, cells[1]: 2.0}.get) == values[1] / 2 * 4
+    assert naive_guess(cells[0], cells, {cells[1]: 2.0}.get) is None
 
 
 def test_intervals_are_the_extremes_over_all_corners() -> None:
-    known = (given("x", 2.0, 0.5), assumed("y", 0.0, -1.0, 1.0))
-    # x y over 1.5..2.5 and -1..1.
-    assert spread(lambda a, b: a * b, known, a="x", b="y") == Estimate(0.0, -2.5, 2.5)
-    assert known[0].text == "x given 2 in 1.5..2.5" and given("z", 1.0).text == "z given 1"
+    known = {"x": given("x", 2.0, 0.5), "y": assumed("y", 0.0, -1.0, 1.0), "z": given("z", 3.0)}
+    # x y over 1.5..2.5 and -1..1; z is known, and not asked for.
+    assert spread(lambda x, y: x * y, known) == Estimate(0.0, -2.5, 2.5)
+    assert known["x"].text == "x given 2 in 1.5..2.5" and given("z", 1.0).text == "z given 1"
     assert Estimate(1.0, 0.5, 2.0).scaled(2.0) == Estimate(2.0, 1.0, 4.0)
     assert relative(1.1, 1.0) == pytest.approx(0.1) and relative(0.25, 0.0) == 0.25
 
