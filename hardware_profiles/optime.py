@@ -234,3 +234,12 @@ def timed_from(plain: Any) -> Timed:
 def base_name(step: str) -> str:
     """Name of a step without its share."""
     return step.partition(":")[0]
+
+
+def share_of(step: str) -> float | None:
+    """Share of a model call that a step called e.g. `early:0.4` is; None for a whole call or none at all.
+
+    The pieces of a call follow each other; the first one feeds its tokens, the others feed none.
+    """
+    _, _, share = step.partition(":")
+    return float(share) if share else None

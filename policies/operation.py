@@ -28,8 +28,10 @@ A new operation is a subclass, a handler in `calibrate/live/handlers`, and nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -173,6 +175,14 @@ class RowOperation(Operation):
             (self.kind, self.part, request, position)
             for request, position in zip(view.requests.tolist(), view.positions.tolist(), strict=True)
         ]
+
+
+def row_calls(work: Sequence[Work]) -> Iterator[tuple[str, int, int]]:
+    """(name, rows, widest row's tokens) of each step of a row operation; a row may have no part in it."""
+    for parts in zip_longest(*work):
+        there = [part for part in parts if part is not None]
+        name, widest = max(there, key=itemgetter(1))
+        yield name, len(there), widest
 
 
 def total_tokens(replies: Sequence[RowReply]) -> int:

@@ -11,7 +11,7 @@ By a profile (design.md, section 4) an operation is a list of forwards, each loo
 | continue | K draft steps of one token |
 | settle | none: host time only |
 
-A row operation's forwards are its rows' steps, which its replies tell.
+A row operation's forwards are its rows' steps, which its replies tell.  Both are lists of `Call`.
 
 A tree step over B rows computes, in each of them, as many branches as the widest row has: rows are padded.
 That is what a `draft.tree` grid with the axis `batch` says; one without it knows the total alone.
@@ -19,19 +19,19 @@ That is what a `draft.tree` grid with the axis `batch` says; one without it know
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
-from operator import itemgetter
-from typing import Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from hardware_profiles.optime import base_name, share_of
 from hardware_profiles.surface import LatencySurface
 from policies.config import SettingError
-from policies.operation import Continue, Draft, Operation, Prespeculate, Settle, Verify, Work
+from policies.operation import Continue, Draft, Operation, Prespeculate, Settle, Verify, Work, row_calls
 from policies.protocols import role_of
 from policies.sampling import FloatArray, keyed_generator
 from policies.values import View
@@ -129,7 +129,7 @@ class Extrapolation:
 
 
 class Costs(Protocol):
-    """Seconds of the steps of an operation on a device."""
+    """Seconds of the steps of an operation on a device, at full rate."""
 
     @property
     def steady(self) -> Costs:
@@ -137,13 +137,13 @@ class Costs(Protocol):
         ...
 
     def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
-        """Named steps of the operation, in seconds at full rate."""
+        """Named steps of a built-in operation, s."""
         ...
 
     def row_steps(
         self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
     ) -> list[tuple[str, float]]:
-        """Named steps of a row operation, from each row's [n] steps.
+        """Named steps of a row operation, s, from each row's [n] steps.
 
         `seconds` are those of steps that feed no token to a model, by name.
         """
@@ -185,29 +185,34 @@ class TextbookCosts:
         """See `Costs`: a call of a model costs the same whatever its width."""
         model = self.target_s if role_of(device) == "target" else self.draft_s
         steps = []
-        for parts in zip_longest(*work):
-            there = [part for part in parts if part is not None]
-            name, fed = max(there, key=itemgetter(1))
+        for name, _, widest in row_calls(work):
             share = share_of(name)
-            if share is not None:
-                steps.append((name, share * model))
-            else:
-                steps.append((name, model if fed else seconds.get(name, 0.0)))
+            called = seconds.get(name, 0.0) if share is None and not widest else model
+            steps.append((name, called if share is None else share * called))
         return steps
-
-
-def share_of(step: str) -> float | None:
-    """Share of a model call that a step called e.g. `early:0.4` is; None for a whole call or none at all.
-
-    The pieces of a call follow each other; the first one feeds its tokens, the others feed none.
-    """
-    _, _, share = step.partition(":")
-    return float(share) if share else None
 
 
 TREE_SURFACE = "draft.tree"
 PAGE = 1024
 """Contexts that are looked up in a surface at once."""
+
+
+class Call(NamedTuple):
+    """A call of a model, or a step without one.
+
+    Attributes:
+        name: Of the step.
+        surface: What was measured of it; none for a step that feeds no token.
+        shape: Coordinates but the context.
+        grows: Tokens by which the context of the next call is longer.
+        noise: Surface whose noise it has, where it is another.
+    """
+
+    name: str
+    surface: str = ""
+    shape: tuple[tuple[str, int], ...] = ()
+    grows: int = 0
+    noise: str = ""
 
 
 class ProfileCosts:
@@ -233,11 +238,10 @@ class ProfileCosts:
     ) -> None:
         self.surfaces = surfaces
         self.effects = effects
-        self.seed = seed
         self.drift = dict(drift or {})
         self.origins = dict(origins or {})
         self._ranges: dict[tuple[str, str], tuple[int, int]] = {}
-        self._pages: dict[tuple[str | int, ...], list[float]] = {}
+        self._pages: dict[tuple[Any, ...], list[float]] = {}
         self._prefills: dict[tuple[str, int, int], float] = {}
         self._noise = KeyedNoise(seed) if effects.jitter else None
 
@@ -250,17 +254,21 @@ class ProfileCosts:
 
     def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
         """See `Costs`."""
+        context = self._context(operation.view)
         match operation:
             case Verify():
-                return self._verify(operation)
+                slots = operation.view.slots
+                width = 1 + int(operation.speculation.lengths[slots].max())
+                name = "verify" if width > 1 else "decode"
+                return self._price([self._forward("target.forward", name, len(slots), width)], context)
             case Draft():
-                widest = int(operation.unseen[operation.view.slots].max())
-                return self._draft(operation.view, widest, operation.lookahead, "draft")
+                unseen = int(operation.unseen[operation.view.slots].max())
+                return self._price(self._draft(operation, unseen), context)
             case Continue():
-                ahead = operation.speculation.lengths[operation.view.slots]
-                return self._draft(operation.view, 1, operation.lookahead, "draft", int(ahead.max()))
+                ahead = int(operation.speculation.lengths[operation.view.slots].max())
+                return self._price(self._draft(operation, 1), context + ahead * self.effects.context)
             case Prespeculate():
-                return self._prespeculate(operation)
+                return self._price(self._prespeculate(operation), context)
             case Settle():
                 return []
             case _:
@@ -270,46 +278,89 @@ class ProfileCosts:
         self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
     ) -> list[tuple[str, float]]:
         """See `Costs`."""
-        role, context, fed = role_of(device), self._context(view), 0
-        forwards = sum(1 for _ in zip_longest(*work))
-        factors: dict[str, float] = {}
-        call_s, steps = 0.0, []
-        for parts in zip_longest(*work):
-            there = [part for part in parts if part is not None]
-            name, widest = max(there, key=itemgetter(1))  # a row may have nothing to do in a step of others
-            share = share_of(name)
-            if widest == 0:
-                steps.append((name, seconds.get(name, 0.0) if share is None else share * call_s))
-                continue
-            surface = _surface_of(role, name)
-            call_s = self._row_call(surface, len(there), widest, context + fed)
-            if surface not in factors:
-                factors[surface] = self._factor(surface, forwards)
-            call_s *= factors[surface]
-            steps.append((name, call_s if share is None else share * call_s))
-            self._note(surface, "context", context + fed)
-            fed += widest if self.effects.context else 0
-        return steps
+        role = role_of(device)
+        calls = [self._row_call(role, *step) for step in row_calls(work)]
+        return self._price(calls, self._context(view), seconds, forwards=len(calls))
 
-    def _row_call(self, surface: str, rows: int, widest: int, context: int) -> float:
-        """Seconds of a model call over at most `widest` tokens in each of `rows` rows."""
-        rows = rows if self.effects.batch_width else 1
+    def _row_call(self, role: str, name: str, rows: int, widest: int) -> Call:
+        """A step over at most `widest` tokens in each of `rows` rows, at the forward that it resembles."""
+        if widest == 0:
+            return Call(name)
+        tree = role == "draft" and base_name(name) == "tree"
+        surface = TREE_SURFACE if tree else f"{role}.forward"
         if surface not in self.surfaces:
             raise SettingError(
                 f"this profile has no {surface}, which the policy's steps need; record one with `calibrate`"
             )
-        if surface != TREE_SURFACE:
-            wide = self.effects.verify_width if surface.startswith("target") else self.effects.draft_width
-            return self._forward(surface, rows, widest if wide else 1, context)
+        if not tree:
+            return self._forward(surface, name, rows, widest, grows=widest)
+        return self._tree(name, rows, widest, widest * self._counted(rows), grows=widest)
+
+    def _forward(self, surface: str, name: str, rows: int, width: int, *, grows: int = 0) -> Call:
+        """A forward over `width` new tokens in each of `rows` rows."""
+        effects = self.effects
+        wide = effects.verify_width if surface == "target.forward" else effects.draft_width
+        shape = (("batch", self._counted(rows)), ("new_tokens", width if wide else 1))
+        return Call(name, surface, shape, grows)
+
+    def _tree(self, name: str, rows: int, widest: int, total: int, *, grows: int) -> Call:
+        """A tree step over `widest` branches in each of `rows` rows, `total` in all."""
         if not self.effects.draft_width:
-            return self._forward("draft.forward", rows, 1, context)
-        if "batch" in self.surfaces[surface].axes:
-            return self._seconds(surface, context, batch=rows, branches=widest)[0]
-        return self._seconds(surface, context, branches=widest * rows)[0]
+            return self._forward("draft.forward", name, rows, 1, grows=grows)._replace(noise=TREE_SURFACE)
+        if "batch" in self.surfaces[TREE_SURFACE].axes:
+            return Call(name, TREE_SURFACE, (("batch", self._counted(rows)), ("branches", widest)), grows)
+        return Call(name, TREE_SURFACE, (("branches", total),), grows)
+
+    def _draft(self, operation: Draft | Continue, first: int) -> list[Call]:
+        rows = len(operation.view.slots)
+        opening, step = (self._forward("draft.forward", "draft", rows, n, grows=1) for n in (first, 1))
+        return [opening, *[step] * (operation.lookahead - 1)]
+
+    def _prespeculate(self, operation: Prespeculate) -> list[Call]:
+        slots, branches = operation.view.slots, operation.branches
+        rows, widest, total = len(slots), int(branches.max()), int(branches.sum())
+        if not self.effects.draft_width:  # a step is a forward, and the glue is none
+            return [self._tree("tree", rows, widest, total, grows=0)] * operation.lookahead
+        grows = widest if "batch" in self.surfaces[TREE_SURFACE].axes else -(-total // rows)
+        fed = 1 + int(operation.speculation.lengths[slots].max())
+        glue = self._forward("draft.forward", "glue", rows, fed, grows=fed)
+        return [glue, *[self._tree("tree", rows, widest, total, grows=grows)] * operation.lookahead]
+
+    def _price(
+        self,
+        calls: Sequence[Call],
+        context: int,
+        seconds: Mapping[str, float] | None = None,
+        forwards: int | None = None,
+    ) -> list[tuple[str, float]]:
+        """Named seconds of calls one after the other, the first one at `context`.
+
+        Args:
+            calls: In their order.
+            context: Tokens per row.
+            seconds: Those of steps without a call, by name.
+            forwards: How many independent steps the noise of a surface is the mean of; None: its calls.
+        """
+        factors: dict[str, float] = {}
+        noises = [call.noise or call.surface for call in calls]
+        call_s, steps = 0.0, []
+        for call, noise in zip(calls, noises, strict=True):
+            share = share_of(call.name)
+            if call.surface:
+                if noise not in factors:
+                    factors[noise] = self._factor(noise, forwards or noises.count(noise))
+                call_s = self._seconds(call, context) * factors[noise]
+                if self.effects.context:
+                    context += call.grows
+            elif share is None:
+                steps.append((call.name, (seconds or {}).get(call.name, 0.0)))
+                continue
+            steps.append((call.name, call_s if share is None else share * call_s))
+        return steps
 
     def _prefill(self, name: str, view: View) -> float:
         """Seconds of a prefill; nothing if it was not measured."""
-        rows, tokens = self._rows(view), int(view.contexts.max())
+        rows, tokens = self._counted(len(view.slots)), int(view.contexts.max())
         if (name, rows, tokens) not in self._prefills:
             surface = self.surfaces.get(name)
             seconds = 0.0 if surface is None else surface.seconds(batch=rows, new_tokens=tokens)
@@ -318,54 +369,8 @@ class ProfileCosts:
             self._note(name, "new_tokens", tokens)
         return self._prefills[name, rows, tokens]
 
-    def _verify(self, operation: Verify) -> list[tuple[str, float]]:
-        view = operation.view
-        width = 1 + int(operation.speculation.lengths[view.slots].max())
-        name = "verify" if width > 1 else "decode"
-        if not self.effects.verify_width:
-            width = 1
-        context = self._context(view)
-        seconds = self._forward("target.forward", self._rows(view), width, context)
-        self._note("target.forward", "context", context)
-        return [(name, seconds * self._factor("target.forward"))]
-
-    def _draft(
-        self, view: View, first: int, lookahead: int, name: str, ahead: int = 0
-    ) -> list[tuple[str, float]]:
-        rows, context = self._rows(view), self._context(view) + (ahead if self.effects.context else 0)
-        if not self.effects.draft_width:
-            first = 1
-        opening = self._forward("draft.forward", rows, first, context)
-        stride = 1 if self.effects.context else 0
-        steps = self._seconds("draft.forward", context, stride, lookahead, batch=rows, new_tokens=1)
-        factor = self._factor("draft.forward", lookahead)
-        self._note("draft.forward", "context", context, context + lookahead - 1)
-        return [(name, s * factor) for s in (opening, *steps[1:])]
-
-    def _prespeculate(self, operation: Prespeculate) -> list[tuple[str, float]]:
-        view, slots = operation.view, operation.view.slots
-        rows, context = self._rows(view), self._context(view)
-        if not self.effects.draft_width:
-            step = self._forward("draft.forward", rows, 1, context)
-            return [("tree", step * self._factor("draft.tree", operation.lookahead))] * operation.lookahead
-        deepest = int(operation.speculation.lengths[slots].max())
-        glue = self._forward("draft.forward", rows, 1 + deepest, context)
-        branches = operation.branches
-        widest, total = int(branches.max()), int(branches.sum())
-        if "batch" in self.surfaces["draft.tree"].axes:
-            shape, stride = {"batch": rows, "branches": widest}, widest
-        else:
-            shape, stride = {"branches": total}, -(-total // len(slots))
-        first = context + 1 + deepest if self.effects.context else context
-        stride = stride if self.effects.context else 0
-        steps = self._seconds("draft.tree", first, stride, operation.lookahead, **shape)
-        self._note("draft.tree", "context", first, first + (operation.lookahead - 1) * stride)
-        factor = self._factor("draft.tree", operation.lookahead)
-        trees = [("tree", s * factor) for s in steps]
-        return [("glue", glue * self._factor("draft.forward")), *trees]
-
-    def _rows(self, view: View) -> int:
-        return len(view.slots) if self.effects.batch_width else 1
+    def _counted(self, rows: int) -> int:
+        return rows if self.effects.batch_width else 1
 
     def _context(self, view: View) -> int:
         """Mean context of the rows, in tokens."""
@@ -373,64 +378,43 @@ class ProfileCosts:
             return int(view.contexts[0] - view.positions[0])
         return int(view.contexts.sum()) // len(view.contexts)
 
-    def _forward(self, name: str, rows: int, width: int, context: int) -> float:
-        """Seconds of a forward over `width` new tokens in each of `rows` rows."""
-        return self._seconds(name, context, batch=rows, new_tokens=width)[0]
+    def _seconds(self, call: Call, context: int) -> float:
+        """Mean seconds of a call.
 
-    def _seconds(self, name: str, first: int, stride: int = 0, count: int = 1, **shape: int) -> list[float]:
-        """[count] seconds of calls of one shape at the contexts `first`, `first + stride`, ..."""
-        page, start = divmod(first, PAGE)
-        stop = start + (count - 1) * stride + 1
-        if stride > 0 and stop <= PAGE:
-            return self._page(name, page, shape)[start:stop:stride]
-        contexts = (first + i * stride for i in range(count))
-        return [self._page(name, at // PAGE, shape)[at % PAGE] for at in contexts]
-
-    def _page(self, name: str, page: int, shape: dict[str, int]) -> list[float]:
-        """[PAGE] seconds of calls of one shape at the contexts from `page * PAGE` on.
-
-        A text grows by a few tokens per round, so that one call of the surface serves many rounds; contexts
-        have no end that a single table could reach.
+        A text grows by a few tokens per round, so that one call of the surface, for `PAGE` contexts, serves
+        many rounds; contexts have no end that a single table could reach.
         """
-        key: tuple[str | int, ...] = (name, page, *shape.values())
-        if key not in self._pages:
-            low = page * PAGE
-            seconds = self.surfaces[name].along("context", low + PAGE - 1, start=low, **shape)
-            self._pages[key] = (seconds * self.drift.get(name, 1.0)).tolist()
+        name, number = call.surface, context // PAGE
+        page = self._pages.get((name, number, call.shape))
+        if page is None:
+            low, shape = number * PAGE, dict(call.shape)
+            along = self.surfaces[name].along("context", low + PAGE - 1, start=low, **shape)
+            page = self._pages[name, number, call.shape] = (along * self.drift.get(name, 1.0)).tolist()
             for axis, value in shape.items():
                 self._note(name, axis, value)
-        return self._pages[key]
+        self._note(name, "context", context)
+        return page[context % PAGE]
 
-    def _note(self, name: str, axis: str, low: int, high: int | None = None) -> None:
+    def _note(self, name: str, axis: str, value: int) -> None:
         """Remember the range of coordinates that was asked of an operation."""
-        top = low if high is None else high
-        known = self._ranges.get((name, axis))
-        if known is None:
-            self._ranges[name, axis] = (low, top)
-        elif low < known[0] or top > known[1]:
-            self._ranges[name, axis] = (min(low, known[0]), max(top, known[1]))
+        low, high = self._ranges.get((name, axis), (value, value))
+        if value <= low or value >= high:
+            self._ranges[name, axis] = (min(low, value), max(high, value))
 
     def extrapolated(self) -> tuple[Extrapolation, ...]:
         """Where the costs asked for so far lay outside what was measured."""
         found = []
         for (name, axis), (low, high) in sorted(self._ranges.items()):
             bounds = self.surfaces[name].bounds().get(axis) if name in self.surfaces else None
-            origin = self.origins.get(name, "measured")
-            if bounds is not None and low < bounds[0]:
-                found.append(Extrapolation(name, axis, low, int(bounds[0]), origin))
-            if bounds is not None and high > bounds[1]:
-                found.append(Extrapolation(name, axis, high, int(bounds[1]), origin))
+            if bounds is not None:
+                origin = self.origins.get(name, "measured")
+                outside = [(low, bounds[0])] * (low < bounds[0]) + [(high, bounds[1])] * (high > bounds[1])
+                found += [Extrapolation(name, axis, value, int(bound), origin) for value, bound in outside]
         return tuple(found)
 
-    def _factor(self, name: str, forwards: int = 1) -> float:
+    def _factor(self, name: str, forwards: int) -> float:
         """Noise of the next operation; the mean of `forwards` independent steps varies that much less."""
         if self._noise is None:
             return 1.0
         factor = self._noise.factor(name, self.surfaces[name].noise)
-        return 1.0 + (factor - 1.0) / float(np.sqrt(forwards))
-
-
-def _surface_of(role: str, step: str) -> str:
-    """The measured operation that a step of a row operation costs as much as."""
-    tree = role == "draft" and step.partition(":")[0] == "tree"
-    return TREE_SURFACE if tree else f"{role}.forward"
+        return 1.0 + (factor - 1.0) / math.sqrt(forwards)

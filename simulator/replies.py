@@ -4,16 +4,14 @@ recording or coins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from importlib import import_module
-from pkgutil import iter_modules
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from hardware_profiles.optime import Host, HostOperation, OperationHost, OperationTiming, base_name
-from hardware_profiles.reply_trace import Decisions
+from hardware_profiles.reply_trace import Decisions, Key
 from hardware_profiles.surface import varied
 from policies.config import SettingError
 from policies.operation import (
@@ -27,11 +25,13 @@ from policies.operation import (
     Verify,
     total_tokens,
 )
-from policies.values import BoolArray, RowVerdict, Source, Speculation, Verdict, View, cut_to
+from policies.values import BoolArray, RowVerdict, Source, Speculation, Verdict, cut_to
 from simulator.costs import Costs, KeyedNoise
 from simulator.tokens import TokenModel
 
 _PRIMARY, _NONE = int(Source.PRIMARY), int(Source.NONE)
+DECODE = "decode"
+"""What a verification of nothing is called by profiles."""
 
 
 class SimulatedCache:
@@ -49,9 +49,8 @@ class SimulatedCache:
     def lookup(self, verdict: Verdict) -> BoolArray:
         """[B] whether each row's outcome was prepared for."""
         operation = self.operation
-        if isinstance(operation, Continue):
-            return self.tokens.continues(operation.view, operation, verdict)
-        return self.tokens.hits(operation.view, operation, verdict)
+        decide = self.tokens.continues if isinstance(operation, Continue) else self.tokens.hits
+        return decide(operation.view, operation, verdict)  # type: ignore[arg-type]
 
     def take(self, verdict: Verdict, hits: BoolArray) -> Speculation:
         """The prepared speculation of the rows marked in `hits`."""
@@ -62,12 +61,28 @@ class SimulatedCache:
 
     def opening(self) -> Speculation:
         """The first token drafted past each row's speculation; its id stays unknown."""
-        operation = self.operation
-        return _drafted(_marked(operation.view, operation.width), 1)
+        return _drafted(_marked(self.operation), 1)
+
+
+class RowReplies(Protocol):
+    """Replies of row operations, without their time."""
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds of steps that call no model, by name."""
+        ...
+
+    def replies(self, operation: RowOperation) -> list[Any]:
+        """[n] the reply of each row of the operation's view."""
+        ...
+
+    def early(self, operation: RowOperation) -> list[Any]:
+        """[n] the early result of each row."""
+        ...
 
 
 class Replies:
-    """Times and answers of operations (`simulator.world.Work`).
+    """Times and answers of operations; one object serves all devices of a world.
 
     Args:
         costs: What operations cost.
@@ -96,11 +111,13 @@ class Replies:
         self.host = host
         self.tokens = tokens
         self._hosts: dict[tuple[str, bool], OperationHost] = {}
-        self._same = not host.operations and not host.sampled
-        self._common = host.of("verify")
+        self._common = None if host.operations or host.sampled else host.of("verify")
 
     def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
-        """See `Work`."""
+        """Named pieces of work, s at full rate; an operation may be stopped between them.
+
+        `idle_s` is how long the device did nothing before.
+        """
         host = self._host_of(operation)
         # Where the spread of whole operations is known, they vary as such, and not by their forwards.
         costs = self.costs if host.spread is None else self.costs.steady
@@ -114,13 +131,12 @@ class Replies:
             tokens=self._tokens_fed(operation) if host.token_s else 0,
             idle_s=idle_s,
         )
-        luck = self._luck(device, operation, host)
-        extra, factor = beyond * luck, luck
+        factor = luck = self._luck(device, operation, host)
         if beyond < 0.0 or host.scale != 1.0:
             factor *= host.stretch(sum(seconds for _, seconds in steps), beyond)
         if factor != 1.0:
             steps = [(name, seconds * factor) for name, seconds in steps]
-        return [("host", extra), *steps] if extra > 0.0 else steps
+        return [("host", beyond * luck), *steps] if beyond > 0.0 else steps
 
     def _luck(self, device: str, operation: Operation, host: OperationHost) -> float:
         """How much longer than in the mean an operation takes."""
@@ -141,13 +157,13 @@ class Replies:
         return [(name, timing.step(name).seconds(expected_s, rows)) for name, expected_s in steps]
 
     def latency(self, operation: Operation) -> tuple[float, float]:
-        """See `Work`."""
+        """Seconds from submission to the start on an idle device, and from the end to the task's event."""
         host = self._host_of(operation)
         tokens = self._tokens_fed(operation) if host.report_token_s else 0
         return host.lead_s(len(operation.view.slots)), host.after_s(tokens)
 
     def early_latency(self, operation: Operation) -> float:
-        """See `Work`."""
+        """Seconds from the step that an early result follows to its event."""
         timing = self.timings.get(operation.kind)
         if timing is None or timing.mark_s is None:
             return self.latency(operation)[1]
@@ -167,32 +183,40 @@ class Replies:
     def _host_of(self, operation: Operation) -> OperationHost:
         if operation.kind in self.timings:
             return self.timings[operation.kind].host
-        if self._same:
+        if self._common is not None:
             return self._common
-        name = DECODE if _is_decode(operation) else operation.cost_class
-        sampled = not operation.sampling.greedy
-        if (name, sampled) not in self._hosts:
-            self._hosts[name, sampled] = self.host.of(cast("HostOperation", name), sampled=sampled)
-        return self._hosts[name, sampled]
+        key = (DECODE if _is_decode(operation) else operation.cost_class, not operation.sampling.greedy)
+        if key not in self._hosts:
+            self._hosts[key] = self.host.of(cast("HostOperation", key[0]), sampled=key[1])
+        return self._hosts[key]
 
     def answer(self, operation: Operation, completed: int | None) -> Any:
-        """See `Work`."""
-        if isinstance(operation, RowOperation):
-            return operation.answer(self._row_replies.replies(operation))
-        return ON_PATH[type(operation)](self.tokens, operation, completed)
+        """Answer of a finished operation; `completed` steps if it was stopped early, else None."""
+        match operation:
+            case RowOperation():
+                return operation.answer(self._row_replies.replies(operation))
+            case Verify():
+                return self.tokens.verify(operation.view, operation)
+            case Settle():
+                return self.tokens.settle(operation)
+            case Draft():
+                length = operation.lookahead if completed is None else completed
+                return _drafted(_marked(operation), length, operation.shape)
+            case Prespeculate() | Continue():
+                return SimulatedCache(self.tokens, operation)
+        return None
 
     def early_answer(self, operation: Operation) -> Any:
-        """See `Work`."""
+        """The early result of an operation that has one."""
         if isinstance(operation, RowOperation):
             return operation.answer(self._row_replies.early(operation))
-        assert isinstance(operation, Prespeculate)
-        return SimulatedCache(self.tokens, operation)
+        return self.answer(operation, None)
 
 
-def _marked(view: View, width: int) -> BoolArray:
-    """[width] mask of a view's rows."""
-    marked = np.zeros(width, dtype=np.bool_)
-    marked[view.slots] = True
+def _marked(operation: Operation) -> BoolArray:
+    """[B] mask of an operation's rows."""
+    marked = np.zeros(operation.width, dtype=np.bool_)
+    marked[operation.view.slots] = True
     return marked
 
 
@@ -204,48 +228,12 @@ def _drafted(rows: BoolArray, length: int, shape: tuple[int, ...] | None = None)
     return Speculation(rows * length, rows * (_PRIMARY if length else _NONE), shape=shape)
 
 
-def _draft(_: TokenModel, operation: Draft, completed: int | None) -> Speculation:
-    length = operation.lookahead if completed is None else completed
-    return _drafted(_marked(operation.view, operation.width), length, operation.shape)
-
-
-ON_PATH: dict[type[Operation], Callable[[TokenModel, Any, int | None], Any]] = {
-    Prefill: lambda tokens, operation, completed: None,
-    Verify: lambda tokens, operation, completed: tokens.verify(operation.view, operation),
-    Settle: lambda tokens, operation, completed: tokens.settle(operation),
-    Draft: _draft,
-    Prespeculate: lambda tokens, operation, completed: SimulatedCache(tokens, operation),
-    Continue: lambda tokens, operation, completed: SimulatedCache(tokens, operation),
-}
-"""What a token model answers, by (tokens, operation, steps completed if it was stopped)."""
-
-DECODE = "decode"
-"""What a verification of nothing is called by profiles."""
-
-
 def _is_decode(operation: Operation) -> bool:
     return isinstance(operation, Verify) and not operation.speculation.lengths[operation.view.slots].any()
 
 
-class RowReplies(Protocol):
-    """Replies of row operations, without their time."""
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds of steps that call no model, by name."""
-        ...
-
-    def replies(self, operation: RowOperation) -> list[Any]:
-        """[n] the reply of each row of the operation's view."""
-        ...
-
-    def early(self, operation: RowOperation) -> list[Any]:
-        """[n] the early result of each row."""
-        ...
-
-
 class Recorded:
-    """The replies of a trace of them.
+    """The replies of a reply trace.
 
     Args:
         decisions: Of the setting that runs.
@@ -255,8 +243,8 @@ class Recorded:
     def __init__(self, decisions: Decisions, requests: int) -> None:
         self.decisions = decisions
         self.requests = requests
-        self.seconds = dict(decisions.seconds)
-        self._revived: dict[tuple[str, int, int, int], Any] = {}
+        self.seconds = decisions.seconds
+        self._revived: dict[Key, Any] = {}
 
     def replies(self, operation: RowOperation) -> list[Any]:
         """See `RowReplies`.
@@ -264,31 +252,25 @@ class Recorded:
         Raises:
             SettingError: The trace does not hold this moment: it is of another setting, or ended earlier.
         """
-        replies = [self._reply(operation, key) for key in self._keys(operation)]
+        replies = []
+        for key in self._keys(operation):
+            if key not in self._revived:
+                self._revived[key] = revive(operation.reply, self._found(self.decisions.replies, key))
+            replies.append(self._revived[key])
         if "verdict" not in operation.reply._fields:
             return replies
         rooms = operation.view.rooms.tolist()
-        return [
-            reply._replace(verdict=cut_to(reply.verdict, room))
-            for reply, room in zip(replies, rooms, strict=True)
-        ]
+        return [r._replace(verdict=cut_to(r.verdict, room)) for r, room in zip(replies, rooms, strict=True)]
 
     def early(self, operation: RowOperation) -> list[Any]:
         """See `RowReplies`."""
-        return [
-            revive(operation.early_reply, self._found(self.decisions.marks, key))
-            for key in self._keys(operation)
-        ]
+        marks = [self._found(self.decisions.marks, key) for key in self._keys(operation)]
+        return [revive(operation.early_reply, mark) for mark in marks]
 
-    def _keys(self, operation: RowOperation) -> list[tuple[str, int, int, int]]:
+    def _keys(self, operation: RowOperation) -> list[Key]:
         return [(k, part, request % self.requests, at) for k, part, request, at in operation.reply_keys()]
 
-    def _reply(self, operation: RowOperation, key: tuple[str, int, int, int]) -> Any:
-        if key not in self._revived:
-            self._revived[key] = revive(operation.reply, self._found(self.decisions.replies, key))
-        return self._revived[key]
-
-    def _found(self, replies: Any, key: tuple[str, int, int, int]) -> Any:
+    def _found(self, replies: Mapping[Key, Any], key: Key) -> Any:
         if key not in replies:
             kind, _, request, position = key
             raise SettingError(
@@ -296,65 +278,6 @@ class Recorded:
                 f"position {position}: it is of another run; record it again with `calibrate decide`"
             )
         return replies[key]
-
-
-Synthesis: TypeAlias = Callable[[Any, TokenModel], list[Any]]
-"""(operation, coins) to the replies of its rows, or to their early results."""
-
-SYNTHETIC = "simulator.synthetic"
-"""Package whose modules are loaded when coins are first asked for."""
-_SYNTHESES: dict[tuple[str, bool], Synthesis] = {}
-
-
-def synthesises(operation: type[RowOperation], *, early: bool = False) -> Callable[[Synthesis], Synthesis]:
-    """Makes a function what replies to an operation out of coins, or what gives its early results."""
-
-    def register(synthesis: Synthesis) -> Synthesis:
-        _SYNTHESES[operation.kind, early] = synthesis
-        return synthesis
-
-    return register
-
-
-class Synthetic:
-    """Replies made of coin tosses: the papers' assumptions in place of a recording.
-
-    Args:
-        tokens: The coins.
-    """
-
-    def __init__(self, tokens: TokenModel) -> None:
-        self.tokens = tokens
-        self.seconds: dict[str, float] = {}
-
-    def replies(self, operation: RowOperation) -> list[Any]:
-        """See `RowReplies`.
-
-        Raises:
-            SettingError: Nothing is known of this kind of operation but by recording it.
-        """
-        return synthesis_of(operation.kind)(operation, self.tokens)
-
-    def early(self, operation: RowOperation) -> list[Any]:
-        """See `RowReplies`."""
-        return synthesis_of(operation.kind, early=True)(operation, self.tokens)
-
-
-def synthesis_of(kind: str, *, early: bool = False) -> Synthesis:
-    """What makes replies of a kind of operation, or its early results, out of coins.
-
-    Raises:
-        SettingError: There is nothing of the kind.
-    """
-    if (kind, early) not in _SYNTHESES:
-        for family in iter_modules(import_module(SYNTHETIC).__path__):
-            import_module(f"{SYNTHETIC}.{family.name}")
-    if (kind, early) not in _SYNTHESES:
-        raise SettingError(
-            f"coin tosses cannot stand in for {kind!r}, which depends on the tokens themselves; use a "
-            "decision trace (`calibrate decide`, then --decisions)"
-        )
-    return _SYNTHESES[kind, early]
 
 
 def revive(reply: type[Any], plain: Any) -> Any:

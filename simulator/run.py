@@ -30,7 +30,8 @@ from policies.values import Request
 from simulator.checks import check_profile, check_tokens
 from simulator.costs import STRATA, Costs, Effects, Extrapolation, KeyedNoise, ProfileCosts, TextbookCosts
 from simulator.memory import MemoryNeed, check_memory
-from simulator.replies import Recorded, RowReplies, Synthetic
+from simulator.replies import Recorded, RowReplies
+from simulator.synthetic import Synthetic
 from simulator.tokens import TokenModel
 from simulator.world import SimulatedWorld, Slowdowns
 

@@ -8,8 +8,8 @@ with what, and every change replans what is running (design.md, section 4).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, Protocol, TypeAlias, cast
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 import simpy
 from simpy.events import Event
@@ -78,33 +78,6 @@ class Machine:
         return self.slowdowns.get((*mine, its, other.cost_class), always)
 
 
-class Work(Protocol):
-    """What an operation costs and answers; one object serves all devices of a world."""
-
-    def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
-        """Named pieces of work in seconds at full rate; an operation may be stopped between them.
-
-        `idle_s` is how long the device did nothing before.
-        """
-        ...
-
-    def latency(self, operation: Operation) -> tuple[float, float]:
-        """Seconds from submission to the start on an idle device, and from the end to the task's event."""
-        ...
-
-    def early_latency(self, operation: Operation) -> float:
-        """Seconds from the step that an early result follows to its event."""
-        ...
-
-    def answer(self, operation: Operation, completed: int | None) -> Any:
-        """Answer of a finished operation; `completed` steps if it was stopped early, else None."""
-        ...
-
-    def early_answer(self, operation: Operation) -> Any:
-        """The early result of an operation that has one."""
-        ...
-
-
 class SimulatedTask(Event):
     """A submitted operation; fires once, with its answer."""
 
@@ -117,9 +90,6 @@ class SimulatedTask(Event):
     def stop(self) -> None:
         """End a draft at its next step boundary, with the tokens drafted so far; else a no-op."""
         self.device.stop(self)
-
-    def _finish(self, answer: Any, delay: float) -> None:
-        _fire(self, answer, delay)
 
 
 def _fire(event: Event, value: Any, delay: float) -> None:
@@ -143,7 +113,7 @@ class SimulatedDevice:
         self,
         env: simpy.Environment,
         name: str,
-        work: Work,
+        work: Replies,
         machine: Machine,
         *,
         spans: list[Span] | None = None,
@@ -189,8 +159,7 @@ class SimulatedDevice:
                 self._completed = 0
             return
         self._advance(self.env.now)
-        total = sum(seconds for _, seconds in self._steps)
-        done, boundary = total - self._remaining, 0.0
+        done, boundary = _total(self._steps) - self._remaining, 0.0
         for index, (_, seconds) in enumerate(self._steps):
             boundary += seconds
             if boundary >= done - 1e-15:
@@ -226,7 +195,7 @@ class SimulatedDevice:
         self.running = task
         self.cost_class = task.operation.cost_class
         self._steps = self.work.steps(self.name, task.operation, now - self._ended)
-        self._remaining = sum(seconds for _, seconds in self._steps)
+        self._remaining = _total(self._steps)
         self._rate = 1.0
         self._started = self._since = now
         self._schedule()
@@ -247,20 +216,15 @@ class SimulatedDevice:
         """Seconds of the steps that follow the running operation's early result."""
         assert self.running is not None
         names, last = [name for name, _ in self._steps], self.running.operation.early_after
-        first = names.index(last) + 1 if last in names else 0
-        return sum(seconds for _, seconds in self._steps[first:])
+        return _total(self._steps[names.index(last) + 1 if last in names else 0 :])
 
-    def _early(self, timer: Event) -> None:
-        if timer is not self._early_timer:
+    def _early(self, timer: Event | None) -> None:
+        """Fire the early event of the running operation; None: the step before it was the last."""
+        if timer is not None and timer is not self._early_timer:
             return  # replanned since
-        self._say_early()
-
-    def _say_early(self) -> None:
-        """Fire the early event of the running operation."""
-        task = self.running
+        task, self._early_timer = self.running, None
         assert task is not None
-        self._early_timer, operation = None, task.operation
-        _fire(task.early, self.work.early_answer(operation), self.work.early_latency(operation))
+        _fire(task.early, self.work.early_answer(task.operation), self.work.early_latency(task.operation))
 
     def _after(self, delay: float, callback: Callable[[Event], None]) -> Event:
         timer = self.env.timeout(delay)
@@ -273,8 +237,8 @@ class SimulatedDevice:
         task = self.running
         assert task is not None
         now = self.env.now
-        if task.operation.early and not task.early.triggered:  # the step before it was the last
-            self._say_early()
+        if task.operation.early and not task.early.triggered:
+            self._early(None)
         self._record(task, now)
         self._ended = now
         self.running = None
@@ -285,17 +249,18 @@ class SimulatedDevice:
 
     def _report(self, task: SimulatedTask, completed: int | None) -> None:
         answer = self.work.answer(task.operation, completed)
-        task._finish(answer, self.work.latency(task.operation)[1])
+        _fire(task, answer, self.work.latency(task.operation)[1])
 
     def _record(self, task: SimulatedTask, now: float) -> None:
         if self.spans is None:
             return
-        steps = self._steps if self._completed is None else self._steps[: self._completed]
-        details = {
-            "rows": len(task.operation.view.slots),
-            "steps": [[name, seconds] for name, seconds in steps],
-        }
+        steps = [[name, seconds] for name, seconds in self._steps[: self._completed]]
+        details = {"rows": len(task.operation.view.slots), "steps": steps}
         self.spans.append(Span(self.name, task.operation.kind, self._started, now, details))
+
+
+def _total(steps: Sequence[tuple[str, float]]) -> float:
+    return sum(seconds for _, seconds in steps)
 
 
 class SimulatedWorld:
@@ -305,12 +270,12 @@ class SimulatedWorld:
         tokens: What is accepted.
         costs: What operations cost.
         host: Host time; None for none.
-        slowdowns: See `simulator.world.Machine`.
+        slowdowns: See `Slowdowns`.
         timeline: Whether to keep the timeline in `spans`.
         draft_devices: How many draft devices there are: `draft`, `draft-1`, ...  All cost the same.
         rows: Replies of row operations; None where no policy asks for any.
-        timings: See `Replies`.
-        noise: See `Replies`.
+        timings: See `Replies`, as is the noise.
+        noise: Of whole operations.
     """
 
     def __init__(
@@ -329,39 +294,17 @@ class SimulatedWorld:
         self.env = simpy.Environment()
         self.machine = Machine(slowdowns)
         self.spans: list[Span] = []
+        self.vocabulary = tokens.vocabulary
         work = Replies(costs, tokens, host or Host(), rows=rows, timings=timings, noise=noise)
+        names = ["target", "draft", *(f"draft-{i}" for i in range(1, draft_devices))]
         spans = self.spans if timeline else None
-        self._target = SimulatedDevice(self.env, "target", work, self.machine, spans=spans)
-        names = ["draft", *(f"draft-{i}" for i in range(1, draft_devices))]
-        self._drafts = tuple(
-            SimulatedDevice(self.env, name, work, self.machine, spans=spans) for name in names
-        )
-        self._vocabulary = tokens.vocabulary
-
-    @property
-    def target(self) -> SimulatedDevice:
-        """The target's device."""
-        return self._target
-
-    @property
-    def draft(self) -> SimulatedDevice:
-        """The first draft device."""
-        return self._drafts[0]
-
-    @property
-    def drafts(self) -> tuple[SimulatedDevice, ...]:
-        """All draft devices."""
-        return self._drafts
+        devices = [SimulatedDevice(self.env, name, work, self.machine, spans=spans) for name in names]
+        self.target, self.draft, self.drafts = devices[0], devices[1], tuple(devices[1:])
 
     @property
     def now(self) -> float:
         """Simulated seconds."""
         return float(self.env.now)
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of token ids; 0 in a world without."""
-        return self._vocabulary
 
     def run(self, steps: Steps) -> None:
         """Run a policy to its end.

@@ -22,7 +22,7 @@ from policies.registry import Settings, configure, start
 from policies.rows import RoundLog, Rows, admit
 from policies.sampling import FloatArray, Sampling
 from policies.values import IntArray, Source, Speculation
-from simulator.replies import Synthetic
+from simulator.synthetic import Synthetic
 from simulator.world import SimulatedWorld
 
 BLOCKS = 32

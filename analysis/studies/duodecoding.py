@@ -33,8 +33,8 @@ from policies.values import UNKNOWN
 from policies.values import View as RowView
 from simulator.costs import Effects
 from simulator.law import law_inputs
-from simulator.replies import Synthetic
 from simulator.run import Scenario, simulate
+from simulator.synthetic import Synthetic
 from simulator.tokens import coin
 from simulator.waterfall import NO_EFFECT
 from simulator.world import SimulatedWorld

@@ -9,7 +9,6 @@ anything else, which is all that `policies.double` compares.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from policies.config import SettingError
 from policies.double import (
@@ -23,10 +22,9 @@ from policies.double import (
     Tokens,
     Verified,
 )
-from policies.operation import RowOperation
 from policies.sampling import keyed_uniforms
 from policies.values import NO_LAW, UNKNOWN, RowVerdict
-from simulator.replies import synthesises
+from simulator.synthetic import rows_of, synthesises
 from simulator.tokens.model import TokenModel
 
 RIGHT, WRONG = 1, 0
@@ -36,7 +34,7 @@ RIGHT, WRONG = 1, 0
 def draft(operation: RetrievingDraft, tokens: TokenModel) -> list[Drafted]:
     """Replies of `RetrievingDraft`."""
     how, seed, replies = operation.retrieval, operation.sampling.seed, []
-    for request, position, room, ask in _rows(operation):
+    for _, request, position, room, ask in rows_of(operation):
         ahead, most = len(ask.pending), room - len(ask.pending)
         matched: list[int] = []
         found: list[int] = []
@@ -56,7 +54,7 @@ def draft(operation: RetrievingDraft, tokens: TokenModel) -> list[Drafted]:
 def verify(operation: RetrievingVerify, tokens: TokenModel) -> list[Verified]:
     """Replies of `RetrievingVerify`."""
     replies = []
-    for request, position, room, ask in _rows(operation):
+    for _, request, position, room, ask in rows_of(operation):
         right, count = _right(ask.pending), len(ask.pending)
         span = max(0, min(operation.retrieval.span, room - count - 1))
         work = (("verify", 1 + count + span),)
@@ -73,7 +71,7 @@ def verify(operation: RetrievingVerify, tokens: TokenModel) -> list[Verified]:
 def guide(operation: Guide, tokens: TokenModel) -> list[Guided]:
     """Replies of `Guide`: X_q is judged as far as the retrieved tokens are right, and one token more."""
     replies = []
-    for request, position, whole_room, question in _rows(operation):
+    for _, request, position, whole_room, question in rows_of(operation):
         drafted, room = question.tokens, whole_room - question.behind
         matched = _confirmed(operation, request, position + question.behind, room)
         right = min(_right(drafted), matched + 1)
@@ -85,13 +83,6 @@ def guide(operation: Guide, tokens: TokenModel) -> list[Guided]:
             verdict = _verdict(right, right + 1, room)
         replies.append(Guided(verdict, (("guide", 0),)))
     return replies
-
-
-def _rows(operation: RowOperation) -> list[tuple[int, int, int, Any]]:
-    """Request, position, room and ask of each row."""
-    view = operation.view
-    numbers = (view.requests.tolist(), view.positions.tolist(), view.rooms.tolist())
-    return list(zip(*numbers, operation.inputs, strict=True))
 
 
 def _unfed(ask: Ask, position: int) -> int:

@@ -10,8 +10,6 @@ and the number of sequences is the same in every round.
 
 from __future__ import annotations
 
-import numpy as np
-
 from policies.duo import (
     NO_SEQUENCE,
     DraftSequences,
@@ -27,9 +25,8 @@ from policies.duo import (
     sequence_lengths,
     sequences_work,
 )
-from policies.operation import Verify
-from policies.values import NO_LAW, UNKNOWN, RowVerdict, Source, Speculation
-from simulator.replies import synthesises
+from policies.values import NO_LAW, UNKNOWN, RowVerdict
+from simulator.synthetic import rows_of, synthesises, verified
 from simulator.tokens.model import TokenModel
 from simulator.tokens.outcomes import NEVER
 
@@ -37,22 +34,16 @@ from simulator.tokens.outcomes import NEVER
 @synthesises(VerifyPending)
 def verify_pending(operation: VerifyPending, tokens: TokenModel) -> list[PendingVerdict]:
     """Coins for `VerifyPending`."""
-    view, width = operation.view, operation.width
-    blocks: list[Pending] = [Pending._make(ask) for ask in operation.inputs]
-    lengths = np.zeros(width, dtype=np.int64)
-    lengths[view.slots] = [len(block.tokens) for block in blocks]
-    sources = np.where(lengths > 0, int(Source.PRIMARY), int(Source.NONE))
-    verify = Verify(view, Speculation(lengths, sources), operation.sampling, operation.leave_open)
-    verdict = tokens.verify(view, verify)
+    lengths = [len(Pending._make(ask).tokens) for ask in operation.inputs]
+    verdict = verified(operation, lengths, tokens, leave_open=operation.leave_open)
     replies = []
-    for slot, request, position, block in zip(
-        view.slots.tolist(), view.requests.tolist(), view.positions.tolist(), blocks, strict=True
-    ):
+    for slot, request, position, _, ask in rows_of(operation):
+        block = Pending._make(ask).tokens
         accepted, emitted = int(verdict.accepted[slot]), int(verdict.emitted[slot])
         bonus = _rank(tokens, request, position + accepted) if emitted > accepted else UNKNOWN
-        ids = (*block.tokens[:accepted], bonus)[:emitted]
+        ids = (*block[:accepted], bonus)[:emitted]
         row = RowVerdict(accepted, ids, bool(verdict.ended[slot]), bonus)
-        replies.append(PendingVerdict(row, (("verify", 1 + len(block.tokens)),)))
+        replies.append(PendingVerdict(row, (("verify", 1 + len(block)),)))
     return replies
 
 
@@ -80,11 +71,8 @@ def draft_sequences(operation: DraftSequences, tokens: TokenModel) -> list[Seque
 @synthesises(SettleSequences)
 def settle_sequences(operation: SettleSequences, tokens: TokenModel) -> list[Settled]:
     """Coins for `SettleSequences`."""
-    view = operation.view
     replies = []
-    for request, position, room, ask in zip(
-        view.requests.tolist(), view.positions.tolist(), view.rooms.tolist(), operation.inputs, strict=True
-    ):
+    for _, request, position, room, ask in rows_of(operation):
         wanted = Openings._make(ask)
         rank = _rank(tokens, request, position + wanted.accepted)
         number = rank if rank < len(wanted.tokens) else NO_SEQUENCE

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -31,10 +30,10 @@ from policies.mirror import (
     Window,
     passes,
 )
-from policies.operation import Prespeculate, RowOperation, Verify
+from policies.operation import Prespeculate
 from policies.sampling import keyed_uniforms
-from policies.values import NO_LAW, UNKNOWN, BoolArray, IntArray, RowVerdict, Source, Speculation, Verdict
-from simulator.replies import synthesises
+from policies.values import NO_LAW, UNKNOWN, RowVerdict
+from simulator.synthetic import chains_of, rows_of, synthesises, verified
 from simulator.tokens.model import TokenModel
 
 TOKEN = 0
@@ -46,39 +45,44 @@ COIN = "stream-proposal"
 @synthesises(EarlyVerify)
 def verify_early(operation: EarlyVerify, tokens: TokenModel) -> list[EarlyVerdict]:
     """Replies of `EarlyVerify`."""
-    windows = [Window._make(ask) for ask in operation.inputs]
-    verdict = _verdict(operation, windows, tokens)
+    lengths = [len(Window._make(ask).tokens) for ask in operation.inputs]
+    verdict = verified(operation, lengths, tokens)
     share = float(Fraction(operation.exit))
     replies = []
-    for slot, window in zip(operation.view.slots.tolist(), windows, strict=True):
+    for slot, length in zip(operation.view.slots.tolist(), lengths, strict=True):
         accepted, emitted = int(verdict.accepted[slot]), int(verdict.emitted[slot])
         bonus = TOKEN if emitted > accepted else UNKNOWN
         row = RowVerdict(accepted, (TOKEN,) * emitted, bool(verdict.ended[slot]), bonus)
-        work = ((f"early:{share:g}", 1 + len(window.tokens)), ("exit", 0), (f"late:{1.0 - share:g}", 0))
+        work = ((f"early:{share:g}", 1 + length), ("exit", 0), (f"late:{1.0 - share:g}", 0))
         replies.append(EarlyVerdict(row, work))
     return replies
 
 
 @synthesises(EarlyVerify, early=True)
 def candidates(operation: EarlyVerify, tokens: TokenModel) -> list[Candidates]:
-    """Marks of `EarlyVerify`: that there are candidates, not which."""
+    """Early results of `EarlyVerify`: that there are candidates, not which."""
     return [Candidates(())] * len(operation.inputs)
 
 
 @synthesises(Rollout)
 def roll_out(operation: Rollout, tokens: TokenModel) -> list[Rolled]:
     """Replies of `Rollout`: the branch that the target will take, if there is one, and the work of all."""
-    windows = [Window._make(ask[0]) for ask in operation.inputs]
-    verdict = _verdict(operation, windows, tokens)
-    hits = _hits(operation, windows, verdict, tokens)
+    lengths = [len(Window._make(ask[0]).tokens) for ask in operation.inputs]
+    verdict = verified(operation, lengths, tokens)
+    later = 0 if operation.candidates == "first" else operation.kappa
+    prepared = Prespeculate(
+        operation.view,
+        chains_of(operation, lengths),
+        operation.lookahead,
+        (operation.kappa, *[later] * max(lengths)),
+        sampling=operation.sampling,
+    )
+    hits = tokens.hits(operation.view, prepared, verdict)
     replies = []
-    for slot, window in zip(operation.view.slots.tolist(), windows, strict=True):
+    for slot, length in zip(operation.view.slots.tolist(), lengths, strict=True):
         branch = Branch(int(verdict.accepted[slot]), (TOKEN,) * (1 + operation.lookahead))
-        positions = 1 if operation.candidates == "first" else 1 + len(window.tokens)
-        work = (
-            ("glue", 1 + len(window.tokens)),
-            *[("tree", positions * operation.kappa)] * operation.lookahead,
-        )
+        positions = 1 if operation.candidates == "first" else 1 + length
+        work = (("glue", 1 + length), *[("tree", positions * operation.kappa)] * operation.lookahead)
         replies.append(Rolled((branch,) if hits[slot] else (), work))
     return replies
 
@@ -87,7 +91,7 @@ def roll_out(operation: Rollout, tokens: TokenModel) -> list[Rolled]:
 def draft_by_streams(operation: StreamDraft, tokens: TokenModel) -> list[StreamWindow]:
     """Replies of `StreamDraft`."""
     replies = []
-    for request, position in _moments(operation):
+    for _, request, position, _, _ in rows_of(operation):
         emitted = _emitted(operation, request, position, branch=0)
         counts = _passes([emitted], operation.lookahead, operation.streams)
         window = (TOKEN,) * operation.lookahead
@@ -99,9 +103,8 @@ def draft_by_streams(operation: StreamDraft, tokens: TokenModel) -> list[StreamW
 def roll_out_by_streams(operation: StreamRollout, tokens: TokenModel) -> list[StreamRolled]:
     """Replies of `StreamRollout`: as `roll_out`, in fewer steps."""
     replies = []
-    for (request, position), found, ask in zip(
-        _moments(operation), roll_out(operation, tokens), operation.inputs, strict=True
-    ):
+    rolled = roll_out(operation, tokens)
+    for (_, request, position, _, ask), found in zip(rows_of(operation), rolled, strict=True):
         glue = 1 + len(Window._make(ask[0]).tokens)
         branches = operation.kappa * (1 if operation.candidates == "first" else glue)
         emitted = tuple(_emitted(operation, request, position, branch) for branch in range(branches))
@@ -109,12 +112,6 @@ def roll_out_by_streams(operation: StreamRollout, tokens: TokenModel) -> list[St
         work = (("glue", glue), *passes("tree", 0.0, counts))
         replies.append(StreamRolled(found.branches, emitted, work))
     return replies
-
-
-def _moments(operation: RowOperation) -> list[tuple[int, int]]:
-    """(request, position) of each row."""
-    view = operation.view
-    return list(zip(view.requests.tolist(), view.positions.tolist(), strict=True))
 
 
 def _emitted(
@@ -147,27 +144,3 @@ def _passes(emitted: Sequence[Sequence[int]], lookahead: int, streams: int) -> l
             counts[i] += 1 + proposed
             done += written
     return [(count, 0) for count in counts]
-
-
-def _speculation(width: int, slots: Sequence[int], windows: Sequence[Window]) -> Speculation:
-    lengths = np.zeros(width, dtype=np.int64)
-    lengths[list(slots)] = [len(window.tokens) for window in windows]
-    sources: IntArray = np.where(lengths > 0, int(Source.PRIMARY), int(Source.NONE))
-    return Speculation(lengths, sources)
-
-
-def _verdict(operation: RowOperation, windows: Sequence[Window], tokens: TokenModel) -> Verdict:
-    """The outcome by the coins of the rows' positions: the same whoever asks."""
-    speculation = _speculation(operation.width, operation.view.slots.tolist(), windows)
-    return tokens.verify(operation.view, Verify(operation.view, speculation, operation.sampling))
-
-
-def _hits(operation: Rollout, windows: Sequence[Window], verdict: Verdict, tokens: TokenModel) -> BoolArray:
-    speculation = _speculation(operation.width, operation.view.slots.tolist(), windows)
-    deepest = int(speculation.lengths.max())
-    later: Any = 0 if operation.candidates == "first" else operation.kappa
-    fanout = (operation.kappa, *[later] * deepest)
-    prepared = Prespeculate(
-        operation.view, speculation, operation.lookahead, fanout, sampling=operation.sampling
-    )
-    return tokens.hits(operation.view, prepared, verdict)

@@ -21,7 +21,7 @@ from policies.config import SettingError
 from policies.heads import DraftHeads
 from policies.tokentree import ROOT, DraftTree, TokenTree, TreeDrafted, TreeVerdict, VerifyTree
 from policies.values import NO_LAW, UNKNOWN, RowVerdict, Source
-from simulator.replies import synthesises
+from simulator.synthetic import rows_of, synthesises
 from simulator.tokens.model import TokenModel
 
 
@@ -56,10 +56,8 @@ def verify_trees(operation: VerifyTree, tokens: TokenModel) -> list[TreeVerdict]
     Raises:
         SettingError: More children of a node than the hit curve or the recorded ranks reach to.
     """
-    view, replies = operation.view, []
-    for request, position, room, ask in zip(
-        view.requests.tolist(), view.positions.tolist(), view.rooms.tolist(), operation.inputs, strict=True
-    ):
+    replies = []
+    for _, request, position, room, ask in rows_of(operation):
         tree = TokenTree._make(ask)
         widest = max(map(len, _children(tree).values()), default=0)
         if widest > tokens.max_fanout + 1:

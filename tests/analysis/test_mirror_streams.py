@@ -18,7 +18,7 @@ from policies.laws.mirror import mean_passes, passes_probs
 from policies.mirror import StreamDraft
 from policies.registry import configure
 from policies.values import View
-from simulator.replies import Synthetic
+from simulator.synthetic import Synthetic
 from simulator.tokens import coin
 
 

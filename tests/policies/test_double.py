@@ -20,8 +20,9 @@ from policies.registry import configure, start
 from policies.rows import Rows
 from policies.values import Request
 from simulator.costs import TextbookCosts
-from simulator.replies import Recorded, Synthetic
+from simulator.replies import Recorded
 from simulator.run import Scenario, simulate
+from simulator.synthetic import Synthetic
 from simulator.tokens import TokenModel, coin
 from simulator.world import SimulatedWorld
 

@@ -16,8 +16,8 @@ from policies.rows import Rows
 from simulator.auto import resolve, settings_query
 from simulator.costs import TextbookCosts
 from simulator.law import law_prediction
-from simulator.replies import Synthetic
 from simulator.run import Scenario, simulate
+from simulator.synthetic import Synthetic
 from simulator.tokens import TokenModel, coin
 from simulator.world import SimulatedWorld
 

@@ -38,8 +38,9 @@ from policies.registry import SettingError, configure
 from policies.rows import Rows
 from policies.values import NO_LAW, UNKNOWN, Request, RowVerdict, Source, Speculation, View
 from simulator.costs import TextbookCosts
-from simulator.replies import Recorded, Synthetic
+from simulator.replies import Recorded
 from simulator.run import Scenario, simulate
+from simulator.synthetic import Synthetic
 from simulator.tokens import TokenModel, coin
 from simulator.world import SimulatedWorld
 

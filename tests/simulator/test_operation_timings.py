@@ -46,8 +46,9 @@ from policies.registry import configure
 from policies.rows import Rows
 from policies.values import Request, RowVerdict, Speculation, View, verdict_of
 from simulator.costs import Effects, ProfileCosts, TextbookCosts
-from simulator.replies import Recorded, Synthetic
+from simulator.replies import Recorded
 from simulator.run import Scenario, decided, find_timings
+from simulator.synthetic import Synthetic
 from simulator.tokens import coin, replay
 from simulator.world import SimulatedWorld
 
