@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from analysis.execute import Bench, View, pooled_figure
-from analysis.results import Results, Row
-from analysis.show import Column, factor, table, used, yes
+from analysis.results import Results, Row, where
+from analysis.show import Column, factor, frame, micro, opinions, table, used, values, yes
 from analysis.study import POSITIVE, Entry, Picture, Plan, Study, option
 from hardware_profiles.datastore import Datastore, datastore_path
 from hardware_profiles.reply_trace import Decisions
 from hardware_profiles.trace import Trace
 from policies.laws.double import double_speedup_printed
-from policies.registry import SettingError, Settings, configure
+from policies.registry import Settings, configure
 from policies.retrieval import Hierarchy
 
 METHODS, ABLATION, DEPTH, PRIOR = PARTS = ("methods", "ablation", "depth", "prior")
@@ -36,80 +37,58 @@ class DoublePlan(Plan):
     """Which tables, and which priors."""
 
     datastore: tuple[str, ...] = option((), "Priors by name or folder, smallest first.  [default: none]")
-    parts: tuple[str, ...] = option(PARTS, "Tables.")
+    parts: tuple[str, ...] = option(PARTS, "Tables.", names=PARTS)
     lookahead: int = option(4, "K of all.", type=POSITIVE)
     depths: tuple[int, ...] = option((1, 5, 20), "Retrieval lengths.")
     count: int | None = option(4, "Prompts to use.", type=POSITIVE)
     max_tokens: int | None = option(48, "Most tokens per prompt.", type=POSITIVE)
     repeats: int = option(2, "Live repetitions.", type=POSITIVE)
 
-
-def entries_for(plan: DoublePlan, **target: Any) -> list[Entry]:
-    """Plain decoding, the baselines, DOUBLE, and DOUBLE with one thing changed each.
-
-    Args:
-        plan: What is varied.
-        target: Temperature and seed.
-    """
-    k = {"lookahead": plan.lookahead, **target}
-
-    def double(part: str, name: str, **knobs: Any) -> tuple[str, str, Settings]:
-        return part, name, configure("double", **k, **knobs)
-
-    found = [
-        (METHODS, "plain decoding", configure("ar", **target)),
-        (METHODS, "prompt lookup", configure("pld", **k)),
-        (METHODS, "SD", configure("sd", **k)),
-        (METHODS, "PEARL", configure("pearl", **k)),
-        double(METHODS, "DOUBLE"),
-        double(METHODS, "DOUBLE, in turns", overlap="off"),
-        double(ABLATION, "without draft retrieval", draft_retrieval="off"),
-        double(ABLATION, "without target retrieval", target_retrieval="off"),
-        double(ABLATION, "without rejected cache", rejected_cache="off"),
-    ]
-    found += [double(DEPTH, f"d = {depth}", retrieval_length=depth) for depth in plan.depths]
-    found += [double(PRIOR, "no prior")] if plan.datastore else []
-    found += [double(PRIOR, f"prior {name}", datastore=name) for name in plan.datastore]
-    # The methods are what everything else is compared with.
-    wanted = {METHODS, *plan.parts}
-    return [Entry(s, tags=(("part", part), ("name", name))) for part, name, s in found if part in wanted]
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """What retrieval did.
-
-    Attributes:
-        draft_matched: AMT of the draft: retrieved tokens confirmed, per forward.
-        target_matched: The same of the target; after a rejected pending token it confirms none.
-        drafted: Drafted tokens per round.
-        retrieve_s: Median seconds of a lookup step, for all rows.
-    """
-
-    draft_matched: float
-    target_matched: float
-    drafted: float
-    retrieve_s: float
-
-    @classmethod
-    def of(cls, decisions: Decisions) -> Account:
-        """From the replies of a run."""
-        by_kind: dict[str, list[Any]] = {"retrievingdraft": [], "retrievingverify": [], "guide": []}
-        for (kind, *_), reply in decisions.replies.items():
-            by_kind[kind].append(reply)
-        matched = [count for reply in by_kind["retrievingdraft"] for count in reply[2]]
-        # The last emitted token is the target's own, or the draft's, and not a retrieved one.
-        behind = [
-            max(0, len(reply[0][1]) - reply[0][0] - 1)
-            for kind in ("retrievingverify", "guide")
-            for reply in by_kind[kind]
+    def entries(self, temperature: float) -> list[Entry]:
+        """Plain decoding, the baselines, DOUBLE, and DOUBLE with one thing changed each."""
+        compared: list[tuple[str, str, str, Row]] = [
+            (METHODS, "plain decoding", "ar", {"lookahead": None}),
+            (METHODS, "prompt lookup", "pld", {}),
+            (METHODS, "SD", "sd", {}),
+            (METHODS, "PEARL", "pearl", {}),
+            (METHODS, "DOUBLE", "double", {}),
+            (METHODS, "DOUBLE, in turns", "double", {"overlap": "off"}),
+            (ABLATION, "without draft retrieval", "double", {"draft_retrieval": "off"}),
+            (ABLATION, "without target retrieval", "double", {"target_retrieval": "off"}),
+            (ABLATION, "without rejected cache", "double", {"rejected_cache": "off"}),
+            *((DEPTH, f"d = {depth}", "double", {"retrieval_length": depth}) for depth in self.depths),
+            *((PRIOR, "no prior", "double", {}) for _ in self.datastore[:1]),
+            *((PRIOR, f"prior {name}", "double", {"datastore": name}) for name in self.datastore),
         ]
-        return cls(
-            draft_matched=float(np.mean(matched)) if matched else 0.0,
-            target_matched=sum(behind) / len(by_kind["retrievingverify"]),
-            drafted=float(np.mean([len(reply[0]) for reply in by_kind["retrievingdraft"]])),
-            retrieve_s=decisions.seconds.get("retrieve", 0.0),
-        )
+        usual: Row = {"lookahead": self.lookahead, "temperature": temperature, "seed": self.seed}
+        return [
+            Entry(configure(policy, **(usual | knobs)), tags=(("part", part), ("name", name)))
+            for part, name, policy, knobs in compared
+            if part in {METHODS, *self.parts}  # the methods are what everything else is compared with
+        ]
+
+
+def retrieved(decisions: Decisions) -> Row:
+    """What retrieval did in a run, from its replies.
+
+    Returns:
+        `draft_matched`: AMT of the draft, retrieved tokens confirmed per forward; `target_matched`: of the
+        target, which after a rejected pending token confirms none; `drafted`: tokens per round;
+        `retrieve_s`: median seconds of a lookup step, for all rows.
+    """
+    by_kind: dict[str, list[Any]] = {"retrievingdraft": [], "retrievingverify": [], "guide": []}
+    for (kind, *_), reply in decisions.replies.items():
+        by_kind[kind].append(reply)
+    drafts, verified = by_kind["retrievingdraft"], by_kind["retrievingverify"]
+    matched = [count for reply in drafts for count in reply[2]]
+    # The last emitted token is the target's own, or the draft's, and not a retrieved one.
+    behind = [max(0, len(reply[0][1]) - reply[0][0] - 1) for reply in (*verified, *by_kind["guide"])]
+    return {
+        "draft_matched": float(np.mean(matched)) if matched else 0.0,
+        "target_matched": sum(behind) / len(verified),
+        "drafted": float(np.mean([len(reply[0]) for reply in drafts])),
+        "retrieve_s": decisions.seconds.get("retrieve", 0.0),
+    }
 
 
 def law_of(settings: Settings, tokens_per_round: float, ratio: float) -> float:
@@ -129,58 +108,48 @@ def law_of(settings: Settings, tokens_per_round: float, ratio: float) -> float:
     return tokens_per_round * ratio / (forwards + ratio if turns else max(forwards, ratio))
 
 
-@dataclass(frozen=True, slots=True)
-class RetrievalTime:
-    """How long looking words up takes.
-
-    Attributes:
-        datastore: The prior; empty for none.
-        tokens: Its tokens.
-        median_s: Seconds of a lookup, over all layers.
-        most_s: The longest one.
-        found: Share of lookups that retrieved something.
-        longest: Longest ending looked up.
-    """
-
-    datastore: str
-    tokens: int
-    median_s: float
-    most_s: float
-    found: float
-    longest: int
-
-
 def retrieval_time(
     name: str, trace: Trace, *, longest: int = 3, span: int = 10, lookups: int = LOOKUPS
-) -> RetrievalTime:
+) -> Row:
     """Time lookups after the words of recorded texts, as a request that emits them would do them.
 
     Args:
         name: Of the prior; empty for none.
         trace: Recorded texts.
-        longest: Longest ending.
+        longest: Longest ending that is looked up.
         span: Tokens retrieved.
         lookups: Most lookups.
+
+    Returns:
+        `datastore`, the prior, and its `tokens`; `median_s` and `most_s` of a lookup over all layers;
+        `found`: share of lookups that retrieved something; `longest`.
     """
     prior = Datastore.open(datastore_path(name)) if name else None
     seconds: list[float] = []
     found = 0
+    for layers, token in islice(_emitted(trace, longest, prior), lookups):
+        start = time.perf_counter()
+        tokens = layers.retrieve((), span)
+        seconds.append(time.perf_counter() - start)
+        found += bool(tokens)
+        layers.accept((token,))
+    return {
+        "datastore": name,
+        "tokens": 0 if prior is None else len(prior),
+        "median_s": float(np.median(seconds)),
+        "most_s": max(seconds),
+        "found": found / len(seconds),
+        "longest": longest,
+    }
+
+
+def _emitted(trace: Trace, longest: int, prior: Datastore | None) -> Iterator[tuple[Hierarchy, int]]:
+    """Every recorded token, with what its request can look up before it."""
     for request, a, b in zip(trace.requests, trace.offsets, trace.offsets[1:], strict=False):
         layers = Hierarchy(longest, prior=prior)
         layers.accept(request.prompt)
         for token in trace.token[a:b].tolist():
-            start = time.perf_counter()
-            retrieved = layers.retrieve((), span)
-            seconds.append(time.perf_counter() - start)
-            found += bool(retrieved)
-            layers.accept((token,))
-            if len(seconds) == lookups:
-                break
-        if len(seconds) == lookups:
-            break
-    tokens = 0 if prior is None else len(prior)
-    median, most = float(np.median(seconds)), max(seconds)
-    return RetrievalTime(name, tokens, median, most, found / len(seconds), longest)
+            yield layers, token
 
 
 def columns(view: View) -> Row:
@@ -191,27 +160,26 @@ def columns(view: View) -> Row:
     }
     if view.settings.policy != "double" or not view.decisions:
         return row
-    account = Account.of(view.decisions[0])
-    ratio = view.told.target_s / view.told.draft_s
-    return {**row, **asdict(account), "law_printed": printed_law_of(view, account, ratio)}
+    did = retrieved(view.decisions[0])
+    return {**row, **did, "law_printed": printed_law_of(view, did["draft_matched"], did["target_matched"])}
 
 
-def printed_law_of(view: View, account: Account, ratio: float) -> float:
+def printed_law_of(view: View, draft_matched: float, target_matched: float) -> float:
     """Equation 7 as printed, its gamma in tokens, from the counts of a run.
 
     A run of the paper ends where nothing is pending any more; L_b are the target's retrieved tokens.
     """
     rounds = view.rounds()
     runs = max(1, int((rounds["hit"] != 1).sum()))
-    bonus = account.target_matched * len(rounds["hit"])
+    bonus = target_matched * len(rounds["hit"])
     return float(
         double_speedup_printed(
             max(0.0, float(rounds["emitted"].sum()) - bonus) / runs,
             bonus / runs,
             len(rounds["hit"]) / runs,
-            (view.settings.lookahead or 1) * (1.0 + account.draft_matched),
-            ratio,
-            matched=account.draft_matched,
+            (view.settings.lookahead or 1) * (1.0 + draft_matched),
+            view.told.target_s / view.told.draft_s,
+            matched=draft_matched,
         )
     )
 
@@ -220,14 +188,12 @@ def answer(bench: Bench) -> list[Row]:
     """Every setting beside the ceiling, and the lookups of every prior (part `lookup`).
 
     Raises:
-        SettingError: A part that does not exist, or priors without a datastore.
+        DatastoreError: No such prior.
     """
     plan = bench.plan_as(DoublePlan)
-    if unknown := sorted(set(plan.parts) - set(PARTS)):
-        raise SettingError(f"there is no part {unknown[0]!r}; parts: {', '.join(PARTS)}")
     for name in plan.datastore:
         Datastore.open(datastore_path(name))  # refuse before anything is run
-    entries = [e for t in plan.temperature for e in entries_for(plan, temperature=t, seed=plan.seed)]
+    entries = [entry for t in plan.temperature for entry in plan.entries(t)]
     rows = bench.compare(entries)
     for row, entry in zip(rows, entries, strict=True):
         told = bench.told(entry)
@@ -236,14 +202,19 @@ def answer(bench: Bench) -> list[Row]:
             tokens = row["simulated_tokens_per_round"]
             row["law_speedup_vs_ar"] = law_of(entry.settings, tokens, row["ceiling"])
     trace = bench.trace(plan.temperature[0])
-    times = [retrieval_time(name, trace) for name in ("", *plan.datastore)]
-    lookups = [{"part": "lookup", "policy": None, "profile": rows[0]["profile"], **asdict(t)} for t in times]
-    return [*rows, *lookups]
+    lookups = [retrieval_time(name, trace) for name in ("", *plan.datastore)]
+    profile = rows[0]["profile"]
+    return rows + [{"part": "lookup", "policy": None, "profile": profile, **found} for found in lookups]
 
 
 def settings_rows(results: Results) -> list[Row]:
     """All but the times of lookups."""
     return [row for row in results.rows if row["part"] != "lookup"]
+
+
+def lookup_rows(results: Results) -> list[Row]:
+    """The times of lookups, by prior."""
+    return where(results.rows, part="lookup")
 
 
 def passes_ceiling(row: Row) -> bool:
@@ -283,7 +254,7 @@ COUNTS = (
     Column("M", "simulated_run_length", "{:.2f}"),
     Column("AMT q", "simulated_draft_matched", "{:.2f}"),
     Column("AMT p", "simulated_target_matched", "{:.2f}"),
-    Column("lookup", "simulated_retrieve_s", lambda s: f"{1e6 * s:.0f} us"),
+    Column("lookup", "simulated_retrieve_s", micro),
 )
 LEGEND = (
     "Law: tokens counted; eq. 7 as printed; error: simulated over live, less 1; same: live texts are plain "
@@ -293,8 +264,8 @@ LEGEND = (
 LOOKUP_TIMES = (
     Column("prior", lambda row: row["datastore"] or "none"),
     Column("tokens", "tokens", "{:,}"),
-    Column("median", "median_s", lambda s: f"{1e6 * s:.0f} us"),
-    Column("longest", "most_s", lambda s: f"{1e6 * s:.0f} us"),
+    Column("median", "median_s", micro),
+    Column("longest", "most_s", micro),
     Column("retrieved something", "found", "{:.0%}"),
 )
 
@@ -307,30 +278,21 @@ def show(results: Results) -> Iterator[Any]:
     yield LEGEND
     if any(row["policy"] == "double" for row in rows):
         yield verdict(rows)
-    lookups = [row for row in results.rows if row["part"] == "lookup"]
-    yield table("seconds of a lookup, on this machine now", LOOKUP_TIMES, lookups)
+    yield table("seconds of a lookup, on this machine now", LOOKUP_TIMES, lookup_rows(results))
 
 
 def pictures(results: Results) -> dict[str, Picture]:
-    """Speedups as bars beside the ceiling C, and a lookup's time by the size of the prior."""
+    """Speedups beside the ceiling C, and a lookup's time by the size of the prior."""
     rows = settings_rows(results)
-    times = [row for row in results.rows if row["part"] == "lookup"]
+    times = lookup_rows(results)
 
     def draw(figure: Any) -> None:
         left, right = figure.subplots(1, 2, width_ratios=(2, 1))
-        for shift, world in ((-0.2, "simulated"), (0.2, "measured")):
-            known = [(i, v) for i, r in enumerate(rows) if (v := r.get(f"{world}_speedup_vs_ar")) is not None]
-            if known:
-                left.barh([i + shift for i, _ in known], [v for _, v in known], 0.38, label=world)
         left.axvline(rows[0]["ceiling"], color="black", linestyle="--", label="ceiling C")
-        left.set_yticks(range(len(rows)), [row["name"] for row in rows])
-        left.invert_yaxis()
-        left.set_xlabel("speedup over plain decoding")
-        left.legend(fontsize=8)
+        opinions(left, rows, [row["name"] for row in rows])
         right.plot([max(1, t["tokens"]) for t in times], [1e6 * t["median_s"] for t in times], "o-")
         right.set_xscale("log")
-        right.set_xlabel("tokens of the prior (1: none)")
-        right.set_ylabel("median lookup, microseconds")
+        frame(right, x="tokens of the prior (1: none)", y="median lookup, microseconds", legend=0)
         right.set_ylim(bottom=0)
 
     return {"": Picture(draw, (12.0, 4.5))}
@@ -338,40 +300,30 @@ def pictures(results: Results) -> dict[str, Picture]:
 
 def draw_ceiling(axes: Any, rows: Sequence[Row]) -> None:
     """Tokens of a round over its duration in plain steps: speed is the slope, C the steepest there can be."""
-    outcomes = [row for row in rows if row["part"] not in {"depth", "lookup"}]
-    ceiling = outcomes[0]["ceiling"]
-    x = [o["simulated_stretch"] for o in outcomes]
-    y = [o["simulated_tokens_per_round"] for o in outcomes]
-    widest, highest = 1.15 * max(x), 1.15 * max(y)
+    shown = [row for row in rows if row["part"] not in {"depth", "lookup"}]
+    ceiling = shown[0]["ceiling"]
+    x, y = values(shown, "simulated_stretch"), values(shown, "simulated_tokens_per_round")
+    widest, highest = 1.15 * x.max(), 1.15 * y.max()
     for slope, style in ((1.0, ":"), (1.25, "-"), (1.5, "-"), (ceiling, "--")):
         axes.plot([0, widest], [0, slope * widest], style, color="#bbbbbb", linewidth=1, zorder=0)
-    for outcome, at, tokens in zip(outcomes, x, y, strict=True):
-        ours = outcome["setting"].startswith("double")
-        axes.plot(at, tokens, "o", color="#c44e52" if ours else "#4c72b0", markersize=5)
-    _name_points(axes, [(o["name"], at, tokens) for o, at, tokens in zip(outcomes, x, y, strict=True)])
+    axes.scatter(x, y, s=25, color=["#c44e52" if row["policy"] == "double" else "#4c72b0" for row in shown])
+    taken: list[tuple[float, float]] = []
+    near: Row = {"textcoords": "offset points", "va": "center", "fontsize": 7}
+    for b, a, name in sorted(zip(-y, x, [row["name"] for row in shown], strict=True)):
+        below = sum(abs(a - other) < 0.35 and abs(b - high) < 0.1 for other, high in taken)
+        axes.annotate(name, (a, -b), xytext=(6, -3 - 9 * below), **near)  # names of close points in a column
+        taken.append((a, b))
     axes.set_xlim(0.9, widest)
     axes.set_ylim(0.9, highest)
     for slope in (1.0, 1.25, 1.5):
         leaves = min(widest, highest / slope)
-        axes.annotate(f"{slope:g}x", (leaves, slope * leaves), fontsize=8, color="#666666", xytext=(3, 3),
-                      textcoords="offset points", annotation_clip=False)  # fmt: skip
+        look = {"fontsize": 8, "color": "#666666", "textcoords": "offset points", "annotation_clip": False}
+        axes.annotate(f"{slope:g}x", (leaves, slope * leaves), xytext=(3, 3), **look)
     axes.set_xlabel("duration of a round, in plain steps")
     axes.set_ylabel("tokens of a round")
     if ceiling * 0.9 > highest:
-        axes.set_title(
-            f"the ceiling, {ceiling:.3g}x, is too steep for this frame", fontsize=10, loc="right", pad=14
-        )
-
-
-def _name_points(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Names beside points; those of points that lie together below each other."""
-    taken: list[tuple[float, float]] = []
-    for name, x, y in sorted(points, key=lambda point: (-point[2], point[1])):
-        near = sum(abs(x - a) < 0.35 and abs(y - b) < 0.1 for a, b in taken)
-        axes.annotate(
-            name, (x, y), fontsize=7, xytext=(6, -3 - 9 * near), textcoords="offset points", va="center"
-        )
-        taken.append((x, y))
+        title = f"the ceiling, {ceiling:.3g}x, is too steep for this frame"
+        axes.set_title(title, fontsize=10, loc="right", pad=14)
 
 
 STUDY = Study(

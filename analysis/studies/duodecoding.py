@@ -10,34 +10,32 @@ threshold predicts (Table 4, Figure 5), the time to the first token (Figure 3) a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import click
 import numpy as np
 
 from analysis.execute import Bench, View
-from analysis.results import EVERY, Results, Row, settings_of
-from analysis.show import SETTING, Column, factor, table, yes
+from analysis.results import EVERY, Results, Row, value_of, where
+from analysis.show import SETTING, Column, by_category, factor, frame, table, yes
 from analysis.study import Entry, Picture, Plan, Study, option
 from hardware_profiles.reply_trace import Decisions
-from policies.duo import DraftSequences, DuoConfig, SettleSequences, VerifyPending
+from policies.duo import DraftSequences, SettleSequences, VerifyPending
 from policies.laws.duo import best_budget, duo_speedup, ttft_ratio
-from policies.operation import Operation, Prefill, Work
-from policies.registry import MAX_LOOKAHEAD, Settings, configure, start
-from policies.rows import Rows
+from policies.operation import Work
+from policies.registry import MAX_LOOKAHEAD, Settings, configure
 from policies.sampling import keyed_generator
 from policies.values import UNKNOWN
 from policies.values import View as RowView
-from simulator.costs import Effects
+from simulator.costs import Effects, TextbookCosts
 from simulator.law import law_inputs
 from simulator.run import Scenario, simulate
 from simulator.synthetic import Synthetic
 from simulator.tokens import coin
 from simulator.waterfall import NO_EFFECT
-from simulator.world import SimulatedWorld
 
 SD_LOOKAHEAD = 4
 """The paper's speculative decoding processes 5 tokens per iteration (Figure 4)."""
@@ -54,6 +52,9 @@ class DuoPlan(Plan):
     """How long the worlds of coins run."""
 
     tokens: int = option(20_000, "Per simulated budget.", type=click.IntRange(min=100))
+
+
+# Budgets
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,11 @@ class World:
     growth: float = 0.0
     jitter: float = 0.0
 
+    @property
+    def uneven(self) -> Row:
+        """What the law is told beyond acceptance and ratio."""
+        return {"verify_growth": self.growth, "jitter_target": self.jitter, "jitter_draft": self.jitter}
+
 
 PAPERS_WORLDS = (
     World("even"),
@@ -84,47 +90,83 @@ PAPERS_WORLDS = (
 """The paper's budget of 24 tokens, even and uneven."""
 
 
-class UnevenCosts:
-    """Textbook costs that grow with what is verified, and jitter (`simulator.costs.Costs`).
+@dataclass(frozen=True)
+class JitteringCosts(TextbookCosts):
+    """Constant latencies times a factor per operation.
 
-    Args:
-        world: How much.
-        lookahead: K, by which the mean of a verification is that of the law, 1 + growth * K.
-        seed: Keys the jitter, by device and ordinal number of the operation.
+    Attributes:
+        jitter: Coefficient of variation of the factors.
+        seed: Keys them, by device and ordinal number of the operation.
     """
 
-    def __init__(self, world: World, lookahead: int, seed: int) -> None:
-        self.world = world
-        self.lookahead = lookahead
-        self.seed = seed
-        self._done: dict[str, int] = {}
-
-    @property
-    def steady(self) -> UnevenCosts:
-        """See `Costs`: of operations with a spread of their own, which no world of these has."""
-        return self
-
-    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
-        """Prefills cost nothing here; DuoDecoding asks for nothing else."""
-        assert isinstance(operation, Prefill)
-        return [("prefill", 0.0)]
+    jitter: float = 0.0
+    seed: int = 0
+    _done: dict[str, int] = field(default_factory=dict)
 
     def row_steps(
         self, device: str, view: RowView, work: Sequence[Work], seconds: Mapping[str, float]
     ) -> list[tuple[str, float]]:
         """See `Costs`."""
-        world, steps = self.world, work[0]
-        mean = 1.0 + world.growth * self.lookahead if device == "target" else 1.0 / world.ratio
-        factor = self._factor(device)
-        return [(name, mean * factor) for name, _ in steps]
+        number = self._done[device] = self._done.get(device, -1) + 1
+        factor = 1.0
+        if self.jitter:
+            draw = keyed_generator(self.seed, f"uneven-{device}", number).standard_normal()
+            factor = max(LEAST_FACTOR, 1.0 + self.jitter * float(draw))
+        return [(name, s * factor) for name, s in super().row_steps(device, view, work, seconds)]
 
-    def _factor(self, device: str) -> float:
-        number = self._done.get(device, 0)
-        self._done[device] = number + 1
-        if self.world.jitter == 0.0:
-            return 1.0
-        draw = keyed_generator(self.seed, f"uneven-{device}", number).standard_normal()
-        return max(LEAST_FACTOR, 1.0 + self.world.jitter * float(draw))
+
+def uneven_budget(world: World, budgets: Sequence[int], *, tokens: int, seed: int) -> list[Row]:
+    """Law and simulation of a world at several budgets, with one sequence.
+
+    Args:
+        world: Its numbers.
+        budgets: K to try.
+        tokens: Tokens to simulate per budget; all budgets meet the same coins.
+        seed: Keys the coins and the jitter.
+    """
+    requests = max(1, tokens // LENGTH)
+    coins = coin(world.acceptance, exponent=1.0, requests=requests, length=LENGTH, prompt_length=1, seed=seed)
+    speedups = {}
+    for k in budgets:
+        costs = JitteringCosts(1.0 + world.growth * k, 1.0 / world.ratio, world.jitter, seed)
+        run = simulate(Scenario(coins, textbook=costs), configure("duo", lookahead=k, sequences="1"))
+        speedups[k] = run.summary.tokens_per_second  # plain decoding emits one token per step
+    laws = {k: duo_speedup(world.acceptance, k, world.ratio, **world.uneven) for k in budgets}
+    best = best_budget(world.acceptance, world.ratio, **world.uneven)
+    return budget_rows("uneven", world=world.name, ratio=world.ratio, law=best, speedups=speedups, laws=laws)
+
+
+STAGES: tuple[tuple[str, Effects], ...] = (
+    ("constant times", NO_EFFECT),
+    ("verification grows", replace(NO_EFFECT, verify_width=True)),
+    ("jitter", replace(NO_EFFECT, jitter=True)),
+    ("everything measured", Effects()),
+)
+"""Effects of real hardware under which a profile's budget is looked for."""
+
+
+def profile_budgets(scenario: Scenario, budgets: Sequence[int]) -> list[Row]:
+    """The budget of a profile on its recorded texts, under more and more of what was measured.
+
+    With one sequence DuoDecoding is PEARL, decision for decision, and any recording replays that at every
+    lookahead: so PEARL is what is simulated here.
+
+    Args:
+        scenario: Tokens and profile.
+        budgets: K to try.
+    """
+    told = law_inputs(scenario)
+    ratio = told.target_s / told.draft_s
+    laws = {k: duo_speedup(told.acceptance, k, ratio) for k in budgets}
+    pearl = {k: configure("pearl", lookahead=k) for k in budgets}
+    found: list[Row] = []
+    for name, effects in STAGES:
+        stage = replace(scenario, effects=effects)
+        plain = simulate(stage, configure("ar")).summary.tokens_per_second
+        speedups = {k: simulate(stage, s).summary.tokens_per_second / plain for k, s in pearl.items()}
+        known = best_budget(told.acceptance, ratio) if effects == NO_EFFECT else None
+        found += budget_rows("profile", world=name, ratio=ratio, law=known, speedups=speedups, laws=laws)
+    return found
 
 
 def budget_rows(
@@ -156,187 +198,14 @@ def budget_rows(
     ]
 
 
-def uneven_budget(world: World, budgets: Sequence[int], *, tokens: int, seed: int) -> list[Row]:
-    """Law and simulation of a world at several budgets, with one sequence.
-
-    Args:
-        world: Its numbers.
-        budgets: K to try.
-        tokens: Tokens to simulate per budget; all budgets meet the same coins.
-        seed: Keys the coins and the jitter.
-    """
-    requests = max(1, tokens // LENGTH)
-    coins = coin(world.acceptance, exponent=1.0, requests=requests, length=LENGTH, prompt_length=1, seed=seed)
-    speedups = {}
-    for lookahead in budgets:
-        simulated = SimulatedWorld(coins, UnevenCosts(world, lookahead, seed), rows=Synthetic(coins))
-        rows = Rows(coins.requests, 1)
-        simulated.run(start(simulated, rows, configure("duo", lookahead=lookahead, sequences="1")))
-        speedups[lookahead] = requests * LENGTH / simulated.now  # plain decoding emits one token per step
-    best = best_budget(
-        world.acceptance,
-        world.ratio,
-        verify_growth=world.growth,
-        jitter_target=world.jitter,
-        jitter_draft=world.jitter,
-    )
-    laws = {k: _law(world, k) for k in budgets}
-    return budget_rows("uneven", world=world.name, ratio=world.ratio, law=best, speedups=speedups, laws=laws)
-
-
-def _law(world: World, lookahead: int) -> float:
-    return duo_speedup(
-        world.acceptance,
-        lookahead,
-        world.ratio,
-        verify_growth=world.growth,
-        jitter_target=world.jitter,
-        jitter_draft=world.jitter,
-    )
-
-
-STAGES: tuple[tuple[str, Effects], ...] = (
-    ("constant times", NO_EFFECT),
-    ("verification grows", replace(NO_EFFECT, verify_width=True)),
-    ("jitter", replace(NO_EFFECT, jitter=True)),
-    ("everything measured", Effects()),
-)
-"""Effects of real hardware under which a profile's budget is looked for."""
-
-
-def profile_budgets(scenario: Scenario, budgets: Sequence[int]) -> list[Row]:
-    """The budget of a profile on its recorded texts, under more and more of what was measured.
-
-    With one sequence DuoDecoding is PEARL, decision for decision, and any recording replays that at every
-    lookahead: so PEARL is what is simulated here.
-
-    Args:
-        scenario: Tokens and profile.
-        budgets: K to try.
-    """
-    told = law_inputs(scenario)
-    ratio = told.target_s / told.draft_s
-    laws = {k: duo_speedup(told.acceptance, k, ratio) for k in budgets}
-    found: list[Row] = []
-    for name, effects in STAGES:
-        stage = replace(scenario, effects=effects)
-        plain = simulate(stage, configure("ar")).summary.tokens_per_second
-        pearl = {k: configure("pearl", lookahead=k) for k in budgets}
-        speedups = {k: simulate(stage, s).summary.tokens_per_second / plain for k, s in pearl.items()}
-        known = best_budget(told.acceptance, ratio) if effects == NO_EFFECT else None
-        found += budget_rows("profile", world=name, ratio=ratio, law=known, speedups=speedups, laws=laws)
-    return found
-
-
 def around(ratio: float, most: int) -> tuple[int, ...]:
     """Budgets to try: 1 to c + 2, in steps that leave about a dozen, and each of c - 2 to c + 2."""
     middle = max(1, round(ratio))
-    step = max(1, middle // 8)
     near = range(max(1, middle - 2), middle + 3)
-    return tuple(sorted({k for k in (*range(1, middle + 2, step), *near) if k <= most}))
+    return tuple(sorted({k for k in (*range(1, middle + 2, max(1, middle // 8)), *near) if k <= most}))
 
 
-@dataclass(frozen=True)
-class Doubt:
-    """Rounds in which the position past the block was reached.
-
-    Attributes:
-        counts: Rounds by number of sequences.
-        leading: Of those, rounds in which the leading sequence's first token was the target's.
-        going_on: Of those, rounds in which any sequence's was.
-        drafted: Mean tokens drafted per round, all rounds.
-    """
-
-    counts: dict[int, int]
-    leading: dict[int, int]
-    going_on: dict[int, int]
-    drafted: float
-
-    @property
-    def rounds(self) -> int:
-        """Rounds counted."""
-        return sum(self.counts.values())
-
-    def share(self, *, several: bool, needed: bool) -> float:
-        """A cell of the paper's Table 4.
-
-        Args:
-            several: Whether more than one sequence was drafted ("Pred > 1").
-            needed: Whether the leading one failed, so that one was not enough ("Actual > 1").
-        """
-        found = 0
-        for count, rounds in self.counts.items():
-            if (count > 1) == several:
-                leading = self.leading.get(count, 0)
-                found += rounds - leading if needed else leading
-        return found / self.rounds
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        names = {False: "one", True: "several"}
-        cells = {
-            f"actual_{names[needed]}_predicted_{names[several]}": self.share(several=several, needed=needed)
-            for several in (False, True)
-            for needed in (False, True)
-        }
-        return {
-            "rounds": self.rounds,
-            "sequences": list(self.counts),
-            "rounds_by_sequences": list(self.counts.values()),
-            "leading_went_on": list(self.leading.values()),
-            "any_went_on": list(self.going_on.values()),
-            "drafted_per_round": self.drafted,
-            "went_on": sum(self.going_on.values()) / self.rounds,
-            **cells,
-        }
-
-
-def doubt_of(decisions: Decisions, requests: Collection[int] | None = None) -> Doubt:
-    """Count the rounds of a setting.
-
-    Args:
-        decisions: Of DuoDecoding.
-        requests: Count these only; None: all.
-
-    Raises:
-        ValueError: They are of another policy, or the position past a block was never reached.
-    """
-    counts: Counter[int] = Counter()
-    leading: Counter[int] = Counter()
-    going_on: Counter[int] = Counter()
-    drafted = rounds = 0
-    for (kind, part, request, position), reply in decisions.replies.items():
-        if kind != DraftSequences.kind or (requests is not None and request not in requests):
-            continue
-        sequences = reply[0]
-        rounds += 1
-        drafted += sum(map(len, sequences))
-        chosen = _chosen(decisions, part, request, position)
-        if chosen is None:
-            continue
-        first_tokens = [sequence[0] for sequence in sequences]
-        counts[len(sequences)] += 1
-        leading[len(sequences)] += first_tokens[0] == chosen
-        going_on[len(sequences)] += chosen in first_tokens
-    if not counts:
-        raise ValueError(f"{decisions.label!r} has no round in which a sequence was tried")
-    return Doubt(
-        dict(sorted(counts.items())),
-        {count: leading[count] for count in sorted(leading)},
-        {count: going_on[count] for count in sorted(going_on)},
-        drafted / rounds,
-    )
-
-
-def _chosen(decisions: Decisions, part: int, request: int, position: int) -> int | None:
-    """The target's token past the block; None where the block was not accepted as a whole, or cut."""
-    (accepted, _, _, bonus), work = decisions.replies[VerifyPending.kind, part, request, position]
-    settled = decisions.replies.get((SettleSequences.kind, part, request, position))
-    if settled is not None:
-        last: int = settled[0][3]
-        return last
-    whole = accepted == work[0][1] - 1 and bonus != UNKNOWN
-    return int(bonus) if whole else None
+# What runs live
 
 
 def settings_for(ratio: float) -> list[Settings]:
@@ -351,26 +220,79 @@ def settings_for(ratio: float) -> list[Settings]:
     ]
 
 
+def doubt_of(decisions: Decisions, requests: Collection[int] | None = None) -> Row:
+    """What the threshold of a setting predicts, by the rounds that reached the position past the block.
+
+    Args:
+        decisions: Of DuoDecoding.
+        requests: Count these only; None: all.
+
+    Returns:
+        `rounds`; by number of `sequences` the `rounds_by_sequences` and those in which the first token of the
+        leading sequence (`leading_went_on`) or of any (`any_went_on`) was the target's; `drafted_per_round`,
+        mean tokens of all rounds; `went_on`, share of rounds; and the shares of the paper's Table 4, e.g.
+        `actual_one_predicted_several`: the leading one was enough, and several were drafted.
+
+    Raises:
+        ValueError: They are of another policy, or the position past a block was never reached.
+    """
+    drafted: list[int] = []
+    tried: list[tuple[int, bool, bool]] = []
+    for (kind, part, request, position), reply in decisions.replies.items():
+        if kind != DraftSequences.kind or (requests is not None and request not in requests):
+            continue
+        drafted.append(sum(map(len, reply[0])))
+        chosen = _chosen(decisions, part, request, position)
+        if chosen is not None:
+            first_tokens = [sequence[0] for sequence in reply[0]]
+            tried.append((len(first_tokens), first_tokens[0] == chosen, chosen in first_tokens))
+    if not tried:
+        raise ValueError(f"{decisions.label!r} has no round in which a sequence was tried")
+    count, led, went_on = np.array(tried).T
+    sequences = np.unique(count)
+    names = ("one", "several")
+    return {
+        "rounds": len(count),
+        "sequences": sequences.tolist(),
+        "rounds_by_sequences": [int((count == n).sum()) for n in sequences],
+        "leading_went_on": [int(led[count == n].sum()) for n in sequences],
+        "any_went_on": [int(went_on[count == n].sum()) for n in sequences],
+        "drafted_per_round": sum(drafted) / len(drafted),
+        "went_on": float(np.mean(went_on)),
+        **{
+            f"actual_{names[needed]}_predicted_{names[several]}": float(
+                np.mean(((count > 1) == several) & (led != needed))
+            )
+            for several in (0, 1)
+            for needed in (0, 1)
+        },
+    }
+
+
+def _chosen(decisions: Decisions, part: int, request: int, position: int) -> int | None:
+    """The target's token past the block; None where the block was not accepted as a whole, or cut."""
+    (accepted, _, _, bonus), work = decisions.replies[VerifyPending.kind, part, request, position]
+    settled = decisions.replies.get((SettleSequences.kind, part, request, position))
+    if settled is not None:
+        last: int = settled[0][3]
+        return last
+    whole = accepted == work[0][1] - 1 and bonus != UNKNOWN
+    return int(bonus) if whole else None
+
+
 def columns(view: View) -> Row:
     """What a mean round is, and what the threshold of a setting predicts."""
-    rounds = view.total("batch_rounds")
-
-    def busy(device: str) -> float:
-        return float(sum(s.seconds * s.utilization.get(device, 0.0) for s in view.own.summaries) / rounds)
-
-    first = [s.time_to_first_token_s for s in view.own.summaries if s.time_to_first_token_s is not None]
-    row: Row = {
-        "round_s": view.total("seconds") / rounds,
-        "target_s": busy("target"),
-        "draft_s": busy("draft"),
-        "first_token_s": float(np.mean(first)) if first else None,
-    }
+    rounds, summaries = view.total("batch_rounds"), view.own.summaries
+    first = [s.time_to_first_token_s for s in summaries if s.time_to_first_token_s is not None]
+    row: Row = {"round_s": view.total("seconds") / rounds}
+    for device in ("target", "draft"):
+        busy_s = sum(s.seconds * s.utilization.get(device, 0.0) for s in summaries)
+        row[f"{device}_s"] = float(busy_s / rounds)
+    row["first_token_s"] = float(np.mean(first)) if first else None
     if view.settings.policy == "duo" and view.decisions and not view.live:
-        try:
+        with suppress(ValueError):  # too few tokens for a single round that got so far
             doubt = doubt_of(view.decisions[0], {request.id for request in view.trace.requests})
-        except ValueError:  # too few tokens for a single round that got so far
-            return row
-        row |= {f"doubt_{name}": value for name, value in doubt.as_dict().items()}
+            row |= {f"doubt_{name}": value for name, value in doubt.items()}
     return row
 
 
@@ -391,14 +313,17 @@ def answer(bench: Bench) -> list[Row]:
     return [{"profile": bench.sources.profile.name, **row} for row in rows]
 
 
+# Tables and pictures
+
+
 def settings_rows(results: Results) -> list[Row]:
     """The settings that ran live, plain decoding among them, all categories."""
-    return [row for row in results.rows if row["part"] == "setting"]
+    return where(results.rows, part="setting")
 
 
 def about(results: Results) -> Row:
     """Times to the first token over plain decoding's, by setting; and DuoDecoding's over SD's."""
-    rows = [row for row in settings_rows(results) if row["category"] == EVERY]
+    rows = where(settings_rows(results), category=EVERY)
     return {"first_token": {w: first_token(rows, w) for w in ("simulated", "measured")}} if rows else {}
 
 
@@ -406,32 +331,30 @@ def first_token(rows: Sequence[Row], world: str) -> dict[str, float]:
     """Times to the first token over plain decoding's in one world."""
     times = {row["setting"]: row[f"{world}_first_token_s"] for row in rows}
     found = {label: seconds / times["ar"] for label, seconds in times.items()}
-    sd, duo = (next((r["setting"] for r in rows if r["policy"] == p), None) for p in ("sd", "duo"))
-    if sd is not None and duo is not None:
-        found["duo over sd"] = ttft_ratio(times[duo], times[sd])
+    sd, duo = where(rows, policy="sd"), where(rows, policy="duo")
+    if sd and duo:
+        found["duo over sd"] = ttft_ratio(times[duo[0]["setting"]], times[sd[0]["setting"]])
     return found
+
+
+BUDGETS = (
+    Column("world", "world"),
+    Column("c", "ratio", "{:.2f}"),
+    Column("best by law", "best_by_law"),
+    Column("best simulated", "best_simulated"),
+    Column("speedup there", "simulated_speedup_vs_ar", "{:.3f}x"),
+    Column("printed budget loses", "loss_of_printed", "{:.1%}"),
+)
 
 
 def budget_table(results: Results, part: str, title: str) -> Any:
     """The best budget of each world by each opinion."""
-    rows = {row["world"]: row for row in results.rows if row["part"] == part}
-    best = {
-        r["world"]: r["simulated_speedup_vs_ar"]
-        for r in results.rows
-        if r["part"] == part and r["lookahead"] == r["best_simulated"]
-    }
-    return table(
-        title,
-        (
-            Column("world", "world"),
-            Column("c", "ratio", "{:.2f}"),
-            Column("best by law", "best_by_law"),
-            Column("best simulated", "best_simulated"),
-            Column("speedup there", lambda row: best[row["world"]], "{:.3f}x"),
-            Column("printed budget loses", "loss_of_printed", lambda v: f"{100 * v:.1f} %"),
-        ),
-        rows.values(),
-    )
+    return table(title, BUDGETS, best_budgets(where(results.rows, part=part)))
+
+
+def best_budgets(rows: Sequence[Row]) -> list[Row]:
+    """The rows of each world's best simulated budget."""
+    return [row for row in rows if row["lookahead"] == row["best_simulated"]]
 
 
 def show(results: Results) -> Iterator[Any]:
@@ -440,49 +363,37 @@ def show(results: Results) -> Iterator[Any]:
     profile = results.rows[0]["profile"]
     yield budget_table(results, "profile", f"budget on {profile}, recorded texts, one sequence")
     rows = settings_rows(results)
-    if rows:
-        yield from (speed_table(rows), doubt_table(rows), round_table(rows, results.about["first_token"]))
+    if not rows:
+        return
+    every = where(rows, category=EVERY)
 
+    def speedups(row: Row) -> str:
+        return f"{row['simulated_speedup_vs_ar']:.2f} / {row['measured_speedup_vs_ar']:.2f}"
 
-def speed_table(rows: Sequence[Row]) -> Any:
-    """Speedups of the settings by category."""
-    of = {(row["setting"], row["category"]): row for row in rows}
-
-    def category(name: str) -> Column:
-        def pair(row: Row) -> str:
-            own = of[row["setting"], name]
-            return f"{own['simulated_speedup_vs_ar']:.2f} / {own['measured_speedup_vs_ar']:.2f}"
-
-        return Column(name, pair)
-
-    shown = map(category, dict.fromkeys(row["category"] for row in rows))
-    return table(
+    lossless = Column("lossless", "identical", yes)
+    yield table(
         "speedup over plain decoding: law, then simulated / measured by category",
-        (SETTING, factor("law", "law"), *shown, Column("lossless", "identical", yes)),
-        [row for row in rows if row["category"] == EVERY],
+        (SETTING, factor("law", "law"), *by_category(rows, speedups, every=True), lossless),
+        every,
     )
-
-
-def doubt_table(rows: Sequence[Row]) -> Any:
-    """What the threshold predicts (Table 4, Figure 5)."""
-
-    def share(title: str, name: str) -> Column:
-        return Column(title, f"simulated_doubt_{name}", lambda v: f"{100 * v:.1f} %")
-
-    dynamic = [row for row in rows if row["policy"] == "duo" and not _count(row)]
-    return table(
+    yield table(
         "what the threshold predicts (rounds that reached the position past the block)",
-        (
-            Column("prompts", "category"),
-            Column("rounds", "simulated_doubt_rounds"),
-            share("one, one needed", "actual_one_predicted_one"),
-            share("several, one needed", "actual_one_predicted_several"),
-            share("one, several needed", "actual_several_predicted_one"),
-            share("several, several needed", "actual_several_predicted_several"),
-            share("went on", "went_on"),
-        ),
-        dynamic,
+        DOUBTS,
+        where(rows, policy="duo", sequences="dynamic"),
     )
+    yield round_table(every, results.about["first_token"])
+
+
+DOUBTS = (
+    Column("prompts", "category"),
+    Column("rounds", "simulated_doubt_rounds"),
+    Column("one, one needed", "simulated_doubt_actual_one_predicted_one", "{:.1%}"),
+    Column("several, one needed", "simulated_doubt_actual_one_predicted_several", "{:.1%}"),
+    Column("one, several needed", "simulated_doubt_actual_several_predicted_one", "{:.1%}"),
+    Column("several, several needed", "simulated_doubt_actual_several_predicted_several", "{:.1%}"),
+    Column("went on", "simulated_doubt_went_on", "{:.1%}"),
+)
+"""Table 4 and Figure 5."""
 
 
 def round_table(rows: Sequence[Row], relative: Mapping[str, Mapping[str, float]]) -> Any:
@@ -507,62 +418,50 @@ def round_table(rows: Sequence[Row], relative: Mapping[str, Mapping[str, float]]
             pair("first token", "first_token_s"),
             Column("over ar", over_ar),
         ),
-        [row for row in rows if row["category"] == EVERY],
+        rows,
     )
-
-
-def _count(row: Row) -> int:
-    config = settings_of(row).config
-    return config.count if isinstance(config, DuoConfig) else 0
 
 
 def pictures(results: Results) -> dict[str, Picture]:
     """Speedup over the budget, in the uneven worlds and on the profile; and by number of sequences."""
-    rows = [row for row in settings_rows(results) if row["category"] == EVERY]
+    rows = where(settings_rows(results), category=EVERY)
     width = 3 if rows else 2
 
     def draw(figure: Any) -> None:
-        axes = figure.subplots(1, width)
-        draw_budgets(axes[0], [r for r in results.rows if r["part"] == "uneven"], "cost ratio of the paper")
-        profile = [row for row in results.rows if row["part"] == "profile"]
-        draw_budgets(axes[1], profile, profile[0]["profile"])
-        if rows:
-            draw_sequences(axes[2], rows)
+        uneven, profile, *rest = figure.subplots(1, width)
+        draw_budgets(uneven, where(results.rows, part="uneven"), "cost ratio of the paper")
+        mine = where(results.rows, part="profile")
+        draw_budgets(profile, mine, mine[0]["profile"])
+        for axes in rest:
+            draw_sequences(axes, rows)
 
     return {"": Picture(draw, (4.6 * width, 3.6))}
 
 
 def draw_budgets(axes: Any, rows: Sequence[Row], title: str) -> None:
     """Speed by drafting budget, a line per world, its best budget marked; the law dotted, c dashed."""
-    for i, world in enumerate(dict.fromkeys(row["world"] for row in rows)):
-        mine = sorted((row for row in rows if row["world"] == world), key=lambda row: int(row["lookahead"]))
+    for i, best in enumerate(best_budgets(rows)):
+        mine = sorted(where(rows, world=best["world"]), key=lambda row: int(row["lookahead"]))
         x = [row["lookahead"] for row in mine]
-        axes.plot(x, [row["simulated_speedup_vs_ar"] for row in mine], f"C{i}-", label=world)
-        if mine[0]["best_by_law"] is not None:
+        axes.plot(x, [row["simulated_speedup_vs_ar"] for row in mine], f"C{i}-", label=best["world"])
+        if best["best_by_law"] is not None:
             axes.plot(x, [row["law_speedup_vs_ar"] for row in mine], f"C{i}:", linewidth=1)
-        best = next(row for row in mine if row["lookahead"] == row["best_simulated"])
         axes.plot(best["lookahead"], best["simulated_speedup_vs_ar"], f"C{i}D", markersize=5)
     axes.axvline(rows[0]["ratio"], color="#999999", linewidth=0.8, linestyle="--")
     axes.set_title(f"{title}; dotted: law, dashed: c", fontsize=9)
-    axes.set_xlabel("drafting budget K")
-    axes.set_ylabel("speedup over AR")
-    axes.legend(fontsize=7)
-    axes.grid(alpha=0.3)
+    frame(axes, x="drafting budget K", y="speedup over AR", legend=7)
 
 
 def draw_sequences(axes: Any, rows: Sequence[Row]) -> None:
     """Speed by number of sequences at the budget of the threshold."""
-    budget = next(row["lookahead"] for row in rows if row["policy"] == "duo" and not _count(row))
-    mine = [row for row in rows if row["policy"] == "duo" and row["lookahead"] == budget]
-    names = [str(_count(row) or "dynamic") for row in mine]
+    budget = where(rows, policy="duo", sequences="dynamic")[0]["lookahead"]
+    mine = where(rows, policy="duo", lookahead=budget)
+    names = [value_of(row, "sequences") for row in mine]
     axes.plot(names, [row["simulated_speedup_vs_ar"] for row in mine], "C0D", label="simulated")
     measured = [row["measured_speedup_vs_ar"] for row in mine]
     axes.plot(names, measured, "C1o", fillstyle="none", label="measured")
     axes.set_title(f"sequences, budget {budget}", fontsize=9)
-    axes.set_xlabel("sequences")
-    axes.set_ylabel("speedup over AR")
-    axes.legend(fontsize=7)
-    axes.grid(alpha=0.3)
+    frame(axes, x="sequences", y="speedup over AR", legend=7)
 
 
 STUDY = Study(

@@ -12,13 +12,12 @@ from analysis.__main__ import main
 from analysis.results import Results
 from analysis.show import save
 from analysis.studies.double import (
-    Account,
     DoublePlan,
-    entries_for,
     law_of,
     passes_ceiling,
     pictures,
     retrieval_time,
+    retrieved,
     show,
     verdict,
 )
@@ -28,7 +27,7 @@ from policies.registry import configure
 
 
 def test_every_entry_is_another_setting() -> None:
-    entries = entries_for(DoublePlan(datastore=("small", "large")), temperature=0.0, seed=0)
+    entries = DoublePlan(datastore=("small", "large")).entries(0.0)
     # "no prior" stands beside the priors and is DOUBLE itself.
     assert len({entry.settings for entry in entries}) == len({e.tags for e in entries}) - 1 == 14
     assert entries[0].settings == configure("ar")
@@ -44,8 +43,8 @@ def test_an_account_by_hand() -> None:
         ("retrievingdraft", 0, 0, 1): [[5, 6], -1, [1], [3], work],
         ("retrievingverify", 0, 0, 1): [[2, [2, 3, 4, 5, 6, 7], False, 7], 3, False, work],
     }
-    found = Account.of(Decisions("double", replies, {}, {"retrieve": 0.25}))
-    assert found == Account(draft_matched=1.0, target_matched=1.5, drafted=3.0, retrieve_s=0.25)
+    found = retrieved(Decisions("double", replies, {}, {"retrieve": 0.25}))
+    assert found == {"draft_matched": 1.0, "target_matched": 1.5, "drafted": 3.0, "retrieve_s": 0.25}
 
 
 def test_guidance_of_sampled_drafts_counts() -> None:
@@ -54,7 +53,7 @@ def test_guidance_of_sampled_drafts_counts() -> None:
         ("retrievingverify", 0, 0, 0): [[0, [], False, -1], 3, True, []],
         ("guide", 0, 0, 0): [[1, [1, 2, 3, 4], False, 4], []],  # two retrieved tokens after the drafted one
     }
-    assert Account.of(Decisions("double", replies)).target_matched == 2.0
+    assert retrieved(Decisions("double", replies))["target_matched"] == 2.0
 
 
 def test_the_law_of_a_round() -> None:
@@ -69,9 +68,9 @@ def test_retrieval_times(tmp_path: Path) -> None:
     texts = trace([[0] * 24] * 2)
     Datastore.of_texts([[int(t) for t in texts.token[:24]] * 3], 1000).write(tmp_path / "prior")
     own, prior = (retrieval_time(name, texts, lookups=30) for name in ("", str(tmp_path / "prior")))
-    assert (own.tokens, prior.tokens) == (0, 73)  # and a separator
-    assert 0.0 < prior.median_s <= prior.most_s
-    assert prior.found >= own.found
+    assert (own["tokens"], prior["tokens"]) == (0, 73)  # and a separator
+    assert 0.0 < prior["median_s"] <= prior["most_s"]
+    assert prior["found"] >= own["found"]
 
 
 ROW = {
@@ -114,7 +113,10 @@ def test_tables_and_picture(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--parts", "speed"], "no part 'speed'"), (["--datastore", "nowhere"], "calibrate datastore build")],
+    [
+        (["--parts", "speed"], "there is no 'speed'"),
+        (["--datastore", "nowhere"], "calibrate datastore build"),
+    ],
 )
 def test_bad_input_is_refused_before_anything_runs(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(main, ["run", "double", *arguments])

@@ -85,13 +85,12 @@ DECISIONS = Decisions(
 
 def test_what_the_threshold_predicts() -> None:
     found = doubt_of(DECISIONS)
-    assert found.counts == {1: 2, 2: 2}
-    assert found.leading == {1: 1, 2: 1}
-    assert found.going_on == {1: 1, 2: 2}
-    assert found.share(several=False, needed=False) == 0.25
-    assert found.share(several=True, needed=True) == 0.25
-    assert found.drafted == pytest.approx((3 + 3 + 3 + 3 + 2) / 5)
-    assert doubt_of(DECISIONS, {0}).counts == {1: 1, 2: 1}
+    assert (found["sequences"], found["rounds_by_sequences"]) == ([1, 2], [2, 2])
+    assert (found["leading_went_on"], found["any_went_on"]) == ([1, 1], [1, 2])
+    assert found["actual_one_predicted_one"] == 0.25
+    assert found["actual_several_predicted_several"] == 0.25
+    assert found["drafted_per_round"] == pytest.approx((3 + 3 + 3 + 3 + 2) / 5)
+    assert doubt_of(DECISIONS, {0})["rounds_by_sequences"] == [1, 1]
     with pytest.raises(ValueError, match="no round"):
         doubt_of(DECISIONS, {7})
 

@@ -11,11 +11,11 @@ from rich.console import Console
 from analysis.__main__ import main
 from analysis.results import EVERY, Results
 from analysis.show import save
-from analysis.studies.retrieval import PARTS, entries_for, pictures, show
+from analysis.studies.retrieval import PARTS, RetrievalPlan, pictures, show
 
 
 def test_every_part_compares_what_the_paper_does() -> None:
-    entries = entries_for(PARTS, ["small", "large"], lengths=(2, 8))
+    entries = RetrievalPlan(datastore=("small", "large"), parts=tuple(PARTS), lengths=(2, 8)).entries(0.0)
     labels = {part: [e.settings.label for e in entries if dict(e.tags)["part"] == part] for part in PARTS}
     assert labels["methods"] == [
         "pld K=4",
@@ -40,7 +40,7 @@ def test_every_part_compares_what_the_paper_does() -> None:
 
 def results(*parts: str) -> Results:
     rows = []
-    for entry in entries_for(parts, ["large"]):
+    for entry in RetrievalPlan(datastore=("large",), parts=parts).entries(0.0):
         for category, tau in ((EVERY, 0.625), ("code", 2.5), ("prose", 0.0)):
             figures = {"tau": tau, "candidates": 2.0, "searches_that_found": 0.5, "search_s": 1e-5}
             both = {f"{world}_{n}": v for world in ("simulated", "measured") for n, v in figures.items()}
@@ -55,7 +55,7 @@ def test_tables_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         Console(width=200).print(part)
     shown = capsys.readouterr().out
     assert "2.50 / 2.00" in shown and "differs" not in shown
-    for parts in (PARTS, ("methods",)):
+    for parts in (tuple(PARTS), ("methods",)):
         (picture,) = pictures(results(*parts)).values()
         assert save(picture, tmp_path / f"{len(parts)}.png").stat().st_size > 10_000
 
@@ -63,7 +63,7 @@ def test_tables_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--parts", "tables"], "unknown part 'tables'"),
+        (["--parts", "tables"], "there is no 'tables'"),
         (["--datastore", "./nowhere"], "calibrate datastore build"),
     ],
 )

@@ -14,7 +14,7 @@ from analysis.__main__ import load_study
 from analysis.execute import Bench
 from analysis.results import EVERY, Results, Row, load, read
 from analysis.sources import Sources, load_sources
-from analysis.studies.double import Account
+from analysis.studies.double import retrieved
 from analysis.studies.duodecoding import PAPERS_WORLDS, doubt_of, profile_budgets, uneven_budget
 from analysis.studies.effort import judge, measured_speedups
 from analysis.studies.mirror import MirrorPlan, on_coins
@@ -177,10 +177,10 @@ def test_accounts_of_recorded_decisions(golden: Golden, cpu2_x5: Sources) -> Non
         kept = list(part.settings.values())[:3]
         for own in kept:
             if policy == "double":
-                account = Account.of(own)
-                found[own.label] = [account.draft_matched, account.target_matched, account.drafted]
+                did = retrieved(own)
+                found[own.label] = [did[name] for name in ("draft_matched", "target_matched", "drafted")]
             elif policy == "duo":
-                found[own.label] = doubt_of(own).as_dict()
+                found[own.label] = doubt_of(own)
         if policy == "mirror":
             settings = [find_settings(policy, own.knobs) for own in kept]
             sources = replace(cpu2_x5, traces={0.0: trace.slice(ids)}, decisions={0.0: part})
