@@ -33,7 +33,6 @@ from policies.values import View as RowView
 from simulator.costs import Effects, TextbookCosts
 from simulator.law import law_inputs
 from simulator.run import Scenario, simulate
-from simulator.synthetic import Synthetic
 from simulator.tokens import coin
 from simulator.waterfall import NO_EFFECT
 
