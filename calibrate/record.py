@@ -28,7 +28,6 @@ from calibrate.live.placement import (
     WorkerSpec,
     available_cores,
     backend_label,
-    is_local_model,
     own_precision,
 )
 from calibrate.processes import run_many
@@ -136,7 +135,6 @@ def record(job: RecordingJob, report: Callable[[PairFacts | Recording], None]) -
         load_model(
             name,
             job.precision,
-            local=is_local_model(name),
             device=device,
             trust_remote_code=job.trust_remote_code,
         )

@@ -20,10 +20,7 @@ from transformers.utils import logging
 
 from calibrate.live.accelerators import torch_device
 from calibrate.live.errors import ModelError
-from calibrate.live.placement import (
-    Precision,
-    has_random_weights,
-)
+from calibrate.live.placement import Precision, has_random_weights, is_local_model
 
 DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
@@ -31,8 +28,6 @@ DTYPES: dict[Precision, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-
-
 WEIGHTS_SEED = 0
 """Of random weights."""
 
@@ -72,57 +67,39 @@ def load_model(
     name: str | os.PathLike[str],
     precision: Precision = "fp32",
     *,
-    local: bool = True,
     device: str = "cpu",
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
     """A causal language model in evaluation mode, from safetensors.
 
     Args:
-        name: Folder, or hub name if not `local`; of a `config.json` alone, a model with random weights.
+        name: Folder, or hub name; of a `config.json` alone, a model with random weights, made on its device
+            and equal at every call there, whose forwards cost what those of a trained one cost.
         precision: Of the weights.
-        local: Never look beyond this machine.
         device: Where to put it.
         trust_remote_code: Run code that comes with it.
 
     Raises:
-        ModelError: It needs such code and may not run it.
+        ModelError: It needs such code and may not run it, or is not there.
         PlacementError: The device is not here.
     """
-    place, path = torch_device(device), os.fspath(name)
+    place, path, dtype = torch_device(device), os.fspath(name), DTYPES[precision]
     if has_random_weights(path):
-        return random_model(path, precision, place, trust_remote_code=trust_remote_code)
+        config = load_config(path, trust_remote_code=trust_remote_code)
+        numbered = [] if place.type in {"cpu", "mps"} else [place]
+        kept = torch.random.fork_rng(numbered, device_type=place.type if numbered else "cuda")
+        with place, kept:
+            torch.manual_seed(WEIGHTS_SEED)
+            return untrained_model(config, dtype=dtype, trust_remote_code=trust_remote_code).eval()
     with _loading(path):
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path,
-            dtype=DTYPES[precision],
-            local_files_only=local,
+            dtype=dtype,
+            local_files_only=is_local_model(path),  # never look beyond this machine for what is a folder
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
         )
     return model.to(place).eval()
-
-
-def random_model(
-    config: str, precision: Precision, device: torch.device, *, trust_remote_code: bool = False
-) -> PreTrainedModel:
-    """A model of an architecture with random weights, made on its device; equal at every call on that device.
-
-    Its forwards cost what those of a trained one cost; what it says means nothing.
-
-    Args:
-        config: Path of a `config.json`.
-        precision: Of the weights.
-        device: Where.
-        trust_remote_code: Run code that comes with it.
-    """
-    read = load_config(config, trust_remote_code=trust_remote_code)
-    numbered = [] if device.type in {"cpu", "mps"} else [device]
-    kept = torch.random.fork_rng(numbered, device_type=device.type if numbered else "cuda")
-    with device, kept:
-        torch.manual_seed(WEIGHTS_SEED)
-        model = untrained_model(read, dtype=DTYPES[precision], trust_remote_code=trust_remote_code)
-    return model.eval()
 
 
 @contextmanager

@@ -167,18 +167,14 @@ def _models(place: Place) -> tuple[Any, Any]:
     import transformers
 
     from calibrate.live.loading import load_model
-    from calibrate.live.placement import is_local_model
 
     if place.core is not None:
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {place.core})
         torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()  # assistance calls itself in a deprecated way
-    names = (place.target, place.draft)
     target, draft = (
-        load_model(
-            name, place.precision, local=is_local_model(name), trust_remote_code=place.trust_remote_code
-        )
-        for name in names
+        load_model(name, place.precision, trust_remote_code=place.trust_remote_code)
+        for name in (place.target, place.draft)
     )
     return target, draft

@@ -215,11 +215,10 @@ def gguf(model: str, out: Path, precision: str, trust_remote_code: bool) -> None
     from calibrate.live.backends.gguf import export_gguf
     from calibrate.live.errors import ModelError
     from calibrate.live.loading import load_model
-    from calibrate.live.placement import is_local_model
 
     try:
         folder = str(resolve_model(model))
-        loaded = load_model(folder, local=is_local_model(folder), trust_remote_code=trust_remote_code)
+        loaded = load_model(folder, trust_remote_code=trust_remote_code)
         export_gguf(loaded, out, precision)
     except (ModelError, ValueError) as error:
         raise click.UsageError(str(error)) from error

@@ -49,7 +49,8 @@ def test_the_word_is_out_before_the_later_layers_run(mode: Any, models: Models) 
         order.append("said")
         seen.append(hidden.clone())
 
-    logits = runner.forward_through([1, 0], [(5, 6, 7), (8, 9)], 2, see)
+    with runner.showing([1, 0], 2, see):
+        logits = runner.forward([1, 0], [(5, 6, 7), (8, 9)])
     for hook in hooks:
         hook.remove()
     assert order == [1, 2, "said", 3, 4]

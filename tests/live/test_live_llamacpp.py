@@ -41,7 +41,6 @@ from calibrate.live.backends import gguf as writing
 from calibrate.live.backends.gguf import export_gguf
 from calibrate.live.backends.llamacpp import LlamacppRunner
 from calibrate.live.backends.torch import ModelRunner
-from calibrate.live.engine.runner import with_layers
 from calibrate.live.engine.trees import Branching
 from calibrate.live.errors import AuditError, ModelError
 from calibrate.live.transport.world import LiveWorld
@@ -192,7 +191,7 @@ def test_what_cannot_be_done_is_refused(llama: PreTrainedModel, tmp_path: Path) 
     with pytest.raises(ModelError, match="none for slot 256"):
         runner.reset(256)
     with pytest.raises(ModelError, match="no hidden states"):
-        with_layers(runner)
+        runner.showing([0], 1, print)
     hidden = np.zeros((1, 1, 8), dtype=bool)
     hidden[0, 0, 2] = True  # a token of the trunk
     with pytest.raises(ModelError, match="the whole trunk"):

@@ -14,7 +14,7 @@ from tiny_models import tiny_model
 
 from calibrate.live.backends import open_runner
 from calibrate.live.backends.installed import gguf_file, has_llamacpp, import_llamacpp
-from calibrate.live.backends.llamacpp import Nodes, grow_nodes
+from calibrate.live.backends.llamacpp import Nodes
 from calibrate.live.errors import AuditError, ModelError
 from calibrate.live.placement import WorkerSpec
 from policies.tokentree import ROOT
@@ -91,7 +91,7 @@ def test_every_node_sees_its_trunk_and_its_ancestors(tree: tuple[int, list[list[
         seen = np.zeros((len(portion), trunk + len(parents)), dtype=bool)
         for row, columns in zip(seen, wanted, strict=True):
             row[list(columns)] = True
-        owners = grow_nodes(nodes, trunk + first, np.array(positions), seen, cells.branch)
+        owners = nodes.grow(trunk + first, np.array(positions), seen, cells.branch)
         assert cells.feed(trunk + first, positions, owners) == wanted
     inner = {parent for parent in parents if parent != ROOT}
     assert cells.made >= len(parents) - len(inner)  # one sequence per leaf at least
@@ -105,7 +105,7 @@ def test_a_chain_needs_one_sequence() -> None:
     cells, nodes = Cells(3), Nodes(SLOT, 3)
     for column in (3, 4, 5):
         seen = np.arange(column + 1)[None] <= column
-        assert grow_nodes(nodes, column, np.array([column]), seen, cells.branch) == [[1]]
+        assert nodes.grow(column, np.array([column]), seen, cells.branch) == [[1]]
         cells.feed(column, [column], [[1]])
     assert cells.made == 1 and nodes.sequences == [1]
 
@@ -116,10 +116,10 @@ def test_other_masks_are_refused() -> None:
     whole = np.ones((1, 3), dtype=bool)
     for seen, position in (([[1, 0, 1]], 2), ([[1, 1, 1]], 3), ([[1, 1, 0]], 2)):
         with pytest.raises(ModelError, match="the whole trunk and the path"):
-            grow_nodes(nodes, 2, np.array([position]), np.array(seen, dtype=bool), cells.branch)
+            nodes.grow(2, np.array([position]), np.array(seen, dtype=bool), cells.branch)
     with pytest.raises(AuditError, match="the next is not at 3"):
-        grow_nodes(nodes, 3, np.array([2]), whole, cells.branch)
-    grow_nodes(nodes, 2, np.array([2]), whole, cells.branch)
+        nodes.grow(3, np.array([2]), whole, cells.branch)
+    nodes.grow(2, np.array([2]), whole, cells.branch)
     with pytest.raises(AuditError, match="no path"):
         nodes.holder([3])
 

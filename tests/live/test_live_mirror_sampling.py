@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -37,12 +38,18 @@ class TableExits:
 class SpeakingTable(TableRunner):
     """A table whose early exit is the table with some noise."""
 
-    def forward_through(
-        self, slots: Sequence[int], tokens: Sequence[Sequence[int]], layer: int, see: Callable[[Tensor], None]
-    ) -> Tensor:
-        logits = self.forward(slots, tokens)
-        see(logits + torch.tensor([0.5, -0.5, 0.3, 0.0, -0.2], dtype=logits.dtype))
-        return logits
+    @contextmanager
+    def showing(self, slots: Sequence[int], layer: int, see: Callable[[Tensor], None]) -> Iterator[None]:
+        forward = self.forward
+
+        def shown(slots: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:
+            logits = forward(slots, tokens)
+            see(logits + torch.tensor([0.5, -0.5, 0.3, 0.0, -0.2], dtype=logits.dtype))
+            return logits
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self, "forward", shown)
+            yield
 
 
 def table_world() -> InlineWorld:

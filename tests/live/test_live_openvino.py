@@ -41,7 +41,6 @@ from calibrate.live.backends import openvino
 from calibrate.live.backends.installed import import_openvino, is_static, openvino_devices, require_device
 from calibrate.live.backends.openvino import OpenvinoRunner
 from calibrate.live.backends.torch import ModelRunner
-from calibrate.live.engine.runner import with_layers
 from calibrate.live.errors import ModelError, WorkerError
 from calibrate.live.transport.world import LiveWorld
 from calibrate.shipped import cache_folder
@@ -139,7 +138,7 @@ def test_what_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match=r"no device 'TPU' here, only .*CPU"):
         OpenvinoRunner(llama, "TPU")
     with pytest.raises(ModelError, match=r"no hidden states.*'torch'"):
-        with_layers(OpenvinoRunner(llama))
+        OpenvinoRunner(llama).showing([0], 1, print)
     with pytest.raises(ModelError, match="single precision"):
         OpenvinoRunner(tiny_model(1).double())
     other = openvino.convert(tiny_model(2), ModelRunner(llama)._cache.buffers(slice(0, 1)))

@@ -13,18 +13,19 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from calibrate.live.backends.installed import import_llamacpp
 from calibrate.live.errors import ModelError
 from policies.values import BoolArray, IntArray
 
+Logits: TypeAlias = NDArray[np.float32]
+"""[m, V] in single precision."""
 LEAST = 256
 """Cells of the smallest context; llama.cpp reads them in multiples of this."""
 _SINGLE, _HALF = 0, 1
@@ -91,7 +92,7 @@ class LlamaContext:
 
     def decode(
         self, tokens: IntArray, positions: IntArray, sequences: Sequence[Sequence[int]], wanted: BoolArray
-    ) -> NDArray[np.float32]:
+    ) -> Logits:
         """Feed tokens in one call.
 
         Args:
@@ -106,30 +107,26 @@ class LlamaContext:
         Raises:
             ModelError: There is no room, or llama.cpp failed.
         """
-        count = len(tokens)
-        ids, places = tokens.astype(np.int32), positions.astype(np.int32)
-        asked = wanted.astype(np.int8)
         sizes = np.array([len(each) for each in sequences], dtype=np.int32)
         members = np.array([one for each in sequences for one in each], dtype=np.int32)
         # C's array of arrays: where each token's sequences begin.
         starts = members.ctypes.data + members.itemsize * (np.cumsum(sizes) - sizes).astype(np.uint64)
         batch = self._library.llama_batch()
-        batch.n_tokens = count
+        batch.n_tokens = len(tokens)
         parts: dict[str, NDArray[Any]] = {
-            "token": ids,
-            "pos": places,
+            "token": tokens.astype(np.int32),
+            "pos": positions.astype(np.int32),
             "n_seq_id": sizes,
             "seq_id": starts,
-            "logits": asked,
+            "logits": wanted.astype(np.int8),
         }
         for name, array in parts.items():
             setattr(batch, name, ctypes.cast(array.ctypes.data, type(getattr(batch, name))))
         status = self._library.llama_decode(self._context, batch)
         if status:
-            raise ModelError(f"llama.cpp could not feed {count} tokens (status {status})")
-        found = self._library.llama_get_logits(self._context)
-        shape = (int(asked.sum()), self.vocabulary)
-        return np.ctypeslib.as_array(found, shape=shape).copy()
+            raise ModelError(f"llama.cpp could not feed {len(tokens)} tokens (status {status})")
+        pointer = self._library.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(pointer, shape=(int(wanted.sum()), self.vocabulary)).copy()
 
     def copy(self, source: int, target: int, start: int, stop: int) -> None:
         """Let a sequence have the tokens of another one, at positions from `start` up to before `stop`."""
@@ -187,19 +184,15 @@ def check_context(context: LlamaContext, model: PreTrainedModel, precision: str)
     error = float("inf")
     if context.vocabulary == config.vocab_size:
         everything = np.ones(count, dtype=bool)
-        found = context.decode(ids.numpy(), np.arange(count), [[0]] * count, everything)
+        logits = torch.from_numpy(context.decode(ids.numpy(), np.arange(count), [[0]] * count, everything))
         context.remove(0)
         with torch.inference_mode():
             expected = model(input_ids=ids[None], use_cache=False).logits[0].float()
-        error = relative_error(torch.from_numpy(found), expected)
+        # What a row's logits have in common means nothing.
+        logits, expected = (each - each.mean(dim=-1, keepdim=True) for each in (logits, expected))
+        error = float((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt())
     if not error <= TOLERANCE[precision]:
         raise ModelError(
             f"the GGUF computes something else than its model at {precision!r}; use another precision, or "
             "the backend 'torch'"
         )
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Root mean square of a difference of logits [n, V], relative; what each row shares means nothing."""
-    found, expected = (each - each.mean(dim=-1, keepdim=True) for each in (found, expected))
-    return float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())

@@ -29,15 +29,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, DynamicLayer
 
 from calibrate.journal import fingerprint
 from calibrate.live.backends.installed import import_openvino, is_static, require_device
-from calibrate.live.engine.compiled import TOLERANCE, Feed
+from calibrate.live.engine.compiled import Feed, call_model, example, is_near
 from calibrate.live.engine.forwards import SlotForwards
-from calibrate.live.engine.slots import Buffers, Plan, SlotCache
+from calibrate.live.engine.slots import Buffers, Plan
 from calibrate.live.errors import ModelError
-from calibrate.live.loading import load_model
+from calibrate.live.loading import DTYPES, load_model
 from calibrate.live.placement import Precision, WorkerSpec, is_local_model
 from calibrate.shipped import cache_folder
 from hardware_profiles.files import to_json
@@ -48,11 +48,9 @@ COLUMNS = 64
 """Columns of the cache are read in multiples of this, so that shapes recur from step to step."""
 LEAST = 16
 """Columns of the smallest cache: the check of what was converted needs some."""
-_DTYPES: dict[Precision, torch.dtype] = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+_VERSION = 1
+"""Of the graphs that are kept."""
+_HINTS: dict[Precision, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 
 
 class OpenvinoRunner(SlotForwards):
@@ -69,7 +67,7 @@ class OpenvinoRunner(SlotForwards):
         static: Fixed shapes; None: as the device needs.
 
     Attributes:
-        converted: Whether the model was converted now, rather than found in the folder.
+        converted: Whether the model was converted now, rather than read from the folder.
 
     Raises:
         ModelError: OpenVINO or the device is not here, the model cannot be converted, or what was converted
@@ -105,9 +103,7 @@ class OpenvinoRunner(SlotForwards):
     ) -> Tensor:
         """[R, m, V] logits; writes keys and values, as the torch model would."""
         rows, count = ids.shape
-        columns = plan.columns
-        if columns is None:
-            columns = torch.arange(plan.start, plan.start + count).expand(rows, -1)
+        columns = plan.columns_of(count, rows, self.device)
         if mask is None:
             mask = self._causal(columns, plan.length)
         if isinstance(keep, int):
@@ -156,31 +152,13 @@ class OpenvinoRunner(SlotForwards):
         Raises:
             ModelError: They differ by more than the precision explains.
         """
-        generator = torch.Generator().manual_seed(rows * count)
-        length = 11
-        starts = length - count - torch.arange(rows)[:, None]
-        columns = starts + torch.arange(count)
-        plan = Plan(slice(0, rows), int(columns.min()), length, columns)
-        ids = torch.randint(int(self.config.get_text_config().vocab_size), (rows, count), generator=generator)
-        mask = self._causal(columns, length)
-        found = []
-        for buffer in (part for pair in self._cache.buffers(slice(0, 1)) for part in pair):
-            shape = (rows, *buffer.shape[1:])
-            found.append(torch.randn(shape, generator=generator))
-        pairs = list(zip(found[::2], found[1::2], strict=True))
-        cache = SlotCache([(keys.clone(), values.clone()) for keys, values in pairs])
-        cache.set_plan(plan)
+        own = self._cache.buffers(slice(0, 1))
+        feed, buffers = example(self.model, (rows, count, 11, int(own[0][0].shape[2])), own)
+        copies = [(keys.clone(), values.clone()) for keys, values in buffers]
         with torch.inference_mode():
-            logits, _ = self._infer(Feed(ids, columns, columns, mask), torch.arange(count), pairs)
-            expected = self.model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=columns,
-                past_key_values=cache,
-                use_cache=True,
-            ).logits
-        limit = TOLERANCE[_DTYPES[self.precision]] * float(expected.abs().max())
-        if logits.shape != expected.shape or not float((logits - expected).abs().max()) <= limit:
+            logits, _ = self._infer(feed, torch.arange(count), buffers)
+            expected = call_model(self.model, feed, copies)
+        if not is_near(logits, expected, DTYPES[self.precision]):
             raise ModelError(
                 f"the converted model computes something else on {self.name!r}; use the backend 'torch'"
             )
@@ -213,55 +191,20 @@ def _widened(feed: Feed, past: int, width: int) -> Tensor:
     return wide
 
 
-_VERSION = 1
-_HINTS: dict[Precision, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
-
-
-class _Past(CacheLayerMixin):
+class _Past(DynamicLayer):
     """One layer's keys and values while the model is traced: what was, and behind it what is new."""
-
-    is_sliding = False
 
     def __init__(self, buffers: Buffers) -> None:
         super().__init__()
         self.keys, self.values = buffers
-        self.dtype, self.device = self.keys.dtype, self.keys.device
         self.is_initialized = True
         self.new: tuple[Tensor, ...] = ()
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Buffers:
         """[R, heads, P + n, width] of both."""
         self.new = (key_states, value_states)
-        return torch.cat([self.keys, key_states], dim=2), torch.cat([self.values, value_states], dim=2)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Columns that attention reads, and the first of them."""
-        return int(self.keys.shape[2]) + query_length, 0
-
-    def get_seq_length(self) -> int:
-        """P."""
-        return int(self.keys.shape[2])
-
-    def get_max_length(self) -> int:
-        """None."""
-        return -1
-
-
-class _Pasts(Cache):
-    """All layers."""
-
-    def __init__(self, buffers: Sequence[Buffers]) -> None:
-        super().__init__(layers=[_Past(pair) for pair in buffers])
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> Buffers:
-        """As `_Past.update`."""
-        found: Buffers = self.layers[layer_idx].update(key_states, value_states)
-        return found
+        both: Buffers = super().update(key_states, value_states)
+        return both
 
 
 class _Step(torch.nn.Module):
@@ -276,7 +219,7 @@ class _Step(torch.nn.Module):
     ) -> tuple[Tensor, ...]:
         past = mask.shape[-1] - ids.shape[1]
         read = [buffer[:, :, :past] for buffer in flat]
-        cache = _Pasts(list(zip(read[::2], read[1::2], strict=True)))
+        cache = Cache(layers=[_Past(pair) for pair in zip(read[::2], read[1::2], strict=True)])
         logits = self.model(
             input_ids=ids,
             attention_mask=mask,
@@ -417,13 +360,12 @@ def with_shapes(graph: Any, rows: int, count: int, kept: int, buffers: Sequence[
 
 def open_runner(spec: WorkerSpec) -> OpenvinoRunner:
     """See `calibrate.live.backends.open_runner`."""
-    local = is_local_model(spec.model)
     return OpenvinoRunner(
-        load_model(spec.model, local=local, trust_remote_code=spec.trust_remote_code),
+        load_model(spec.model, trust_remote_code=spec.trust_remote_code),
         spec.backend.partition(":")[2],
         slots=spec.slots,
         capacity=spec.capacity,
         precision=spec.precision,
         threads=len(spec.cores),
-        folder=graph_folder(spec.model) if local else None,
+        folder=graph_folder(spec.model) if is_local_model(spec.model) else None,
     )

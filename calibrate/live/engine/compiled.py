@@ -32,7 +32,7 @@ PACKED = 2**17
 """Numbers in the average matrix from which packing pays: below, what a call costs outweighs it.  Packed
 graphs are not kept between processes, so that such a model is compiled anew in each."""
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 2e-1}
-"""Largest difference of logits, relative to the largest of them, that a compiled model may show."""
+"""Largest difference of logits, relative to the largest of them, that a converted model may show."""
 
 Graph: TypeAlias = Callable[..., Tensor]
 _numbers = itertools.count()
@@ -65,6 +65,62 @@ class Feed(NamedTuple):
         """The kind of graph that serves it."""
         rows, count = self.positions.shape
         return Kind(rows == 1, count == 1)
+
+
+# -- a forward, and an example by which one that was converted is held against the model --------------------
+
+
+def call_model(model: Any, feed: Feed, buffers: Sequence[Buffers]) -> Tensor:
+    """[R, n, V] logits by the model itself; writes keys and values to the buffers of R rows per layer."""
+    logits: Tensor = model(
+        input_ids=feed.ids,
+        attention_mask=feed.mask,
+        position_ids=feed.positions,
+        past_key_values=SlotCache(buffers, Plan(slice(None), 0, feed.mask.shape[-1], feed.columns)),
+        use_cache=True,
+    ).logits
+    return logits
+
+
+def example(
+    model: Any, sizes: tuple[int, int, int, int], buffers: Sequence[Buffers], hidden: int | None = None
+) -> tuple[Feed, list[Buffers]]:
+    """Random inputs of R, n, L and capacity as given, at columns that differ from row to row.
+
+    Args:
+        model: Whose.
+        sizes: R, n, L, capacity.
+        buffers: Per layer, any; tells heads and widths.
+        hidden: The model takes hidden states of so many numbers in place of ids; None: ids.
+    """
+    rows, count, length, capacity = sizes
+    generator = torch.Generator().manual_seed(rows * count)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device=model.device, dtype=model.dtype)
+
+    starts = length - count - torch.arange(rows)[:, None]
+    columns = (starts + torch.arange(count)).to(model.device)
+    mask = torch.zeros((rows, 1, count, length), dtype=model.dtype, device=model.device)
+    unseen = torch.arange(length, device=model.device) > columns[:, None, :, None]
+    mask.masked_fill_(unseen, torch.finfo(mask.dtype).min)
+    if hidden is None:
+        vocabulary = int(model.config.get_text_config().vocab_size)
+        ids = torch.randint(vocabulary, (rows, count), generator=generator).to(model.device)
+    else:
+        ids = noise(rows, count, hidden)
+    shapes = [[(rows, part.shape[1], capacity, part.shape[3]) for part in pair] for pair in buffers]
+    pairs = [(noise(*keys), noise(*values)) for keys, values in shapes]
+    return Feed(ids, columns.clone(), columns, mask), pairs
+
+
+def is_near(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    """Whether two results are as near as a precision explains; not if one of them is no number."""
+    limit = TOLERANCE[dtype] * float(other.abs().max())
+    return one.shape == other.shape and float((one - other).abs().max()) <= limit
+
+
+# -- compiled forwards ------------------------------------------------------------------------------------
 
 
 def compiler_problem(device: torch.device) -> str | None:
@@ -121,15 +177,7 @@ class Capture:
             self._settings_of_inductor |= {"cpp_wrapper": True, "freezing": self.packs}
 
     def call(self, feed: Feed, buffers: Sequence[Buffers]) -> Tensor:
-        """Run a forward; writes keys and values.
-
-        Args:
-            feed: Inputs.
-            buffers: Per layer, [R, heads, capacity, width] each.
-
-        Returns:
-            [R, n, V] logits.
-        """
+        """[R, n, V] logits; writes keys and values to [R, heads, capacity, width] per layer."""
         graph = self._graphs.get(feed.kind)
         if graph is None:
             graph = self.prepare(feed.kind, buffers)
@@ -168,16 +216,8 @@ class Capture:
         model = self.model
 
         def step(ids: Tensor, positions: Tensor, columns: Tensor, mask: Tensor, *flat: Tensor) -> Tensor:
-            cache = SlotCache(list(zip(flat[::2], flat[1::2], strict=True)))
-            cache.set_plan(Plan(slice(None), 0, mask.shape[-1], columns))
-            logits: Tensor = model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-            ).logits
-            return logits
+            pairs = list(zip(flat[::2], flat[1::2], strict=True))
+            return call_model(model, Feed(ids, positions, columns, mask), pairs)
 
         # Compiled code is kept by code object, and without guards the first found is taken: each graph
         # of each model needs a code object of its own.
@@ -200,50 +240,19 @@ class Capture:
     def _example(
         self, kind: Kind, sizes: tuple[int, int, int, int], buffers: Sequence[Buffers]
     ) -> tuple[Feed, list[Buffers]]:
-        """Inputs of a kind, of R, n, L and capacity as given, at columns that differ from row to row."""
         rows, count, length, capacity = sizes
         rows, count = (1 if kind.one_row else rows), (1 if kind.one_token else count)
-        device = self.model.device
-        generator = torch.Generator().manual_seed(rows * count)
-
-        def noise(like: Tensor) -> Tensor:
-            shape = (rows, like.shape[1], capacity, like.shape[3])
-            return torch.randn(shape, generator=generator).to(device=device, dtype=like.dtype)
-
-        starts = length - count - torch.arange(rows)[:, None]
-        columns = (starts + torch.arange(count)).to(device)
-        hidden = torch.arange(length, device=device) > columns[..., None]
-        mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=device)
-        mask.masked_fill_(hidden, torch.finfo(mask.dtype).min)
-        size = int(self.model.config.get_text_config().vocab_size)
-        ids = torch.randint(size, (rows, count), generator=generator).to(device)
-        if self.hidden is not None:
-            states = torch.randn((rows, count, self.hidden), generator=generator)
-            ids = states.to(device=device, dtype=self.model.dtype)
-        pairs = [(noise(keys), noise(values)) for keys, values in buffers]
-        return Feed(ids, columns.clone(), columns, mask[:, None]), pairs
+        return example(self.model, (rows, count, length, capacity), buffers, self.hidden)
 
     def _check(self, graph: Graph, feed: Feed, buffers: list[Buffers]) -> None:
         """Compare with the model called as usual, from equal keys and values."""
         copies = [(keys.clone(), values.clone()) for keys, values in buffers]
-        cache = SlotCache(copies)
-        cache.set_plan(Plan(slice(None), 0, feed.mask.shape[-1], feed.columns))
         with torch.inference_mode():
-            found = graph(*feed, *_flat(buffers))
-            expected = self.model(
-                input_ids=feed.ids,
-                attention_mask=feed.mask,
-                position_ids=feed.positions,
-                past_key_values=cache,
-                use_cache=True,
-            ).logits
-        pairs = [(found, expected), *zip(_flat(buffers), _flat(copies), strict=True)]
-        for one, other in pairs:
-            limit = TOLERANCE[other.dtype] * float(other.abs().max())
-            if one.shape != other.shape or not float((one - other).abs().max()) <= limit:
-                raise ModelError(
-                    f"the compiled model computes something else; use mode 'eager' ({feed.kind})"
-                )
+            logits = graph(*feed, *_flat(buffers))
+            expected = call_model(self.model, feed, copies)
+        pairs = [(logits, expected), *zip(_flat(buffers), _flat(copies), strict=True)]
+        if not all(is_near(one, other, other.dtype) for one, other in pairs):
+            raise ModelError(f"the compiled model computes something else; use mode 'eager' ({feed.kind})")
 
 
 def _flat(buffers: Sequence[Buffers]) -> Iterator[Tensor]:
@@ -264,20 +273,17 @@ def _run_marked(graph: Graph, feed: Feed, buffers: list[Buffers]) -> None:
     """The first call, which compiles: says which sizes vary."""
     from torch._dynamo import mark_dynamic
 
-    def mark(tensor: Tensor, *sizes: int) -> None:
+    varying = [(tensor, (0, 1)) for tensor in feed[:3]] + [(feed.mask, (0, 2, 3))]
+    varying += [(tensor, (0, 2)) for tensor in _flat(buffers)]
+    for tensor, sizes in varying:
         for size in sizes:
             if tensor.shape[size] > 1:
                 mark_dynamic(tensor, size)
-
-    for tensor in feed:
-        mark(tensor, 0)
-    for tensor in feed[:3]:
-        mark(tensor, 1)
-    mark(feed.mask, 2, 3)
-    for tensor in _flat(buffers):
-        mark(tensor, 0, 2)
     with torch.inference_mode():
         graph(*feed, *_flat(buffers))
+
+
+# -- a look between layers, and a model in two parts --------------------------------------------------------
 
 
 @contextmanager
@@ -300,50 +306,38 @@ class SplitCapture:
     Args:
         model: In evaluation mode.
         layer: Layers of the first part.
+
+    Attributes:
+        see: Shown the hidden states [R, n, H] between the parts.
     """
 
     def __init__(self, model: PreTrainedModel, layer: int) -> None:
         size = int(model.config.get_text_config().hidden_size)
         self._first = Capture(first_part(model, layer))
         self._second = Capture(second_part(model, layer), hidden=size)
-        self._see: Callable[[Tensor], None] = lambda hidden: None
-
-    def showing(self, see: Callable[[Tensor], None]) -> SplitCapture:
-        """These forwards, with the hidden states [R, n, H] between the parts shown to `see`."""
-        self._see = see
-        return self
+        self.see: Callable[[Tensor], None] = lambda hidden: None
 
     def call(self, feed: Feed, buffers: Sequence[Buffers]) -> Tensor:
         """See `Capture.call`."""
         hidden = self._first.call(feed, buffers)
-        self._see(hidden)
+        self.see(hidden)
         return self._second.call(feed._replace(ids=hidden.contiguous()), buffers)
 
 
 def first_part(model: Any, layer: int) -> Any:
     """The embedding and the first `layer` layers, whose "logits" are hidden states; weights are shared."""
-    return _part(model, layers=model.model.layers[:layer], norm=nn.Identity(), head=nn.Identity())
+    inner = _with_modules(model.model, layers=model.model.layers[:layer], norm=nn.Identity())
+    return _with_modules(model, model=inner, lm_head=nn.Identity())
 
 
 def second_part(model: Any, layer: int) -> Any:
     """The layers after the first `layer`, norm and head; takes hidden states in place of ids."""
-    return _part(model, layers=model.model.layers[layer:], embedding=nn.Identity())
+    layers = model.model.layers[layer:]
+    return _with_modules(model, model=_with_modules(model.model, layers=layers, embed_tokens=nn.Identity()))
 
 
-def _part(model: Any, *, layers: Any, norm: Any = None, head: Any = None, embedding: Any = None) -> Any:
-    whole, inner = _shallow(model), _shallow(model.model)
-    whole._modules["model"] = inner
-    inner._modules["layers"] = layers
-    for place, name, module in ((inner, "norm", norm), (whole, "lm_head", head)):
-        if module is not None:
-            place._modules[name] = module
-    if embedding is not None:
-        inner._modules["embed_tokens"] = embedding
-    return whole
-
-
-def _shallow(module: Any) -> Any:
-    """A copy that shares all weights, with a table of submodules of its own."""
-    found = copy.copy(module)
-    found._modules = dict(module._modules)
-    return found
+def _with_modules(module: Any, **modules: Any) -> Any:
+    """A copy that shares all weights, with some submodules replaced."""
+    changed = copy.copy(module)
+    changed._modules = {**module._modules, **modules}
+    return changed

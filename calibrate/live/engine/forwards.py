@@ -1,240 +1,99 @@
-"""Forwards over slots: ragged chains, branches that grow side by side, and nodes of any shape."""
+"""Forwards over static slots: ragged chains, branches that grow side by side, and nodes of any shape."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from calibrate.live.engine.slots import Plan, SlotRange, SlotRunner
+from calibrate.live.engine.runner import Runner, Tokens, Tree, padded
+from calibrate.live.engine.slots import Plan, SlotLayout, SlotRange, allocate
 from calibrate.live.errors import AuditError
 from policies.values import BoolArray, IntArray
 
 SHORT = 8
 """Chains up to this long get all their logits, also where the last ones alone are asked for: the model's head
 is cheap beside what a graph saves, and graphs know no other way."""
+LEAST = 2
+"""Columns of the smallest cache: a size of one is a case of its own for a compiler."""
 
 
-@dataclass
-class Tree:
-    """Branches that grow from the trunks of R rows, one token each per step.
+class Branches(NamedTuple):
+    """What a tree is in the cache.
 
     Attributes:
-        slots: [R] slots that hold the trunks.
-        trunks: [R] tokens of each trunk.
-        counts: [R] branches of each row; the rest up to N is padding.
         column: T, where the branches' tokens are kept: after the longest trunk, in every row.
         span: Where in the cache the rows lie.
-        positions: [R, N] position ids of the next tokens, in the order of the cache.
+        positions: [R, N] position ids of the first tokens, in the order of the cache.
         mask: [R, 1, N, T + depth * N] additive; 0 where a branch may look; rows in the order of the cache.
-        steps: Steps taken so far.
-        closed: No more steps.
     """
 
-    slots: tuple[int, ...]
-    trunks: tuple[int, ...]
-    counts: tuple[int, ...]
     column: int
     span: SlotRange
     positions: Tensor
     mask: Tensor
-    steps: int = 0
-    closed: bool = False
-
-    @property
-    def branches(self) -> int:
-        """N, most branches of a row."""
-        return int(self.positions.shape[1])
 
 
-class SlotForwards(SlotRunner):
+class SlotForwards(Runner):
     """Forwards over static slots, by whatever `_call` computes.
 
-    A forward serves any set of slots, whatever each of them holds.  Buffers grow by doubling when a slot
-    number or a text asks for it; give `slots` and `capacity` to avoid that in the middle of a run.
+    Args:
+        model: Any decoder-only model of transformers whose layers all use full attention.
+        slots: Slots to allocate.
+        capacity: Tokens per slot to allocate, trees included.
+
+    Raises:
+        ModelError: The model's cache cannot be rolled back (sliding windows, recurrent layers).
     """
 
-    def forward(
-        self, slots: Sequence[int], tokens: Sequence[Sequence[int]], *, last_only: bool = False
+    def __init__(self, model: PreTrainedModel, *, slots: int = 1, capacity: int = 512) -> None:
+        super().__init__(model, slots=slots, capacity=capacity)
+        self._cache = allocate(self.model, slots, max(capacity, LEAST))
+        self._layout = SlotLayout()
+
+    @abstractmethod
+    def _call(
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan, keep: int | Tensor = 0
     ) -> Tensor:
-        """Feed each row's chain after what its slot holds.
+        """Feed tokens to the model, which writes and reads its cache as `plan` says.
 
         Args:
-            slots: [R] different slots.
-            tokens: [R] chains of n_r tokens, at least one each.
-            last_only: Compute the logits of each row's last token only (prefill).
+            ids: [R, n] tokens, in the order of the cache's rows.
+            positions: [R, n].
+            mask: [R or 1, 1, n, L] additive; None where plain causal attention will do.
+            plan: Where keys and values go.
+            keep: Compute the logits of the last so many tokens only, or of those at these offsets; 0: of all.
 
         Returns:
-            [R, n, V] logits with n = max n_r, of which row r's first n_r are meant ([R, 1, V] if
-            `last_only`).
-
-        Raises:
-            AuditError: A slot was never reset or is named twice, or a chain is empty.
-            ModelError: A text outgrows the model's positions.
+            [R, n or kept, V] logits.
         """
-        if len(slots) != len(tokens) or not all(tokens):
-            raise AuditError(f"{len(slots)} slots need as many chains, none empty: {tokens}")
-        self._check_slots(slots)
+
+    def _resize(self) -> None:
+        self._cache = self._cache.grown(self.slots, max(self.capacity, LEAST))
+
+    def _fill_random(self, slots: Sequence[int], context: int) -> None:
+        self._cache.fill_random([self._layout.row(slot) for slot in slots], context)
+
+    def _chains(self, slots: Sequence[int], starts: Sequence[int], tokens: Tokens, last_only: bool) -> Tensor:
         span = self._side_by_side(slots)
         chains = span.ordered(tokens)
-        starts = self._lengths(span.ordered(slots))
         counts = [len(chain) for chain in chains]
-        self._check_positions(max(map(sum, zip(starts, counts, strict=True))))
-        width = max(counts)
-        self._grow(0, max(starts) + width)
-        plan, positions, mask = self._chain(span.rows, starts, counts)
-        ids = self._tensor([[*chain, *[0] * (width - len(chain))] for chain in chains])
-        if last_only and width > SHORT:
-            logits = self._last(ids, positions, mask, plan, counts)
-        elif last_only:
-            logits = _ends(self._call(ids, positions, mask, plan), counts)
-        else:
+        plan, positions, mask = self._chain(span.rows, span.ordered(starts), counts)
+        ids = self._tensor(padded(chains))
+        if not last_only:
             logits = self._call(ids, positions, mask, plan)
-        for slot, chain in zip(slots, tokens, strict=True):
-            self._held[slot].extend(chain)
-        self.fed += sum(counts)
+        elif max(counts) <= SHORT:
+            logits = _ends(self._call(ids, positions, mask, plan), counts)
+        else:  # computed at no more positions than there are ends
+            ends = sorted({count - 1 for count in counts})
+            keep = 1 if len(ends) == 1 else self._tensor(ends)
+            logits = self._call(ids, positions, mask, plan, keep=keep)
+            logits = _ends(logits, [1 + ends.index(count - 1) for count in counts])
         return span.back(logits)
-
-    def open_tree(self, slots: Sequence[int], forks: Sequence[Sequence[int]], depth: int) -> Tree:
-        """Prepare branches over the trunks that slots hold.
-
-        Args:
-            slots: [R] different slots.
-            forks: [R] lists of N_r forks: the index of the last trunk token that a branch sees, -1 for
-                none.  A row may have no branch; not all of them.
-            depth: Most steps the tree will take.
-        """
-        self._check_slots(slots)
-        trunks = self._check_forks(slots, forks, depth)
-        width = max(map(len, forks))
-        # All rows keep their branches in the same columns, so that one slice of one mask serves each step.
-        column = max(trunks)
-        self._grow(0, column + depth * width)
-        span = self._side_by_side(slots)
-        at = self._tensor([[*row, *[-1] * (width - len(row))] for row in span.ordered(forks)])
-        counts = tuple(len(row) for row in forks)
-        mask = self._tree_mask(at, column, depth)
-        return Tree(tuple(slots), tuple(trunks), counts, column, span, at + 1, mask)
-
-    def tree_forward(self, tree: Tree, tokens: Tensor) -> Tensor:
-        """Feed the next token of every branch in one forward.
-
-        Args:
-            tree: From `open_tree`.
-            tokens: [R, N] ids; any id where a row has fewer branches.
-
-        Returns:
-            [R, N, V] logits.
-        """
-        self._audit_tree(tree)
-        if (tree.steps + 1) * tree.branches > tree.mask.shape[-1] - tree.column:
-            raise AuditError(f"the tree was opened for {tree.steps} steps")
-        start = tree.column + tree.steps * tree.branches
-        length = start + tree.branches
-        plan = Plan(tree.span.rows, start, length)
-        ids = tree.span.put(tokens)
-        logits = self._call(ids, tree.positions + tree.steps, tree.mask[..., :length], plan)
-        tree.steps += 1
-        self.fed += sum(tree.counts)
-        return tree.span.back(logits)
-
-    def close_tree(self, tree: Tree) -> None:
-        """Forget the branches; the trunks stay."""
-        self._audit_tree(tree)
-        tree.closed = True
-
-    def _tree_mask(self, forks: Tensor, trunk: int, depth: int) -> Tensor:
-        """[R, 1, N, T + depth * N]: the trunk up to the fork, and a branch's own tokens.
-
-        Args:
-            forks: [R, N].
-            trunk: T, columns before the branches' tokens.
-            depth: Most steps.
-        """
-        rows, count = forks.shape
-        unseen = torch.arange(trunk, device=self.device) > forks[..., None]
-        siblings = ~torch.eye(count, dtype=torch.bool, device=self.device)
-        hidden = torch.cat([unseen, siblings.repeat(1, depth).expand(rows, -1, -1)], dim=-1)
-        return self._additive(hidden)[:, None]
-
-    def _audit_tree(self, tree: Tree) -> None:
-        trunks = self._lengths(tree.slots)
-        if tree.closed or tuple(trunks) != tree.trunks:
-            raise AuditError(f"a tree over trunks of {tree.trunks} tokens, closed or not these: {trunks}")
-        if self._layout.moves(tree.slots) or self._range_of(tree.slots) != tree.span:
-            raise AuditError("the rows of a tree were moved before it was done")
-
-    def forward_at(
-        self,
-        slots: Sequence[int],
-        starts: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        positions: IntArray,
-        hidden: BoolArray,
-    ) -> Tensor:
-        """Feed tokens behind what slots hold, with positions and a mask of the caller's; nothing is held.
-
-        Args:
-            slots: [R] different slots.
-            starts: [R] column of each row's first token.
-            tokens: [R] n_r tokens each, of which one at least has some.
-            positions: [R, n] position of each token, n = max n_r; any where a row has fewer.
-            hidden: [R, n, L] the columns that a token may not look at, with L > 1.
-
-        Returns:
-            [R, n, V] logits.
-        """
-        self._check_slots(slots)
-        span = self._side_by_side(slots)
-        chains, count = span.ordered(tokens), positions.shape[1]
-        self._check_positions(1 + int(positions.max()))
-        ids = self._tensor([[*chain, *[0] * (count - len(chain))] for chain in chains])
-        logits = self._call(ids, *self._laid(span, starts, positions, hidden))
-        self.fed += sum(map(len, tokens))
-        return span.back(logits)
-
-    def adopt(
-        self,
-        slots: Sequence[int],
-        columns: Sequence[Sequence[int]],
-        tokens: Sequence[Sequence[int]],
-    ) -> None:
-        """Hold from now on what lies at some columns, moved to where each slot's tokens end.
-
-        Args:
-            slots: [R] different slots.
-            columns: [R] columns in the order of their tokens, not before the slot's end.
-            tokens: [R] the tokens there.
-        """
-        ends, most = self._lengths(slots), max(map(len, columns))
-        self._grow(0, max(ends) + most)  # shorter paths are padded
-        targets = [list(range(end, end + most)) for end in ends]
-        sources = [[*own, *to[len(own) :]] for own, to in zip(columns, targets, strict=True)]
-        moved = [i for i in range(len(slots)) if sources[i] != targets[i]]
-        if moved:
-            self._cache.move(
-                self._tensor([self._layout.row(slots[i]) for i in moved]),
-                self._tensor([sources[i] for i in moved]),
-                self._tensor([targets[i] for i in moved]),
-            )
-        for slot, chain in zip(slots, tokens, strict=True):
-            self._held[slot].extend(chain)
-
-    def _laid(
-        self, span: SlotRange, starts: Sequence[int], positions: IntArray, hidden: BoolArray
-    ) -> tuple[Tensor, Tensor, Plan]:
-        """Positions, mask and plan of a forward that begins at columns `starts` [R] of the caller's rows."""
-        count, length = positions.shape[1], hidden.shape[2]
-        self._grow(0, max(length, max(starts) + count))
-        columns = None
-        if min(starts) < max(starts):
-            begins = self._tensor(span.ordered(starts))
-            columns = begins[:, None] + torch.arange(count, device=self.device)
-        mask = self._additive(span.put(torch.from_numpy(hidden).to(self.device)))[:, None]
-        places = span.put(torch.from_numpy(positions).to(self.device))
-        return places, mask, Plan(span.rows, min(starts), length, columns)
 
     def _chain(
         self, rows: slice, starts: Sequence[int], counts: Sequence[int]
@@ -254,15 +113,96 @@ class SlotForwards(SlotRunner):
             positions = columns.clamp(max=self._most - 1)
         return Plan(rows, min(starts), length, columns), positions, self._causal(columns, length)
 
-    def _last(
-        self, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan, counts: Sequence[int]
+    def _nodes(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        tokens: Tokens,
+        positions: IntArray,
+        hidden: BoolArray,
     ) -> Tensor:
-        """[R, 1, V] logits of each row's last token, computed at no more positions than there are ends."""
-        ends = sorted({count - 1 for count in counts})
-        if len(ends) == 1:
-            return self._call(ids, positions, mask, plan, keep=1)
-        logits = self._call(ids, positions, mask, plan, keep=self._tensor(ends))
-        return _ends(logits, [1 + ends.index(count - 1) for count in counts])
+        span = self._side_by_side(slots)
+        ids = self._tensor(padded(span.ordered(tokens)))
+        return span.back(self._call(ids, *self._laid(span, starts, positions, hidden)))
+
+    def _laid(
+        self, span: SlotRange, starts: Sequence[int], positions: IntArray, hidden: BoolArray
+    ) -> tuple[Tensor, Tensor, Plan]:
+        """Positions, mask and plan of a forward that begins at columns `starts` [R] of the caller's rows."""
+        count, length = positions.shape[1], hidden.shape[2]
+        columns = None
+        if min(starts) < max(starts):
+            begins = self._tensor(span.ordered(starts))
+            columns = begins[:, None] + torch.arange(count, device=self.device)
+        mask = self._additive(span.put(torch.from_numpy(hidden).to(self.device)))[:, None]
+        places = span.put(torch.from_numpy(positions).to(self.device))
+        return places, mask, Plan(span.rows, min(starts), length, columns)
+
+    def _take_over(self, slots: Sequence[int], columns: Tokens) -> None:
+        ends, most = self._lengths(slots), max(map(len, columns))
+        self._grow(0, max(ends) + most)  # shorter paths are padded
+        targets = [list(range(end, end + most)) for end in ends]
+        sources = [[*own, *to[len(own) :]] for own, to in zip(columns, targets, strict=True)]
+        moved = [i for i in range(len(slots)) if sources[i] != targets[i]]
+        if moved:
+            self._cache.move(
+                self._tensor([self._layout.row(slots[i]) for i in moved]),
+                self._tensor([sources[i] for i in moved]),
+                self._tensor([targets[i] for i in moved]),
+            )
+
+    def _open(self, tree: Tree) -> Branches:
+        span = self._side_by_side(tree.slots)
+        forks = self._tensor(padded(span.ordered(tree.forks), -1))
+        # All rows keep their branches in the same columns, so that one slice of one mask serves each step.
+        column = max(tree.trunks)
+        return Branches(column, span, forks + 1, self._tree_mask(forks, column, tree.depth))
+
+    def _branches(self, tree: Tree, tokens: Tensor) -> Tensor:
+        branches: Branches = tree.kept
+        span = branches.span
+        if self._layout.moves(tree.slots) or self._range_of(tree.slots) != span:
+            raise AuditError("the rows of a tree were moved before it was done")
+        start = branches.column + tree.steps * tree.branches
+        plan = Plan(span.rows, start, start + tree.branches)
+        mask = branches.mask[..., : plan.length]
+        return span.back(self._call(span.put(tokens), branches.positions + tree.steps, mask, plan))
+
+    def _tree_mask(self, forks: Tensor, trunk: int, depth: int) -> Tensor:
+        """[R, 1, N, T + depth * N]: a trunk of T columns up to the forks [R, N], a branch's own tokens."""
+        rows, count = forks.shape
+        unseen = torch.arange(trunk, device=self.device) > forks[..., None]
+        siblings = ~torch.eye(count, dtype=torch.bool, device=self.device)
+        hidden = torch.cat([unseen, siblings.repeat(1, depth).expand(rows, -1, -1)], dim=-1)
+        return self._additive(hidden)[:, None]
+
+    def _causal(self, columns: Tensor, length: int) -> Tensor:
+        """[R, 1, n, L] additive: what a token at `columns` [R, n] may look at."""
+        return self._additive(torch.arange(length, device=self.device) > columns[..., None])[:, None]
+
+    def _additive(self, hidden: Tensor) -> Tensor:
+        """Zero, or the least number where `hidden`.
+
+        Additive rather than boolean: eager attention adds a mask, so that a boolean one would silently
+        hide nothing.
+        """
+        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(hidden, torch.finfo(self.dtype).min)
+
+    def _side_by_side(self, slots: Sequence[int]) -> SlotRange:
+        """Make the rows of some slots lie side by side."""
+        for one, other in self._layout.moves(slots):
+            held = [len(self._held.get(self._layout.slot(row), ())) for row in (one, other)]
+            self._cache.swap(one, other, (held[0], held[1]))
+            self._layout.swap(one, other)
+        return self._range_of(slots)
+
+    def _range_of(self, slots: Sequence[int]) -> SlotRange:
+        """Where slots lie whose rows are side by side."""
+        rows = [self._layout.row(slot) for slot in slots]
+        order = tuple(sorted(range(len(rows)), key=rows.__getitem__))
+        start = min(rows)
+        return SlotRange(slice(start, start + len(rows)), None if order == tuple(range(len(rows))) else order)
 
 
 def _ends(logits: Tensor, counts: Sequence[int]) -> Tensor:

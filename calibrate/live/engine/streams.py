@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from calibrate.live.engine.additions import read_additions, write_additions
 from calibrate.live.engine.compiled import second_part
-from calibrate.live.engine.runner import LayerRunner, Runner, with_layers
+from calibrate.live.engine.runner import Runner
 from calibrate.live.engine.sampling import DRAFTED, drafted_weights, draw
 from calibrate.live.engine.trees import Branching
 from calibrate.live.errors import AuditError, ModelError
@@ -199,7 +199,6 @@ class StreamBranching(Branching):
 
     def __init__(self, runner: Runner, slots: Sequence[int], streams: ModelStreams) -> None:
         super().__init__(runner, slots)
-        self._layers: LayerRunner = with_layers(runner)
         self.streams = streams
         self._entered: list[Tensor] = []
         self._where: tuple[list[int], IntArray, BoolArray] | None = None
@@ -218,7 +217,7 @@ class StreamBranching(Branching):
         starts, positions, hidden = self._where
         count = positions.shape[1]
         begins = [start + count for start in starts]
-        logits = self._layers.forward_states(
+        logits = self.runner.forward_states(
             self.streams.part,
             self.slots,
             begins,
@@ -235,7 +234,7 @@ class StreamBranching(Branching):
     ) -> Tensor:
         self._entered = []
         self._where = (list(starts), positions, hidden)
-        with self._layers.showing(self.slots, self.streams.layers - 1, self._entered.append):
+        with self.runner.showing(self.slots, self.streams.layers - 1, self._entered.append):
             return super()._forward(starts, tokens, positions, hidden)
 
 

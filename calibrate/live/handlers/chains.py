@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from calibrate.live.engine.executor import Executor, handles
-from calibrate.live.engine.forwards import Tree
 from calibrate.live.engine.rows import Row, open_rows, rows_of
+from calibrate.live.engine.runner import Tree
 from calibrate.live.engine.sampling import DraftSampler, law, top_tokens
 from calibrate.live.engine.verification import (
     Proposals,

@@ -14,7 +14,6 @@ from torch import Tensor
 from calibrate.live.engine.additions import Exits, load_exits
 from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row, proposing, rows_of
-from calibrate.live.engine.runner import with_layers
 from calibrate.live.engine.sampling import BONUS, draw, law, top_tokens
 from calibrate.live.engine.streams import ModelStreams, Nodes, StreamBranching, Text, Writing, load_streams
 from calibrate.live.engine.verification import Proposals, cut, judge, judge_chains
@@ -104,9 +103,9 @@ def verify_early(executor: Executor, operation: EarlyVerify) -> list[EarlyVerdic
     chains = [(row.tail[-1], *row.tokens) for row in rows]
     exit_ = Exit(executor, operation, [len(chain) for chain in chains])
     start, fed = time.perf_counter(), executor.runner.fed
-    logits = with_layers(executor.runner).forward_through(
-        [row.slot for row in rows], chains, exit_.layer, exit_.see
-    )
+    slots = [row.slot for row in rows]
+    with executor.runner.showing(slots, exit_.layer, exit_.see):
+        logits = executor.runner.forward(slots, chains)
     verdicts = judged(executor, operation, rows, logits)
     _stamp(executor, exit_, start, executor.runner.fed - fed, chains)
     executor.audit_fed(sum(map(len, chains)), "EarlyVerify")
