@@ -11,7 +11,7 @@ from rich.table import Table
 
 from hardware_profiles.files import FileRefused, read_json, to_json
 from policies.commandline import HELP, Refusal, checked_group, wide_console
-from simulator.imports.export import engine_flags
+from simulator.imports.export import Speculation
 from simulator.imports.formats import FORMATS, Read, naming_file, read_file
 from simulator.imports.measured import Imported, ImportRefused, acceptance_of, pool, write_acceptance
 from simulator.imports.vllm import best_lookahead_by_batch
@@ -124,23 +124,14 @@ def _one(found: Read, chosen: Sequence[Imported]) -> Imported:
 
 
 def _print(found: Read, chosen: Sequence[Imported]) -> None:
-    table = Table(title=f"{found.path.name}: {found.format.what}", header_style="bold")
-    for title in ("measurement", "K", "rounds", "tokens/round", "conditional acceptance", "joint", "times"):
-        table.add_column(title)
+    titles = ("measurement", "K", "rounds", "tokens/round", "conditional acceptance", "joint", "times")
+    table = Table(*titles, title=f"{found.path.name}: {found.format.what}", header_style="bold")
     for m in chosen:
-        table.add_row(
-            m.label or m.engine,
-            _shown(m.lookahead),
-            _shown(m.rounds),
-            _shown(m.tokens_per_round),
-            _list(m.acceptance_at_position),
-            _list(m.joint_acceptance_at_position),
-            "\n".join(
-                f"{name} {value:.4g}" for name, value in m.speeds.stated().items() if isinstance(value, float)
-            ),
-        )
-    console = wide_console()
-    console.print(table)
+        values = (m.lookahead, m.rounds, m.tokens_per_round)
+        lists = (m.acceptance_at_position, m.joint_acceptance_at_position)
+        times = [f"{name} {value:.4g}" for name, value in m.speeds.items() if isinstance(value, float)]
+        table.add_row(m.label or m.engine, *map(_shown, values), *map(_list, lists), "\n".join(times))
+    wide_console().print(table)
     for note in dict.fromkeys(note for m in chosen for note in m.notes):
         click.echo(f"note: {note}")
     click.echo(f"not said: {'; '.join(chosen[0].missing)}")
@@ -153,8 +144,7 @@ def _shown(value: float | None) -> str:
 def _list(values: Sequence[float] | None) -> str:
     if values is None:
         return "-"
-    shown = " ".join(f"{value:.3f}" for value in values[:8])
-    return shown + (" ..." if len(values) > 8 else "")
+    return " ".join(f"{value:.3f}" for value in values[:8]) + " ..." * (len(values) > 8)
 
 
 @main.command()
@@ -205,13 +195,8 @@ def export(
         schedule = _by_batch(by_batch, measured, largest_batch)
         if engine not in (None, "vllm") and (schedule or largest_batch):
             raise ImportRefused(f"only vLLM takes a lookahead by batch; {engine} has one for all")
-        lines = engine_flags(
-            _depth(lookahead, simulated, schedule),
-            method=method,
-            model=draft,
-            by_batch=schedule,
-            largest_batch=largest_batch,
-        )
+        depth = _depth(lookahead, simulated, schedule)
+        lines = Speculation(depth, method, draft, by_batch=schedule, largest_batch=largest_batch).flags
         if engine is not None and engine not in lines:
             raise ImportRefused("llama.cpp's flags are printed for the method draft_model with a --draft")
     lines = {name: line for name, line in lines.items() if engine in (None, name)}

@@ -1,15 +1,16 @@
 """Settings in the engines' own terms: vLLM's `--speculative-config`, SGLang's and llama.cpp's flags.
 
-The engines know plain speculation only.  Everything here that is said to engines is made by
-`engine_flags`: what `export` prints, and what `recommend` offers to paste.
+The engines know plain speculation only.  Everything here that is said to engines is made by `Speculation`:
+what `export` prints, and what `recommend` offers to paste.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from hardware_profiles.files import to_json
 from policies.config import Settings
@@ -23,7 +24,7 @@ SGLANG = {
     "mtp": "NEXTN",
     "ngram": "NGRAM",
 }
-METHODS = tuple(SGLANG)
+"""SGLang's algorithm, by vLLM's method."""
 METHOD_OF = {"sd": "draft_model", "pld": "ngram"}
 """What engines call the policies that they have."""
 OURS = ("pair:", "shape:")
@@ -39,41 +40,13 @@ DEEPEST_TREE = 1
 """SGLang's topk: a chain, which is what was simulated."""
 
 
-class _Setting(Protocol):
-    @property
-    def policy(self) -> str: ...
-    @property
-    def lookahead(self) -> int | None: ...
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """One setting, for every engine that has the method; only vLLM knows `draft_sampled` and `by_batch`.
 
-
-class PointLike(Protocol):
-    """A point of `analysis.recommend.answer.over_batch`: the best setting at a batch."""
-
-    @property
-    def at(self) -> float:
-        """The batch."""
-        ...
-
-    @property
-    def best(self) -> _Setting:
-        """What is fastest there."""
-        ...
-
-
-def vllm_config(
-    lookahead: int,
-    *,
-    method: str = "draft_model",
-    model: str | None = None,
-    draft_sampled: bool = False,
-    by_batch: Mapping[int, int] | None = None,
-    largest_batch: int | None = None,
-) -> str:
-    """The value of vLLM's `--speculative-config`.
-
-    Args:
+    Attributes:
         lookahead: K.
-        method: One of `METHODS`.
+        method: A key of `SGLANG`.
         model: Draft model or head, for the methods that have one.
         draft_sampled: Whether the draft samples; vLLM drafts greedily unless told otherwise.
         by_batch: K by batch from which on it holds; 0 is plain decoding.
@@ -82,83 +55,61 @@ def vllm_config(
     Raises:
         ImportRefused: A model is missing or of no use, or a value is out of its domain.
     """
-    _check(lookahead, method, model)
-    config: dict[str, Any] = {"method": method}
-    if model is not None:
-        config["model"] = model
-    config["num_speculative_tokens"] = lookahead
-    if method == "ngram":
-        config |= {"prompt_lookup_max": NGRAM_WORDS, "prompt_lookup_min": 1}
-    if draft_sampled:
-        config["draft_sample_method"] = "probabilistic"
-    if by_batch:
-        if max(by_batch.values()) > lookahead:
+
+    lookahead: int
+    method: str = "draft_model"
+    model: str | None = None
+    draft_sampled: bool = False
+    by_batch: Mapping[int, int] | None = None
+    largest_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no engine takes."""
+        if self.method not in SGLANG:
+            raise ImportRefused(f"unknown method {self.method!r}; choices: {', '.join(SGLANG)}")
+        if self.lookahead < 1:
+            raise ImportRefused(f"the lookahead must be at least 1, got {self.lookahead}")
+        if (self.model is None) == (self.method in NEEDS_MODEL):
+            missing = self.model is None
+            need = "needs a draft model (--draft)" if missing else "has no draft model: leave out --draft"
+            raise ImportRefused(f"method {self.method!r} {need}")
+        if self.by_batch and max(self.by_batch.values()) > self.lookahead:
             raise ImportRefused(
-                f"a lookahead by batch exceeds the {lookahead} that are drafted: {dict(by_batch)}"
+                f"a lookahead by batch exceeds the {self.lookahead} that are drafted: {dict(self.by_batch)}"
             )
-        config["num_speculative_tokens_per_batch_size"] = schedule(by_batch, largest_batch)
-    return to_json(config)
 
+    @property
+    def vllm_config(self) -> str:
+        """The value of vLLM's `--speculative-config`."""
+        config: dict[str, Any] = {"method": self.method}
+        if self.model is not None:
+            config["model"] = self.model
+        config["num_speculative_tokens"] = self.lookahead
+        if self.method == "ngram":
+            config |= {"prompt_lookup_max": NGRAM_WORDS, "prompt_lookup_min": 1}
+        if self.draft_sampled:
+            config["draft_sample_method"] = "probabilistic"
+        if self.by_batch:
+            config["num_speculative_tokens_per_batch_size"] = schedule(self.by_batch, self.largest_batch)
+        return to_json(config)
 
-def sglang_flags(lookahead: int, *, method: str = "draft_model", model: str | None = None) -> str:
-    """SGLang's flags; the tokens to verify count the root, so K + 1.  As `vllm_config`."""
-    _check(lookahead, method, model)
-    flags: dict[str, Any] = {"algorithm": SGLANG[method]}
-    if model is not None:
-        flags["draft-model-path"] = model
-    if method != "ngram":
-        flags |= {"num-steps": lookahead, "eagle-topk": DEEPEST_TREE}
-    flags["num-draft-tokens"] = lookahead + 1
-    return " ".join(f"--speculative-{name} {shlex.quote(str(value))}" for name, value in flags.items())
-
-
-def llamacpp_flags(lookahead: int, *, model: str) -> str:
-    """llama-server's flags for a draft model: K drafts every time, however unsure it is."""
-    _check(lookahead, "draft_model", model)
-    return (
-        f"--model-draft {shlex.quote(model)} --draft-max {lookahead} --draft-min {lookahead} --draft-p-min 0"
-    )
-
-
-def engine_flags(
-    lookahead: int,
-    *,
-    method: str = "draft_model",
-    model: str | None = None,
-    draft_sampled: bool = False,
-    by_batch: Mapping[int, int] | None = None,
-    largest_batch: int | None = None,
-) -> dict[str, str]:
-    """The same setting as flags of every engine that has the method, by engine.
-
-    Only vLLM takes a lookahead by batch and a draft that samples; the others are told the rest.
-
-    Args:
-        lookahead: K.
-        method: As in `vllm_config`.
-        model: As in `vllm_config`.
-        draft_sampled: As in `vllm_config`.
-        by_batch: As in `vllm_config`.
-        largest_batch: As in `vllm_config`.
-
-    Raises:
-        ImportRefused: As in `vllm_config`.
-    """
-    config = vllm_config(
-        lookahead,
-        method=method,
-        model=model,
-        draft_sampled=draft_sampled,
-        by_batch=by_batch,
-        largest_batch=largest_batch,
-    )
-    lines = {
-        "vllm": f"--speculative-config {shlex.quote(config)}",
-        "sglang": sglang_flags(lookahead, method=method, model=model),
-    }
-    if method == "draft_model" and model is not None:
-        lines["llama.cpp"] = llamacpp_flags(lookahead, model=model)
-    return lines
+    @property
+    def flags(self) -> dict[str, str]:
+        """By engine.  SGLang's tokens to verify count the root, so K + 1; llama.cpp drafts K at any doubt."""
+        sglang: dict[str, Any] = {"algorithm": SGLANG[self.method]}
+        if self.model is not None:
+            sglang["draft-model-path"] = self.model
+        if self.method != "ngram":
+            sglang |= {"num-steps": self.lookahead, "eagle-topk": DEEPEST_TREE}
+        sglang["num-draft-tokens"] = self.lookahead + 1
+        flags = {
+            "vllm": f"--speculative-config {shlex.quote(self.vllm_config)}",
+            "sglang": " ".join(f"--speculative-{k} {shlex.quote(str(v))}" for k, v in sglang.items()),
+        }
+        if self.method == "draft_model" and self.model is not None:
+            depth = f"--draft-max {self.lookahead} --draft-min {self.lookahead} --draft-p-min 0"
+            flags["llama.cpp"] = f"--model-draft {shlex.quote(self.model)} {depth}"
+        return flags
 
 
 def engine_lines(settings: Settings, target: str, draft: str) -> dict[str, str]:
@@ -172,12 +123,8 @@ def engine_lines(settings: Settings, target: str, draft: str) -> dict[str, str]:
     model = draft if method in NEEDS_MODEL else None
     if not engines_load(target) or not engines_load(model or target):
         return {}
-    flags = engine_flags(
-        settings.lookahead,
-        method=method,
-        model=model,
-        draft_sampled=model is not None and settings.sampling.draft_sampled,
-    )
+    sampled = model is not None and settings.sampling.draft_sampled
+    flags = Speculation(settings.lookahead, method, model, draft_sampled=sampled).flags
     return {engine: f"{shlex.join([*start, target])} {flags[engine]}" for engine, start in STARTS.items()}
 
 
@@ -212,29 +159,3 @@ def schedule(by_batch: Mapping[int, int], largest: int | None = None) -> list[li
         else:
             ranges.append([first, following - 1, depth])
     return ranges
-
-
-def lookahead_by_batch(points: Iterable[PointLike]) -> dict[int, int]:
-    """K by batch of the best setting at each batch; 0 for plain decoding.
-
-    Raises:
-        ImportRefused: A policy is best that no engine has.
-    """
-    found = {}
-    for point in points:
-        if point.best.policy not in ("ar", "sd"):
-            raise ImportRefused(
-                f"at batch {point.at:g} the fastest is {point.best.policy!r}, which no engine has"
-            )
-        found[int(point.at)] = point.best.lookahead or 0
-    return found
-
-
-def _check(lookahead: int, method: str, model: str | None) -> None:
-    if method not in SGLANG:
-        raise ImportRefused(f"unknown method {method!r}; choices: {', '.join(METHODS)}")
-    if lookahead < 1:
-        raise ImportRefused(f"the lookahead must be at least 1, got {lookahead}")
-    if (model is None) == (method in NEEDS_MODEL):
-        need = "needs a draft model (--draft)" if model is None else "has no draft model: leave out --draft"
-        raise ImportRefused(f"method {method!r} {need}")

@@ -17,17 +17,8 @@ from simulator.imports.text import REGISTERED, Format, Text, reads, samples_of
 
 _LONGEST = 600
 """Characters of a message: it may quote what it refuses."""
-_MALFORMED = (
-    TypeError,
-    AttributeError,
-    IndexError,
-    ValueError,
-    RecursionError,
-    ArithmeticError,
-    csv.Error,
-    StopIteration,
-)
-"""What a parser raises on a text of another shape than it expects."""
+_MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RuntimeError, ArithmeticError)
+"""What a parser raises on a text of another shape than it expects, beside `csv.Error` and `StopIteration`."""
 
 
 def _is_configuration(text: Text) -> bool:
@@ -51,7 +42,8 @@ llama-bench-table speculators ssd-profile ssd-log nano-pearl
 """
 FORMATS = tuple(REGISTERED[name] for name in _ORDER.split())
 """The first that fits is taken: JSON before lines, the telling before the general."""
-NAMES = tuple(fmt.name for fmt in FORMATS)
+COUNTERS = ("vllm-counters", "llamacpp-counters")
+"""Pages of which an earlier one can be subtracted."""
 
 
 def sniff(text: str) -> Format:
@@ -79,7 +71,7 @@ def find_format(name: str) -> Format:
     for fmt in FORMATS:
         if fmt.name == name:
             return fmt
-    raise ImportRefused(f"unknown format {name!r}; choices: {', '.join(NAMES)}")
+    raise ImportRefused(f"unknown format {name!r}; choices: {', '.join(each.name for each in FORMATS)}")
 
 
 def read_text(text: str, fmt: Format) -> tuple[Imported, ...]:
@@ -97,7 +89,7 @@ def read_text(text: str, fmt: Format) -> tuple[Imported, ...]:
         raise ImportRefused(f"expected JSON ({fmt.what}): {error}", error.line) from error
     except KeyError as error:
         raise ImportRefused(f"expected an entry {error} ({fmt.what})") from error
-    except _MALFORMED as error:
+    except (*_MALFORMED, csv.Error, StopIteration) as error:
         raise ImportRefused(f"not what {fmt.name} looks like ({fmt.what}): {_brief(error)}") from error
 
 
@@ -132,13 +124,13 @@ def read_file(path: Path, *, name: str | None = None, before: Path | None = None
         fmt = sniff(text) if name is None else find_format(name)
         if before is None:
             return Read(path, fmt, read_text(text, fmt))
-        if fmt.parse is not vllm.parse_counters:
+        if fmt.name not in COUNTERS:
             raise ImportRefused(f"only pages of counters can be subtracted, this is {fmt.name}")
     earlier = _load(before)
     with naming_file(before):
         samples_of(earlier)
     with naming_file(path):
-        return Read(path, fmt, vllm.parse_difference(earlier, text))
+        return Read(path, fmt, (vllm.parse_difference(earlier, text),))
 
 
 @contextmanager

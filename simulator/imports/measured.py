@@ -3,18 +3,18 @@
 Two lists per position must never be mixed up.  *Joint*: the share of rounds whose first i drafted tokens were
 all accepted; it never rises.  *Conditional*: the share of those that got as far as token i; it may do
 anything.  Nearly every engine prints the joint one and calls it "per-position acceptance rate".
-`from_histogram`, `from_survivors`, `from_joint`, `from_rounds` and `from_counts` go from what is counted to
-all that follows from it; `acceptance_of` makes an acceptance file.
+The `from_...` functions go from what is counted to all that follows from it; `acceptance_of` makes an
+acceptance file.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,19 @@ from simulator.tokens.histogram import conditional_acceptance
 DEEPEST = 1024
 """Most drafted tokens of a round that are believed."""
 _ROUNDING = 1e-6
+_VARIES = "the draft length varies: a position's rate is over the rounds that drafted so far"
+_SAID = {
+    "version": "the engine's version",
+    "lookahead": "the lookahead",
+    "rounds": "the number of rounds",
+    "drafted": "drafted tokens",
+    "accepted": "accepted tokens",
+    "tokens_per_round": "tokens per round",
+    "acceptance_at_position": "acceptance at each position",
+    "histogram": "the histogram of accepted tokens per round",
+    "batch": "the batch",
+}
+_Shares = tuple[float, ...]
 
 
 class ImportRefused(FileRefused):
@@ -43,115 +56,178 @@ def at_line(line: int | None) -> Iterator[None]:
         raise
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """Times and throughputs that a source states, or that follow from it without an assumption.
+    """Times and throughputs that a source states, or that follow from it without an assumption."""
 
-    Attributes:
-        tokens_per_second: Output tokens per second of all requests together.
-        round_s: Seconds of one draft-then-verify round.
-        target_step_s: Seconds of one plain decoding step of the target.
-        draft_s_per_round: Seconds a round spends drafting.
-        verify_s: Seconds of one verification.
-        time_to_first_token_s: Mean (median where the source has no mean).
-        time_per_token_s: Seconds per output token of a request, its first token left out.
-        prefill_s: Seconds of a prefill of `prefill_tokens` prompt tokens.
-        prefill_tokens: Prompt tokens of `prefill_s`.
-        forward_s: (new tokens, seconds) of one forward at batch 1: what a verification of that width costs.
-        step_s_by_batch: (batch, seconds) of one plain decoding step.
-        round_s_by_batch: (batch, K, seconds) of one round; K = 0 is plain decoding.
-    """
-
-    tokens_per_second: float | None = None
-    round_s: float | None = None
-    target_step_s: float | None = None
+    tokens_per_second: float | None = None  # output tokens of all requests together
+    round_s: float | None = None  # one draft-then-verify round
+    target_step_s: float | None = None  # one plain decoding step of the target
     draft_s_per_round: float | None = None
-    verify_s: float | None = None
-    time_to_first_token_s: float | None = None
-    time_per_token_s: float | None = None
-    prefill_s: float | None = None
+    verify_s: float | None = None  # one verification
+    time_to_first_token_s: float | None = None  # mean (median where the source has no mean)
+    time_per_token_s: float | None = None  # per output token of a request, its first token left out
+    prefill_s: float | None = None  # of `prefill_tokens` prompt tokens
     prefill_tokens: int | None = None
-    forward_s: tuple[tuple[int, float], ...] = ()
-    step_s_by_batch: tuple[tuple[int, float], ...] = ()
-    round_s_by_batch: tuple[tuple[int, int, float], ...] = ()
+    forward_s: tuple[tuple[int, float], ...] = ()  # (new tokens, seconds) of one forward at batch 1
+    step_s_by_batch: tuple[tuple[int, float], ...] = ()  # (batch, seconds) of one plain decoding step
+    round_s_by_batch: tuple[tuple[int, int, float], ...] = ()  # (batch, K, seconds); K = 0: plain decoding
 
-    def __post_init__(self) -> None:
-        """Times are finite."""
-        _check_finite(self)
-
-    def stated(self) -> dict[str, Any]:
-        """Only what is known, by name."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+    @property
+    def speeds(self) -> dict[str, Any]:
+        """Only the times that are known, by name."""
+        values = {f.name: getattr(self, f.name) for f in fields(Speeds)}
         return {name: value for name, value in values.items() if value not in (None, ())}
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
-    """One measurement of one engine.  What the source does not say is None, and listed in `missing`.
+class Imported(Speeds):
+    """One measurement of one engine, with its times.  What the source does not say is None (`missing`)."""
 
-    Attributes:
-        engine: Whose numbers: `vllm`, `sglang`, `llama.cpp`, ...; empty: that of the format.
-        source: Name of the format that was read; empty: that which the registry has.
-        label: Which measurement of the file, where it holds several.
-        version: Of the engine.
-        model: Of the target.
-        draft: The drafter.
-        lookahead: K, drafted tokens per full round.
-        rounds: Draft-then-verify rounds, counted per request.
-        drafted: Drafted tokens.
-        accepted: Drafted tokens accepted.
-        tokens_per_round: With the bonus token.
-        tokens_per_target_forward: Where forwards are known and rounds are not.
-        acceptance_at_position: Conditional acceptance of the 1st, 2nd, ... drafted token.
-        joint_acceptance_at_position: Joint acceptance, what engines print per position.
-        histogram: Rounds by accepted tokens, 0 ... K.
-        cache_hit_rate: Of a speculation cache (SSD).
-        tokens_per_round_on_hit: Of rounds after a cache hit.
-        tokens_per_round_on_miss: Of rounds after a cache miss.
-        joint_acceptance_on_hit: Joint acceptance of rounds after a cache hit.
-        acceptance_on_hit: The conditional one.
-        run_length: Accepted tokens between two rejections (PEARL's MAT), which crosses rounds.
-        batch: Requests served at once.
-        overshoot_tokens: Tokens counted past the end of a request, which nobody received.
-        speeds: Times.
-        notes: What a reader should know: contradictions, biases, what was derived.
-    """
-
-    engine: str = ""
-    source: str = ""
-    label: str = ""
-    version: str | None = None
-    model: str | None = None
+    engine: str = ""  # whose numbers: `vllm`, `sglang`, `llama.cpp`, ...; empty: that of the format
+    source: str = ""  # name of the format that was read; empty: that which the registry has
+    label: str = ""  # which measurement of the file, where it holds several
+    version: str | None = None  # of the engine
+    model: str | None = None  # the target
     draft: str | None = None
-    lookahead: int | None = None
-    rounds: int | None = None
-    drafted: int | None = None
-    accepted: int | None = None
-    tokens_per_round: float | None = None
-    tokens_per_target_forward: float | None = None
-    acceptance_at_position: tuple[float, ...] | None = None
-    joint_acceptance_at_position: tuple[float, ...] | None = None
-    histogram: tuple[int, ...] | None = None
-    cache_hit_rate: float | None = None
-    tokens_per_round_on_hit: float | None = None
+    lookahead: int | None = None  # K, drafted tokens per full round
+    rounds: int | None = None  # draft-then-verify rounds, counted per request
+    drafted: int | None = None  # tokens
+    accepted: int | None = None  # of the drafted tokens
+    tokens_per_round: float | None = None  # with the bonus token
+    tokens_per_target_forward: float | None = None  # where forwards are known and rounds are not
+    acceptance_at_position: _Shares | None = None  # conditional, of the 1st, 2nd, ... drafted token
+    joint_acceptance_at_position: _Shares | None = None  # what engines print per position
+    histogram: tuple[int, ...] | None = None  # rounds by accepted tokens, 0 ... K
+    cache_hit_rate: float | None = None  # of a speculation cache (SSD)
+    tokens_per_round_on_hit: float | None = None  # rounds after a cache hit
     tokens_per_round_on_miss: float | None = None
-    joint_acceptance_on_hit: tuple[float, ...] | None = None
-    acceptance_on_hit: tuple[float, ...] | None = None
-    run_length: float | None = None
-    batch: float | None = None
-    overshoot_tokens: int | None = None
-    speeds: Speeds = field(default_factory=Speeds)
-    notes: tuple[str, ...] = ()
+    joint_acceptance_on_hit: _Shares | None = None
+    acceptance_on_hit: _Shares | None = None  # conditional
+    run_length: float | None = None  # accepted between two rejections (PEARL's MAT), which crosses rounds
+    batch: float | None = None  # requests served at once
+    overshoot_tokens: int | None = None  # counted past the end of a request: nobody received them
+    notes: tuple[str, ...] = ()  # what a reader should know: contradictions, biases, what was derived
 
     def __post_init__(self) -> None:
         """What no engine can have measured is refused, whichever format says it."""
-        _check_finite(self)
+        for entry in fields(self):
+            waiting = [getattr(self, entry.name)]
+            while waiting:  # lists hold numbers or lists of them
+                value = waiting.pop()
+                if isinstance(value, tuple):
+                    waiting += value
+                elif isinstance(value, float) and not math.isfinite(value):
+                    raise ImportRefused(f"{entry.name}: expected a finite number, got {value}")
         if self.accepted is not None and self.drafted is not None and self.accepted > self.drafted:
             raise ImportRefused(
                 f"the source contradicts itself: {self.accepted} accepted tokens of {self.drafted} drafted"
             )
         if self.tokens_per_round is not None and self.lookahead is not None:
             check_length(self.tokens_per_round, self.lookahead)
+
+    @classmethod
+    def from_counts(cls, rounds: int, accepted: int | None, **known: Any) -> Imported:
+        """A measurement that counts rounds and accepted tokens, but no positions; `known`: more of it."""
+        length = None if accepted is None else 1.0 + accepted / rounds
+        return cls(rounds=rounds, accepted=accepted, tokens_per_round=length, **known)
+
+    @classmethod
+    def from_histogram(cls, histogram: Sequence[int], **known: Any) -> Imported:
+        """A measurement whose rounds are counted by accepted tokens, 0 ... K; `known`: more of it.
+
+        Raises:
+            ImportRefused: No rounds, a negative count, or a total that contradicts `known`.
+        """
+        histogram = _fitted(histogram, known.get("lookahead"))
+        rounds = sum(histogram)
+        if rounds <= 0 or min(histogram) < 0:
+            raise ImportRefused(f"a histogram needs rounds and no negative count, got {histogram}")
+        accepted = sum(j * count for j, count in enumerate(histogram))
+        for name, counted in (("rounds", rounds), ("accepted", accepted)):
+            stated = known.pop(name, None)
+            if stated is not None and stated != counted:
+                raise ImportRefused(
+                    f"the source contradicts itself: its histogram {histogram} holds {counted} {name}, it "
+                    f"states {stated}"
+                )
+        joint = tuple(s / rounds for s in survivors_of(histogram))
+        values: dict[str, Any] = {
+            "lookahead": len(histogram) - 1,
+            "acceptance_at_position": conditional_of(joint) if joint else None,
+            "joint_acceptance_at_position": joint or None,
+            "histogram": tuple(histogram),
+        }
+        return cls.from_counts(rounds, accepted, **values | known)
+
+    @classmethod
+    def from_survivors(cls, rounds: int, survivors: Sequence[int], **known: Any) -> Imported:
+        """A measurement that counts, per position, the rounds which got that far; as `from_histogram`."""
+        if any(further > here for here, further in pairwise((rounds, *survivors))):
+            raise ImportRefused(
+                f"counts per position must fall from at most {rounds} rounds, got {list(survivors)}: these "
+                "are not joint counts, or they belong to several runs"
+            )
+        return cls.from_histogram(histogram_of(rounds, survivors), **known)
+
+    @classmethod
+    def from_joint(
+        cls, joint: Sequence[float], *, rounds: int | None, accepted: int | None, **known: Any
+    ) -> Imported:
+        """A measurement with printed joint shares per position; exact counts where they can be recovered.
+
+        Where rounds are counted without positions, `joint` is empty; totals that are not stated are None.
+        """
+        joint = tuple(joint)
+        if rounds and not joint:
+            return cls.from_counts(rounds, accepted, **known)
+        conditional = conditional_of(joint)
+        if rounds and accepted is not None:
+            survivors = [round(share * rounds) for share in joint]
+            # Shares with few digits do not give the counts back; the total tells whether they did.
+            if sum(survivors) == accepted:
+                return cls.from_survivors(rounds, survivors, **known)
+            known.setdefault("tokens_per_round", 1.0 + accepted / rounds)
+        values: dict[str, Any] = {"tokens_per_round": 1.0 + sum(joint), "lookahead": len(joint)}
+        return cls(
+            rounds=rounds,
+            accepted=accepted,
+            acceptance_at_position=conditional,
+            joint_acceptance_at_position=joint,
+            **values | known,
+        )
+
+    @classmethod
+    def from_rounds(cls, accepted: Sequence[int], drafted: Sequence[int], **known: Any) -> Imported:
+        """A measurement of single rounds, each with its accepted and drafted tokens.
+
+        Position i was tried only in rounds that drafted so far and accepted all before it: dividing by all
+        rounds would count a short draft as a rejection.
+
+        Raises:
+            ImportRefused: Lists that do not belong together.
+        """
+        if len(accepted) != len(drafted) or any(a > d for a, d in zip(accepted, drafted, strict=True)):
+            raise ImportRefused("expected as many accepted as drafted counts, none of them larger")
+        if not drafted or max(drafted) == 0:
+            raise ImportRefused("expected rounds that drafted something")
+        deepest, rounds = believable(max(drafted)), list(zip(accepted, drafted, strict=True))
+        conditional = []
+        for i in range(1, deepest + 1):
+            tried = sum(d >= i and a >= i - 1 for a, d in rounds)
+            conditional.append(sum(a >= i for a, _ in rounds) / tried if tried else 0.0)
+        varies = min(drafted) < deepest
+        return cls.from_counts(
+            len(rounds),
+            sum(accepted),
+            lookahead=deepest,
+            drafted=sum(drafted),
+            acceptance_at_position=tuple(conditional),
+            joint_acceptance_at_position=joint_of(conditional),
+            histogram=None if varies else tuple(accepted.count(j) for j in range(deepest + 1)),
+            notes=(_VARIES,) * varies,
+            **known,
+        )
 
     @property
     def accepted_share(self) -> float | None:
@@ -167,115 +243,29 @@ class Imported:
     @property
     def missing(self) -> tuple[str, ...]:
         """What the source does not say, in words."""
-        said = {
-            "the engine's version": self.version,
-            "the lookahead": self.lookahead,
-            "the number of rounds": self.rounds,
-            "drafted tokens": self.drafted,
-            "accepted tokens": self.accepted,
-            "tokens per round": self.tokens_per_round,
-            "acceptance at each position": self.acceptance_at_position,
-            "the histogram of accepted tokens per round": self.histogram,
-            "the batch": self.batch,
-            "any time": self.speeds.stated() or None,
-        }
-        silent = [name for name, value in said.items() if value is None]
+        silent = [words for name, words in _SAID.items() if getattr(self, name) is None]
+        if not self.speeds:
+            silent.append("any time")
         return (*silent, "the hit curve of a speculation cache", "token ids")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "speeds"}
-        plain = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+        times = {f.name for f in fields(Speeds)}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in times}
         return {
-            **plain,
+            **{name: list(v) if isinstance(v, tuple) else v for name, v in values.items()},
             "acceptance_rate": self.acceptance_rate,
             "accepted_share": self.accepted_share,
-            "speeds": self.speeds.stated(),
+            "speeds": self.speeds,
             "missing": list(self.missing),
         }
 
 
-def _check_finite(values: Speeds | Imported) -> None:
-    """Refuse NaN and infinity, whichever way they came about; lists hold numbers or lists of them."""
-    for entry in fields(values):
-        waiting = [getattr(values, entry.name)]
-        while waiting:
-            value = waiting.pop()
-            if isinstance(value, tuple):
-                waiting += value
-            elif isinstance(value, float) and not math.isfinite(value):
-                raise ImportRefused(f"{entry.name}: expected a finite number, got {value}")
-
-
-def number(value: object, name: str, line: int | None = None) -> float:
-    """A finite number of at least 0, or a clear error.
-
-    Raises:
-        ImportRefused: Anything else.
-    """
-    try:
-        found = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if isinstance(value, bool) or not math.isfinite(found) or found < 0.0:
-        raise ImportRefused(f"{name}: expected a number of at least 0, got {value!r:.80}", line)
-    return found
-
-
-def count(value: object, name: str, line: int | None = None) -> int:
-    """A whole number of at least 0, also as `6.5e+06`; as `number`."""
-    found = number(value, name, line)
-    if found != int(found) or found >= 2**63:
-        raise ImportRefused(f"{name}: expected a whole number of at most 64 bits, got {value!r:.80}", line)
-    return int(found)
-
-
-def optional(mapping: Mapping[str, Any], key: str) -> float | None:
-    """`number` of an entry that may be absent or null."""
-    return None if mapping.get(key) is None else number(mapping[key], key)
-
-
-def milliseconds(mapping: Mapping[str, Any], key: str) -> float | None:
-    """An entry in milliseconds, in seconds; None if absent."""
-    value = optional(mapping, key)
-    return None if value is None else value / 1e3
-
-
-def counts(values: object, name: str) -> list[int]:
-    """A list of `count`s.
-
-    Raises:
-        ImportRefused: Anything else.
-    """
-    if not isinstance(values, list):
-        raise ImportRefused(f"{name}: expected a list of whole numbers, got {values!r}")
-    return [count(value, f"{name}[{i}]") for i, value in enumerate(values)]
-
-
-def serving_speeds(
-    found: Mapping[str, Any],
-    rate: str = "output_throughput",
-    token_ms: str = "mean_tpot_ms",
-    first_ms: str = "mean_ttft_ms",
-    **more: Any,
-) -> Speeds:
-    """What a benchmark of a server states under these names: tokens/s, ms per token, ms to the first one.
-
-    `more` are further attributes of `Speeds`.
-    """
-    return Speeds(
-        tokens_per_second=optional(found, rate),
-        time_per_token_s=milliseconds(found, token_ms),
-        time_to_first_token_s=milliseconds(found, first_ms),
-        **more,
-    )
-
-
-def overshoot(rounds: int, accepted: int | None, delivered: object, finished: int = 1) -> int | None:
+def overshoot(rounds: int, accepted: int | None, delivered: int | None, finished: int = 1) -> int | None:
     """Tokens of the rounds and of each request's prefill beyond those delivered; None if not known."""
     if accepted is None or delivered is None:
         return None
-    return finished + rounds + accepted - count(delivered, "completion_tokens")
+    return finished + rounds + accepted - delivered
 
 
 def check_length(tokens_per_round: float, lookahead: int, line: int | None = None) -> None:
@@ -317,7 +307,7 @@ def conditional_of(joint: Sequence[float]) -> tuple[float, ...]:
         ) from error
 
 
-def survivors_of(histogram: Sequence[int]) -> tuple[int, ...]:
+def survivors_of(histogram: Sequence[float]) -> tuple[float, ...]:
     """Rounds that accepted at least 1, 2, ... K tokens, from rounds that accepted exactly 0 ... K."""
     return tuple(sum(histogram[i:]) for i in range(1, len(histogram)))
 
@@ -327,53 +317,9 @@ def histogram_of(rounds: int, survivors: Sequence[int]) -> tuple[int, ...]:
     return tuple(here - further for here, further in pairwise((rounds, *survivors, 0)))
 
 
-def from_counts(rounds: int, accepted: int | None, **known: Any) -> Imported:
-    """A measurement that counts rounds and accepted tokens, but no positions; as `from_histogram`."""
-    length = None if accepted is None else 1.0 + accepted / rounds
-    return Imported(rounds=rounds, accepted=accepted, tokens_per_round=length, **known)
-
-
 def uniform(drafted: int | None, rounds: int) -> dict[str, int]:
     """`lookahead=K` where every round can have drafted as many; nothing where drafts were cut short."""
     return {"lookahead": drafted // rounds} if drafted and drafted % rounds == 0 else {}
-
-
-def from_histogram(histogram: Sequence[int], **known: Any) -> Imported:
-    """A measurement whose rounds are counted by accepted tokens, 0 ... K.
-
-    Args:
-        histogram: Rounds by accepted tokens.
-        known: Further attributes of `Imported`.
-
-    Raises:
-        ImportRefused: No rounds, a negative count, or a total that contradicts `known`.
-    """
-    histogram = _fitted(histogram, known.get("lookahead"))
-    rounds = sum(histogram)
-    if rounds <= 0 or min(histogram) < 0:
-        raise ImportRefused(f"a histogram needs rounds and no negative count, got {list(histogram)}")
-    accepted = sum(j * count for j, count in enumerate(histogram))
-    for name, counted in (("rounds", rounds), ("accepted", accepted)):
-        stated = known.pop(name, None)
-        if stated is not None and stated != counted:
-            raise ImportRefused(
-                f"the source contradicts itself: its histogram {list(histogram)} holds {counted} {name}, it "
-                f"states {stated}"
-            )
-    joint = tuple(s / rounds for s in survivors_of(histogram))
-    values: dict[str, Any] = {
-        "lookahead": len(histogram) - 1,
-        "acceptance_at_position": conditional_of(joint) if joint else None,
-        "joint_acceptance_at_position": joint or None,
-    }
-    values |= known
-    return Imported(
-        rounds=rounds,
-        accepted=accepted,
-        tokens_per_round=1.0 + accepted / rounds,
-        histogram=tuple(histogram),
-        **values,
-    )
 
 
 def _fitted(histogram: Sequence[int], lookahead: int | None) -> list[int]:
@@ -389,82 +335,44 @@ def _fitted(histogram: Sequence[int], lookahead: int | None) -> list[int]:
     return [*histogram[: lookahead + 1], *[0] * (lookahead + 1 - len(histogram))]
 
 
-def from_survivors(rounds: int, survivors: Sequence[int], **known: Any) -> Imported:
-    """A measurement that counts, per position, the rounds which got that far; as `from_histogram`."""
-    if any(further > here for here, further in pairwise((rounds, *survivors))):
-        raise ImportRefused(
-            f"counts per position must fall from at most {rounds} rounds, got {list(survivors)}: these are "
-            "not joint counts, or they belong to several runs"
-        )
-    return from_histogram(histogram_of(rounds, survivors), **known)
+def pool(parts: Sequence[Imported]) -> Imported:
+    """Windows of one run as one measurement: counts are added, shares weighted by rounds.
 
-
-def from_joint(joint: Sequence[float], *, rounds: int | None, accepted: int | None, **known: Any) -> Imported:
-    """A measurement with printed joint shares per position; exact counts where they can be recovered.
-
-    Args:
-        joint: Joint acceptance at each position; none where rounds are counted without positions.
-        rounds: As stated; None if not.
-        accepted: As stated; None if not.
-        known: Further attributes of `Imported`.
-    """
-    joint = tuple(joint)
-    if rounds and not joint:
-        return from_counts(rounds, accepted, **known)
-    conditional = conditional_of(joint)
-    if rounds and accepted is not None:
-        survivors = [round(share * rounds) for share in joint]
-        # Shares with few digits do not give the counts back; the total tells whether they did.
-        if sum(survivors) == accepted:
-            return from_survivors(rounds, survivors, **known)
-        known.setdefault("tokens_per_round", 1.0 + accepted / rounds)
-    known.setdefault("tokens_per_round", 1.0 + sum(joint))
-    known.setdefault("lookahead", len(joint))
-    return Imported(
-        rounds=rounds,
-        accepted=accepted,
-        acceptance_at_position=conditional,
-        joint_acceptance_at_position=joint,
-        **known,
-    )
-
-
-def from_rounds(accepted: Sequence[int], drafted: Sequence[int], **known: Any) -> Imported:
-    """A measurement of single rounds, whose draft length may vary.
-
-    Position i was tried only in rounds that drafted so far and accepted all before it: dividing by all
-    rounds would count a short draft as a rejection.
-
-    Args:
-        accepted: Accepted tokens of each round.
-        drafted: Drafted tokens of each round.
-        known: Further attributes of `Imported`.
+    Lengths are never averaged: a window of few rounds would weigh as much as one of many.
 
     Raises:
-        ImportRefused: Lists that do not belong together.
+        ImportRefused: A window without rounds, or windows of different lookahead.
     """
-    if len(accepted) != len(drafted) or any(a > d for a, d in zip(accepted, drafted, strict=True)):
-        raise ImportRefused("expected as many accepted as drafted counts, none of them larger")
-    if not drafted or max(drafted) == 0:
-        raise ImportRefused("expected rounds that drafted something")
-    deepest, rounds = believable(max(drafted)), list(zip(accepted, drafted, strict=True))
-    conditional = []
-    for i in range(1, deepest + 1):
-        tried = sum(d >= i and a >= i - 1 for a, d in rounds)
-        conditional.append(sum(a >= i for a, _ in rounds) / tried if tried else 0.0)
-    varies = min(drafted) < deepest
-    return Imported(
-        lookahead=deepest,
-        rounds=len(rounds),
-        drafted=sum(drafted),
-        accepted=sum(accepted),
-        tokens_per_round=1.0 + sum(accepted) / len(rounds),
-        acceptance_at_position=tuple(conditional),
-        joint_acceptance_at_position=joint_of(conditional),
-        histogram=None if varies else tuple(accepted.count(j) for j in range(deepest + 1)),
-        notes=("the draft length varies: a position's rate is over the rounds that drafted so far",) * varies,
-        **known,
-    )
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    counted = [part.rounds for part in parts if part.rounds is not None]
+    if len({part.lookahead for part in parts}) > 1 or len(counted) < len(parts):
+        raise ImportRefused(
+            "these measurements cannot be added up (different lookahead, or no count of rounds); choose one "
+            f"with --select: {', '.join(part.label for part in parts)}"
+        )
+    rounds = sum(counted)
+    drafted, accepted = (_total([getattr(part, name) for part in parts]) for name in ("drafted", "accepted"))
+    known: dict[str, Any] = {
+        "engine": first.engine,
+        "source": first.source,
+        "label": f"{len(parts)} pooled",
+        "version": first.version,
+        "lookahead": first.lookahead,
+        "drafted": drafted,
+        "notes": tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+    }
+    lists = [part.joint_acceptance_at_position or () for part in parts]
+    if not all(lists):
+        return Imported.from_counts(rounds, accepted, **known)
+    columns = zip_longest(*lists, fillvalue=0.0)
+    joint = [math.fsum(n / rounds * s for n, s in zip(counted, shares, strict=True)) for shares in columns]
+    return Imported.from_joint(joint, rounds=rounds, accepted=accepted, **known)
+
+
+def _total(values: Sequence[int | None]) -> int | None:
+    return None if None in values else sum(value or 0 for value in values)
 
 
 def iid_acceptance(tokens_per_round: float, lookahead: int) -> float:
@@ -478,53 +386,6 @@ def iid_acceptance(tokens_per_round: float, lookahead: int) -> float:
         return acceptance_from_tokens(min(tokens_per_round, lookahead + 1.0), lookahead)
     except ValueError as error:
         raise ImportRefused(str(error)) from error
-
-
-def pool(parts: Sequence[Imported]) -> Imported:
-    """Windows of one run as one measurement: counts are added, shares weighted by rounds.
-
-    Lengths are never averaged: a window of few rounds would weigh as much as one of many.
-
-    Raises:
-        ImportRefused: A window without rounds, or windows of different lookahead.
-    """
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if len({part.lookahead for part in parts}) > 1 or any(part.rounds is None for part in parts):
-        raise ImportRefused(
-            "these measurements cannot be added up (different lookahead, or no count of rounds); choose one "
-            f"with --select: {', '.join(part.label for part in parts)}"
-        )
-    rounds = sum(part.rounds or 0 for part in parts)
-    known: dict[str, Any] = {
-        "engine": first.engine,
-        "source": first.source,
-        "label": f"{len(parts)} pooled",
-        "version": first.version,
-        "lookahead": first.lookahead,
-        "drafted": _total(parts, "drafted"),
-        "notes": tuple(dict.fromkeys(note for part in parts for note in part.notes)),
-    }
-    accepted = _total(parts, "accepted")
-    lists = [part.joint_acceptance_at_position for part in parts]
-    depth = max(len(shares or ()) for shares in lists)
-    if any(not shares for shares in lists):
-        return from_counts(rounds, accepted, **known)
-    weights = [(part.rounds or 0) / rounds for part in parts]
-    joint = [
-        math.fsum(
-            w * (shares[i] if shares and i < len(shares) else 0.0)
-            for w, shares in zip(weights, lists, strict=True)
-        )
-        for i in range(depth)
-    ]
-    return from_joint(joint, rounds=rounds, accepted=accepted, **known)
-
-
-def _total(parts: Sequence[Imported], name: str) -> int | None:
-    values = [getattr(part, name) for part in parts]
-    return None if any(value is None for value in values) else sum(values)
 
 
 def acceptance_of(
@@ -553,23 +414,22 @@ def acceptance_of(
         assumed.append(
             f"lookahead {len(conditional)}, the deepest position seen: the source does not state it"
         )
-    source = Provenance(
-        file=Path(file).name,
-        format=measured.source,
-        engine=measured.engine,
-        version=measured.version,
-        label=measured.label,
-        imported_at=datetime.now(UTC).replace(microsecond=0),
-    )
     return AcceptanceFile(
-        source=source,
+        source=Provenance(
+            file=Path(file).name,
+            format=measured.source,
+            engine=measured.engine,
+            version=measured.version,
+            label=measured.label,
+            imported_at=datetime.now(UTC).replace(microsecond=0),
+        ),
         lookahead=measured.lookahead or lookahead or len(conditional),
         acceptance_at_position=conditional,
         joint_acceptance_at_position=joint_of(conditional),
         tokens_per_round=measured.tokens_per_round,
         rounds=measured.rounds,
         histogram=measured.histogram,
-        speeds=parse_json(to_json(measured.speeds.stated())),  # tuples as the lists that will be read
+        speeds=parse_json(to_json(measured.speeds)),  # tuples as the lists that will be read
         assumed=tuple(assumed),
         missing=measured.missing,
         notes=measured.notes,

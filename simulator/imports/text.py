@@ -1,19 +1,218 @@
-"""Texts that engines write: how a format is told and registered, and the shapes that many of them share."""
+"""Texts that engines write: entries read with their lines, and how a format is told and registered.
+
+A parser reads a whole text; or, registered with a shape (`rows`), one of its entries at a time: lines of
+JSON, of a table, or of a log.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hardware_profiles.files import FileRefused, parse_json
-from simulator.imports.measured import Imported, ImportRefused, number
+from simulator.imports.measured import Imported, ImportRefused, at_line
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?$")
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+_STATED = re.compile(r"([#A-Za-z][^:,]{0,60}?): (\d[\d.]*)")
+
+
+def number(value: object, name: str, line: int | None = None) -> float:
+    """A finite number of at least 0, or a clear error.
+
+    Raises:
+        ImportRefused: Anything else.
+    """
+    try:
+        found = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if isinstance(value, bool) or not math.isfinite(found) or found < 0.0:
+        raise ImportRefused(f"{name}: expected a number of at least 0, got {value!r:.80}", line)
+    return found
+
+
+def count(value: object, name: str, line: int | None = None) -> int:
+    """A whole number of at least 0, also as `6.5e+06`; as `number`."""
+    found = number(value, name, line)
+    if found != int(found) or found >= 2**63:
+        raise ImportRefused(f"{name}: expected a whole number of at most 64 bits, got {value!r:.80}", line)
+    return int(found)
+
+
+class Row(dict[str, Any]):
+    """An entry of a source, its values by name; what is asked of it is named, with the line, if refused.
+
+    Attributes:
+        line: 1-based; None where it is not known.
+    """
+
+    def __init__(self, values: Mapping[str, Any], line: int | None = None) -> None:
+        if not isinstance(values, Mapping):
+            raise TypeError(f"expected named values, got {values!r:.80}")
+        super().__init__(values)
+        self.line = line
+
+    def number(self, name: str) -> float:
+        """A finite number of at least 0."""
+        return number(self.get(name), name, self.line)
+
+    def count(self, name: str) -> int:
+        """A whole number of at least 0."""
+        return count(self.get(name), name, self.line)
+
+    def counts(self, name: str, said: str = "") -> list[int]:
+        """A list of whole numbers, called `said` where it is refused."""
+        values, said = self.get(name), said or name
+        if not isinstance(values, list):
+            raise ImportRefused(f"{said}: expected a list of whole numbers, got {values!r}", self.line)
+        return [count(value, f"{said}[{i}]", self.line) for i, value in enumerate(values)]
+
+    def optional(self, name: str) -> float | None:
+        """A number that may be absent or null."""
+        return None if self.get(name) is None else self.number(name)
+
+    def whole(self, name: str) -> int | None:
+        """A whole number that may be absent or null."""
+        return None if self.get(name) is None else self.count(name)
+
+    def seconds(self, name: str) -> float | None:
+        """Milliseconds, in seconds; None if absent or null."""
+        found = self.optional(name)
+        return None if found is None else found / 1e3
+
+    def listed(self, name: str, per: float = 1.0) -> list[float]:
+        """Numbers in a text, with commas or blanks between them, each divided by `per` (100: percent)."""
+        parts = (part.strip() for part in self[name].split("," if "," in self[name] else None))
+        return [number(part.rstrip("%"), name, self.line) / per for part in parts if part]
+
+    def serving(
+        self,
+        rate: str = "output_throughput",
+        token_ms: str = "mean_tpot_ms",
+        first_ms: str = "mean_ttft_ms",
+    ) -> dict[str, Any]:
+        """What a benchmark of a server states by these names, as attributes of `Imported`."""
+        return {
+            "tokens_per_second": self.optional(rate),
+            "time_per_token_s": self.seconds(token_ms),
+            "time_to_first_token_s": self.seconds(first_ms),
+        }
+
+
+Rows = Callable[[str], Iterator[Row]]
+"""The entries of a text."""
+
+
+def json_lines(text: str) -> Iterator[Row]:
+    """The JSON object in every line that is not empty.
+
+    Raises:
+        ImportRefused: A line that holds no JSON object.
+    """
+    for at, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found = parse_json(line)
+        except FileRefused as error:
+            raise ImportRefused(f"expected a JSON object per line: {error}", at) from error
+        if not isinstance(found, dict):
+            raise ImportRefused("expected a JSON object per line", at)
+        yield Row(found, at)
+
+
+def lines_of(text: str, key: str) -> Iterator[int]:
+    """Lines at which a JSON text has an entry of that name, in its order."""
+    wanted = f'"{key}"'
+    return (at for at, line in enumerate(text.splitlines(), 1) for _ in range(line.count(wanted)))
+
+
+def csv_rows(text: str) -> Iterator[Row]:
+    """The rows of a CSV table with a header."""
+    for at, row in enumerate(csv.DictReader(io.StringIO(text)), 2):
+        yield Row(row, at)
+
+
+def markdown_rows(column: str) -> Rows:
+    """The rows of every Markdown table that has a column."""
+
+    def rows(text: str) -> Iterator[Row]:
+        header: list[str] = []
+        seen = False
+        for at, line in enumerate(text.splitlines(), 1):
+            if not line.lstrip().startswith("|"):
+                header = []
+                continue
+            cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+            if not header:
+                header, seen = cells, seen or column in cells
+            elif set("".join(cells)) <= set("-:"):
+                continue
+            elif len(cells) != len(header):
+                raise ImportRefused(f"expected {len(header)} columns, got {len(cells)}", at)
+            elif column in header:
+                yield Row(dict(zip(header, cells, strict=True)), at)
+        if not seen:
+            raise ImportRefused(f"expected a Markdown table with a column {column!r}")
+
+    return rows
+
+
+def log_lines(*patterns: str) -> Rows:
+    """The lines of a log where the first pattern is found: the groups that all patterns name, by name."""
+    compiled = [re.compile(pattern) for pattern in patterns]
+
+    def rows(text: str) -> Iterator[Row]:
+        for at, line in enumerate(text.splitlines(), 1):
+            found = [pattern.search(line) for pattern in compiled]
+            if found[0]:
+                yield Row({k: v for match in found if match for k, v in match.groupdict().items()}, at)
+
+    return rows
+
+
+def stated(text: str, line: int | None = None) -> Row:
+    """Every `name: number` of a text."""
+    return Row(dict(_STATED.findall(text)), line)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line of a metrics page."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+    line: int
+
+
+def samples_of(text: str) -> list[Sample]:
+    """All samples of a page in Prometheus' text format.
+
+    Raises:
+        ImportRefused: A line that is neither a sample nor a comment.
+    """
+    found = []
+    for at, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        match = _SAMPLE.match(stripped)
+        if match is None:
+            raise ImportRefused(f"expected `name{{labels}} value`, got {stripped[:60]!r}", at)
+        name, labels, value = match.groups()
+        try:
+            read = float(value)  # a gauge may be NaN
+        except ValueError:
+            read = number(value, name, at)
+        found.append(Sample(name, dict(_LABEL.findall(labels or "")), read, at))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,102 +308,44 @@ class Format:
 
 REGISTERED: dict[str, Format] = {}
 """Formats by name; `formats` imports all parsers and says in which order formats are tried."""
-Parser = Callable[[str], tuple[Imported, ...]]
 
 
-def reads(name: str, engine: str, what: str, *tests: Test, pools: bool = False) -> Callable[[Parser], Parser]:
-    """Register a parser of the texts that pass all of the tests; the rest as in `Format`."""
+def reads(
+    name: str,
+    engine: str,
+    what: str,
+    *tests: Test,
+    rows: Rows | None = None,
+    empty: str = "",
+    pools: bool = False,
+) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    """Register a parser of the texts that pass all of the tests.
 
-    def register(parse: Parser) -> Parser:
-        REGISTERED[name] = Format(name, engine, what, both(*tests), parse, pools)
+    Args:
+        name: As in `Format`, like what is not listed here.
+        engine: As in `Format`.
+        what: As in `Format`.
+        tests: What tells a text of this format.
+        rows: Where given, the parser takes one of these `Row`s and returns one measurement; else it takes
+            the text and returns one, or a sequence of them.
+        empty: What is said of a text without rows, if that is refused.
+        pools: As in `Format`.
+    """
+
+    def register(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def whole(text: str) -> tuple[Imported, ...]:
+            if rows is None:
+                found = parse(text)
+                return (found,) if isinstance(found, Imported) else tuple(found)
+            measured = []
+            for row in rows(text):
+                with at_line(row.line):
+                    measured.append(parse(row))
+            if empty and not measured:
+                raise ImportRefused(empty)
+            return tuple(measured)
+
+        REGISTERED[name] = Format(name, engine, what, both(*tests), whole, pools)
         return parse
 
     return register
-
-
-def json_lines(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, object) of every line of a text that is not empty.
-
-    Raises:
-        ImportRefused: A line that holds no JSON object.
-    """
-    for at, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            found = parse_json(line)
-        except FileRefused as error:
-            raise ImportRefused(f"expected a JSON object per line: {error}", at) from error
-        if not isinstance(found, dict):
-            raise ImportRefused("expected a JSON object per line", at)
-        yield at, found
-
-
-def lines_of(text: str, key: str) -> list[int]:
-    """Lines at which a JSON text has an entry of that name, in its order."""
-    wanted = f'"{key}"'
-    return [at for at, line in enumerate(text.splitlines(), 1) for _ in range(line.count(wanted))]
-
-
-def csv_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, row by column) of a CSV table with a header."""
-    yield from enumerate(csv.DictReader(io.StringIO(text)), 2)
-
-
-def markdown_rows(text: str, column: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, row) of every Markdown table that has a column."""
-    header: list[str] = []
-    seen = False
-    for at, line in enumerate(text.splitlines(), 1):
-        if not line.lstrip().startswith("|"):
-            header = []
-            continue
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if not header:
-            header, seen = cells, seen or column in cells
-        elif set("".join(cells)) <= set("-:"):
-            continue
-        elif len(cells) != len(header):
-            raise ImportRefused(f"expected {len(header)} columns, got {len(cells)}", at)
-        elif column in header:
-            yield at, dict(zip(header, cells, strict=True))
-    if not seen:
-        raise ImportRefused(f"expected a Markdown table with a column {column!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One line of a metrics page."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
-    line: int
-
-
-def samples_of(text: str) -> list[Sample]:
-    """All samples of a page in Prometheus' text format.
-
-    Raises:
-        ImportRefused: A line that is neither a sample nor a comment.
-    """
-    found = []
-    for at, line in enumerate(text.splitlines(), 1):
-        stripped = line.strip()
-        if not stripped or stripped.startswith("#"):
-            continue
-        match = _SAMPLE.match(stripped)
-        if match is None:
-            raise ImportRefused(f"expected `name{{labels}} value`, got {stripped[:60]!r}", at)
-        name, labels, value = match.groups()
-        found.append(Sample(name, dict(_LABEL.findall(labels or "")), _value(value, name, at), at))
-    return found
-
-
-def _value(text: str, name: str, line: int) -> float:
-    if text in {"NaN", "+Inf", "-Inf"}:
-        return float(text.replace("Inf", "inf"))
-    try:
-        return float(text)
-    except ValueError:
-        return number(text, name, line)

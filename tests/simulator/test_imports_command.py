@@ -56,7 +56,7 @@ def test_runs_of_sglang_s_benchmark(tmp_path: Path) -> None:
     path.write_text("\n".join(json.dumps(row | {"accept_length": length}) for length in (3.2, None)))
     first, second = read_file(path).measured
     assert (first.engine, first.tokens_per_round, first.batch, first.label) == ("sglang", 3.2, 3.5, "run 1")
-    assert first.speeds.time_per_token_s == pytest.approx(0.015)
+    assert first.time_per_token_s == pytest.approx(0.015)
     assert second.tokens_per_round is None  # not speculated for, or another engine's server
 
 
@@ -198,5 +198,5 @@ def test_no_measurement_is_negative_or_endless() -> None:
             and sniff(path.read_text()).name != "configuration"
         ):
             for measured in read_file(path).measured:
-                for value in measured.speeds.stated().values():
+                for value in measured.speeds.values():
                     assert not isinstance(value, float) or 0.0 < value < math.inf

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from import_samples import SAMPLES, TEXTBOOK, run
 from simulate_command import simulated
 
-from simulator.imports.export import lookahead_by_batch, schedule, sglang_flags, vllm_config
+from simulator.imports.export import Speculation, schedule
 from simulator.imports.measured import ImportRefused
 
 
@@ -41,13 +40,15 @@ def test_export_of_a_simulated_answer(tmp_path: Path, acceptance: str) -> None:
 
 
 def test_export_of_methods_without_a_model() -> None:
-    assert json.loads(vllm_config(3, method="ngram")) == {
+    setting = Speculation(3, "ngram")
+    assert json.loads(setting.vllm_config) == {
         "method": "ngram",
         "num_speculative_tokens": 3,
         "prompt_lookup_max": 3,
         "prompt_lookup_min": 1,
     }
-    assert sglang_flags(3, method="ngram") == "--speculative-algorithm NGRAM --speculative-num-draft-tokens 4"
+    sglang = "--speculative-algorithm NGRAM --speculative-num-draft-tokens 4"
+    assert setting.flags["sglang"] == sglang and "llama.cpp" not in setting.flags
     for arguments, said in (
         (["--lookahead", "3"], "needs a draft model"),
         (["--lookahead", "3", "--method", "ngram", "--draft", "d"], "has no draft model"),
@@ -74,22 +75,3 @@ def test_lookahead_by_batch_of_timed_rounds() -> None:
     timed = str(SAMPLES / "vllm/dynamic_speculative_config_eagle1.json")
     line = run("export", "--measured", timed, "--method", "eagle", "--draft", "e", "--engine", "vllm").output
     assert '"num_speculative_tokens_per_batch_size": [[1, 63, 3], [64, 64, 2]]' in line
-
-
-@dataclass
-class Best:
-    policy: str
-    lookahead: int | None
-
-
-@dataclass
-class Point:
-    at: float
-    best: Best
-
-
-def test_lookahead_by_batch_of_flips() -> None:
-    points = [Point(1.0, Best("sd", 5)), Point(8.0, Best("sd", 2)), Point(16.0, Best("ar", None))]
-    assert lookahead_by_batch(points) == {1: 5, 8: 2, 16: 0}
-    with pytest.raises(ImportRefused, match="which no engine has"):
-        lookahead_by_batch([Point(1.0, Best("saguaro", 5))])

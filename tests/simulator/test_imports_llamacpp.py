@@ -27,7 +27,7 @@ def test_llama_server_log() -> None:
     assert found.histogram is not None and survivors_of(found.histogram) == (70, 55, 42)
     assert found.acceptance_at_position == close((0.80459770, 0.78571429, 0.76363636))
     assert found.tokens_per_round == close(2.91954023)
-    assert found.speeds.draft_s_per_round == close(0.00374201)
+    assert found.draft_s_per_round == close(0.00374201)
 
 
 def test_llama_server_timings() -> None:
@@ -37,12 +37,12 @@ def test_llama_server_timings() -> None:
         assert found.rounds is None
         assert found.tokens_per_target_forward == close(5.22448980)
         assert found.accepted_share == close(0.87341772)
-    assert (cuda.speeds.round_s, vulkan.speeds.round_s) == (close(0.31350955), close(0.07770176))
+    assert (cuda.round_s, vulkan.round_s) == (close(0.31350955), close(0.07770176))
     plain = labelled(name, "cuda baseline code_linkedlist")
-    assert plain.speeds.target_step_s == close(3.007936 / 256)
+    assert plain.target_step_s == close(3.007936 / 256)
     old = only("llamacpp/server_timings_pr12603.json")  # 200 - 65 = 135
     assert old.tokens_per_target_forward == close(200 / 135)
-    assert (old.accepted_share, old.speeds.round_s) == (close(65 / 347), close(0.08209338))
+    assert (old.accepted_share, old.round_s) == (close(65 / 347), close(0.08209338))
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,13 @@ def test_ik_llama_table() -> None:
 def test_llama_bench() -> None:
     found = only("llamacpp/llama_bench_pp512_tg128.json")
     # 72.136 ms for 512 prompt tokens; 1076.767880 ms / 128
-    assert (found.speeds.prefill_s, found.speeds.prefill_tokens) == (close(0.07213564), 512)
-    assert found.speeds.target_step_s == close(0.00841224906)
-    cpu = only("llamacpp/llama_bench_small_pp_cpu.md").speeds  # 2 / 7.64 = 261.8 ms
+    assert (found.prefill_s, found.prefill_tokens) == (close(0.07213564), 512)
+    assert found.target_step_s == close(0.00841224906)
+    cpu = only("llamacpp/llama_bench_small_pp_cpu.md")  # 2 / 7.64 = 261.8 ms
     forward = dict(cpu.forward_s)
     assert [forward[n] for n in (1, 2, 4, 8, 16)] == close([0.25707, 0.26178, 0.25940, 0.27491, 0.30728])
     assert cpu.target_step_s == close(0.25445)
-    moe = only("llamacpp/llama_bench_small_pp_sycl_moe.md").speeds
+    moe = only("llamacpp/llama_bench_small_pp_sycl_moe.md")
     expected = {
         1: 0.02393,
         2: 0.06252,
@@ -95,13 +95,13 @@ def test_llama_bench() -> None:
 
 def test_llama_bench_of_threads_and_depths() -> None:
     one, eight, flat, deep = all_of("llamacpp/llama_bench_threads_pp64_tg16.md")
-    assert [m.speeds.target_step_s for m in (one, eight)] == close([0.246914, 0.059844])  # 1 / 4.05
-    assert [m.speeds.prefill_s for m in (one, eight)] == close([10.372771, 1.982038])  # 64 / 6.17
-    assert [m.speeds.target_step_s for m in (flat, deep)] == close([0.00829187, 0.00856825])
+    assert [m.target_step_s for m in (one, eight)] == close([0.246914, 0.059844])  # 1 / 4.05
+    assert [m.prefill_s for m in (one, eight)] == close([10.372771, 1.982038])  # 64 / 6.17
+    assert [m.target_step_s for m in (flat, deep)] == close([0.00829187, 0.00856825])
 
 
 def test_llama_batched_bench() -> None:
     short, _ = all_of("llamacpp/batched_bench_llama7b.md")
     steps = {1: 0.024055, 2: 0.039289, 4: 0.053734, 8: 0.057375, 16: 0.066055, 32: 0.068758}
-    assert dict(short.speeds.step_s_by_batch) == close(steps)  # 3.079 / 128
-    assert only("llamacpp/batched_bench.jsonl").speeds.step_s_by_batch == ((1, close(0.0273725)),)
+    assert dict(short.step_s_by_batch) == close(steps)  # 3.079 / 128
+    assert only("llamacpp/batched_bench.jsonl").step_s_by_batch == ((1, close(0.0273725)),)

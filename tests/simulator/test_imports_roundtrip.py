@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 
 from policies.registry import configure
 from simulator.costs import TextbookCosts
-from simulator.imports.export import engine_lines, llamacpp_flags, sglang_flags, vllm_config
+from simulator.imports.export import Speculation, engine_lines
 from simulator.imports.formats import read_file
 from simulator.imports.measured import (
     Imported,
     ImportRefused,
     acceptance_of,
     conditional_of,
-    from_histogram,
-    from_joint,
     histogram_of,
     iid_acceptance,
     joint_of,
@@ -156,10 +154,10 @@ def round_trip(acceptance: AcceptanceFile, lookahead: int, length: float, tmp_pa
     assert found == pytest.approx(
         1.0 + mean, abs=4 * math.sqrt(max(variance, 0.0) / rounds) + 2 * lookahead / rounds
     )
-    config = json.loads(vllm_config(lookahead, model="d"))
-    assert config["num_speculative_tokens"] == lookahead
-    assert f"--speculative-num-steps {lookahead} " in sglang_flags(lookahead, model="d")
-    assert f"--draft-max {lookahead} " in llamacpp_flags(lookahead, model="d")
+    setting = Speculation(lookahead, model="d")
+    assert json.loads(setting.vllm_config)["num_speculative_tokens"] == lookahead
+    assert f"--speculative-num-steps {lookahead} " in setting.flags["sglang"]
+    assert f"--draft-max {lookahead} " in setting.flags["llama.cpp"]
 
 
 def test_every_sample_is_accounted_for() -> None:
@@ -224,13 +222,13 @@ def test_joint_mistaken_for_conditional_gives_another_answer() -> None:
 
 def test_a_list_that_rises_is_not_joint() -> None:
     with pytest.raises(ImportRefused, match="rises is not joint"):
-        from_joint([0.6, 0.7], rounds=10, accepted=13, engine="e", source="s")
+        Imported.from_joint([0.6, 0.7], rounds=10, accepted=13, engine="e", source="s")
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=2, max_size=17).filter(any))
 def test_histogram_conditional_joint_histogram_is_the_identity(histogram: list[int]) -> None:
     rounds = sum(histogram)
-    measured = from_histogram(histogram, engine="e", source="s")
+    measured = Imported.from_histogram(histogram, engine="e", source="s")
     assert measured.acceptance_at_position is not None
     joint = joint_of(measured.acceptance_at_position)
     assert joint == pytest.approx(measured.joint_acceptance_at_position, abs=1e-12)
@@ -253,6 +251,6 @@ def test_iid_acceptance_inverts_the_mean(acceptance: float, lookahead: int) -> N
 def test_the_words_are_those_of_the_recommendation() -> None:
     lines = engine_lines(configure("pld", lookahead=5), "big", "unused")
     assert json.loads(lines["vllm"].split("--speculative-config ")[1].strip("'")) == json.loads(
-        vllm_config(5, method="ngram")
+        Speculation(5, "ngram").vllm_config
     )
-    assert lines["sglang"].endswith(sglang_flags(5, method="ngram"))
+    assert lines["sglang"].endswith(Speculation(5, "ngram").flags["sglang"])

@@ -49,7 +49,7 @@ def test_stats_lists_have_a_token_too_many() -> None:
 def test_gauges() -> None:
     found = only("sglang/metrics_gauges_constructed.prom")
     assert (found.tokens_per_round, found.lookahead) == (3.04, 3)  # (3.04 - 1) / .68
-    assert found.speeds.round_s is None  # nine requests run
+    assert found.round_s is None  # nine requests run
 
 
 def test_decode_log() -> None:
@@ -57,15 +57,15 @@ def test_decode_log() -> None:
     assert [w.tokens_per_round for w in windows] == [4.40, 3.04, 3.05, 3.00]
     assert [w.lookahead for w in windows] == [5, 3, 3, 3]  # 3.40 / .68 = 5
     # 4.40 / 11.87 s; unknown with nine requests running
-    assert [w.speeds.round_s for w in windows] == [close(0.37068), None, close(0.0521368), close(0.0518583)]
+    assert [w.round_s for w in windows] == [close(0.37068), None, close(0.0521368), close(0.0518583)]
 
 
 def test_bench_console_and_nightly() -> None:
     assert only("sglang/bench_serving_console_eagle.txt").tokens_per_round == 3.39
     nightly = only("sglang/nightly_one_batch_metrics.json")
     assert (nightly.tokens_per_round, nightly.batch) == (3.19, 1)
-    assert nightly.speeds.round_s == close(3.19 / 231.74)
-    assert nightly.speeds.tokens_per_second == 231.74
+    assert nightly.round_s == close(3.19 / 231.74)
+    assert nightly.tokens_per_second == 231.74
 
 
 def test_decoupled_traces() -> None:
@@ -73,6 +73,6 @@ def test_decoupled_traces() -> None:
     # rounds 2 + 2 + 1, drafts 6 + 8 + 0, accepted 5 + 8 + 0, tokens 18 = 13 + 5; 21.6 21.8 21.0 ms
     assert (verifier.rounds, verifier.drafted, verifier.accepted) == (5, 14, 13)
     assert verifier.tokens_per_round == close(18 / 5)
-    assert verifier.speeds.verify_s == close((0.0216 + 0.0218 + 0.0210) / 3)
+    assert verifier.verify_s == close((0.0216 + 0.0218 + 0.0210) / 3)
     proxy = only("sglang/decoupled_trace_draft_proxy__apply_control_batch_constructed.csv")
     assert (proxy.rounds, proxy.histogram, proxy.cache_hit_rate) == (4, (0, 1, 0, 0, 3), 0.75)

@@ -19,7 +19,7 @@ def test_prometheus_all_accepted() -> None:
     assert (found.lookahead, found.rounds, found.accepted, found.overshoot_tokens) == (3, 48, 144, 3)
     assert found.acceptance_at_position == (1.0, 1.0, 1.0) == found.joint_acceptance_at_position
     assert found.tokens_per_round == 4.0
-    assert found.speeds.round_s == close(0.00221178370945078)
+    assert found.round_s == close(0.00221178370945078)
 
 
 def test_prometheus_scientific_notation_without_accepted_tokens() -> None:
@@ -54,14 +54,14 @@ def test_bench_serve() -> None:
     assert (found.lookahead, found.accepted, found.batch, found.overshoot_tokens) == (3, 2723, 2.0, 8)
     assert found.acceptance_at_position == close((0.85, 0.84313725, 0.82945736))
     assert found.tokens_per_round == close(3.16111111)
-    assert found.speeds.round_s == close(0.0457047651)
-    assert found.speeds.time_per_token_s == close(0.0144666)
+    assert found.round_s == close(0.0457047651)
+    assert found.time_per_token_s == close(0.0144666)
 
 
 def test_bench_serve_without_speculation() -> None:
     found = only("vllm/bench_serve_no_spec_v0.25.1.json")
     assert found.rounds is None and found.tokens_per_round is None
-    assert found.speeds.target_step_s == close(0.0112658283)
+    assert found.target_step_s == close(0.0112658283)
 
 
 def test_bench_console_is_in_percent() -> None:
@@ -90,9 +90,9 @@ def test_log_that_lists_a_position_too_many() -> None:
     # 16 listed, 15 drafted: 9120 / 16 = 570 would give 1 + 60 / 570 = 1.105, logged is 1.10
     assert [w.rounds for w in windows] == [431, 548, 599, 608, 604, 607, 608, 608]
     assert {w.lookahead for w in windows} == {15}
-    assert plain.speeds.target_step_s == pytest.approx(0.01157, abs=5e-6)  # 1 / 86.4
+    assert plain.target_step_s == pytest.approx(0.01157, abs=5e-6)  # 1 / 86.4
     # 15 / 911 s of a full window
-    assert [w.speeds.round_s for w in windows[3:]] == pytest.approx([0.01646] * 5, rel=0.01)
+    assert [w.round_s for w in windows[3:]] == pytest.approx([0.01646] * 5, rel=0.01)
     assert "16 positions are listed but 15" in windows[0].notes[0]
 
 
@@ -106,8 +106,8 @@ def test_log_in_four_layouts() -> None:
     assert by["line 3"].tokens_per_round == close(5.44067797)  # 1 + 262 / 59
     assert [by[f"line {i}"].rounds for i in (5, 7)] == [471, 469]
     assert by["line 5"].tokens_per_round == close(2.63057325)
-    assert by["line 5"].speeds.round_s == close(5 / 235.49)
-    assert by["line 7"].speeds.round_s == close(0.02132378)
+    assert by["line 5"].round_s == close(5 / 235.49)
+    assert by["line 7"].round_s == close(0.02132378)
     last = by["line 8"]  # 364 / (1.78 - 1) = 466.7; 1190 / 467 = 2.548 drafted
     assert (last.rounds, last.lookahead, last.tokens_per_round) == (467, None, 1.78)
     assert last.joint_acceptance_at_position is not None and len(last.joint_acceptance_at_position) == 24
