@@ -22,37 +22,33 @@ from policies.commandline import (
     with_options,
 )
 
-STUDIES = (
-    "validation",
-    "family",
-    "double",
-    "duodecoding",
-    "mirror",
-    "mirror-streams",
-    "mirror-figures",
-    "retrieval",
-    "budget",
-    "backup",
-    "ratio",
-    "temperature",
-    "scale",
-    "pareto",
-    "drafts",
-    "placements",
-    "regret",
-    "effort",
-    "identity",
-    "engines",
-    "forwards",
-    "speed",
-)
-"""By name; each is a module of `analysis.studies` that has it as `STUDY`."""
+STUDIES = {
+    "validation": "validation",
+    "family": "family",
+    "double": "double",
+    "duodecoding": "duodecoding",
+    "mirror": "mirror",
+    "mirror-streams": "mirror_streams",
+    "mirror-figures": "mirror_figures",
+    "retrieval": "retrieval",
+    **dict.fromkeys(
+        ("budget", "backup", "ratio", "temperature", "scale", "pareto", "drafts"), "openquestions"
+    ),
+    "placements": "placements",
+    "regret": "regret",
+    "effort": "effort",
+    "identity": "identity",
+    "engines": "engines",
+    "forwards": "forwards",
+    "speed": "speed",
+}
+"""Modules of `analysis.studies` by name of the study; each has it as a `Study` of that name."""
 
 
 def load_study(name: str) -> Study[Any]:
     """A study by name."""
-    found: Study[Any] = import_module(f"analysis.studies.{name.replace('-', '_')}").STUDY
-    return found
+    module = import_module(f"analysis.studies.{STUDIES[name]}")
+    return next(each for each in vars(module).values() if isinstance(each, Study) and each.name == name)
 
 
 class _Studies(CheckedGroup):

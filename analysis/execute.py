@@ -22,18 +22,18 @@ The rule, the same for all:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from analysis.intervals import outside_grid, share_surfaces
+from analysis.intervals import outside_grid, plain, share_surfaces
 from analysis.results import EVERY, Results, Row, describe, read, settings_of
-from analysis.rounds import Agreement, compare_rounds
+from analysis.rounds import compare_rounds
 from analysis.sources import Sources, load_sources
 from analysis.stats import spread_of
 from analysis.study import RECORDED, SPLIT, Entry, Plan, PlanT, Progress, Study
@@ -42,16 +42,15 @@ from calibrate.job import Job, like_profile, make_job, worker_specs
 from calibrate.live.placement import WorkerSpec, available_cores, parse_placement
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import LiveRun, decide, joined, measure, run_matrix
-from calibrate.prompts import Prompt, find_prompts, load_prompts, spread
+from calibrate.prompts import Prompt, choose_prompts, spread
 from hardware_profiles.reply_trace import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.trace import Trace
 from policies.config import LawInputs
-from policies.registry import SettingError, Settings, configure, find_policy
+from policies.registry import SettingError, Settings, find_policy
 from policies.summary import Summary
 from policies.values import IntArray
 from simulator.costs import Effects
 from simulator.law import draft_rule, law_inputs, law_prediction
-from simulator.probe import DraftRule
 from simulator.run import Scenario, Simulated, find_timings, simulate
 from simulator.tokens import replay
 
@@ -65,18 +64,14 @@ FIGURES = ("tokens_per_round", "cache_hit_rate", "acceptance_rate")
 MEASURED = "measured"
 MOST_TOKENS = 64
 """Of a request that runs live, unless the plan says otherwise."""
-
-
-def plain(settings: Settings) -> Settings:
-    """Plain decoding at the same sampling setting and seed."""
-    return configure("ar", temperature=settings.temperature, top_p=settings.top_p, seed=settings.seed)
+REPEATED = ("prompts", "count", "max_tokens", "repeats", "seed")
+"""What predicting stored live runs again takes from them."""
 
 
 def needs_decisions(settings: Settings) -> bool:
     """Whether a recording of the prompts does not tell what the setting decides."""
-    return find_policy(settings.policy).needs_decisions and not settings.config.follows_path(
-        settings.sampling
-    )
+    follows_path = settings.config.follows_path(settings.sampling)
+    return find_policy(settings.policy).needs_decisions and not follows_path
 
 
 @dataclass(frozen=True)
@@ -87,8 +82,8 @@ class Outcome:
         tokens: Tokens of a pass over the prompts.
         seconds: Decode seconds of it.
         repeats: [(tokens, seconds)] of each live repetition.
-        overlap_s: Of these, seconds in which target and draft worked.
-        runs: What it is made of; empty where only speeds are stored.
+        runs: What it is made of.
+        overlap_s: Of the seconds, those in which target and draft worked.
     """
 
     tokens: float
@@ -122,24 +117,17 @@ class Outcome:
     @classmethod
     def live(cls, runs: Sequence[LiveRun]) -> Outcome:
         """Of the live runs of one cell."""
-        found = measure(runs)[runs[0].cell]
+        (found,) = measure(runs).values()
         repeats = zip(found.by_repeat, found.by_repeat_s, strict=True)
-        return cls(
-            found.tokens, found.seconds, tuple((v * s, s) for v, s in repeats), tuple(runs), found.overlap_s
-        )
+        by_repeat = tuple((speed * seconds, seconds) for speed, seconds in repeats)
+        return cls(found.tokens, found.seconds, by_repeat, tuple(runs), found.overlap_s)
 
     @classmethod
     def simulated(cls, runs: Sequence[Simulated]) -> Outcome:
         """Mean of several simulations."""
-        tokens, seconds = ([getattr(run.summary, name) for run in runs] for name in ("tokens", "seconds"))
-        overlap = float(np.mean([run.summary.overlap_s for run in runs]))
-        return cls(float(np.mean(tokens)), float(np.mean(seconds)), (), tuple(runs), overlap)
-
-
-def speedups(own: Outcome, unit: Outcome) -> list[float]:
-    """Speedup over plain decoding in each live repetition."""
-    pairs = zip(own.repeats, unit.repeats, strict=True)
-    return [(t / s) / (other_t / other_s) for (t, s), (other_t, other_s) in pairs]
+        names = ("tokens", "seconds", "overlap_s")
+        tokens, seconds, overlap = (float(np.mean([getattr(r.summary, n) for r in runs])) for n in names)
+        return cls(tokens, seconds, (), tuple(runs), overlap)
 
 
 @dataclass(frozen=True)
@@ -195,19 +183,17 @@ def _rounds(run: LiveRun | Simulated) -> Mapping[str, IntArray]:
 
 
 def pooled_figure(summaries: Sequence[Summary], figure: str) -> float | None:
-    """A figure over several runs as a ratio of sums, weighted by what its denominator counts."""
-    known = [s for s in summaries if getattr(s, figure) is not None]
-    if not known:
-        return None
-    weights = [_weight(summary, figure) for summary in known]
-    return float(np.average([getattr(s, figure) for s in known], weights=weights))
+    """A figure over several runs as a ratio of sums, weighted by what its denominator counts.
 
-
-def _weight(summary: Summary, figure: str) -> float:
-    """Positions verified, of which the acceptance rate is a share; rounds for the others."""
-    if figure != "acceptance_rate" or not summary.acceptance_rate:
-        return float(summary.rounds)
-    return summary.accepted_per_round * summary.rounds / summary.acceptance_rate
+    That is positions verified for the acceptance rate, rounds for all others.
+    """
+    known, weights = [], []
+    for each in summaries:
+        if (value := getattr(each, figure)) is not None:
+            known.append(value)
+            verified = figure == "acceptance_rate" and value
+            weights.append(each.rounds * (each.accepted_per_round / value if verified else 1.0))
+    return float(np.average(known, weights=weights)) if known else None
 
 
 @dataclass
@@ -223,6 +209,7 @@ class Bench:
         given_job: The live pair; by default the profile's own, as it was measured.
         subsets: Parts that the prompts are split into, each run and predicted on its own.
         out: Folder in which live runs are kept before anything is made of them.
+        notes: What is kept beside what was asked, e.g. the machine.
     """
 
     study: Study[Any]
@@ -233,14 +220,11 @@ class Bench:
     given_job: Job | None = None
     subsets: int = 1
     out: Path | None = None
-    decided: dict[float, list[DecisionTrace]] = field(default_factory=dict)
-    """What live runs decided, by temperature and repetition."""
-    comparisons: list[Comparison] = field(default_factory=list)
     notes: Row = field(default_factory=dict)
-    """What is kept beside what was asked, e.g. the machine."""
+    comparisons: list[Comparison] = field(default_factory=list)
     _traces: dict[float, Trace] = field(default_factory=dict)
-    _curves: dict[tuple[float, DraftRule], LawInputs] = field(default_factory=dict)
-    _scenarios: dict[tuple[float, int], Scenario] = field(default_factory=dict)
+    _curves: dict[Any, LawInputs] = field(default_factory=dict)
+    _scenarios: dict[Any, Scenario] = field(default_factory=dict)
 
     @cached_property
     def sources(self) -> Sources:
@@ -267,44 +251,47 @@ class Bench:
         return None if self.plan.measured is None else read(self.plan.measured)
 
     @property
+    def recorded(self) -> bool:
+        """Whether the prompts are those of the calibration, as they were recorded then."""
+        return self.plan.prompts == RECORDED
+
+    @property
     def limit(self) -> int | None:
         """Most tokens of a request whose recording may be longer."""
-        return self.plan.max_tokens if self.plan.prompts == RECORDED else None
+        return self.plan.max_tokens if self.recorded else None
 
     def prompts(self) -> list[Prompt]:
         """The prompts asked for, of all categories in turn."""
-        every = load_prompts(find_prompts(self.plan.prompts))
-        return spread(every, self.plan.count) if self.plan.count else every
+        return choose_prompts(self.plan.prompts, self.plan.count)
 
     def trace(self, temperature: float) -> Trace:
         """The prompts, recorded by plain decoding at a temperature."""
         if temperature not in self._traces:
-            self._traces[temperature] = self._recorded(temperature)
+            if self.recorded:
+                trace = spread_requests(self.sources.trace(temperature), self.plan.count)
+            else:
+                job = replace(self.job, temperature=temperature)
+                trace = record(job, self.prompts(), self.plan.prompts, self.progress)
+            self._traces[temperature] = trace
         return self._traces[temperature]
-
-    def _recorded(self, temperature: float) -> Trace:
-        if self.plan.prompts == RECORDED:
-            return spread_requests(self.sources.trace(temperature), self.plan.count)
-        job = replace(self.job, temperature=temperature)
-        return record(job, self.prompts(), self.plan.prompts, self.progress)
 
     def scenario(self, temperature: float, batch: int = 1) -> Scenario:
         """The prompts on the profile's hardware."""
-        key = (temperature, self.plan.seed)
+        key, seed = (temperature, self.plan.seed), self.plan.seed
         if key not in self._scenarios:
-            self._scenarios[key] = self._scenario(self.trace(temperature), temperature, self.plan.seed)
+            self._scenarios[key] = self.scenario_of(self.trace(temperature), temperature, seed)
         found = replace(self._scenarios[key], batch=batch)
         share_surfaces(self._scenarios[key], found)
         return found
 
     def calibration(self, temperature: float) -> Scenario:
         """The prompts that the profile was calibrated on, on its hardware."""
-        return self._scenario(self.sources.trace(temperature), temperature, self.plan.seed)
+        return self.scenario_of(self.sources.trace(temperature), temperature, self.plan.seed)
 
-    def _scenario(self, trace: Trace, temperature: float, seed: int) -> Scenario:
+    def scenario_of(self, trace: Trace, temperature: float, seed: int) -> Scenario:
+        """A recording on the profile's hardware."""
         profile = self.sources.profile
-        tokens = replay(trace, limit=self.limit, seed=seed)
-        timings = find_timings(profile, temperature)
+        tokens, timings = replay(trace, limit=self.limit, seed=seed), find_timings(profile, temperature)
         return Scenario(tokens, profile=profile, seed=seed, measured_timings=timings)
 
     def told(self, entry: Entry) -> LawInputs:
@@ -312,18 +299,14 @@ class Bench:
         settings = entry.settings
         scenario = self.scenario(settings.temperature)
         told = law_inputs(scenario, settings)
-        if self.plan.prompts == RECORDED:
+        if self.recorded:
             key = (settings.temperature, draft_rule(settings))
             if key not in self._curves:
                 every = replay(self.sources.trace(settings.temperature), seed=self.plan.seed)
                 self._curves[key] = law_inputs(replace(scenario, tokens=every), settings)
             told = replace(told, exponent=self._curves[key].exponent, scale=self._curves[key].scale)
-        drift = dict(entry.drift)
-        return replace(
-            told,
-            target_s=told.target_s * drift.get("target.forward", 1.0),
-            draft_s=told.draft_s * drift.get("draft.forward", 1.0),
-        )
+        target, draft = (dict(entry.drift).get(f"{role}.forward", 1.0) for role in ("target", "draft"))
+        return replace(told, target_s=told.target_s * target, draft_s=told.draft_s * draft)
 
     def compare(self, entries: Sequence[Entry]) -> list[Row]:
         """Law, simulation and, where the plan says so, measurement of every setting, plain decoding first.
@@ -339,39 +322,23 @@ class Bench:
         ]
         self.comparisons += groups
         with ExitStack() as stack:
-            worlds = _Worlds(self.job, entries, stack) if self._runs_models(entries) else None
+            worlds = cache(lambda: live_worlds(self.job, entries, stack))
             for group in groups:
                 group.gather(worlds)
         if self.out is not None and self.plan.live:
-            self._keep(groups)
+            # Before anything is simulated: it can be predicted again whatever comes.
+            rows = tuple(row for group in groups for row in group.rows())
+            Results(self.study.name, rows, {**self.plan.asked, "live_hw": self.hw}).write(self.out)
+            for group in groups:
+                group.keep_decisions(self.out)
         for group in groups:
             group.simulate()
         return [row for group in groups for row in group.rows()]
 
-    def _keep(self, groups: Sequence[Comparison]) -> None:
-        """Write what was measured and decided, so that it can be predicted again whatever comes."""
-        assert self.out is not None
-        rows = tuple(row for group in groups for row in group.rows())
-        asked = {**self.plan.asked, "live_hw": self.hw}
-        Results(self.study.name, rows, asked).write(self.out)
-        for temperature, traces in self.decided.items():
-            for repeat, trace in enumerate(traces):
-                write_decisions(trace, self.out / decisions_file(temperature, repeat))
-
-    def _runs_models(self, entries: Sequence[Entry]) -> bool:
-        if self.stored is not None:
-            return False
-        return self.plan.live or any(
-            needs_decisions(entry.settings) and self.known_decisions(entry.settings) is None
-            for entry in entries
-        )
-
     def known_decisions(self, settings: Settings) -> Decisions | None:
         """What the profile's own recording of decisions says of a setting, on the calibration's prompts."""
-        if self.plan.prompts != RECORDED:
-            return None
         known = self.sources.decisions.get(settings.temperature)
-        return None if known is None else known.settings.get(settings.label)
+        return known.settings.get(settings.label) if self.recorded and known is not None else None
 
 
 def run_study(study: Study[Any], plan: Plan, progress: Progress, out: Path | None = None) -> Results:
@@ -391,26 +358,15 @@ def run_study(study: Study[Any], plan: Plan, progress: Progress, out: Path | Non
         kept = read(plan.measured).asked
         asked |= {name: kept[name] for name in REPEATED if name in kept}
         asked["live_hw"] = kept.get("live_hw") or (kept.get("hw") or [None])[0]
-        told = {name: asked[name] for name in REPEATED}
-        plan = replace(plan, live=False, **told)
+        plan = replace(plan, live=False, **{name: asked[name] for name in REPEATED})
     elif plan.live and plan.hw:
         asked["live_hw"] = plan.hw[0]
     rows: list[Row] = []
     notes: Row = {}
     for hw in plan.hw or ("",):
-        bench = Bench(study, plan, hw, progress, out=out, notes=notes)
-        rows += study.rows(bench)
+        rows += study.rows(Bench(study, plan, hw, progress, out=out, notes=notes))
     results = Results(study.name, tuple(rows), asked | notes)
     return replace(results, about=study.about(results))
-
-
-REPEATED = ("prompts", "count", "max_tokens", "repeats", "seed")
-"""What predicting stored live runs again takes from them."""
-
-
-def decisions_file(temperature: float, repeat: int) -> str:
-    """Name of what a repetition decided, beside its results."""
-    return f"decided-t{temperature:g}-{repeat}.parquet"
 
 
 def with_baselines(entries: Sequence[Entry]) -> list[Entry]:
@@ -441,6 +397,10 @@ class Part:
     subset: int
 
 
+Worlds: TypeAlias = Callable[[], Mapping[str, LiveWorld]]
+"""Starts the live worlds, by place, when first called."""
+
+
 class Comparison:
     """All settings of one temperature on the prompts recorded there."""
 
@@ -450,7 +410,9 @@ class Comparison:
         self.subsets = split(trace, bench.subsets)
         self.runs: list[LiveRun] = []
         self.decisions: dict[str, tuple[Decisions, ...]] = {}
+        """By label, one per live repetition that decided anew."""
         self.outcomes: dict[tuple[str, Entry], dict[Part, Outcome]] = {}
+        self._scenarios: dict[tuple[Part, int], Scenario] = {}
         widest = max(entry.batch for entry in entries)
         if widest > min(map(len, self.subsets)):
             raise SettingError(f"{len(trace.requests)} prompts do not fill a batch of {widest}: --count")
@@ -465,29 +427,34 @@ class Comparison:
                 found.setdefault((category[i] if apart else EVERY, subset), []).append(i)
         return [Part(tuple(ids), *key) for key, ids in found.items()]
 
-    def gather(self, worlds: _Worlds | None) -> None:
+    def gather(self, worlds: Worlds) -> None:
         """Run live what is to be, and collect what was decided."""
-        decided = [e.settings for e in self.entries if find_policy(e.settings.policy).needs_decisions]
-        needed = list(dict.fromkeys(decided))
-        if self.bench.stored is not None:
+        bench = self.bench
+        policies = {s: find_policy(s.policy) for s in dict.fromkeys(e.settings for e in self.entries)}
+        needed = [settings for settings, info in policies.items() if info.needs_decisions]
+        if bench.stored is not None:
             self.decisions = self._stored_decisions()
-        elif self.bench.plan.live and worlds is not None:
-            self.runs = self._run(worlds)
+        elif bench.plan.live:
+            self.runs = self._run(worlds())
             self.decisions = {each.label: self._decided(each) for each in needed}
-            self._keep_decisions()
-        else:
-            needed = [s for s in needed if needs_decisions(s)]
-            known = {s.label: self.bench.known_decisions(s) for s in needed}
-            self.decisions = {label: (found,) for label, found in known.items() if found is not None}
-            asked = [s for s in needed if s.label not in self.decisions]
-            if asked and worlds is not None:
-                self.decisions |= {name: (found,) for name, found in self._decide(worlds, asked).items()}
-        for entry in self.entries:
-            if self.runs and not entry.drift:
+            for entry in (entry for entry in self.entries if not entry.drift):
                 mine = [run for run in self.runs if run.cell == entry.cell]
-                self.outcomes[MEASURED, entry] = {p: _live(mine, p) for p in self.parts(entry.batch)}
+                self.outcomes[MEASURED, entry] = {
+                    part: Outcome.live([run for run in mine if set(run.requests) <= set(part.ids)])
+                    for part in self.parts(entry.batch)
+                }
+        else:
+            known = {s: bench.known_decisions(s) for s in needed if needs_decisions(s)}
+            found = {s.label: decisions for s, decisions in known.items() if decisions is not None}
+            if missing := [s for s, decisions in known.items() if decisions is None]:
+                requests = requests_of(self.trace, bench.limit)
+                found |= decide(worlds()[SPLIT], missing, requests, progress=self._progress("decisions"))
+            self.decisions = {label: (decisions,) for label, decisions in found.items()}
 
-    def _run(self, worlds: _Worlds) -> list[LiveRun]:
+    def _progress(self, stage: str) -> Callable[[int, int], None]:
+        return lambda done, total: self.bench.progress(stage, done, total)
+
+    def _run(self, worlds: Mapping[str, LiveWorld]) -> list[LiveRun]:
         """Every setting live on each subset, plain decoding among them several times."""
         cells = list(dict.fromkeys(e.cell for e in self.entries if not e.drift))
         sizes = [(c.place, c.batch) for c in cells if not c.settings.plain]
@@ -496,24 +463,14 @@ class Comparison:
         runs = []
         for number, ids in enumerate(self.subsets):
             runs += run_matrix(
-                worlds.by_place,
+                worlds,
                 [*cells, *extra],
                 requests_of(self.trace.slice(ids), self.bench.limit),
                 repeats=self.bench.plan.repeats,
                 seed=self.bench.plan.seed + number,
-                progress=lambda done, total: self.bench.progress(
-                    f"live at T={self.temperature:g}", done, total
-                ),
+                progress=self._progress(f"live at T={self.temperature:g}"),
             )
         return runs
-
-    def _decide(self, worlds: _Worlds, asked: Sequence[Settings]) -> dict[str, Decisions]:
-        return decide(
-            worlds.by_place[SPLIT],
-            asked,
-            requests_of(self.trace, self.bench.limit),
-            progress=lambda done, total: self.bench.progress("decisions", done, total),
-        )
 
     def _decided(self, settings: Settings) -> tuple[Decisions, ...]:
         """What a setting decided, one per repetition that decided anew: greedy ones all decide alike."""
@@ -523,24 +480,26 @@ class Comparison:
         repeats = sorted({run.repeat for run in mine})[: 1 if self.temperature == 0.0 else None]
         return tuple(joined([run.decisions for run in mine if run.repeat == r]) for r in repeats)
 
-    def _keep_decisions(self) -> None:
-        kept = self.bench.decided.setdefault(self.temperature, [])
+    def _file(self, repeat: int | str) -> str:
+        """Name of what a repetition decided, beside its results."""
+        return f"decided-t{self.temperature:g}-{repeat}.parquet"
+
+    def keep_decisions(self, folder: Path) -> None:
+        """Write what live runs decided, a file per repetition."""
         for repeat in range(max(map(len, self.decisions.values()), default=0)):
-            both = {name: each[repeat] for name, each in self.decisions.items() if repeat < len(each)}
-            limit = self.bench.job.limit
-            kept.append(DecisionTrace(self.trace.requests, self.trace.meta, both, limit))
+            mine = {name: each[repeat] for name, each in self.decisions.items() if repeat < len(each)}
+            kept = DecisionTrace(self.trace.requests, self.trace.meta, mine, self.bench.job.limit)
+            write_decisions(kept, folder / self._file(repeat))
 
     def _stored_decisions(self) -> dict[str, tuple[Decisions, ...]]:
         path = self.bench.plan.measured
         assert path is not None
         folder = path if path.is_dir() else path.parent
-        found: dict[str, list[Decisions]] = {}
-        for repeat in range(len(list(folder.glob(f"decided-t{self.temperature:g}-*.parquet")))):
-            for label, each in read_decisions(
-                folder / decisions_file(self.temperature, repeat)
-            ).settings.items():
-                found.setdefault(label, []).append(each)
-        return {label: tuple(each) for label, each in found.items()}
+        found: dict[str, tuple[Decisions, ...]] = {}
+        for repeat in range(len(list(folder.glob(self._file("*"))))):
+            for label, each in read_decisions(folder / self._file(repeat)).settings.items():
+                found[label] = (*found.get(label, ()), each)
+        return found
 
     def simulate(self) -> None:
         """Every setting in its own place in every simulated world."""
@@ -552,45 +511,38 @@ class Comparison:
             self.bench.progress("simulations", done + 1, len(here))
 
     def _simulated(self, entry: Entry, part: Part, effects: Effects) -> Outcome:
-        settings, timeline = entry.settings, self.bench.study.timeline
-        scenarios = self._scenarios(settings, part)
-        runs = []
-        for number, original in enumerate(scenarios):
-            drift = dict(entry.drift)
-            scenario = replace(original, batch=entry.batch, effects=effects, drift=drift)
-            share_surfaces(self.bench.scenario(self.temperature), scenario)
-            runs.append(simulate(scenario, settings, timeline=timeline and number == 0))
+        base, runs = self.bench.scenario(self.temperature), []
+        for number, original in enumerate(self._contents(entry.settings, part)):
+            scenario = replace(original, batch=entry.batch, effects=effects, drift=dict(entry.drift))
+            share_surfaces(base, scenario)
+            timeline = self.bench.study.timeline and number == 0
+            runs.append(simulate(scenario, entry.settings, timeline=timeline))
         return Outcome.simulated(runs)
 
-    def _scenarios(self, settings: Settings, part: Part) -> Iterator[Scenario]:
+    def _contents(self, settings: Settings, part: Part) -> Iterator[Scenario]:
         """One per draw, or per repetition whose decisions are replayed."""
-        trace, seed = self.trace.slice(part.ids), self.bench.plan.seed
-        for decided in self.decisions.get(settings.label, ()):
-            whole = DecisionTrace(self.trace.requests, trace.meta, {decided.label: decided}, self._limit)
-            yield replace(self._scenario_of(part, seed), decisions=whole.slice(part.ids))
-        if settings.label in self.decisions:
-            return
-        if needs_decisions(settings):
+        trace, seed = self.trace, self.bench.plan.seed
+        if (known := self.decisions.get(settings.label)) is not None:
+            limit = int(np.diff(trace.offsets).max())
+            for decided in known:
+                whole = DecisionTrace(trace.requests, trace.meta, {decided.label: decided}, limit)
+                yield replace(self._scenario(part, seed), decisions=whole.slice(part.ids))
+        elif needs_decisions(settings):
             raise SettingError(f"nothing is known of what {settings.label} decides on these prompts: --live")
-        for each in range(seed, seed + (DRAWS if self.temperature > 0.0 else 1)):
-            yield self._scenario_of(part, each)
+        else:
+            for each in range(seed, seed + (DRAWS if self.temperature > 0.0 else 1)):
+                yield self._scenario(part, each)
 
-    @property
-    def _limit(self) -> int:
-        return int(np.diff(self.trace.offsets).max())
-
-    def _scenario_of(self, part: Part, seed: int) -> Scenario:
-        known: dict[tuple[Part, int], Scenario] = self.__dict__.setdefault("_known", {})
-        if (part, seed) not in known:
-            known[part, seed] = self.bench._scenario(self.trace.slice(part.ids), self.temperature, seed)
-        return known[part, seed]
+    def _scenario(self, part: Part, seed: int) -> Scenario:
+        if (part, seed) not in self._scenarios:
+            trace = self.trace.slice(part.ids)
+            self._scenarios[part, seed] = self.bench.scenario_of(trace, self.temperature, seed)
+        return self._scenarios[part, seed]
 
     def unit(self, entry: Entry) -> Entry:
         """Plain decoding in the same place, batch and drift."""
-        same = (
-            e for e in self.entries if (e.place, e.batch, e.drift) == (entry.place, entry.batch, entry.drift)
-        )
-        return next(e for e in same if e.settings == plain(entry.settings))
+        wanted = (plain(entry.settings), entry.place, entry.batch, entry.drift)
+        return next(e for e in self.entries if (e.settings, e.place, e.batch, e.drift) == wanted)
 
     def rows(self) -> list[Row]:
         """One per entry; more by category, and by subset where there are several."""
@@ -623,108 +575,91 @@ class Comparison:
             "law_cache_hit_rate": law.cache_hit_rate,
             "law_acceptance": told.acceptance,
         }
-        simulated: Outcome | None = None
+        outcomes = {
+            world: Outcome.pooled([self.outcomes[world, entry][part] for part in parts])
+            for world in (*self.bench.study.worlds, MEASURED)
+            if (world, entry) in self.outcomes
+        }
+        simulated = next((own for world, own in outcomes.items() if world != MEASURED), None)
+        stored = {} if MEASURED in outcomes else self._stored(entry, parts)
         for world in (*self.bench.study.worlds, MEASURED):
-            row |= self._world(world, entry, parts, told)
-            if (world, entry) in self.outcomes:
-                last = Outcome.pooled([self.outcomes[world, entry][p] for p in parts])
-                simulated = last if simulated is None and world != MEASURED else simulated
+            row |= {f"{world}_tokens_per_second": None, f"{world}_speedup_vs_ar": None}
+            if world == MEASURED:
+                row |= stored
+            if world in outcomes:
+                row |= self._world(world, entry, parts, told, outcomes[world])
         measured = row["measured_speedup_vs_ar"]
         for world in ("law", *self.bench.study.worlds):
-            own = row.get(f"{world}_speedup_vs_ar")
+            own = row[f"{world}_speedup_vs_ar"]
             row[f"{world}_error"] = None if own is None or measured is None else own / measured - 1.0
-        row["extrapolated"] = "; ".join(_extrapolated(simulated))
-        return row | self._agreement(entry, simulated, parts)
+        runs = simulated.runs if simulated is not None else ()
+        outside = {text for run in runs if isinstance(run, Simulated) for text in outside_grid(run)}
+        row["extrapolated"] = "; ".join(sorted(outside))
+        row |= {"identical": stored.get("identical"), **dict.fromkeys(ROUNDS)}
+        if MEASURED in outcomes and self.temperature == 0.0:
+            row |= self._agreement(settings, outcomes[MEASURED].runs, runs)
+        return row
 
-    def _world(self, world: str, entry: Entry, parts: Sequence[Part], told: LawInputs) -> Row:
+    def _world(self, world: str, entry: Entry, parts: Sequence[Part], told: LawInputs, own: Outcome) -> Row:
         """The columns of one world."""
-        if (world, entry) not in self.outcomes:
-            stored = self._stored(entry, parts) if world == MEASURED else {}
-            return {f"{world}_tokens_per_second": None, f"{world}_speedup_vs_ar": None, **stored}
-        own, unit = (
-            Outcome.pooled([self.outcomes[world, each][part] for part in parts])
-            for each in (entry, self.unit(entry))
-        )
-        ids = [i for part in parts for i in part.ids]
-        view = View(
-            entry, world, own, unit, self.trace.slice(ids), told, self._view_decisions(world, own, entry),
-            self.bench.scenario(self.temperature, entry.batch),
-        )  # fmt: skip
+        unit = Outcome.pooled([self.outcomes[world, self.unit(entry)][part] for part in parts])
+        decisions = self.decisions.get(entry.settings.label, ())
+        if world == MEASURED:
+            decisions = tuple(run.decisions for run in own.runs if isinstance(run, LiveRun))
+        trace = self.trace.slice([i for part in parts for i in part.ids])
+        scenario = self.bench.scenario(self.temperature, entry.batch)
+        view = View(entry, world, own, unit, trace, told, decisions, scenario)
         figures = {
             "tokens_per_second": own.speed,
             "speedup_vs_ar": own.speed / unit.speed,
             **{name: pooled_figure(own.summaries, name) for name in FIGURES},
             "overlap_s": own.overlap_s,
             **self.bench.study.columns(view),
+            **(live_figures(own, unit) if world == MEASURED else {}),
         }
-        if world == MEASURED:
-            figures |= live_figures(own, unit)
         return {f"{world}_{name}": value for name, value in figures.items()}
-
-    def _view_decisions(self, world: str, own: Outcome, entry: Entry) -> tuple[Decisions, ...]:
-        if world == MEASURED:
-            return tuple(run.decisions for run in own.runs if isinstance(run, LiveRun))
-        return self.decisions.get(entry.settings.label, ())
 
     def _stored(self, entry: Entry, parts: Sequence[Part]) -> Row:
         """The measured columns of a stored row."""
-        if self.bench.stored is None:
-            return {}
         category = parts[0].category if len({p.category for p in parts}) == 1 else EVERY
-        for row in self.bench.stored.rows:
+        for row in self.bench.stored.rows if self.bench.stored is not None else ():
             same = (row["batch"], row.get("place") or SPLIT, row.get("category") or EVERY)
             if same == (entry.batch, entry.place, category) and settings_of(row) == entry.settings:
                 return {n: v for n, v in row.items() if n.startswith("measured_") or n == "identical"}
         return {}
 
-    def _agreement(self, entry: Entry, simulated: Outcome | None, parts: Sequence[Part]) -> Row:
-        """Whether greedy live runs went as simulated, round by round, and said what plain decoding says."""
-        names = ("rounds_compared", "round_differences", "unexcused_differences")
-        if (MEASURED, entry) not in self.outcomes or self.temperature > 0.0:
-            stored = self._stored(entry, parts)
-            return {"identical": stored.get("identical"), **dict.fromkeys(names)}
-        live = [run for part in parts for run in self.outcomes[MEASURED, entry][part].runs]
-        texts = [run for run in live if isinstance(run, LiveRun)]
-        row: Row = {"identical": identical(texts, self.trace, self.bench.limit)}
-        if simulated is None or find_policy(entry.settings.policy).needs_decisions:
-            return row | dict.fromkeys(names)
-        found = self.agreement(entry, parts)
+    def _agreement(
+        self,
+        settings: Settings,
+        live: Sequence[LiveRun | Simulated],
+        simulated: Sequence[LiveRun | Simulated],
+    ) -> Row:
+        """Whether greedy live runs said what plain decoding says, and went as simulated, round by round."""
+        ran = [run for run in live if isinstance(run, LiveRun)]
+        row: Row = {"identical": identical(ran, self.trace, self.bench.limit)}
+        if not simulated or find_policy(settings.policy).needs_decisions:
+            return row
+        expected = {
+            request: run.rows.log.rounds(request)
+            for run in simulated
+            if isinstance(run, Simulated)
+            for request in dict.fromkeys(run.rows.log.table()["request"].tolist())
+        }
+        rounds = {r: own for run in ran if run.repeat == 0 for r, own in run.rounds.items()}
+        found = compare_rounds(settings, expected, rounds, self.trace)
         unexcused = sum(not d.excused for d in found.differences)
         row["differences"] = [str(each) for each in found.differences]
-        return row | dict(zip(names, (found.rounds, len(found.differences), unexcused), strict=True))
-
-    def agreement(self, entry: Entry, parts: Sequence[Part]) -> Agreement:
-        """Simulated against live rounds of a greedy setting."""
-        world = next(iter(self.bench.study.worlds))
-        live, simulated = (
-            [run for part in parts for run in self.outcomes[name, entry][part].runs]
-            for name in (MEASURED, world)
-        )
-        return compare_rounds(
-            entry.settings,
-            {
-                r: run.rows.log.rounds(r)
-                for run in simulated
-                if isinstance(run, Simulated)
-                for r in _served(run)
-            },
-            {
-                r: own
-                for run in live
-                if isinstance(run, LiveRun) and run.repeat == 0
-                for r, own in run.rounds.items()
-            },
-            self.trace,
-        )
+        return row | dict(zip(ROUNDS, (found.rounds, len(found.differences), unexcused), strict=True))
 
 
-def _served(run: Simulated) -> list[int]:
-    return sorted(set(run.rows.log.table()["request"].tolist()))
+ROUNDS = ("rounds_compared", "round_differences", "unexcused_differences")
+"""Columns of a row whose live rounds were compared with simulated ones."""
 
 
 def live_figures(own: Outcome, unit: Outcome) -> Row:
     """What is kept of live runs, enough to pool and to compare them again."""
-    by_repeat = speedups(own, unit)
+    pairs = zip(own.repeats, unit.repeats, strict=True)
+    by_repeat = [(t / s) / (unit_t / unit_s) for (t, s), (unit_t, unit_s) in pairs]
     return {
         "low": min(by_repeat),
         "high": max(by_repeat),
@@ -737,44 +672,30 @@ def live_figures(own: Outcome, unit: Outcome) -> Row:
     }
 
 
-def _live(runs: Sequence[LiveRun], part: Part) -> Outcome:
-    return Outcome.live([run for run in runs if set(run.requests) <= set(part.ids)])
-
-
-def _extrapolated(found: Outcome | None) -> list[str]:
-    runs = [] if found is None else found.runs
-    return sorted({text for run in runs if isinstance(run, Simulated) for text in outside_grid(run)})
-
-
 def identical(runs: Sequence[LiveRun], trace: Trace, limit: int | None = None) -> bool:
     """Whether every live text is the recorded one, up to a limit."""
-    texts = {
-        r.id: tuple(trace.token[a:b].tolist())
-        for r, a, b in zip(trace.requests, trace.offsets, trace.offsets[1:], strict=False)
-    }
+    spans = zip(trace.requests, trace.offsets, trace.offsets[1:], strict=False)
+    texts = {request.id: tuple(trace.token[a:b].tolist()) for request, a, b in spans}
     return all(text == texts[request][:limit] for run in runs for request, text in run.texts.items())
 
 
 def split(trace: Trace, subsets: int) -> list[list[int]]:
     """Ids of the prompts of each subset: neighbours dealt out in turn.
 
-    Prompts come one of each category after the other, so that they are dealt out by whole turns.
+    Prompts come one of each category after the other, so that they are dealt out by whole turns, unless those
+    do not come out even.
 
     Raises:
         SettingError: Fewer prompts than subsets.
     """
-    requests = trace.requests
-    if not 1 <= subsets <= len(requests):
-        raise SettingError(f"{len(requests)} prompts cannot be split into {subsets} subsets")
-    turn = max(1, len({r.category for r in requests}))
-    dealt: list[list[int]] = [[] for _ in range(subsets)]
-    if len(requests) < turn * subsets:
-        turn = 1
-    for number, request in enumerate(requests):
-        dealt[number // turn % subsets].append(request.id)
-    sizes = [len(ids) for ids in dealt]
-    if max(sizes) - min(sizes) > 1:  # a last turn that is not whole: one by one, then
-        dealt = [[r.id for r in requests[k::subsets]] for k in range(subsets)]
+    ids = [request.id for request in trace.requests]
+    if not 1 <= subsets <= len(ids):
+        raise SettingError(f"{len(ids)} prompts cannot be split into {subsets} subsets")
+    turn = len({request.category for request in trace.requests})
+    for size in (turn, 1) if len(ids) >= turn * subsets else (1,):
+        dealt = [[i for n, i in enumerate(ids) if n // size % subsets == k] for k in range(subsets)]
+        if max(map(len, dealt)) - min(map(len, dealt)) <= 1:
+            break
     return dealt
 
 
@@ -782,24 +703,19 @@ def spread_requests(trace: Trace, count: int | None) -> Trace:
     """`count` requests taken in turn from every category; all of them for None."""
     if count is None or count >= len(trace.requests):
         return trace
-    by_category: dict[str, list[int]] = {}
-    for request in trace.requests:
-        by_category.setdefault(request.category, []).append(request.id)
-    turns = [ids[turn] for turn in range(count) for ids in by_category.values() if turn < len(ids)]
-    return trace.slice(turns[:count])
+    return trace.slice([request.id for request in spread(trace.requests, count)])
 
 
-class _Worlds:
+def live_worlds(job: Job, entries: Sequence[Entry], stack: ExitStack) -> dict[str, LiveWorld]:
     """The live worlds of some entries, one per place, with as many drafts and rows as any needs."""
-
-    def __init__(self, job: Job, entries: Sequence[Entry], stack: ExitStack) -> None:
-        self.by_place: dict[str, LiveWorld] = {}
-        widest = max(entry.batch for entry in entries)
-        drafts = max(entry.settings.draft_devices or 1 for entry in entries)
-        for place in dict.fromkeys(entry.place for entry in entries if not entry.drift):
-            there = job if place == SPLIT else replace(job, placement=parse_placement(place))
-            target, draft = worker_specs(there, batch=widest)
-            self.by_place[place] = stack.enter_context(LiveWorld(target, more_drafts(draft, drafts)))
+    worlds = {}
+    widest = max(entry.batch for entry in entries)
+    drafts = max(entry.settings.draft_devices or 1 for entry in entries)
+    for place in dict.fromkeys(entry.place for entry in entries if not entry.drift):
+        there = job if place == SPLIT else replace(job, placement=parse_placement(place))
+        target, draft = worker_specs(there, batch=widest)
+        worlds[place] = stack.enter_context(LiveWorld(target, more_drafts(draft, drafts)))
+    return worlds
 
 
 def more_drafts(draft: WorkerSpec, count: int) -> list[WorkerSpec]:
@@ -820,31 +736,9 @@ def more_drafts(draft: WorkerSpec, count: int) -> list[WorkerSpec]:
     return [draft, *more]
 
 
-def live_job(
-    target: str,
-    draft: str,
-    *,
-    limit: int,
-    temperatures: Sequence[float] = (0.0,),
-    placement: str = SPLIT,
-    seed: int = 0,
-    trust_remote_code: bool = False,
-) -> Job:
-    """The job that live runs are made of: pair, placement and limit; calibrating it would be quick."""
-    return make_job(
-        target=target,
-        draft=draft,
-        placement=placement,
-        temperature=temperatures,
-        max_tokens=limit,
-        quick=True,
-        seed=seed,
-        trust_remote_code=trust_remote_code,
-    )
-
-
 def profiled_job(sources: Sources, *, limit: int, seed: int) -> Job:
     """The live job of a profile's own pair, as its trace names it, called as it was when it was measured."""
     meta = next(iter(sources.traces.values())).meta
-    job = live_job(meta.target_model, meta.draft_model, limit=limit, seed=seed)
+    target, draft = meta.target_model, meta.draft_model
+    job = make_job(target=target, draft=draft, temperature=(0.0,), max_tokens=limit, quick=True, seed=seed)
     return like_profile(job, sources.profile)

@@ -16,6 +16,13 @@ GAP_BOUND = 1e-4
 shapes differ by about 1e-5 here, so a swap at a gap above this bound is a bug."""
 
 
+def first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:
+    """Where two sequences part: the length of the shorter one where it is cut short; None if they do not."""
+    both = zip(one, other, strict=False)
+    at = next((i for i, (a, b) in enumerate(both) if a != b), min(len(one), len(other)))
+    return None if at == len(one) == len(other) else at
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The first round in which the two worlds disagree on a request.
@@ -24,7 +31,7 @@ class Difference:
         settings: The setting.
         request: The request.
         simulated: That round, simulated; None if there was none any more.
-        live: Likewise, live.
+        live: That round, live; None if there was none any more.
         gap: Smallest gap between log-probabilities that the round's decisions hang on: between the
             target's first two choices, and between neighbours in the draft's ranking.
     """
@@ -53,14 +60,10 @@ class Agreement:
     """Comparison of a setting's rounds over many requests.
 
     Attributes:
-        settings: The setting.
-        requests: Requests compared.
         rounds: Rounds that agree in (accepted, emitted, bonus, hit, position, length, source).
         differences: First disagreement of each request that has one.
     """
 
-    settings: Settings
-    requests: int
     rounds: int
     differences: tuple[Difference, ...]
 
@@ -82,29 +85,27 @@ def compare_rounds(
     """
     agreeing, differences = 0, []
     for request, rounds in live.items():
-        expected = simulated[request]
-        for index in range(max(len(rounds), len(expected))):
-            a = expected[index] if index < len(expected) else None
-            b = rounds[index] if index < len(rounds) else None
-            if a != b:
-                gap = _gap(trace.slice([request]), [r for r in (a, b) if r is not None], _depth(settings))
-                differences.append(Difference(settings, request, a, b, gap))
-                break
-            agreeing += 1
-    return Agreement(settings, len(live), agreeing, tuple(differences))
+        at = first_difference(simulated[request], rounds)
+        agreeing += len(rounds) if at is None else at
+        if at is not None:
+            one, other = (next(iter(each[at : at + 1]), None) for each in (simulated[request], rounds))
+            gap = _gap(trace.slice([request]), [r for r in (one, other) if r is not None], settings)
+            differences.append(Difference(settings, request, one, other, gap))
+    return Agreement(agreeing, tuple(differences))
 
 
-def _depth(settings: Settings) -> int:
-    """Ranks of the draft that a setting looks at: its cached set, the rejected token, and the next one."""
-    return max(settings.fanout or (0,)) + 2
+def _gap(part: Trace, rounds: Sequence[Round], settings: Settings) -> float:
+    """Smallest gap at the positions that any of the rounds decided.
 
-
-def _gap(part: Trace, rounds: Sequence[Round], depth: int) -> float:
-    """Smallest gap at the positions that any of the rounds decided."""
+    Of the draft the ranks count that the setting looks at: its cached set, the rejected token, and the next.
+    """
     first = min(r.position for r in rounds)
     last = min(max(r.position + r.emitted for r in rounds) + 1, len(part))
     gaps = [np.inf]
-    for column, ranks in (("target_top_logprobs", 2), ("draft_top_logprobs", depth)):
+    for column, ranks in (
+        ("target_top_logprobs", 2),
+        ("draft_top_logprobs", max(settings.fanout or (0,)) + 2),
+    ):
         ranked = part.column(column)[first:last, :ranks]
         gaps.append(float(np.min(-np.diff(ranked, axis=1), initial=np.inf)))
     return min(gaps)

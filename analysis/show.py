@@ -257,6 +257,40 @@ def legend_above(axes: Any) -> None:
     axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
 
 
+def draw_lines(
+    figure: Any,
+    rows: Sequence[Row],
+    *,
+    by: str,
+    x: str,
+    label: str,
+    panels: Mapping[str, str],
+    name: str = "{}",
+    powers: Sequence[float] = (),
+) -> list[Any]:
+    """A panel per figure side by side, in each a line per world and value of a column; returns the axes.
+
+    Args:
+        figure: Where to.
+        rows: In the order of `x`.
+        by: Column whose values have a line each.
+        x: Column on the horizontal axis.
+        label: Of that axis.
+        panels: Labels of the vertical axes by column less the world's name, e.g. `speedup_vs_ar`.
+        name: Format of what a line is called.
+        powers: See `finish`.
+    """
+    found = list(figure.subplots(1, len(panels), squeeze=False)[0])
+    for axes, (column, y) in zip(found, panels.items(), strict=True):
+        for colour, value in zip(COLOURS, dict.fromkeys(row[by] for row in rows), strict=False):
+            mine = [row for row in rows if row[by] == value]
+            draw_worlds(axes, mine, x, column, colour=colour, label=name.format(value))
+        finish(axes, x=label, y=y, powers=powers)
+        if column == "speedup_vs_ar":
+            parity(axes)
+    return found
+
+
 def legend_below(axes: Any, *, columns: int) -> None:
     """Outside of the panel and below its label, so that it hides nothing."""
     from matplotlib.transforms import ScaledTranslation

@@ -51,6 +51,12 @@ def errors_of(rows: Iterable[Row], column: str) -> Errors | None:
     return Errors.of([1.0 + row[column] for row in mine])
 
 
+def median(values: Iterable[float | None]) -> float | None:
+    """The median of the values that there are."""
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
 def spread_of(values: Sequence[float], middle: float) -> float | None:
     """Half the range of repetitions, relative to what they are repetitions of; None of a single one."""
     return None if len(values) < 2 else (max(values) - min(values)) / 2.0 / middle

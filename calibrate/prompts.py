@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from calibrate.shipped import PROMPTS
 from hardware_profiles.files import FileRefused, parse_json, read_text
@@ -101,15 +103,22 @@ def _parse(line: str, where: str) -> Prompt:
     return prompt
 
 
-def spread(prompts: list[Prompt], count: int) -> list[Prompt]:
-    """`count` prompts taken in turn from every category, so that a small sample is a fair one."""
-    by_category: dict[str, list[Prompt]] = {}
-    for prompt in prompts:
-        by_category.setdefault(prompt.category, []).append(prompt)
-    chosen: list[Prompt] = []
-    queues = [list(group) for group in by_category.values()]
-    while len(chosen) < count and any(queues):
-        for queue in queues:
-            if queue and len(chosen) < count:
-                chosen.append(queue.pop(0))
-    return chosen
+class Categorised(Protocol):
+    """Whatever is of a category of prompts."""
+
+    @property
+    def category(self) -> str:
+        """Of the prompt."""
+        ...
+
+
+OfPrompt = TypeVar("OfPrompt", bound=Categorised)
+
+
+def spread(items: Iterable[OfPrompt], count: int | None = None) -> list[OfPrompt]:
+    """`count` items (None: all), taken in turn from every category, so that a small sample is a fair one."""
+    by_category: dict[str, list[OfPrompt]] = {}
+    for item in items:
+        by_category.setdefault(item.category, []).append(item)
+    turns = zip_longest(*by_category.values())
+    return [item for turn in turns for item in turn if item is not None][:count]

@@ -15,12 +15,13 @@ from typing import Any, TypeAlias
 import click
 import numpy as np
 
-from analysis.execute import Bench, live_job
+from analysis.execute import MOST_TOKENS, Bench
 from analysis.results import Results, Row, read, settings_of
 from analysis.show import Column, table
 from analysis.sources import Sources
 from analysis.stats import Errors
 from analysis.study import POSITIVE, Entry, Plan, Study, option
+from calibrate.job import make_job
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile
 from policies.registry import SettingError, Settings
@@ -74,7 +75,8 @@ def answer(bench: Bench) -> list[Row]:
     validations = [read(path) for path in plan.validation]
     measured, told = measured_speedups(validations), validations[0].about
     temperatures = sorted({settings.temperature for settings, _ in measured})
-    job = live_job(told["target"], told["draft"], limit=plan.max_tokens or 64, temperatures=temperatures)
+    target, draft, limit = told["target"], told["draft"], plan.max_tokens or MOST_TOKENS
+    job = make_job(target=target, draft=draft, temperature=temperatures, max_tokens=limit, quick=True)
     plan = replace(plan, prompts=told["prompts"], count=int(told["summary"]["requests"]))
     # Only the profile is judged: the texts are the validations' own, recorded anew.
     sources = Sources(load_profile(find_profile(bench.hw)), {}, 0.0, hw=bench.hw)

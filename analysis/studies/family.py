@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.execute import Bench, plain
+from analysis.execute import Bench
+from analysis.intervals import plain
 from analysis.results import EVERY, Results, Row, settings_of
 from analysis.show import OPINIONS, SETTING, TEXT, Column, factor, table
 from analysis.stats import errors_of, ranks

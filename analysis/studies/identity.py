@@ -7,20 +7,20 @@ counted.  What is done is kept as it goes: started again, the command goes on wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import click
 
-from analysis.execute import Bench, live_job
+from analysis.execute import Bench
 from analysis.results import Results, Row
-from analysis.rounds import GAP_BOUND
+from analysis.rounds import GAP_BOUND, first_difference
 from analysis.show import BATCH, SETTING, Column, table
-from analysis.study import POSITIVE, Plan, Study, option
+from analysis.study import POSITIVE, Plan, Progress, Study, option
 from calibrate.calibration import requests_of
-from calibrate.job import Job, inputs, like_profile, worker_specs
+from calibrate.job import Job, inputs, like_profile, make_job, worker_specs
 from calibrate.journal import Journal, open_journal
 from calibrate.live.placement import Mode
 from calibrate.live.transport.world import LiveWorld
@@ -46,57 +46,6 @@ class IdentityPlan(Plan):
     max_tokens: int | None = option(128, "Most tokens per prompt.", type=POSITIVE)
     batch: tuple[int, ...] = option((1, 4), "List.")
     fresh: bool = option(False, "Forget what an interrupted run left.")
-
-
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """Where a text first departs from plain decoding's.
-
-    Attributes:
-        request: Id of the request.
-        position: Of the first token that differs; the length of the shorter text where one is cut short.
-        expected: Plain decoding's token; None where it had ended.
-        found: The policy's; None where it had ended.
-        gap: Between the log-probabilities of the target's first two choices there.
-    """
-
-    request: int
-    position: int
-    expected: int | None
-    found: int | None
-    gap: float
-
-    @property
-    def tied(self) -> bool:
-        """Whether rounding explains it."""
-        return self.gap < GAP_BOUND
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """One setting in one batch, compared with plain decoding.
-
-    Attributes:
-        policy: Its name.
-        setting: Its label.
-        batch: Rows served at once.
-        prompts: Texts compared.
-        tokens: Tokens compared.
-        tokens_per_round: Emitted per round and row: 1 would say that nothing was speculated.
-        differences: Texts that depart at a place where the target's choice is clear.
-        ties: Texts that depart at a tie.
-        first: The first departure that is no tie, else the first tie; None without any.
-    """
-
-    policy: str
-    setting: str
-    batch: int
-    prompts: int
-    tokens: int
-    tokens_per_round: float
-    differences: int
-    ties: int
-    first: Departure | None
 
 
 def identity_settings(names: Sequence[str] = (), *, datastore: str | None = None) -> list[Settings]:
@@ -135,23 +84,17 @@ def answer(bench: Bench) -> list[Row]:
         raise SettingError(f"{len(prompts)} prompts do not fill a batch of {max(plan.batch)}: give more")
     job = bench.job
     if plan.target:
-        other = live_job(plan.target, job.names[1], limit=plan.max_tokens or 1, seed=plan.seed)
-        job = like_profile(other, bench.sources.profile)
+        draft, limit = job.names[1], plan.max_tokens or 1
+        job = make_job(target=plan.target, draft=draft, temperature=(0.0,), max_tokens=limit, quick=True)
+        job = like_profile(replace(job, seed=plan.seed), bench.sources.profile)
     job = replace(job, mode=plan.mode or job.mode)  # type: ignore[arg-type]  # click has checked it
     trace = replace(bench, given_job=job).trace(0.0)
     depends = {**inputs(job), "held out": [p.question_id for p in prompts]}
     folder = (bench.out or user_directory()) / ".identity.partial"
     with open_journal(folder, depends, fresh=plan.fresh) as journal:
-        found = check(job, trace, settings, plan.batch, journal=journal, progress=bench.progress)
+        rows = check(job, trace, settings, plan.batch, journal=journal, progress=bench.progress)
         journal.discard()
-    return [as_row(each) for each in found]
-
-
-def as_row(checked: Checked) -> Row:
-    """Columns; those of the first departure begin with `first_`."""
-    row = {name: value for name, value in asdict(checked).items() if name != "first"}
-    first = {} if checked.first is None else asdict(checked.first)
-    return row | {f"first_{name}": value for name, value in first.items()}
+    return rows
 
 
 def check(
@@ -161,8 +104,8 @@ def check(
     batches: Sequence[int],
     *,
     journal: Journal,
-    progress: Callable[[str, int, int], None],
-) -> list[Checked]:
+    progress: Progress,
+) -> list[Row]:
     """Run settings live on the prompts of a trace and compare every text with the recorded one.
 
     Args:
@@ -173,85 +116,70 @@ def check(
         journal: Keeps every finished comparison.
         progress: (stage, done, total).
     """
-    requests = requests_of(trace)
+    requests, rows, started = requests_of(trace), [], 0
     cells = [(each, batch) for batch in batches for each in settings]
     # A second draft worker is started for those only that use it; wide batches, soon done, come first.
     cells.sort(key=lambda cell: (cell[0].draft_devices or 1, -cell[1]))
-    found: list[Checked] = []
-    with _Worlds(job, max(batches)) as worlds:
+    with ExitStack() as stack:
         for each, batch in cells:
-            key = ("identity", each.label, batch)
+            key, drafts = ("identity", each.label, batch), each.draft_devices or 1
             if not journal.has(*key):
-                world = worlds.of(each.draft_devices or 1)
-                journal.put(asdict(compare(run_live(world, each, requests, batch=batch), trace)), *key)
-            found.append(_kept(journal.get(*key)))
-            progress("identity", len(found), len(cells))
-    return found
+                if drafts != started:
+                    stack.close()
+                    target, draft = worker_specs(job, batch=max(batches))
+                    more = [replace(draft, name=f"draft-{i}") for i in range(1, drafts)]
+                    world = stack.enter_context(LiveWorld(target, [draft, *more]))
+                    started = drafts
+                journal.put(compare(run_live(world, each, requests, batch=batch), trace), *key)
+            rows.append(journal.get(*key))
+            progress("identity", len(rows), len(cells))
+    return rows
 
 
-class _Worlds:
-    """The live world with so many draft workers; one at a time, started when first asked for."""
+def compare(run: LiveRun, trace: Trace) -> Row:
+    """The texts of a run beside the recorded ones.
 
-    def __init__(self, job: Job, batch: int) -> None:
-        self._job, self._batch = job, batch
-        self._stack = ExitStack()
-        self._drafts = 0
-        self._world: LiveWorld | None = None
-
-    def __enter__(self) -> _Worlds:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def of(self, drafts: int) -> LiveWorld:
-        if self._world is None or drafts != self._drafts:
-            self._stack.close()
-            target, draft = worker_specs(self._job, batch=self._batch)
-            more = [replace(draft, name=f"draft-{i}") for i in range(1, drafts)]
-            self._world = self._stack.enter_context(LiveWorld(target, [draft, *more]))
-            self._drafts = drafts
-        return self._world
-
-
-def compare(run: LiveRun, trace: Trace) -> Checked:
-    """The texts of a run beside the recorded ones."""
+    Returns:
+        Texts and tokens compared, tokens per round and row (1 would say that nothing was speculated), texts
+        that depart where the target's choice is clear (`differences`) and where it is not (`ties`), and the
+        first clear departure, else the first tie, in columns that begin with `first_`.
+    """
     departures = [d for request in run.requests if (d := departure(run.texts[request], request, trace))]
-    clear = [d for d in departures if not d.tied]
-    return Checked(
-        policy=run.settings.policy,
-        setting=run.settings.label,
-        batch=run.batch,
-        prompts=len(run.requests),
-        tokens=sum(len(run.texts[request]) for request in run.requests),
-        tokens_per_round=run.summary.tokens_per_round,
-        differences=len(clear),
-        ties=len(departures) - len(clear),
-        first=next(iter(clear or departures), None),
-    )
+    clear = [d for d in departures if d["gap"] >= GAP_BOUND]
+    first = next(iter(clear or departures), {})
+    return {
+        "policy": run.settings.policy,
+        "setting": run.settings.label,
+        "batch": run.batch,
+        "prompts": len(run.requests),
+        "tokens": sum(len(run.texts[request]) for request in run.requests),
+        "tokens_per_round": run.summary.tokens_per_round,
+        "differences": len(clear),
+        "ties": len(departures) - len(clear),
+        **{f"first_{name}": value for name, value in first.items()},
+    }
 
 
-def departure(text: Sequence[int], request: int, trace: Trace) -> Departure | None:
-    """Where a text departs from the recorded one; None if it does not."""
+def departure(text: Sequence[int], request: int, trace: Trace) -> Row | None:
+    """Where a text departs from the recorded one; None if it does not.
+
+    Returns:
+        The position, the token `expected` and that `found` (None where a text had ended), and the `gap` of
+        log-probabilities of the target's first two choices there: below `GAP_BOUND` rounding explains it.
+    """
     part = trace.slice([request])
     expected = part.token.tolist()
-    if list(text) == expected:
+    at = first_difference(text, expected)
+    if at is None:
         return None
-    both = min(len(text), len(expected))
-    at = next((i for i in range(both) if text[i] != expected[i]), both)
     first, second = part.column("target_top_logprobs")[min(at, len(expected) - 1), :2]
-    return Departure(
-        request=request,
-        position=at,
-        expected=expected[at] if at < len(expected) else None,
-        found=text[at] if at < len(text) else None,
-        gap=float(first - second),
-    )
-
-
-def _kept(piece: Mapping[str, Any]) -> Checked:
-    first = piece["first"]
-    return Checked(**{**piece, "first": None if first is None else Departure(**first)})
+    return {
+        "request": request,
+        "position": at,
+        "expected": expected[at] if at < len(expected) else None,
+        "found": text[at] if at < len(text) else None,
+        "gap": float(first - second),
+    }
 
 
 def about(results: Results) -> Row:

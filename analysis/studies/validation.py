@@ -17,14 +17,15 @@ from typing import Any
 import click
 import numpy as np
 
-from analysis.execute import Bench, Comparison, live_job
-from analysis.intervals import Interval
+from analysis.execute import Bench, Comparison
+from analysis.intervals import Bootstrap, Interval
 from analysis.results import Results, Row, settings_of
-from analysis.show import WORLDS, Column, legend_below, parity, table
+from analysis.show import WORLDS, Column, legend_below, parity, table, values
 from analysis.sources import Sources, load_sources
-from analysis.stats import errors_of
+from analysis.stats import errors_of, median
 from analysis.study import POSITIVE, Entry, Picture, Plan, Study, option
-from calibrate.job import Job, like_profile
+from calibrate.calibration import open_work, run_calibration, write_all
+from calibrate.job import Job, like_profile, make_job
 from hardware_profiles.files import atomic_write
 from hardware_profiles.profile import MeasuredRun, load_profile
 from hardware_profiles.store import user_profile, user_trace
@@ -139,15 +140,21 @@ def answer(bench: Bench) -> list[Row]:
     settings = expand(
         plan.policies, plan.lookahead, shapes, plan.backup, temperatures=plan.temperature, seed=plan.seed
     )
-    check_size(plan)
+    widest, needed = max(plan.batch), max(plan.batch) * plan.subsets
+    if widest > (plan.count or needed) // plan.subsets:
+        raise SettingError(
+            f"a batch of {widest} needs {needed} prompts in {plan.subsets} subsets, got {plan.count}: a "
+            f"smaller batch would be run; give --count {needed}"
+        )
     prompts = bench.prompts()
     if not plan.hw:
         raise SettingError("--hw is empty: name a profile, or leave it out for this machine's own")
-    job = live_job(
-        plan.target,
-        plan.draft,
-        limit=plan.max_tokens or 0,
-        temperatures=plan.temperature,
+    job = make_job(
+        target=plan.target,
+        draft=plan.draft,
+        max_tokens=plan.max_tokens or 0,
+        temperature=plan.temperature,
+        quick=True,
         placement=plan.placement,
         seed=plan.seed,
         trust_remote_code=plan.trust_remote_code,
@@ -163,7 +170,6 @@ def answer(bench: Bench) -> list[Row]:
         subsets=min(plan.subsets, len(prompts)),
     )
     rows = here.compare([Entry(s, batch) for batch in plan.batch for s in settings])
-    found = foresee(rows, sources, plan, bench, size=len(prompts) // here.subsets, subsets=here.subsets)
     if bench.out is not None:
         for comparison in here.comparisons:
             write_timelines(comparison, bench.out)
@@ -173,147 +179,23 @@ def answer(bench: Bench) -> list[Row]:
         "files": {str(kind): file for kind, file in sources.origins.items()},
         "model_error": sources.model_error,
     }
-    return found
-
-
-def write_timelines(comparison: Comparison, folder: Path) -> None:
-    """The first request of every setting as it ran, simulated and live, for Perfetto."""
-    for entry in comparison.entries:
-        label = entry.settings.label + (f" b={entry.batch}" if entry.batch > 1 else "")
-        slug = label.replace(" ", "_").replace("=", "").replace(",", "-")
-        for world in ("simulated", "measured"):
-            run = next(iter(comparison.outcomes[world, entry].values())).runs[0]
-            spans, name = run.spans, "live"
-            if isinstance(run, Simulated):
-                log, first = run.rows.log, run.rows.log.rounds(comparison.subsets[0][0])
-                spans, name = [s for s in run.spans if s.end_s <= log.ends[len(first) - 1]], "simulated"
-            with atomic_write(folder / f"timeline_{slug}_{name}.json") as file:
-                file.write(chrome_trace(spans, title=f"{name} {label}"))
-
-
-def write_live_runs(results: Results, folder: Path) -> list[Path]:
-    """Every live run beside its interval, as CSV."""
-    runs = Results("live_runs", tuple(results.about["live_runs"]))
-    with atomic_write(folder / "live_runs.csv") as file:
-        file.write(runs.as_csv())
-    return [folder / "live_runs.csv"]
-
-
-def check_size(plan: ValidationPlan) -> None:
-    """Refuse a batch wider than a subset before anything is run.
-
-    Raises:
-        SettingError: The message says how many prompts it takes.
-    """
-    widest, needed = max(plan.batch), max(plan.batch) * plan.subsets
-    if min(plan.batch) < 1:
-        raise SettingError(f"batch must be at least 1, got {min(plan.batch)}")
-    if widest > (plan.count or needed) // plan.subsets:
-        raise SettingError(
-            f"a batch of {widest} needs {needed} prompts in {plan.subsets} subsets, got {plan.count}: a "
-            f"smaller batch would be run; give --count {needed}"
-        )
-
-
-def foresee(
-    rows: Sequence[Row], sources: Sources, plan: ValidationPlan, bench: Bench, *, size: int, subsets: int
-) -> list[Row]:
-    """The rows with intervals from the calibration's prompts and the nearest setting run there.
-
-    The rows of single subsets become the `runs` of the row of all.
-    """
-    boots = {
-        (t, batch): sources.bootstrap(
-            t,
-            batch=batch,
-            size=size,
-            limit=reachable(plan.max_tokens, sources.trace(t)),
-            level=plan.level,
-            seed=plan.seed,
-        )
-        for t, batch in dict.fromkeys((row["temperature"], row["batch"]) for row in rows)
-    }
-    whole = [row for row in rows if row.get("subset") is None]
-    found = []
-    for done, row in enumerate(whole):
-        settings, boot = settings_of(row), boots[row["temperature"], row["batch"]]
-        one, several = boot.speedup(settings), boot.speedup_of_several(settings, subsets)
-        parts = [r for r in rows if r.get("subset") is not None and _same(r, row)] or [{**row, "subset": 0}]
-        found.append(_foreseen(row, several, [_run(part, one) for part in parts], sources))
-        bench.progress("intervals", done + 1, len(whole))
-    return found
-
-
-def _same(one: Row, other: Row) -> bool:
-    return (one["setting"], one["batch"]) == (other["setting"], other["batch"])
-
-
-def _run(part: Row, predicted: Interval) -> Row:
-    """A live run that an interval was predicted for: a setting on a subset of the prompts."""
-    return {
-        "setting": part["setting"],
-        "batch": part["batch"],
-        "temperature": part["temperature"],
-        "subset": part["subset"],
-        "predicted_low": predicted.low,
-        "predicted_middle": predicted.middle,
-        "predicted_high": predicted.high,
-        "simulated_speedup_vs_ar": part["simulated_speedup_vs_ar"],
-        "measured_speedup_vs_ar": part["measured_speedup_vs_ar"],
-        "covered": part["measured_speedup_vs_ar"] in predicted,
-    }
-
-
-def _foreseen(row: Row, expected: Interval, runs: list[Row], sources: Sources) -> Row:
-    measured = row["measured_speedup_vs_ar"]
-    nearest = nearest_measured(settings_of(row), sources.profile.measured_runs, row["batch"])
-    return {
-        **row,
-        "label": row["setting"] + (f" b={row['batch']}" if row["batch"] > 1 else ""),
-        "without_contention_speedup_vs_ar": row["alone_speedup_vs_ar"],
-        "predicted_low": expected.low,
-        "predicted_middle": expected.middle,
-        "predicted_high": expected.high,
-        "error": row["simulated_error"],
-        "error_without_contention": row["alone_error"],
-        "error_from_calibration_prompts": expected.middle / measured - 1.0,
-        "nearest_setting_error": None if nearest is None else nearest.speedup_vs_ar / measured - 1.0,
-        "subsets": len(runs),
-        "subsets_covered": sum(run["covered"] for run in runs),
-        "tokens_per_round": row["simulated_tokens_per_round"],
-        "cache_hit_rate": row["simulated_cache_hit_rate"],
-        "identical_to_plain_decoding": row["identical"],
-        "live_runs": runs,
-    }
-
-
-def reachable(limit: int | None, trace: Trace) -> int | None:
-    """The limit where the calibration trace reaches it, else None: all that was recorded."""
-    return limit if limit and int(np.diff(trace.offsets).max()) >= limit else None
+    return foresee(rows, sources, here, size=len(prompts) // here.subsets)
 
 
 def predictor(job: Job, plan: ValidationPlan, bench: Bench) -> Sources:
     """Profile and calibration traces: those named, this machine's own, or new ones by `calibrate --quick`."""
-    hw, trace, temperatures = plan.hw[0], plan.trace or None, plan.temperature
-    if hw != "auto":
-        return load_sources(hw, trace=trace, temperatures=temperatures)
-    profile_path, trace_path = user_profile(job.name), user_trace(job.name)
-    known = profile_path.is_file() and trace_path.is_file()
-    if not known or load_profile(profile_path).provenance.machine != str(job.machine):
-        click.echo(
-            f"no profile {job.name} of this machine yet: calibrating ({shlex.join(sys.argv)})", err=True
-        )
-        calibrate_now(job, bench)
-    return load_sources(str(profile_path), trace=trace or str(trace_path), temperatures=temperatures)
-
-
-def calibrate_now(job: Job, bench: Bench) -> None:
-    """Calibrate quickly and keep profile and traces among the user's own."""
-    from calibrate.calibration import open_work, run_calibration, write_all
-
-    with open_work(job, None) as journal:
-        write_all(run_calibration(job, bench.progress, journal=journal), job, None)
-        journal.discard()
+    hw, trace = plan.hw[0], plan.trace or None
+    if hw == "auto":
+        path, own = user_profile(job.name), user_trace(job.name)
+        known = path.is_file() and own.is_file()
+        if not known or load_profile(path).provenance.machine != str(job.machine):
+            again = shlex.join(sys.argv)
+            click.echo(f"no profile {job.name} of this machine yet: calibrating ({again})", err=True)
+            with open_work(job, None) as journal:
+                write_all(run_calibration(job, bench.progress, journal=journal), job, None)
+                journal.discard()
+        hw, trace = str(path), trace or str(own)
+    return load_sources(hw, trace=trace, temperatures=plan.temperature)
 
 
 def warn_of_another_machine(job: Job, sources: Sources) -> None:
@@ -325,6 +207,103 @@ def warn_of_another_machine(job: Job, sources: Sources) -> None:
             "--hw auto predicts with a profile of this one",
             err=True,
         )
+
+
+def write_timelines(comparison: Comparison, folder: Path) -> None:
+    """The first request of every setting as it ran, simulated and live, for Perfetto."""
+    for entry in comparison.entries:
+        label = label_of(entry.settings.label, entry.batch)
+        slug = label.replace(" ", "_").replace("=", "").replace(",", "-")
+        for world in ("simulated", "measured"):
+            run = next(iter(comparison.outcomes[world, entry].values())).runs[0]
+            spans, name = run.spans, "live"
+            if isinstance(run, Simulated):
+                log, first = run.rows.log, run.rows.log.rounds(comparison.subsets[0][0])
+                spans, name = [s for s in run.spans if s.end_s <= log.ends[len(first) - 1]], "simulated"
+            with atomic_write(folder / f"timeline_{slug}_{name}.json") as file:
+                file.write(chrome_trace(spans, title=f"{name} {label}"))
+
+
+def label_of(setting: str, batch: int) -> str:
+    """A setting and its batch, where that is not 1."""
+    return setting + (f" b={batch}" if batch > 1 else "")
+
+
+def foresee(rows: Sequence[Row], sources: Sources, bench: Bench, *, size: int) -> list[Row]:
+    """The rows of whole settings with what was foreseen without their prompts; of subsets as `live_runs`.
+
+    Foreseen are an interval from the calibration's prompts, for runs of `size` requests, and the nearest
+    setting that was run there.
+    """
+    plan = bench.plan_as(ValidationPlan)
+    boots: dict[tuple[float, int], Bootstrap] = {}
+    whole = [row for row in rows if row.get("subset") is None]
+    found = []
+    for done, row in enumerate(whole):
+        temperature, batch, measured = (row[n] for n in ("temperature", "batch", "measured_speedup_vs_ar"))
+        if (temperature, batch) not in boots:
+            limit = reachable(plan.max_tokens, sources.trace(temperature))
+            boots[temperature, batch] = sources.bootstrap(
+                temperature, batch=batch, size=size, limit=limit, level=plan.level, seed=plan.seed
+            )
+        several, one = intervals_of(boots[temperature, batch], settings_of(row), bench.subsets)
+        nearest = nearest_measured(settings_of(row), sources.profile.measured_runs, batch)
+        parts = [r for r in rows if r.get("subset") is not None and _same(r, row)] or [{**row, "subset": 0}]
+        runs = [_run(part, one) for part in parts]
+        found.append(
+            {
+                **row,
+                **_predicted(several),
+                "label": label_of(row["setting"], batch),
+                "without_contention_speedup_vs_ar": row["alone_speedup_vs_ar"],
+                "error": row["simulated_error"],
+                "error_without_contention": row["alone_error"],
+                "error_from_calibration_prompts": several and several.middle / measured - 1.0,
+                "nearest_setting_error": nearest and nearest.speedup_vs_ar / measured - 1.0,
+                "subsets": len(runs),
+                "subsets_covered": sum(bool(run["covered"]) for run in runs),
+                "tokens_per_round": row["simulated_tokens_per_round"],
+                "cache_hit_rate": row["simulated_cache_hit_rate"],
+                "identical_to_plain_decoding": row["identical"],
+                "live_runs": runs,
+            }
+        )
+        bench.progress("intervals", done + 1, len(whole))
+    return found
+
+
+def intervals_of(
+    boot: Bootstrap, settings: Settings, runs: int
+) -> tuple[Interval, Interval] | tuple[None, None]:
+    """Of the speedup of several runs and of one; None where what a policy decides was not recorded."""
+    try:
+        return boot.speedup_of_several(settings, runs), boot.speedup(settings)
+    except SettingError:
+        return None, None
+
+
+def _predicted(interval: Interval | None) -> Row:
+    return {f"predicted_{end}": interval and getattr(interval, end) for end in ("low", "middle", "high")}
+
+
+def _same(one: Row, other: Row) -> bool:
+    return (one["setting"], one["batch"]) == (other["setting"], other["batch"])
+
+
+def _run(part: Row, interval: Interval | None) -> Row:
+    """A live run that an interval was predicted for: a setting on a subset of the prompts."""
+    speedups = ("simulated_speedup_vs_ar", "measured_speedup_vs_ar")
+    return {
+        **{name: part[name] for name in ("setting", "batch", "temperature", "subset")},
+        **_predicted(interval),
+        **{name: part[name] for name in speedups},
+        "covered": interval and part["measured_speedup_vs_ar"] in interval,
+    }
+
+
+def reachable(limit: int | None, trace: Trace) -> int | None:
+    """The limit where the calibration trace reaches it, else None: all that was recorded."""
+    return limit if limit and int(np.diff(trace.offsets).max()) >= limit else None
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
@@ -344,7 +323,7 @@ def error_summary(rows: Sequence[Row]) -> Row:
 
 def coverage(rows: Sequence[Row], asked: Mapping[str, Any]) -> Row:
     """Share of live runs (per setting and subset of the prompts) whose speedup lies in the interval."""
-    runs = [run for row in compared(rows) for run in row["live_runs"]]
+    runs = [run for row in compared(rows) for run in row["live_runs"] if run["covered"] is not None]
     covered = sum(run["covered"] for run in runs)
     widths = [run["predicted_high"] / run["predicted_low"] - 1.0 for run in runs]
     return {
@@ -352,35 +331,30 @@ def coverage(rows: Sequence[Row], asked: Mapping[str, Any]) -> Row:
         "runs": len(runs),
         "covered": covered,
         "share": covered / len(runs) if runs else None,
-        "median_width": float(np.median(widths)) if widths else None,
+        "median_width": median(widths),
         "model_error": asked["model_error"],
     }
 
 
 def summary(results: Results) -> Row:
     """Errors of every opinion, overall and by batch and temperature, coverage, exactness of replay."""
-    rows = results.rows
-    others = compared(rows)
+    rows, others = results.rows, compared(results.rows)
     replayed = [row for row in rows if row["rounds_compared"] is not None]
     texts = [row["identical"] for row in rows if row["identical"] is not None]
-    spreads = [s for row in others if (s := row["measured_spread"]) is not None]
+    groups: dict[tuple[int, float], list[Row]] = {}
+    for row in others:
+        groups.setdefault((row["batch"], row["temperature"]), []).append(row)
     return {
         "settings": len(others),
         "requests": rows[0]["requests"],
         "repeats": results.asked["repeats"],
         **error_summary(rows),
         "by_batch_and_temperature": [
-            {
-                "batch": batch,
-                "temperature": temperature,
-                **error_summary(
-                    [r for r in others if (r["batch"], r["temperature"]) == (batch, temperature)]
-                ),
-            }
-            for batch, temperature in dict.fromkeys((r["batch"], r["temperature"]) for r in others)
+            {"batch": batch, "temperature": temperature, **error_summary(mine)}
+            for (batch, temperature), mine in groups.items()
         ],
         "coverage": coverage(rows, results.asked),
-        "median_spread": float(np.median(spreads)) if spreads else None,
+        "median_spread": median(row["measured_spread"] for row in others),
         "rounds_compared": sum(row["rounds_compared"] for row in replayed),
         "round_differences": sum(row["round_differences"] for row in replayed),
         "replay_exact": not any(row["unexcused_differences"] for row in replayed) if replayed else None,
@@ -389,17 +363,22 @@ def summary(results: Results) -> Row:
 
 
 def about(results: Results) -> Row:
-    """The documented keys beside the rows (docs/json.md)."""
+    """What stands beside the rows (docs/reference/formats.md)."""
     rows, asked = results.rows, results.asked
     return {
         "profile": rows[0]["profile"],
-        **{name: asked[name] for name in ("files", "profile_machine", "machine")},
-        "target": asked["target"],
-        "draft": asked["draft"],
+        **{name: asked[name] for name in ("files", "profile_machine", "machine", "target", "draft")},
         "prompts": Path(asked["prompts"]).stem,
         "summary": summary(results),
         "live_runs": [run for row in compared(rows) for run in row["live_runs"]],
     }
+
+
+def write_live_runs(results: Results, folder: Path) -> list[Path]:
+    """Every live run beside its interval, as CSV."""
+    with atomic_write(folder / "live_runs.csv") as file:
+        file.write(Results("live_runs", tuple(results.about["live_runs"])).as_csv())
+    return [folder / "live_runs.csv"]
 
 
 def _columns(level: float) -> tuple[Column, ...]:
@@ -408,7 +387,7 @@ def _columns(level: float) -> tuple[Column, ...]:
 
     def foreseen(row: Row) -> str | None:
         low, middle, high = (row[f"predicted_{name}"] for name in ("low", "middle", "high"))
-        return None if row["policy"] == "ar" else f"{middle:.2f}, {low:.2f}-{high:.2f}"
+        return None if row["policy"] == "ar" or low is None else f"{middle:.2f}, {low:.2f}-{high:.2f}"
 
     return (
         Column("speedup over AR", "label"),
@@ -483,43 +462,29 @@ def pictures(results: Results) -> dict[str, Picture]:
 
 def draw_speedups(axes: Any, rows: Sequence[Row], level: float) -> None:
     """Markers per setting: law, simulated, measured with its range; the predicted interval behind them."""
-    y = np.arange(len(rows))
-    low, middle, high = ([row[f"predicted_{name}"] for row in rows] for name in ("low", "middle", "high"))
+    at = np.arange(len(rows))
+    low, middle, high = (values(rows, f"predicted_{name}") for name in ("low", "middle", "high"))
     label = f"{level:.0%} interval, from calibration prompts"
-    axes.barh(y, np.subtract(high, low), left=low, height=0.55, color="#f3d9c4", label=label)
-    axes.plot(middle, y, "|", color="#c44e52", label="simulated, calibration prompts", markersize=12)
-    measured = np.array([row["measured_speedup_vs_ar"] for row in rows])
-    ends = [
-        measured - [row["measured_low"] for row in rows],
-        [row["measured_high"] for row in rows] - measured,
-    ]
-    look = {"fmt": "o", "color": "#55a868", "markersize": 7, "capsize": 3}
-    axes.errorbar(measured, y, xerr=np.maximum(0.0, ends), label="measured", **look)
-    simulated = [row["simulated_speedup_vs_ar"] for row in rows]
-    axes.plot(
-        simulated,
-        y,
-        WORLDS["simulated"]["marker"],
-        color="#dd8452",
-        label="simulated, own prompts",
-        markersize=5,
+    axes.barh(at, high - low, left=low, height=0.55, color="#f3d9c4", label=label)
+    axes.plot(middle, at, "|", color="#c44e52", label="simulated, calibration prompts", markersize=12)
+    law, simulated, measured, least, most = (
+        values(rows, name)
+        for name in (*(f"{world}_speedup_vs_ar" for world in WORLDS), "measured_low", "measured_high")
     )
-    laws = [(v, i) for i, row in enumerate(rows) if (v := row["law_speedup_vs_ar"]) is not None]
-    axes.plot([v for v, _ in laws], [i for _, i in laws], "|", color="#4c72b0", label="law", markersize=12)
+    look = {"fmt": "o", "color": "#55a868", "markersize": 7, "capsize": 3}
+    ends = np.maximum(0.0, [measured - least, most - measured])
+    axes.errorbar(measured, at, xerr=ends, label="measured", **look)
+    axes.plot(simulated, at, "D", color="#dd8452", label="simulated, own prompts", markersize=5)
+    axes.plot(law, at, "|", color="#4c72b0", label="law", markersize=12)
     parity(axes, upright=True)
-    axes.set_yticks(y, [row["label"] for row in rows], fontsize=8)
-    axes.set_ylim(len(rows) - 0.5, -0.5)  # first setting on top, both panels alike
-    axes.set_xlabel("speedup over plain decoding")
-    legend_below(axes, columns=2)
-    axes.grid(axis="x", alpha=0.3)
+    _frame(axes, [row["label"] for row in rows], "speedup over plain decoding")
 
 
 def draw_errors(axes: Any, rows: Sequence[Row]) -> None:
     """Error of the simulation per setting, with the spread of the live runs behind it."""
-    spreads = [(100 * s, i) for i, row in enumerate(rows) if (s := row["measured_spread"]) is not None]
-    if spreads:
-        widths, lows = [2 * s for s, _ in spreads], [-s for s, _ in spreads]
-        axes.barh([i for _, i in spreads], widths, left=lows, color="#dddddd", label="spread of live runs")
+    at, spread = np.arange(len(rows)), 100 * values(rows, "measured_spread")
+    if np.isfinite(spread).any():
+        axes.barh(at, 2 * spread, left=-spread, color="#dddddd", label="spread of live runs")
     marks: dict[str, tuple[str, Row]] = {
         "error": ("simulated", {"marker": "D", "color": "#dd8452"}),
         "error_without_contention": (
@@ -529,13 +494,17 @@ def draw_errors(axes: Any, rows: Sequence[Row]) -> None:
         "nearest_setting_error": ("nearest calibrated setting", {"marker": "x", "color": "#8172b3"}),
     }
     for column, (label, look) in marks.items():
-        known = [(100 * v, i) for i, row in enumerate(rows) if (v := row[column]) is not None]
-        if known:
-            axes.plot(*zip(*known, strict=True), linestyle="", markersize=5, label=label, **look)
+        if np.isfinite(errors := 100 * values(rows, column)).any():
+            axes.plot(errors, at, linestyle="", markersize=5, label=label, **look)
     axes.axvline(0.0, color="black", linewidth=0.8)
-    axes.set_yticks(np.arange(len(rows)), [])
-    axes.set_ylim(len(rows) - 0.5, -0.5)  # first setting on top, both panels alike
-    axes.set_xlabel("error of the predicted speedup, %")
+    _frame(axes, [""] * len(rows), "error of the predicted speedup, %")
+
+
+def _frame(axes: Any, names: Sequence[str], label: str) -> None:
+    """A setting per line, the first on top, alike in both panels."""
+    axes.set_yticks(np.arange(len(names)), names, fontsize=8)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel(label)
     legend_below(axes, columns=2)
     axes.grid(axis="x", alpha=0.3)
 

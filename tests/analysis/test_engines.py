@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from analysis.__main__ import main
 from analysis.studies import engines
-from analysis.studies.engines import BASE, Comparison, Pairing, compare, measure, pinned_name
+from analysis.studies.engines import BASE, EnginesPlan, Runs, compare, measure, pinned_name
 from calibrate.live.reference import Generated
 from policies.values import Request
 
@@ -54,23 +54,24 @@ def test_speeds_are_ratios_of_sums_per_repetition() -> None:
         ],
     }
     base, assisted, ours = compare(runs, pinned)
-    assert base == Comparison(BASE, 2.0, (1.0, 1.0, 1.0), (0.375, 0.25, 0.5), 4, 4, None)
-    assert assisted.vs_plain == (3.0, 2.0, 4.0)
-    assert ours == Comparison("ours", 2.5, (1.25, 0.5, 2.0), (0.5625, 0.125, 1.0), 2, 4, 2)
+    names = ("tokens_per_second", "vs_plain", "vs_pinned", "identical", "runs", "first_difference")
+    assert [base[name] for name in names] == [2.0, [1.0, 1.0, 1.0], [0.375, 0.25, 0.5], 4, 4, None]
+    assert assisted["vs_plain"] == [3.0, 2.0, 4.0]
+    assert [ours[name] for name in names] == [2.5, [1.25, 0.5, 2.0], [0.5625, 0.125, 1.0], 2, 4, 2]
 
 
 def test_the_command_prints_json_and_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[Pairing] = []
+    plans: list[EnginesPlan] = []
 
-    def run_job(job: Pairing, texts: list[str], progress: object) -> list[Comparison]:
-        jobs.append(job)
+    def run_engines(plan: EnginesPlan, texts: list[str], progress: object) -> Runs:
+        plans.append(plan)
         assert len(texts) == 2
-        return [Comparison(BASE, 2.0, (1.0, 1.0, 1.0), (0.375, 0.25, 0.5), 4, 4, None)]
+        return {name: [[Generated((1, 2), 1.0)]] for name in (BASE, pinned_name(4))}
 
-    monkeypatch.setattr(engines, "run_job", run_job)
+    monkeypatch.setattr(engines, "run_engines", run_engines)
     options = ["run", "engines", "--target", "pair:target", "--count", "2", "--mode", "eager"]
     printed = CliRunner().invoke(main, [*options, "--json"], catch_exceptions=False).stdout
     found = json.loads(printed)
-    assert found["rows"][0]["vs_pinned"] == [0.375, 0.25, 0.5]
-    assert (found["asked"]["target"], jobs[0].modes, jobs[0].lookahead) == ("pair:target", ("eager",), 4)
+    assert found["rows"][0]["vs_pinned"] == [1.0, 1.0, 1.0]
+    assert (found["asked"]["target"], plans[0].mode, plans[0].lookahead) == ("pair:target", ("eager",), 4)
     assert BASE in CliRunner().invoke(main, options, catch_exceptions=False).stdout

@@ -12,7 +12,8 @@ from tiny_profiles import trace
 
 from analysis.__main__ import main
 from analysis.results import Results
-from analysis.studies.identity import Checked, Departure, about, as_row, departure, identity_settings, show
+from analysis.rounds import GAP_BOUND
+from analysis.studies.identity import about, departure, identity_settings, show
 from policies.config import SettingError
 from policies.registry import KNOBS, POLICIES
 
@@ -36,8 +37,8 @@ def test_where_a_text_departs(
     """The third position has two equal choices: there another token is a tie."""
     assert TRACE.token.tolist() == list(TEXT)
     found = departure(text, 0, TRACE)
-    assert (found and (found.position, found.expected, found.found)) == expected
-    assert found is None or found.tied == tied
+    assert (found and (found["position"], found["expected"], found["found"])) == expected
+    assert found is None or (found["gap"] < GAP_BOUND) == tied
 
 
 def test_every_live_policy_and_greedy_value_has_a_setting() -> None:
@@ -63,13 +64,15 @@ def test_a_policy_without_models_is_refused() -> None:
 
 
 def test_the_table_names_the_first_departure(capsys: pytest.CaptureFixture[str]) -> None:
-    same = Checked("sd", "sd K=1", 1, 2, 8, 1.5, 0, 0, None)
-    other = Checked("pearl", "pearl K=2", 4, 2, 8, 1.7, 1, 1, Departure(1, 3, 14, 99, 0.2))
-    results = Results("identity", (as_row(same), as_row(other)))
+    names = ("setting", "batch", "prompts", "tokens", "tokens_per_round", "differences", "ties")
+    same = dict(zip(names, ("sd K=1", 1, 2, 8, 1.5, 0, 0), strict=True))
+    other = dict(zip(names, ("pearl K=2", 4, 2, 8, 1.7, 1, 1), strict=True))
+    where = {"request": 1, "position": 3, "expected": 14, "found": 99, "gap": 0.2}
+    other |= {f"first_{name}": value for name, value in where.items()}
+    results = Results("identity", (same, other))
     results = replace(results, about=about(results))
     for part in show(results):
         Console(width=200).print(part)
     shown = capsys.readouterr().out
     assert "1 texts differ" in shown and "position 3: 99 for 14" in shown
     assert results.about["total"] == {"runs": 2, "tokens": 16, "differences": 1, "ties": 1}
-    assert results.rows[1]["first_position"] == 3

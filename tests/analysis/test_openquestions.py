@@ -15,8 +15,7 @@ from analysis.__main__ import main
 from analysis.execute import Bench
 from analysis.results import read
 from analysis.sources import Sources
-from analysis.studies import backup, pareto, ratio
-from analysis.studies.openquestions import Recorded
+from analysis.studies.openquestions import RATIO, Recorded, ceilings, pareto_rows, ratio_rows, switch
 from hardware_profiles.profile import save_profile
 from hardware_profiles.trace import write_trace
 
@@ -33,9 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bench() -> Bench:
-    return Bench(
-        ratio.STUDY, Recorded(), given_sources=Sources(profile(), {0.0: trace(RANKS, listed=16)}, 0.0)
-    )
+    return Bench(RATIO, Recorded(), given_sources=Sources(profile(), {0.0: trace(RANKS, listed=16)}, 0.0))
 
 
 def invoke(folder: Path, name: str, out: Path, *arguments: str):  # type: ignore[no-untyped-def]
@@ -81,24 +78,24 @@ def test_every_study_is_listed_with_its_question() -> None:
 
 
 def test_no_simulation_passes_its_ceiling() -> None:
-    rows = ratio.rows(bench())
+    rows = ratio_rows(bench())
     assert {row["policy"] for row in rows} == {"sd", "pearl", "saguaro"}
     for row in rows:
         assert row["simulated_speedup_vs_ar"] <= 1.1 * row["ceiling"]
     # Ceilings by hand at a = 1: SD with a draft for nothing and K up to 64 emits 65 tokens a step.
-    assert ratio.ceilings(1.0, 1e9)["sd"] == pytest.approx(65.0)
-    assert ratio.ceilings(1.0, 4.0)["pearl"] == 4.0
+    assert ceilings(1.0, 1e9)["sd"] == pytest.approx(65.0)
+    assert ceilings(1.0, 4.0)["pearl"] == 4.0
 
 
 def test_the_switch_is_where_a_fast_backup_catches_up() -> None:
     speeds = {("primary", 1): 1.5, ("plain", 1): 1.2, ("primary", 2): 1.3, ("plain", 2): 1.3}
     rows = [{"backup": b, "batch": n, "measured_speedup_vs_ar": v} for (b, n), v in speeds.items()]
-    assert backup.switch(rows, "measured") == 2
-    assert backup.switch(rows[:2], "measured") is None
+    assert switch(rows, "measured") == 2
+    assert switch(rows[:2], "measured") is None
 
 
 def test_pareto_counts_devices() -> None:
-    rows = {(row["policy"], row["batch"]): row for row in pareto.rows(bench())}
+    rows = {(row["policy"], row["batch"]): row for row in pareto_rows(bench())}
     assert rows["saguaro", 4]["devices"] == 2 and rows["sd", 4]["devices"] == 1
     row = rows["ar", 4]
     assert row["simulated_per_request"] == pytest.approx(row["simulated_tokens_per_second"] / 4)

@@ -50,7 +50,7 @@ def tiny_machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """`validate` on a tiny pair that is 10 % slower live than simulated, plain decoding aside."""
     job = SimpleNamespace(machine=HERE, limit=12)
     sources = Sources(TINY, {0.0: TEXTS}, model_error=0.02)
-    monkeypatch.setattr(validation, "live_job", lambda *_, **__: job)
+    monkeypatch.setattr(validation, "make_job", lambda *_, **__: job)
     monkeypatch.setattr(validation, "like_profile", lambda job, _: job)
     monkeypatch.setattr(validation, "load_sources", lambda *_, **__: sources)
     monkeypatch.setattr(execute.Bench, "trace", lambda self, t: self.sources.trace(t))

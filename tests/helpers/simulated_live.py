@@ -86,5 +86,5 @@ def run_without_models(
         ]
 
     monkeypatch.setattr(execute, "run_matrix", run_matrix)
-    monkeypatch.setattr(execute, "_Worlds", lambda *_: SimpleNamespace(by_place={}))
+    monkeypatch.setattr(execute, "live_worlds", lambda *_: {})
     return ran
