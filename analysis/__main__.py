@@ -77,8 +77,7 @@ def command_of(study: Study[Any]) -> click.Command:
 
     def run(out: Path | None, plot: bool, as_json: bool, **options: Any) -> None:
         with refusals(RUNS_MODELS):
-            plan = study.plan(**options)
-            results = _run(study, plan, out, quiet=as_json)
+            results = _run(study, study.plan(**options), out, quiet=as_json)
             written = _write(study, results, out, plot=plot)
         if as_json:
             click.echo(results.as_json())

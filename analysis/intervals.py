@@ -22,18 +22,20 @@ requests share rounds, so that every replicate is simulated.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product, zip_longest
+from itertools import product
 from typing import Any
 
 import numpy as np
 
+from analysis.results import settings_of
+from calibrate.prompts import spread
 from hardware_profiles.profile import MeasuredRun, Profile
 from hardware_profiles.surface import ConstantCost, GridCost
 from hardware_profiles.trace import Trace
-from policies.registry import Settings, configure, find_policy
+from policies.registry import Settings, configure
 from policies.sampling import FloatArray, keyed_generator
 from policies.values import IntArray
 from simulator.run import Scenario, Simulated, baseline_settings, simulate
@@ -57,43 +59,6 @@ LIMITS = (64, 32)
 """Limits under which it may run them."""
 FALLBACK = 0.04
 """Taken where a profile measured no setting live: the median error over all validations so far."""
-
-
-@dataclass(frozen=True)
-class Draws:
-    """What the replicates draw, the same for every setting.
-
-    Attributes:
-        prompts: [R, n] indices into the token model's requests.
-        seeds: [R] seeds of sampling luck and latency noise.
-        factors: Per operation the [R] latency factors; operations without block factors are left out.
-    """
-
-    prompts: IntArray
-    seeds: IntArray
-    factors: Mapping[str, FloatArray]
-
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-
-def draw(profile: Profile | None, *, requests: int, size: int, replicates: int, seed: int) -> Draws:
-    """Draw the replicates.
-
-    Args:
-        profile: Whose block factors to draw from; None for constant costs.
-        requests: Requests of the token model.
-        size: Requests of the run that is predicted.
-        replicates: How many.
-        seed: Keys every draw.
-    """
-    prompts = keyed_generator(seed, "bootstrap-prompts").integers(0, requests, (replicates, size))
-    seeds = keyed_generator(seed, "bootstrap-lucks").integers(0, 2**31, replicates)
-    factors = {}
-    for name, known in block_factors(profile).items():
-        chosen = keyed_generator(seed, f"bootstrap-{name}").integers(0, len(known), replicates)
-        factors[name] = known[chosen]
-    return Draws(prompts, seeds, factors)
 
 
 def block_factors(profile: Profile | None) -> dict[str, FloatArray]:
@@ -153,17 +118,12 @@ def seconds_by_request(run: Simulated) -> tuple[FloatArray, FloatArray]:
     A request takes from getting its slot to its last round; what is left of prefills (messages) is the
     same for all and taken off.
     """
-    log = run.rows.log
-    table = log.table()
-    order = list(dict.fromkeys(table["request"].tolist()))
-    last = dict(zip(table["request"].tolist(), log.ends, strict=True))
-    prefill = log.prefill_s / len(order)
-    tokens = np.bincount(
-        np.searchsorted(np.sort(order), table["request"]), weights=table["emitted"], minlength=len(order)
-    )
-    counts = tokens[np.searchsorted(np.sort(order), order)].astype(np.float64)
-    seconds = [last[request] - log.admitted_s[request] - prefill for request in order]
-    return counts, np.array(seconds, dtype=np.float64)
+    log, table = run.rows.log, run.rows.log.table()
+    requests = table["request"].tolist()
+    last = dict(zip(requests, log.ends, strict=True))
+    tokens = np.bincount(table["request"], weights=table["emitted"])[list(last)].astype(np.float64)
+    prefill = log.prefill_s / len(last)
+    return tokens, np.array([end - log.admitted_s[request] - prefill for request, end in last.items()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,16 +184,26 @@ class Bootstrap:
     _speeds: dict[tuple[Settings, int], FloatArray] = field(default_factory=dict)
 
     @cached_property
-    def draws(self) -> Draws:
-        """What the replicates draw."""
-        count = self.replicates or (REPLICATES if self.batch == 1 else BATCH_REPLICATES)
-        return draw(
-            self.scenario.profile,
-            requests=len(self.scenario.tokens.requests),
-            size=self.size or len(self.scenario.tokens.requests),
-            replicates=count,
-            seed=self.seed,
-        )
+    def count(self) -> int:
+        """R, the number of replicates."""
+        return self.replicates or (REPLICATES if self.batch == 1 else BATCH_REPLICATES)
+
+    @cached_property
+    def prompts(self) -> IntArray:
+        """[R, n] indices into the token model's requests."""
+        requests = len(self.scenario.tokens.requests)
+        shape = (self.count, self.size or requests)
+        return keyed_generator(self.seed, "bootstrap-prompts").integers(0, requests, shape)
+
+    @cached_property
+    def factors(self) -> dict[str, FloatArray]:
+        """The [R] latency factors of every operation that has block factors."""
+        known = block_factors(self.scenario.profile)
+        chosen = {
+            n: keyed_generator(self.seed, f"bootstrap-{n}").integers(0, len(known[n]), self.count)
+            for n in known
+        }
+        return {name: known[name][which] for name, which in chosen.items()}
 
     def speeds(self, settings: Settings, batch: int | None = None) -> FloatArray:
         """[R] tokens per second in each replicate, model error left out."""
@@ -261,16 +231,18 @@ class Bootstrap:
         The model error, which they share, stays whole.
         """
         order = keyed_generator(self.seed, "bootstrap-several")
-        chosen = np.array([order.permutation(len(self.draws)) for _ in range(runs)])
+        chosen = np.array([order.permutation(self.count) for _ in range(runs)])
         ratios = [1.0 / (1.0 / self.speeds(s)[chosen]).mean(axis=0) for s in (settings, plain(settings))]
         return interval(ratios[0] / ratios[1] * self._error_factors(settings), self.level)
 
     def _error_factors(self, settings: Settings) -> FloatArray:
         if settings.plain or self.model_error == 0.0:
-            return np.ones(len(self.draws))
-        key = zlib.crc32(settings.label.encode())
-        normal = keyed_generator(self.seed, "bootstrap-model-error", key).standard_normal(len(self.draws))
+            return np.ones(self.count)
+        normal = self._keyed("model-error", settings).standard_normal(self.count)
         return np.asarray(np.exp(self.model_error * normal), dtype=np.float64)
+
+    def _keyed(self, what: str, settings: Settings) -> np.random.Generator:
+        return keyed_generator(self.seed, f"bootstrap-{what}", zlib.crc32(settings.label.encode()))
 
     def _alone(self, settings: Settings) -> FloatArray:
         """One request at a time: ratio of sums over the prompts drawn."""
@@ -279,42 +251,35 @@ class Bootstrap:
         runs = [self._per_request(variant, self.scenario.tokens) for variant in variants]
         tokens, seconds = (np.array([run[i] for run in runs]) for i in (0, 1))
         # A luck for each prompt drawn, not for the replicate: the runs of two prompts are independent.
-        key = zlib.crc32(settings.label.encode())
-        prompts = self.draws.prompts
-        which = keyed_generator(self.seed, "bootstrap-choice", key).integers(0, seeds, prompts.shape)
-        speeds = tokens[which, prompts].sum(axis=1) / seconds[which, prompts].sum(axis=1)
+        which = self._keyed("choice", settings).integers(0, seeds, self.prompts.shape)
+        drawn = (which, self.prompts)
+        speeds = tokens[drawn].sum(axis=1) / seconds[drawn].sum(axis=1)
         few = evenly_chosen(self.scenario.tokens, PROBED_PROMPTS)
+        return self._drifted(settings, speeds, lambda drift: self._per_request(settings, few, drift)[1].sum())
 
-        def seconds_of_few(drift: Mapping[str, float]) -> float:
-            return float(self._per_request(settings, few, drift)[1].sum())
-
-        before = seconds_of_few({}) if self.draws.factors else 1.0
-        for name, elasticity in self._elasticities(settings, before, seconds_of_few).items():
-            speeds = speeds * self.draws.factors[name] ** -elasticity
-        return np.asarray(speeds, dtype=np.float64)
-
-    def _elasticities(
-        self, settings: Settings, before: float, seconds: Callable[[Mapping[str, float]], float]
-    ) -> dict[str, float]:
-        """Per operation, by how many percent the run takes longer if the operation does by one.
+    def _drifted(
+        self, settings: Settings, speeds: FloatArray, seconds: Callable[[Mapping[str, float]], float]
+    ) -> FloatArray:
+        """[R] speeds as the latency factors change them, by the elasticity of each operation.
 
         Args:
             settings: The setting.
-            before: What `seconds` is with no operation slowed.
-            seconds: Of a run whose operations take longer by these factors.
+            speeds: [R] tokens per second without factors.
+            seconds: Of a run whose operations take longer by such factors.
         """
-        used = [n for n in self.draws.factors if settings.policy != "ar" or not n.startswith("draft")]
-        return {n: float(np.log(seconds({n: PROBE}) / before) / np.log(PROBE)) for n in used}
+        used = [n for n in self.factors if settings.policy != "ar" or not n.startswith("draft")]
+        before = seconds({}) if used else 1.0
+        for name in used:
+            elasticity = np.log(seconds({name: PROBE}) / before) / np.log(PROBE)
+            speeds = speeds * self.factors[name] ** -elasticity
+        return np.asarray(speeds, dtype=np.float64)
 
     def _per_request(
         self, settings: Settings, tokens: TokenModel, drift: Mapping[str, float] | None = None
     ) -> tuple[FloatArray, FloatArray]:
         """([n] tokens, [n] decode seconds) of every request, served one after the other."""
-        scenario = replace(
-            self._instant_prefill, tokens=tokens, batch=1, requests=None, drift=dict(drift or {})
-        )
-        run = self._run(scenario, settings)
-        return seconds_by_request(run)
+        scenario = replace(self._instant_prefill, tokens=tokens, batch=1, requests=None, drift=drift or {})
+        return seconds_by_request(self._run(scenario, settings))
 
     def _together(self, settings: Settings, batch: int) -> FloatArray:
         """In a batch: one simulation per replicate.
@@ -322,28 +287,32 @@ class Bootstrap:
         Where the run is long, replicates are of its first `MANY` requests, or two per row, and their
         deviations from the whole run are scaled down accordingly (an m-out-of-n bootstrap).
         """
-        prompts = self.draws.prompts
-        size, served = prompts.shape[1], min(prompts.shape[1], max(MANY, 2 * batch))
+        size = self.prompts.shape[1]
+        served = min(size, max(MANY, 2 * batch))
         short = served < size
-        drifts = [
-            {} if short else {name: float(values[i]) for name, values in self.draws.factors.items()}
-            for i in range(len(prompts))
-        ]
-        runs = zip(prompts[:, :served], self.draws.seeds.tolist(), drifts, strict=True)
-        speeds = np.array([self._batch_speed(settings, batch, *run) for run in runs])
+        lucks = keyed_generator(self.seed, "bootstrap-lucks").integers(0, 2**31, self.count).tolist()
+        speeds = np.array(
+            [
+                self._batch_speed(
+                    settings,
+                    batch,
+                    prompts,
+                    luck,
+                    {} if short else {name: float(values[i]) for name, values in self.factors.items()},
+                )
+                for i, (prompts, luck) in enumerate(zip(self.prompts[:, :served], lucks, strict=True))
+            ]
+        )
         if not short:
             return speeds
         every = np.arange(len(self.scenario.tokens.requests))
         whole = self._batch_speed(settings, batch, every, self.seed, {})
         off = np.log(speeds) - np.mean(np.log(speeds))
-        speeds = whole * np.exp(off * np.sqrt(served / size))
-
-        def seconds_per_token(drift: Mapping[str, float]) -> float:
-            return 1.0 / self._batch_speed(settings, batch, every, self.seed, drift)
-
-        for name, elasticity in self._elasticities(settings, 1.0 / whole, seconds_per_token).items():
-            speeds = speeds * self.draws.factors[name] ** -elasticity
-        return np.asarray(speeds, dtype=np.float64)
+        return self._drifted(
+            settings,
+            whole * np.exp(off * np.sqrt(served / size)),
+            lambda drift: 1.0 / self._batch_speed(settings, batch, every, self.seed, drift),
+        )
 
     def _batch_speed(
         self, settings: Settings, batch: int, prompts: IntArray, luck: int, drift: Mapping[str, float]
@@ -375,23 +344,6 @@ def plain(settings: Settings) -> Settings:
     return baseline_settings(settings)[0]
 
 
-def model_error(profile: Profile, traces: Mapping[float, Trace]) -> float | None:
-    """Root mean square of log(simulated / measured speedup) over the settings that calibration ran live.
-
-    About zero, not about the mean: what is wrong in the same direction everywhere is wrong too.  The host
-    times were fitted on these runs, so that it errs on the small side.
-
-    Args:
-        profile: With `measured_runs`.
-        traces: Calibration traces by temperature; runs at another temperature are left out.
-
-    Returns:
-        None with fewer than two settings to compare.
-    """
-    errors = log_errors(profile, traces)
-    return float(np.sqrt(np.mean(np.square(list(errors.values()))))) if len(errors) > 1 else None
-
-
 def known_model_error(profile: Profile, traces: Mapping[float, Trace]) -> float:
     """The profile's own `model_error`, or else `model_error(...)`, or else `FALLBACK`.
 
@@ -405,62 +357,51 @@ def known_model_error(profile: Profile, traces: Mapping[float, Trace]) -> float:
     return FALLBACK if found is None else found
 
 
+def model_error(profile: Profile, traces: Mapping[float, Trace]) -> float | None:
+    """Root mean square of log(simulated / measured speedup) over the settings that calibration ran live.
+
+    About zero, not about the mean: what is wrong in the same direction everywhere is wrong too.  The host
+    times were fitted on these runs, so that it errs on the small side.  None with fewer than two settings.
+
+    Args:
+        profile: With `measured_runs`.
+        traces: Calibration traces by temperature; runs at another temperature are left out.
+    """
+    errors = list(log_errors(profile, traces).values())
+    return float(np.sqrt(np.mean(np.square(errors)))) if len(errors) > 1 else None
+
+
 def log_errors(profile: Profile, traces: Mapping[float, Trace]) -> dict[tuple[Settings, int], float]:
-    """log(simulated / measured speedup) by (setting, batch), plain decoding left out."""
+    """log(simulated / measured speedup) by (setting, batch), plain decoding left out.
+
+    The runs at one batch and temperature are simulated on the prompts that they ran on, if those are known.
+    """
+    groups: dict[tuple[float, int], list[MeasuredRun]] = {}
+    for run in profile.measured_runs:
+        if run.policy != "ar" and run.temperature in traces:
+            groups.setdefault((run.temperature, run.batch), []).append(run)
     found: dict[tuple[Settings, int], float] = {}
-    for temperature, trace in traces.items():
-        for batch in sorted({run.batch for run in profile.measured_runs}):
-            runs = [r for r in profile.measured_runs if (r.batch, r.temperature) == (batch, temperature)]
-            found.update(_group(profile, trace, runs, batch, temperature))
+    for (temperature, batch), runs in groups.items():
+        part, limit = ran_on(traces[temperature], runs[0].tokens)
+        scenario = Scenario(tokens=replay(part, limit=limit), profile=profile, batch=batch)
+        ar = simulate(scenario, configure("ar", temperature=temperature)).summary.tokens_per_second
+        for run in runs:
+            settings = settings_of(run.model_dump())
+            speed = simulate(scenario, settings).summary.tokens_per_second
+            found[settings, batch] = float(np.log(speed / ar / run.speedup_vs_ar))
     return found
-
-
-def _group(
-    profile: Profile, trace: Trace, runs: Sequence[MeasuredRun], batch: int, temperature: float
-) -> dict[tuple[Settings, int], float]:
-    """Errors of the runs at one batch and temperature, on the prompts that they ran on if those are known."""
-    runs = [run for run in runs if run.policy != "ar"]
-    if not runs:
-        return {}
-    part, limit = ran_on(trace, runs[0].tokens)
-    scenario = Scenario(tokens=replay(part, limit=limit), profile=profile, batch=batch)
-    ar = simulate(scenario, configure("ar", temperature=temperature)).summary.tokens_per_second
-    errors = {}
-    for run in runs:
-        settings = settings_of(run)
-        speed = simulate(scenario, settings).summary.tokens_per_second
-        errors[settings, batch] = float(np.log(speed / ar / run.speedup_vs_ar))
-    return errors
 
 
 def ran_on(trace: Trace, tokens: int) -> tuple[Trace, int | None]:
     """The requests that calibration ran live, and their limit: the pass that has just this many tokens.
 
-    Prompts are taken in turn from every category, as calibration does (`calibrate.prompts.spread`).  All of
-    the trace where no such pass fits.
+    Prompts are taken in turn from every category, as calibration does.  All of the trace where no such pass
+    fits.
     """
-    lengths = np.diff(trace.offsets)
-    by_category: dict[str, list[int]] = {}
-    for index, request in enumerate(trace.requests):
-        by_category.setdefault(request.category, []).append(index)
-    turns = zip_longest(*by_category.values())
-    order = [index for turn in turns for index in turn if index is not None]
-    counts = [*USUAL_COUNTS, *range(1, len(order) + 1)]
-    for count, limit in product(counts, (None, *LIMITS)):
+    lengths = {request.id: int(n) for request, n in zip(trace.requests, np.diff(trace.offsets), strict=True)}
+    order = [request.id for request in spread(trace.requests)]
+    for count, limit in product((*USUAL_COUNTS, *range(1, len(order) + 1)), (None, *LIMITS)):
         chosen = order[:count]
-        cut = lengths[chosen] if limit is None else np.minimum(lengths[chosen], limit)
-        if count <= len(order) and int(cut.sum()) == tokens:
-            return trace.slice(trace.requests[i].id for i in sorted(chosen)), limit
+        if count <= len(order) and sum(min(lengths[i], limit or lengths[i]) for i in chosen) == tokens:
+            return trace.slice([r.id for r in trace.requests if r.id in chosen]), limit
     return trace, None
-
-
-def settings_of(run: MeasuredRun) -> Settings:
-    """The settings that a measured run was made with."""
-    info = find_policy(run.policy)
-    knobs: dict[str, Any] = {
-        "lookahead": run.lookahead,
-        "fanout": run.fanout,
-        "backup": run.backup,
-    }
-    used = {name: value for name, value in knobs.items() if name in info.knobs}
-    return configure(run.policy, temperature=run.temperature, **used)

@@ -66,7 +66,8 @@ class Results:
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows({name: _cell(value) for name, value in row.items()} for row in self.rows)
+        for row in self.rows:
+            writer.writerow({n: to_json(v) if isinstance(v, list | dict) else v for n, v in row.items()})
         return text.getvalue()
 
     def write(self, folder: Path, name: str | None = None) -> list[Path]:
@@ -75,22 +76,19 @@ class Results:
         Raises:
             ValueError: The folder holds live results of that study, and these are simulated only.
         """
-        stem = folder / (name or self.study)
-        paths = [stem.with_name(stem.name + ending) for ending in (".parquet", ".csv", ".json")]
+        paths = [folder / f"{name or self.study}.{ending}" for ending in ("parquet", "csv", "json")]
         if paths[0].is_file() and not self.live and read(paths[0]).live:
             raise ValueError(f"{paths[0]} holds live results; give --out another folder, or --live")
         folder.mkdir(parents=True, exist_ok=True)
+        told = {"format": FORMAT, "study": self.study, "asked": dict(self.asked), "about": dict(self.about)}
+        columns = {name: pa.array([row.get(name) for row in self.rows]) for name in self.columns}
+        table = pa.table(columns).replace_schema_metadata({KEY: to_json(_finite(told)).encode()})
         with atomic_write(paths[0], binary=True) as file:
-            pq.write_table(self._table(), file)
+            pq.write_table(table, file)
         for path, text in zip(paths[1:], (self.as_csv(), self.as_json() + "\n"), strict=True):
             with atomic_write(path) as file:
                 file.write(text)
         return paths
-
-    def _table(self) -> pa.Table:
-        told = {"format": FORMAT, "study": self.study, "asked": dict(self.asked), "about": dict(self.about)}
-        columns = {name: pa.array([row.get(name) for row in self.rows]) for name in self.columns}
-        return pa.table(columns).replace_schema_metadata({KEY: to_json(_finite(told)).encode()})
 
 
 EVERY = "all"
@@ -119,14 +117,20 @@ def read(path: Path) -> Results:
         ValueError: It holds no results.
     """
     if path.is_dir():
-        found = [
-            each for each in sorted(path.glob("*.parquet")) if KEY in (pq.read_schema(each).metadata or {})
-        ]
-        if len(found) != 1:
-            raise ValueError(f"{path}: holds {len(found)} tables of results; name one")
-        path = found[0]
+        tables = [p for p in sorted(path.glob("*.parquet")) if KEY in (pq.read_schema(p).metadata or {})]
+        if len(tables) != 1:
+            raise ValueError(f"{path}: holds {len(tables)} tables of results; name one")
+        path = tables[0]
     try:
-        return _of_parquet(path) if path.suffix == ".parquet" else _of_json(path)
+        if path.suffix != ".parquet":
+            told = read_json(path)
+            rest = {name: value for name, value in told.items() if name not in {"study", "asked", "rows"}}
+            return Results(told.get("study", path.stem), tuple(told["rows"]), told.get("asked", {}), rest)
+        table = pq.read_table(path)
+        told = parse_json(table.schema.metadata[KEY])
+        if told["format"] != FORMAT:
+            raise ValueError(f"its format is {told['format']!r}, not {FORMAT!r}")
+        return Results(told["study"], tuple(table.to_pylist()), told["asked"], told["about"])
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path}: no results of `python -m analysis run --out`: {error}") from error
 
@@ -138,20 +142,6 @@ def load(name: str) -> Results:
         OSError: There is none.
     """
     return read(RESULTS / f"{name}.parquet")
-
-
-def _of_parquet(path: Path) -> Results:
-    table = pq.read_table(path)
-    told = parse_json(table.schema.metadata[KEY])
-    if told["format"] != FORMAT:
-        raise ValueError(f"its format is {told['format']!r}, not {FORMAT!r}")
-    return Results(told["study"], tuple(table.to_pylist()), told["asked"], told["about"])
-
-
-def _of_json(path: Path) -> Results:
-    told = read_json(path)
-    rest = {name: value for name, value in told.items() if name not in {"study", "asked", "rows"}}
-    return Results(told.get("study", path.stem), tuple(told["rows"]), told.get("asked", {}), rest)
 
 
 def describe(settings: Settings) -> Row:
@@ -174,29 +164,18 @@ def describe(settings: Settings) -> Row:
 
 def settings_of(row: Row) -> Settings:
     """The setting that a row is of; rows of earlier versions, without `knobs`, are understood."""
-    knobs = parse_json(row["knobs"]) if row.get("knobs") else _known_knobs(row)
+    if row.get("knobs"):
+        knobs = parse_json(row["knobs"])
+    else:
+        knobs = {name: row[name] for name in ("lookahead", "fanout", "backup") if row.get(name) is not None}
+    if isinstance(shape := knobs.get("fanout"), str):
+        knobs["fanout"] = [int(f) for f in shape.split(",")]
     tuples = {
         name: tuple(v) if KNOBS[name].kind == "integers" and isinstance(v, list) else v
         for name, v in knobs.items()
     }
-    return configure(
-        row["policy"],
-        temperature=row["temperature"],
-        top_p=row.get("top_p") or 1.0,
-        seed=row.get("seed") or 0,
-        **tuples,
-    )
-
-
-def _known_knobs(row: Row) -> Row:
-    fanout = row.get("fanout")
-    shape = None if fanout is None else [int(f) for f in str(fanout).split(",")]
-    known = {"lookahead": row.get("lookahead"), "fanout": shape, "backup": row.get("backup")}
-    return {name: value for name, value in known.items() if value is not None}
-
-
-def _cell(value: Any) -> Any:
-    return to_json(value) if isinstance(value, list | dict) else value
+    top_p, seed = row.get("top_p") or 1.0, row.get("seed") or 0
+    return configure(row["policy"], temperature=row["temperature"], top_p=top_p, seed=seed, **tuples)
 
 
 def _finite(value: Any) -> Any:

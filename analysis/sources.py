@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from analysis.intervals import Bootstrap, known_model_error
 from hardware_profiles.profile import Profile, load_profile
@@ -79,26 +80,11 @@ class Sources:
         )
 
     def bootstrap(
-        self,
-        temperature: float,
-        *,
-        batch: int = 1,
-        size: int | None = None,
-        limit: int | None = None,
-        level: float = 0.8,
-        replicates: int | None = None,
-        seed: int = 0,
+        self, temperature: float, *, batch: int = 1, limit: int | None = None, seed: int = 0, **more: Any
     ) -> Bootstrap:
-        """Replicates of runs on this traffic (see `analysis.intervals`)."""
-        return Bootstrap(
-            scenario=self.scenario(temperature, batch=batch, limit=limit, seed=seed),
-            size=size,
-            batch=batch,
-            model_error=self.model_error,
-            level=level,
-            replicates=replicates,
-            seed=seed,
-        )
+        """Replicates of runs on this traffic; `more` are fields of `analysis.intervals.Bootstrap`."""
+        scenario = self.scenario(temperature, batch=batch, limit=limit, seed=seed)
+        return Bootstrap(scenario, batch=batch, model_error=self.model_error, seed=seed, **more)
 
 
 def temperature_of(trace: Trace) -> float:
@@ -124,41 +110,41 @@ def load_sources(
 
     Raises:
         ProfileError: No such profile, or a bad one.
-        TraceError: No such trace, or a bad one.
-        TraceError: No prompt of that category.
+        TraceError: No such trace, a bad one, or one without prompts of that category.
     """
     profile = load_profile(find_profile(hw))
     named = name_beside(hw, profile.name)
-    first = _beside(hw, named) if trace is None else trace
+    beside = Path(hw).with_suffix(".parquet")  # of a profile that is a file
+    own_file = Path(hw).name != hw and beside.is_file()
+    first = trace or (str(beside) if own_file else named)
     found = {first: read_trace(find_trace(first))}
-    stem = first.removesuffix(".parquet")
     for temperature in dict.fromkeys([1.0, *temperatures]):
-        name = trace_name(stem, temperature)
+        name = trace_name(first.removesuffix(".parquet"), temperature)
         name = f"{name}.parquet" if Path(name).name != name else name
         with contextlib.suppress(TraceError):  # whoever asks for that temperature is told what to do
             found.setdefault(name, read_trace(find_trace(name)))
-    traces = {temperature_of(t): t for t in reversed(found.values())}
-    plain = first == named  # then `simulate` finds them alone
-    files = {} if plain else {temperature_of(t): name for name, t in reversed(found.items())}
-    # Another pair's recording says nothing of how wrong this profile's predictions of its own runs are.
-    own = {t: trace for t, trace in traces.items() if other_pair(profile, trace.meta) is None}
-    error = known_model_error(profile, own)
+    # The trace that was named wins over another one at its temperature.
+    names = {temperature_of(each): name for name, each in reversed(found.items())}
+    traces = {temperature: found[name] for temperature, name in names.items()}
     decisions, undecided = {}, {}
     for temperature, recorded in traces.items():
         decided, undecided[temperature] = _decisions(named, hw, temperature, recorded)
         if decided is not None:
             decisions[temperature] = decided
-    origins: dict[str | float, str] = {"profile": origin(find_profile(hw))}
-    origins |= {temperature_of(t): origin(find_trace(name)) for name, t in reversed(found.items())}
+    # Another pair's recording says nothing of how wrong this profile's predictions of its own runs are.
+    own = {t: recorded for t, recorded in traces.items() if other_pair(profile, recorded.meta) is None}
     sources = Sources(
         profile,
         traces,
-        error,
+        known_model_error(profile, own),
         hw=hw,
-        files=files,
+        files={} if first == named else names,  # `simulate` finds them alone
         decisions=decisions,
         undecided=undecided,
-        origins=origins,
+        origins={
+            "profile": origin(find_profile(hw)),
+            **{temperature: origin(find_trace(name)) for temperature, name in names.items()},
+        },
     )
     return sources if category is None else only(sources, category)
 
@@ -170,6 +156,7 @@ def _decisions(
     found: DecisionTrace | None = None
     missing: dict[str, str] = {}
     sampled = f" --temperature {temperature:g}" if temperature else ""
+    prompts = [request.prompt for request in trace.requests]
     for info in POLICIES.values():
         if not info.needs_decisions or "live" not in info.worlds:
             continue
@@ -182,22 +169,16 @@ def _decisions(
             continue
         try:
             one = read_decisions(path)
-            if [r.prompt for r in one.requests] != [r.prompt for r in trace.requests]:
+            if [request.prompt for request in one.requests] == prompts:
+                found = one if found is None else found.merged(one)
+            else:
                 missing[info.name] = (
                     f"its decisions ({name}) are of {len(one.requests)} prompts that are not the trace's "
-                    f"{len(trace.requests)}; {way_out} on these"
+                    f"{len(prompts)}; {way_out} on these"
                 )
-                continue
-            found = one if found is None else found.merged(one)
         except TraceError as error:
             missing[info.name] = f"its decisions ({name}) are of no use: {error}"
     return found, missing
-
-
-def _beside(hw: str, name: str) -> str:
-    """The trace of a profile: by name, or the file beside the profile's file."""
-    beside = Path(hw).with_suffix(".parquet")
-    return str(beside) if Path(hw).name != hw and beside.is_file() else name
 
 
 def only(sources: Sources, category: str) -> Sources:
@@ -206,10 +187,9 @@ def only(sources: Sources, category: str) -> Sources:
     Raises:
         TraceError: There is none; the message lists the categories.
     """
-    kept, decided = {}, {}
-    for temperature, trace in sources.traces.items():
-        kept[temperature] = trace.of_category(category)
-        if temperature in sources.decisions:
-            ids = [request.id for request in kept[temperature].requests]
-            decided[temperature] = sources.decisions[temperature].slice(ids)
+    kept = {temperature: trace.of_category(category) for temperature, trace in sources.traces.items()}
+    decided = {
+        temperature: found.slice([request.id for request in kept[temperature].requests])
+        for temperature, found in sources.decisions.items()
+    }
     return replace(sources, traces=kept, category=category, decisions=decided)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from functools import partial
 from pathlib import Path
-from types import UnionType
-from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints
 
 import click
 
@@ -33,15 +31,18 @@ def option(default: Any, text: str, **details: Any) -> Any:
         text: Help.
         details: Of `click.option`, e.g. `type=click.IntRange(min=1)`; or `names`, of which a list takes any.
     """
-    return field(default=default, metadata=told(text, **details))
-
-
-def told(text: str, **details: Any) -> Row:
-    """Metadata of a field that is an option: its help, and details of `click.option`."""
-    return {"help": text, **details}
+    return field(default=default, metadata={"help": text, **details})
 
 
 POSITIVE = click.IntRange(min=1)
+MEASURED_OPTION = {
+    "help": "Predict the live runs that --out kept here, and run nothing.",
+    "type": click.Path(exists=True, path_type=Path),
+}
+TURNS_OPTION = {
+    "help": "Take turns, ten seconds each, with the measuring commands that are given the same file.",
+    "type": click.Path(dir_okay=False, path_type=Path),
+}
 
 
 @dataclass(frozen=True)
@@ -59,29 +60,15 @@ class Plan:
     )
     repeats: int = option(3, "Live repetitions.", type=POSITIVE)
     seed: int = option(0, "Keys latency noise, sampling and the order of live runs.")
-    measured: Path | None = field(
-        default=None,
-        metadata=told(
-            "Predict the live runs that --out kept here, and run nothing.",
-            type=click.Path(exists=True, path_type=Path),
-        ),
-    )
-    turns: Path | None = field(
-        default=None,
-        metadata=told(
-            "Take turns, ten seconds each, with the measuring commands that are given the same file.",
-            type=click.Path(dir_okay=False, path_type=Path),
-        ),
-    )
+    measured: Path | None = field(default=None, metadata=MEASURED_OPTION)
+    turns: Path | None = field(default=None, metadata=TURNS_OPTION)
 
     @property
     def asked(self) -> Row:
         """Plain values, as they are kept with results."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain = {name: str(value) for name, value in values.items() if isinstance(value, Path)}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in (values | plain).items()}
 
 
 PlanT = TypeVar("PlanT", bound=Plan)
@@ -119,16 +106,6 @@ class Picture:
     size: tuple[float, float] = (11.0, 4.6)
 
 
-def no_columns(view: Any) -> Row:
-    """Nothing beyond the columns that all studies have."""
-    return {}
-
-
-def no_pictures(results: Results) -> Mapping[str, Picture]:
-    """None."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Study(Generic[PlanT]):
     """A question, and how it is answered.
@@ -156,14 +133,14 @@ class Study(Generic[PlanT]):
     question: str
     plan: type[PlanT]
     settings: Callable[[Any], Sequence[Entry]] | None = None
-    columns: Callable[[Any], Row] = no_columns
+    columns: Callable[[Any], Row] = lambda view: {}
     worlds: Mapping[str, Effects] = field(default_factory=lambda: {"simulated": Effects()})
     timeline: bool = False
     by_category: bool = False
     answer: Callable[[Any], Sequence[Row]] | None = None
     about: Callable[[Results], Row] = lambda results: {}
     show: Callable[[Results], Iterable[Any]] = lambda results: ()
-    pictures: Callable[[Results], Mapping[str, Picture]] = no_pictures
+    pictures: Callable[[Results], Mapping[str, Picture]] = lambda results: {}
     files: Callable[[Results, Path], list[Path]] = lambda results, folder: []
     failed: Callable[[Results], bool] = lambda results: False
     command: str = ""
@@ -192,26 +169,22 @@ def click_options(plan: type[Plan]) -> list[Callable[[Any], Any]]:
 
 
 def _click_option(each: Field[Any], hint: Any) -> Callable[[Any], Any]:
-    details = dict(each.metadata)
     default = None if each.default is MISSING else each.default
-    name = "--" + each.name.replace("_", "-")
+    details = {"default": default, "show_default": default not in {None, ""}, **each.metadata}
+    names = details.pop("names", ())
+
+    def words(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+        found = tuple(split_list(context, parameter, value))
+        if unknown := [word for word in found if names and word not in names]:
+            raise click.BadParameter(f"there is no {unknown[0]!r}; choices: {', '.join(names)}")
+        return found
+
+    lists = {tuple[int, ...]: split_integers, tuple[float, ...]: split_numbers, tuple[str, ...]: words}
     if hint is bool:
-        return click.option(name, is_flag=True, default=default, **details)
-    if details.get("multiple"):
-        return click.option(name, default=default, **details)
-    kinds = get_args(hint) if not isinstance(hint, UnionType) else ()
-    if kinds and kinds[-1] is Ellipsis:
-        words = partial(_words, names=details.pop("names", ()))
-        details.setdefault("callback", {int: split_integers, float: split_numbers, str: words}[kinds[0]])
-        shown = ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in default or ())
-        return click.option(name, default=shown, show_default=bool(shown), **details)
-    return click.option(name, default=default, show_default=default not in {None, ""}, **details)
-
-
-def _words(
-    context: click.Context, parameter: click.Parameter, value: str, *, names: Collection[str]
-) -> tuple[str, ...]:
-    words = tuple(split_list(context, parameter, value))
-    if unknown := [word for word in words if names and word not in names]:
-        raise click.BadParameter(f"there is no {unknown[0]!r}; choices: {', '.join(names)}")
-    return words
+        details |= {"is_flag": True, "show_default": False}
+    elif details.get("multiple"):
+        details["show_default"] = each.metadata.get("show_default", False)
+    elif hint in lists:
+        text = ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in default or ())
+        details = {"callback": lists[hint], **details, "default": text, "show_default": bool(text)}
+    return click.option("--" + each.name.replace("_", "-"), **details)

@@ -222,7 +222,7 @@ def rank(choices: Sequence[Choice], sources: Sources, query: Query, progress: Pr
 
 def deployment_speeds(boot: Bootstrap, deployment: Deployment) -> FloatArray:
     """[R] tokens per second of all groups of a deployment in each replicate."""
-    total = np.zeros(len(boot.draws))
+    total = np.zeros(boot.count)
     for width, groups in deployment.widths.items():
         total += groups * boot.predicted_speeds(deployment.settings, width)
     return total

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_profiles import profile, trace
 
-from analysis.intervals import Bootstrap, block_factors, chosen_requests, draw, interval, seconds_by_request
+from analysis.intervals import Bootstrap, block_factors, chosen_requests, interval, seconds_by_request
 from policies.registry import configure
 from simulator.run import Scenario, simulate
 from simulator.tokens import replay
@@ -56,7 +56,7 @@ def test_a_batch_is_simulated_replicate_by_replicate() -> None:
     # Two rows of one kind run in step: 4 rounds of 1.25 s or 8; mixed: the slower one decides, 8 rounds.
     boot = bootstrap([GOOD, BAD], size=2, batch=2, replicates=30)
     assert set(np.round(boot.speedups(SD), 6)) == {1.6, 0.8}
-    assert len(boot.draws) == 30
+    assert boot.count == len(boot.prompts) == 30
 
 
 def test_a_drifting_target_moves_sd_less_than_plain_decoding() -> None:
@@ -111,7 +111,8 @@ def test_several_runs_are_surer_than_one() -> None:
 def test_block_factors_have_mean_one_and_prefills_have_none() -> None:
     found = block_factors(profile(blocks={"target.forward": (2.0, 4.0)}))
     assert {name: f.tolist() for name, f in found.items()} == {"target.forward": [2 / 3, 4 / 3]}
-    assert draw(None, requests=3, size=2, replicates=5, seed=0).prompts.shape == (5, 2)
+    boot = bootstrap([GOOD] * 3, size=2, replicates=5)
+    assert boot.prompts.shape == (5, 2) and not boot.factors
 
 
 def test_a_request_drawn_twice_is_served_twice() -> None:
