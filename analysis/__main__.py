@@ -42,13 +42,14 @@ STUDIES = {
     "forwards": "forwards",
     "speed": "speed",
 }
-"""Modules of `analysis.studies` by name of the study; each has it as a `Study` of that name."""
+"""Modules of `analysis.studies` by name of the study."""
 
 
 def load_study(name: str) -> Study[Any]:
-    """A study by name."""
+    """A study by name: its module has it as `STUDY`, or among `STUDIES`."""
     module = import_module(f"analysis.studies.{STUDIES[name]}")
-    return next(each for each in vars(module).values() if isinstance(each, Study) and each.name == name)
+    studies = getattr(module, "STUDIES", None) or (module.STUDY,)
+    return next(study for study in studies if study.name == name)
 
 
 class _Studies(CheckedGroup):

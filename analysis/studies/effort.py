@@ -7,7 +7,8 @@ judged on those, on those that all profiles cover, and, apart from them, where i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -49,15 +50,15 @@ def measured_speedups(validations: Sequence[Results]) -> dict[Setting, float]:
     Raises:
         SettingError: They are of other pairs or prompts, which have speedups of their own.
     """
+    found: dict[Setting, list[float]] = {}
+    of = set()
     try:
-        of = {
-            (v.about["target"], v.about["draft"], v.about["prompts"], v.about["summary"]["requests"])
-            for v in validations
-        }
-        found: dict[Setting, list[float]] = {}
-        for row in (row for told in validations for row in told.rows if row["policy"] != "ar"):
-            setting = settings_of(row), int(row["batch"])
-            found.setdefault(setting, []).append(float(row["measured_speedup_vs_ar"]))
+        for told in validations:
+            requests = told.about["summary"]["requests"]
+            of.add((*(told.about[name] for name in ("target", "draft", "prompts")), requests))
+            for row in (row for row in told.rows if row["policy"] != "ar"):
+                setting = settings_of(row), int(row["batch"])
+                found.setdefault(setting, []).append(float(row["measured_speedup_vs_ar"]))
     except (KeyError, TypeError) as error:
         raise SettingError(f"no result of `validate --out`: {error!r}") from error
     if len(of) != 1:
@@ -90,46 +91,38 @@ def judge(bench: Bench, measured: Mapping[Setting, float]) -> list[Row]:
     Raises:
         SettingError: It can predict none of them.
     """
+    profile = bench.sources.profile
     found: list[Row] = []
     for done, ((settings, batch), speedup) in enumerate(measured.items()):
-        try:
+        with suppress(SettingError):
             rows = bench.compare([Entry(settings, batch)])
-        except SettingError:
-            continue
-        row = next(r for r in rows if r["policy"] == settings.policy and r.get("subset") is None)
-        ratio, alone = row["simulated_speedup_vs_ar"] / speedup, row["alone_speedup_vs_ar"] / speedup
-        errors = {
-            "measured_speedup_vs_ar": speedup,
-            "simulated_error": ratio - 1.0,
-            "alone_error": alone - 1.0,
-        }
-        found.append({**row, **errors, "covered": not row["extrapolated"]})
+            row = next(r for r in rows if r["policy"] == settings.policy and r.get("subset") is None)
+            errors = {f"{w}_error": row[f"{w}_speedup_vs_ar"] / speedup - 1.0 for w in STUDY.worlds}
+            covered = not row["extrapolated"]
+            own = {"hw": bench.hw, "measured_speedup_vs_ar": speedup, **errors, "covered": covered}
+            found.append(row | own)
         bench.progress("settings", done + 1, len(measured))
     if not found:
-        name = bench.sources.profile.name
-        raise SettingError(f"profile {name} can predict none of the settings that were run live")
-    profile = bench.sources.profile
+        raise SettingError(f"profile {profile.name} can predict none of the settings that were run live")
     grids = {
         operation: [error.median, error.worst]
         for operation, cost in profile.operations.items()
         if (error := getattr(cost, "interpolation_error", None)) is not None
     }
     bench.notes.setdefault("profiles", {})[bench.hw] = {"command": profile.provenance.command, "grids": grids}
-    return [{"hw": bench.hw, **row} for row in found]
+    return found
 
 
 def efforts(results: Results) -> list[Row]:
     """Per profile its errors on what it covers, on what all cover, and beyond."""
-    by = {
-        hw: [row for row in results.rows if row["hw"] == hw]
-        for hw in dict.fromkeys(r["hw"] for r in results.rows)
-    }
+    by: dict[str, list[Row]] = {}
+    for row in results.rows:
+        by.setdefault(row["hw"], []).append(row)
     covered = [{(r["setting"], r["batch"]) for r in rows if r["covered"]} for rows in by.values()]
     common = set.intersection(*covered) if covered else set()
     minutes = results.asked.get("minutes") or [None] * len(by)
-    known = results.asked.get("profiles", {})
 
-    def of(rows: Sequence[Row], column: str) -> Row | None:
+    def of(rows: Iterable[Row], column: str = "simulated_error") -> Row | None:
         found = Errors.of(1.0 + row[column] for row in rows)
         return None if found is None else asdict(found)
 
@@ -137,12 +130,12 @@ def efforts(results: Results) -> list[Row]:
         {
             "profile": hw,
             "minutes": took,
-            **known.get(hw, {}),
+            **results.asked.get("profiles", {}).get(hw, {}),
             "settings_predicted": len(rows),
-            "covered": of([r for r in rows if r["covered"]], "simulated_error"),
-            "without_contention": of([r for r in rows if r["covered"]], "alone_error"),
-            "common": of([r for r in rows if (r["setting"], r["batch"]) in common], "simulated_error"),
-            "beyond": of([r for r in rows if not r["covered"]], "simulated_error"),
+            "covered": of(r for r in rows if r["covered"]),
+            "without_contention": of((r for r in rows if r["covered"]), "alone_error"),
+            "common": of(r for r in rows if (r["setting"], r["batch"]) in common),
+            "beyond": of(r for r in rows if not r["covered"]),
         }
         for (hw, rows), took in zip(by.items(), minutes, strict=True)
     ]
@@ -152,16 +145,14 @@ def places(results: Results) -> list[Row]:
     """Errors of all settings of a profile, what lies beyond its grids too, by batch and temperature."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in results.rows:
-        temperature = settings_of(row).temperature
-        for place in (f"{row['batch']}, {temperature:g}", "all"):
+        for place in (f"{row['batch']}, {settings_of(row).temperature:g}", "all"):
             groups.setdefault((row["hw"], place), []).append(row)
     return [
         {
             "profile": hw,
             "place": place,
             "settings": len(rows),
-            "simulated": Errors.of(1.0 + row["simulated_error"] for row in rows),
-            "alone": Errors.of(1.0 + row["alone_error"] for row in rows),
+            **{world: Errors.of(1.0 + row[f"{world}_error"] for row in rows) for world in STUDY.worlds},
         }
         for (hw, place), rows in sorted(groups.items())
     ]
@@ -170,45 +161,39 @@ def places(results: Results) -> list[Row]:
 def show(results: Results) -> Iterator[Any]:
     """A row per profile; one per profile, batch and temperature."""
 
-    def figure(title: str, name: str, form: str = "{:.1%}") -> Column:
+    def covered(title: str, name: str, form: str = "{:.1%}") -> Column:
         return Column(title, lambda row: row["covered"] and row["covered"][name], form)
 
     def short(title: str, name: str) -> Column:
-        def cell(row: Row) -> str | None:
-            e = row[name]
-            return e and f"{e['median']:.1%}, {e['largest']:.1%} ({e['settings']})"
+        return Column(title, name, lambda e: f"{e['median']:.1%}, {e['largest']:.1%} ({e['settings']})")
 
-        return Column(title, cell)
+    def both(title: str, name: str) -> Column:
+        return Column(f"{title}:\nmedian, largest", name, lambda e: f"{e.median:.1%}, {e.largest:.0%}")
 
     yield table(
         "",
         (
             Column("profile", "profile"),
             Column("minutes", "minutes", "{:g}"),
-            figure("covered", "settings", "{}"),
-            figure("median", "median"),
-            figure("p95", "p95"),
-            figure("largest", "largest"),
-            figure("bias", "bias", "{:+.1%}"),
+            covered("covered", "settings", "{}"),
+            covered("median", "median"),
+            covered("p95", "p95"),
+            covered("largest", "largest"),
+            covered("bias", "bias", "{:+.1%}"),
             short("on what all cover", "common"),
             short("no contention", "without_contention"),
             short("beyond its grids", "beyond"),
         ),
         results.about["efforts"],
     )
-
-    def both(name: str) -> Column:
-        title = "simulated" if name == "simulated" else "no contention"
-        return Column(f"{title}:\nmedian, largest", lambda r: f"{r[name].median:.1%}, {r[name].largest:.0%}")
-
     yield table(
         "By batch and temperature",
         (
             Column("profile", "profile"),
             Column("batch, temperature", "place"),
-            Column("settings", "settings", "{}"),
-            both("simulated"),
-            both("alone"),
+            Column("settings", "settings"),
+            both("simulated", "simulated"),
+            both("no contention", "alone"),
         ),
         places(results),
     )

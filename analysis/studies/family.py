@@ -16,7 +16,7 @@ from analysis.execute import Bench
 from analysis.intervals import plain
 from analysis.results import EVERY, Results, Row, settings_of
 from analysis.show import OPINIONS, SETTING, TEXT, Column, factor, table
-from analysis.stats import errors_of, ranks
+from analysis.stats import errors_of, median, ranks
 from analysis.study import Entry, Picture, Plan, Study, option
 from policies.commandline import parse_setting
 from policies.registry import POLICIES, Settings, configure
@@ -64,7 +64,7 @@ class FamilyPlan(Plan):
 
 def settings_for(names: Sequence[str], temperature: float, seed: int) -> list[Settings]:
     """The settings of some policies (by default all that run live) at a temperature."""
-    chosen = names or [name for name, info in POLICIES.items() if "live" in info.worlds]
+    chosen = names or [name for name, info in POLICIES.items() if "live" in info.worlds and name != "ar"]
     return [
         _configured(name, knobs, temperature, seed)
         for name in chosen
@@ -89,26 +89,19 @@ def _configured(name: str, knobs: Mapping[str, Any], temperature: float, seed: i
 
 def answer(bench: Bench) -> list[Row]:
     """Every setting on all prompts and by category, with what ignoring their content would predict."""
-    plan = bench.plan_as(FamilyPlan)
+    plan, seed = bench.plan_as(FamilyPlan), bench.plan.seed
     if bench.stored is not None:
-        entries = [
-            Entry(settings_of(row), row["batch"]) for row in bench.stored.where() if row["policy"] != "ar"
-        ]
+        kept = [row for row in bench.stored.where() if row["policy"] != "ar"]
+        entries = [Entry(settings_of(row), row["batch"]) for row in kept]
     else:
-        entries = [
-            Entry(settings)
-            for t in plan.temperature
-            for settings in (
-                [setting_from(text, t, plan.seed) for text in plan.setting]
-                or settings_for(plan.policies, t, plan.seed)
-            )
-        ]
+        asked = [[setting_from(text, t, seed) for text in plan.setting] for t in plan.temperature]
+        every = [settings_for(plan.policies, t, seed) for t in plan.temperature]
+        entries = [Entry(settings) for mine in (asked if plan.setting else every) for settings in mine]
     rows = bench.compare(entries)
     for row in rows:
         if row["category"] == EVERY and row["policy"] != "ar":
-            known = bench.calibration(row["temperature"])
+            known, measured = bench.calibration(row["temperature"]), row["measured_speedup_vs_ar"]
             ignored = row["ignored_speedup_vs_ar"] = content_ignored(known, settings_of(row))
-            measured = row["measured_speedup_vs_ar"]
             row["ignored_error"] = None if measured is None else ignored / measured - 1.0
     return rows
 
@@ -166,12 +159,9 @@ def errors(rows: Sequence[Row]) -> Row:
     """Errors of law, simulation, and with content ignored; and the spread of the live runs."""
     every = [row for row in rows if row["category"] == EVERY and row["policy"] != "ar"]
     spreads = [s for row in every if (s := row["measured_spread"]) is not None]
-    found: Row = {
-        world: None if (e := errors_of(every, f"{world}_error")) is None else asdict(e) for world in WORLDS
-    }
-    found["median_spread"] = float(np.median(spreads)) if spreads else None
-    found["largest_spread"] = max(spreads, default=None)
-    return found
+    found = {world: errors_of(every, f"{world}_error") for world in WORLDS}
+    told: Row = {world: e and asdict(e) for world, e in found.items()}
+    return told | {"median_spread": median(spreads), "largest_spread": max(spreads, default=None)}
 
 
 ORDERS = (
@@ -193,29 +183,24 @@ COLUMNS = (
 
 def show(results: Results) -> Iterator[Any]:
     """A table per profile and temperature, the fastest first, and what the predicted order is worth."""
+    orders = {(g["profile"], g["temperature"]): g["orders"] for g in results.about.get("groups", ())}
     for (profile, temperature), rows in groups_of(results).items():
         mine = [row for row in rows if row["category"] == EVERY]
         mine.sort(key=lambda row: -(row["measured_speedup_vs_ar"] or row["simulated_speedup_vs_ar"]))
         yield table(f"{profile}, temperature {temperature:g}", COLUMNS, mine)
-        for group in results.about.get("groups", ()):
-            if (group["profile"], group["temperature"]) == (profile, temperature):
-                yield from map(_said, group["orders"])
+        for order in orders.get((profile, temperature), ()):
+            yield (
+                f"{order['category']}: {order['right']} of {order['pairs']} separated pairs in the predicted "
+                f"order; predicted best {order['predicted']}, measured best {order['best']}, regret "
+                f"{order['regret']:.1%}"
+            )
     if (found := results.about.get("errors")) is not None:
         said = [f"median {e['median']:.1%}, largest {e['largest']:.1%}" for e in map(found.get, WORLDS) if e]
         count = found["simulated"]["settings"]
         yield f"{count} settings: error {said[0]}; with content ignored (coins) {said[1]}"
         if found["median_spread"] is not None:
-            yield (
-                f"spread of the live runs median {found['median_spread']:.1%}, largest "
-                f"{found['largest_spread']:.1%}"
-            )
-
-
-def _said(order: Row) -> str:
-    return (
-        f"{order['category']}: {order['right']} of {order['pairs']} separated pairs in the predicted order; "
-        f"predicted best {order['predicted']}, measured best {order['best']}, regret {order['regret']:.1%}"
-    )
+            spreads = f"median {found['median_spread']:.1%}, largest {found['largest_spread']:.1%}"
+            yield f"spread of the live runs {spreads}"
 
 
 def pictures(results: Results) -> dict[str, Picture]:

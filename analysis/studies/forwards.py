@@ -6,7 +6,7 @@ that costs about as much as a decode step: the premise of the papers' laws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +18,7 @@ from analysis.execute import Bench
 from analysis.results import Results, Row
 from analysis.show import Column, table
 from analysis.study import Plan, Study, option
-from calibrate.live.placement import pair_specs, parse_placement
+from calibrate.live.placement import MODES, pair_specs, parse_placement
 from calibrate.live.transport.world import LiveWorld
 from calibrate.measure import time_shape
 from calibrate.shipped import resolve_model
@@ -32,61 +32,6 @@ SHAPES: tuple[tuple[str, str, str, dict[str, int]], ...] = (
     ("target, batch 8, 5 tokens each", "target", "forward", {"batch": 8, "new_tokens": 5}),
 )
 """(name, device, kind of probe, shape)."""
-MODES = ("eager", "compiled")
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """One shape.
-
-    Attributes:
-        name: For people.
-        seconds: By mode, the median of all samples.
-        speedup: Eager over compiled: its (least, median, largest) over the repetitions.
-    """
-
-    name: str
-    seconds: Mapping[str, float]
-    speedup: tuple[float, float, float]
-
-
-def summarise(name: str, samples: Mapping[str, Sequence[Sequence[float]]]) -> Forward:
-    """A shape's samples as one row.
-
-    Args:
-        name: Of the shape.
-        samples: By mode [repetitions][samples] of seconds; the modes took turns.
-    """
-    medians = {mode: [float(np.median(each)) for each in found] for mode, found in samples.items()}
-    ratios = [e / c for e, c in zip(medians["eager"], medians["compiled"], strict=True)]
-    seconds = {mode: float(np.median(found)) for mode, found in medians.items()}
-    return Forward(name, seconds, (min(ratios), float(np.median(ratios)), max(ratios)))
-
-
-def measure(target: str, draft: str, *, repeats: int, progress: Callable[[int, int], None]) -> list[Forward]:
-    """Time every shape in both modes, the modes taking turns, pinned as in a split placement.
-
-    Args:
-        target: Folder of the target.
-        draft: Folder of the draft.
-        repeats: Repetitions of all shapes.
-        progress: (visits done, visits in all).
-    """
-    specs = pair_specs(target, draft, parse_placement("split"))
-    samples: dict[str, dict[str, list[list[float]]]] = {
-        name: {mode: [] for mode in MODES} for name, *_ in SHAPES
-    }
-    with ExitStack() as stack:
-        worlds = {
-            mode: stack.enter_context(LiveWorld(*(replace(spec, mode=mode, slots=8) for spec in specs)))  # type: ignore[arg-type]
-            for mode in MODES
-        }
-        visits = [(mode, *shape) for _ in range(repeats) for shape in SHAPES for mode in MODES]
-        for done, (mode, name, device, kind, shape) in enumerate(visits):
-            at = {"batch": 1, "context": CONTEXT, **shape}
-            samples[name][mode].append(time_shape(worlds[mode], device, kind, at, 4)[1:])
-            progress(done + 1, len(visits))
-    return [summarise(name, found) for name, found in samples.items()]
 
 
 @dataclass(frozen=True)
@@ -100,21 +45,37 @@ class ForwardsPlan(Plan):
 
 
 def answer(bench: Bench) -> list[Row]:
-    """A row per shape."""
+    """A row per shape, timed in both modes, which take turns, pinned as in a split placement."""
     plan = bench.plan_as(ForwardsPlan)
-    folders = [str(resolve_model(name)) for name in (plan.target, plan.draft)]
-    found = measure(
-        *folders, repeats=plan.repeats, progress=lambda done, total: bench.progress("forwards", done, total)
-    )
-    return [
-        {
-            "forward": each.name,
-            "context": CONTEXT,
-            **{f"{mode}_s": seconds for mode, seconds in each.seconds.items()},
-            "eager_over_compiled": list(each.speedup),
+    target, draft = (str(resolve_model(name)) for name in (plan.target, plan.draft))
+    specs = pair_specs(target, draft, parse_placement("split"))
+    samples: dict[str, dict[str, list[list[float]]]] = {}
+    with ExitStack() as stack:
+        worlds = {
+            mode: stack.enter_context(LiveWorld(*(replace(spec, mode=mode, slots=8) for spec in specs)))
+            for mode in MODES
         }
-        for each in found
-    ]
+        visits = [(mode, *shape) for _ in range(plan.repeats) for shape in SHAPES for mode in MODES]
+        for done, (mode, name, device, kind, shape) in enumerate(visits):
+            at = {"batch": 1, "context": CONTEXT, **shape}
+            seconds = time_shape(worlds[mode], device, kind, at, 4)[1:]
+            samples.setdefault(name, {}).setdefault(mode, []).append(seconds)
+            bench.progress("forwards", done + 1, len(visits))
+    return [summarise(name, found) for name, found in samples.items()]
+
+
+def summarise(name: str, samples: Mapping[str, Sequence[Sequence[float]]]) -> Row:
+    """A shape's samples as one row: median seconds by mode, and [least, median, largest] eager / compiled.
+
+    Args:
+        name: Of the shape.
+        samples: By mode [repetitions][samples] of seconds; the modes took turns.
+    """
+    medians = {mode: [float(np.median(each)) for each in found] for mode, found in samples.items()}
+    ratios = [e / c for e, c in zip(medians["eager"], medians["compiled"], strict=True)]
+    seconds = {f"{mode}_s": float(np.median(found)) for mode, found in medians.items()}
+    spread = [min(ratios), float(np.median(ratios)), max(ratios)]
+    return {"forward": name, "context": CONTEXT, **seconds, "eager_over_compiled": spread}
 
 
 def show(results: Results) -> Iterator[Any]:

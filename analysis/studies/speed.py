@@ -38,70 +38,53 @@ PARTS = {
 }
 
 
+SETTINGS = configure("saguaro", lookahead=4, fanout=(3,))
+
+
 def scenarios(batch: int) -> dict[str, Scenario]:
     """A textbook world and the shipped profile and trace, `TOKENS` tokens each."""
     length = 1000
     coins = coin(
-        0.8,
-        exponent=1.0,
-        requests=max(batch, TOKENS // length),
-        length=length,
-        prompt_length=64,
-        seed=0,
+        0.8, exponent=1.0, requests=max(batch, TOKENS // length), length=length, prompt_length=64, seed=0
     )
-    trace = read_trace(find_trace("cpu2-x5"), columns=("draft_rank", "draft_top_ids"))
+    tokens = replay(read_trace(find_trace("cpu2-x5"), columns=("draft_rank", "draft_top_ids")))
+    profile, requests = load_profile(find_profile("cpu2-x5")), max(batch, TOKENS // 128)
     return {
-        "textbook": Scenario(tokens=coins, textbook=TextbookCosts(1.0, 0.1), batch=batch),
-        "cpu2-x5": Scenario(
-            tokens=replay(trace),
-            profile=load_profile(find_profile("cpu2-x5")),
-            batch=batch,
-            requests=max(batch, TOKENS // 128),
-        ),
+        "textbook": Scenario(coins, textbook=TextbookCosts(1.0, 0.1), batch=batch),
+        "cpu2-x5": Scenario(tokens, profile=profile, batch=batch, requests=requests),
     }
 
 
 def rate(scenario: Scenario, repeats: int) -> dict[str, float]:
     """Simulated tokens per second of CPU time: median, smallest and largest of `repeats` runs."""
-    settings = configure("saguaro", lookahead=4, fanout=(3,))
-    rates, rounds = [], 0.0
+    rates = []
     for _ in range(repeats + 1):
         started = time.process_time()
-        summary = simulate(scenario, settings).summary
-        elapsed = time.process_time() - started
-        rates.append(summary.tokens / elapsed)
-        rounds = summary.batch_rounds
+        summary = simulate(scenario, SETTINGS).summary
+        rates.append(summary.tokens / (time.process_time() - started))
     kept = np.array(rates[1:])  # the first run fills the look-up tables
+    median = float(np.median(kept))
     return {
-        "tokens_per_second": float(np.median(kept)),
+        "tokens_per_second": median,
         "min": float(kept.min()),
         "max": float(kept.max()),
-        "microseconds_per_round": float(1e6 * summary.tokens / np.median(kept) / rounds),
+        "microseconds_per_round": 1e6 * summary.tokens / median / summary.batch_rounds,
     }
 
 
 def where(scenario: Scenario) -> dict[str, float]:
     """Share of a run's time per part of the program (by cProfile, which inflates small functions)."""
     profiler = cProfile.Profile()
-    profiler.runcall(simulate, scenario, configure("saguaro", lookahead=4, fanout=(3,)))
+    profiler.runcall(simulate, scenario, SETTINGS)
     spent = dict.fromkeys(PARTS, 0.0)
     stats: Any = pstats.Stats(profiler)
     for (file, _, _), (_, _, own, _, _) in stats.stats.items():
-        spent[_part(file)] += own
+        path = Path(file)
+        ours = (path.parent.name, path.stem) if "simulator" in path.parts else ()
+        names = (*(name for name in ("simpy", "policies") if name in path.parts), *ours)
+        spent[next((name for name in names if name in PARTS), "other")] += own
     total = sum(spent.values())
-    return {part: seconds / total for part, seconds in spent.items()}
-
-
-def _part(file: str) -> str:
-    path = Path(file)
-    if "simpy" in path.parts:
-        return "simpy"
-    if "policies" in path.parts:
-        return "policies"
-    if "simulator" in path.parts:
-        found = [part for part in (path.parent.name, path.stem) if part in PARTS]
-        return found[0] if found else "other"
-    return "other"
+    return {f"share_{part}": seconds / total for part, seconds in spent.items()}
 
 
 @dataclass(frozen=True)
@@ -114,12 +97,11 @@ class SpeedPlan(Plan):
 
 def answer(bench: Bench) -> list[Row]:
     """Simulated output tokens per second for saguaro at batch 1 and 16."""
-    rows: list[Row] = []
-    for batch in (1, 16):
-        for name, scenario in scenarios(batch).items():
-            shares = {f"share_{part}": share for part, share in where(scenario).items()}
-            rows.append({"world": name, "batch": batch, **rate(scenario, bench.plan.repeats), **shares})
-    return rows
+    return [
+        {"world": name, "batch": batch, **rate(scenario, bench.plan.repeats), **where(scenario)}
+        for batch in (1, 16)
+        for name, scenario in scenarios(batch).items()
+    ]
 
 
 def show(results: Results) -> Iterator[Any]:

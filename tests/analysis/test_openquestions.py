@@ -15,7 +15,7 @@ from analysis.__main__ import main
 from analysis.execute import Bench
 from analysis.results import read
 from analysis.sources import Sources
-from analysis.studies.openquestions import RATIO, Recorded, ceilings, pareto_rows, ratio_rows, switch
+from analysis.studies.openquestions import Pareto, Ratio, Recorded, ceilings, switch
 from hardware_profiles.profile import save_profile
 from hardware_profiles.trace import write_trace
 
@@ -32,7 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bench() -> Bench:
-    return Bench(RATIO, Recorded(), given_sources=Sources(profile(), {0.0: trace(RANKS, listed=16)}, 0.0))
+    return Bench(
+        Ratio().study(), Recorded(), given_sources=Sources(profile(), {0.0: trace(RANKS, listed=16)}, 0.0)
+    )
 
 
 def invoke(folder: Path, name: str, out: Path, *arguments: str):  # type: ignore[no-untyped-def]
@@ -78,7 +80,7 @@ def test_every_study_is_listed_with_its_question() -> None:
 
 
 def test_no_simulation_passes_its_ceiling() -> None:
-    rows = ratio_rows(bench())
+    rows = Ratio().rows(bench())
     assert {row["policy"] for row in rows} == {"sd", "pearl", "saguaro"}
     for row in rows:
         assert row["simulated_speedup_vs_ar"] <= 1.1 * row["ceiling"]
@@ -95,7 +97,7 @@ def test_the_switch_is_where_a_fast_backup_catches_up() -> None:
 
 
 def test_pareto_counts_devices() -> None:
-    rows = {(row["policy"], row["batch"]): row for row in pareto_rows(bench())}
+    rows = {(row["policy"], row["batch"]): row for row in Pareto().rows(bench())}
     assert rows["saguaro", 4]["devices"] == 2 and rows["sd", 4]["devices"] == 1
     row = rows["ar", 4]
     assert row["simulated_per_request"] == pytest.approx(row["simulated_tokens_per_second"] / 4)

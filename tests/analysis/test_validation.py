@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from matplotlib.figure import Figure
 from rich.console import Console
 from simulated_live import run_without_models
 from tiny_profiles import profile, trace
@@ -25,6 +26,7 @@ from analysis.studies.validation import (
     coverage,
     error_summary,
     expand,
+    intervals_of,
     nearest_measured,
     pictures,
     show,
@@ -131,6 +133,25 @@ def test_json_has_the_documented_keys(found: Results) -> None:
     } <= set(found.rows[1])  # fmt: skip
 
 
+def test_a_policy_whose_decisions_nobody_recorded_has_no_interval(found: Results) -> None:
+    """It was run and is compared all the same; what the calibration's prompts foresee of it is not known."""
+    boot = Sources(TINY, {0.0: TEXTS}, 0.0).bootstrap(0.0)
+    assert intervals_of(boot, configure("mirror"), 2) == (None, None)
+    none = dict.fromkeys(("predicted_low", "predicted_middle", "predicted_high"))
+    unknown = {**none, "error_from_calibration_prompts": None}
+    rows = tuple(
+        {**row, **unknown, "live_runs": [{**run, **none, "covered": None} for run in row["live_runs"]]}
+        for row in found.rows
+    )
+    told = replace(found, rows=rows)
+    told = replace(told, about={**found.about, "summary": summary(told)})
+    assert (told.about["summary"]["coverage"]["runs"], told.about["summary"]["simulated"]["settings"]) == (
+        0,
+        4,
+    )
+    assert "intervals:" not in printed(told) and pictures(told)[""].draw(Figure()) is None
+
+
 def test_sampled_rows_say_that_rounds_are_not_compared(found: Results) -> None:
     none = dict.fromkeys(("rounds_compared", "identical", "round_differences", "unexcused_differences"))
     rows = tuple({**row, **none, "temperature": 1.0} for row in found.rows)
@@ -186,7 +207,6 @@ def test_the_interval_is_of_the_calibrations_prompts(found: Results) -> None:
 
 def test_the_pictures_legends_hide_nothing(found: Results) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     (picture,) = pictures(found).values()
     figure = Figure(figsize=picture.size, layout="constrained")
