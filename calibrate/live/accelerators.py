@@ -33,12 +33,12 @@ INSTALL = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A device that is here.
+    """A device that is here; what torch does not say is empty or None.
 
     Attributes:
         device: As a placement calls it, e.g. `cuda:0`, or a backend such as `openvino:NPU` or `llamacpp`.
-        name: The part, e.g. `NVIDIA H100 80GB HBM3`; empty where torch does not say.
-        memory_bytes: Its own memory; None where torch does not say.
+        name: The part, e.g. `NVIDIA H100 80GB HBM3`.
+        memory_bytes: Its own memory.
     """
 
     device: str
@@ -57,19 +57,12 @@ def find_accelerators() -> list[Found]:
     found: list[Found] = []
     for kind in KINDS:
         backend = getattr(torch, kind, None)
-        if backend is None or not _is_available(kind, backend):
-            continue
-        count = backend.device_count() if kind != "mps" else 1
-        found += [_describe(kind, backend, i) for i in range(count)]
+        # `torch.mps` itself cannot be asked in all versions.
+        asked: Any = torch.backends.mps if kind == "mps" else backend
+        if backend is not None and asked.is_available():
+            count = backend.device_count() if kind != "mps" else 1
+            found += [_describe(kind, backend, i) for i in range(count)]
     return found
-
-
-def _is_available(kind: str, backend: Any) -> bool:
-    import torch
-
-    # `torch.mps` itself cannot be asked in all versions.
-    asked = torch.backends.mps if kind == "mps" else backend
-    return bool(asked.is_available())
 
 
 def _describe(kind: str, backend: Any, index: int) -> Found:
@@ -82,12 +75,7 @@ def _describe(kind: str, backend: Any, index: int) -> Found:
 
 
 def absent(device: str, found: list[Found]) -> PlacementError:
-    """The refusal of a device that is not here, with what is and what may be missing.
-
-    Args:
-        device: `cuda:1`, or a backend such as `openvino:NPU`.
-        found: What there is.
-    """
+    """The refusal of a device (`cuda:1`, or a backend such as `openvino:NPU`), with what there is instead."""
     kind = device.partition(":")[0]
     there = ", ".join(["cpu", *map(str, found)])
     hint = INSTALL.get(kind, "")
@@ -127,10 +115,6 @@ def synchroniser(device: torch.device) -> Callable[[], None]:
     import torch
 
     if device.type in {"cpu", "meta"}:
-        return _nothing
+        return lambda: None
     wait = getattr(torch, device.type).synchronize
     return wait if device.type == "mps" else lambda: wait(device)
-
-
-def _nothing() -> None:
-    return None

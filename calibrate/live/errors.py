@@ -14,13 +14,7 @@ class LiveError(RuntimeError):
 
 
 class WorkerError(LiveError):
-    """An operation raised inside a worker; the worker lives on.
-
-    Args:
-        device: Name of the device.
-        operation: Name of the operation.
-        remote_traceback: The worker's traceback, as text.
-    """
+    """An operation raised inside a worker, which lives on; `remote_traceback` is the worker's, as text."""
 
     def __init__(self, device: str, operation: str, remote_traceback: str) -> None:
         super().__init__(device, operation, remote_traceback)
@@ -37,7 +31,7 @@ class WorkerDied(LiveError):
 
     Args:
         device: Name of the device.
-        exit_code: Exit code of the process; negative: the signal that killed it; None if unknown.
+        exit_code: Of the process; negative: the signal that killed it; None if unknown.
         last_words: End of what it wrote to stderr.
     """
 
@@ -53,11 +47,7 @@ class WorkerDied(LiveError):
 
 
 class StuckPolicy(LiveError):
-    """A policy waits for something that nobody will ever do.
-
-    Args:
-        reason: What was found.
-    """
+    """A policy waits for something that nobody will ever do."""
 
 
 class ModelError(LiveError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -24,7 +24,7 @@ GGUF_PRECISIONS = ("fp32", "fp16", "q8_0", "q4_0")
 
 
 class BackendKind(NamedTuple):
-    """A kind of backend: what a backend of it may be called, and what follows from that.
+    """A kind of backend.
 
     Attributes:
         examples: Names, for people.
@@ -65,11 +65,10 @@ class WorkerSpec:
             there the backend names its own.
         role: What it serves.
         mode: How the model is called.
-        slots: Rows to allocate KV caches for; more are allocated when a batch asks for them.
-        capacity: Tokens per row to allocate; more where a text asks for it.
+        slots: Rows to allocate at first.
+        capacity: Tokens per row to allocate at first.
         device: Where torch has the model: `cpu`, `cuda`, `cuda:1`, `mps`, `xpu`, `npu`.
-        backend: What runs it: `torch`, or for a draft `openvino:CPU`, `openvino:NPU` and the like, or
-            `llamacpp:q8_0` and the like.
+        backend: What runs it; a target is run by torch.
         trust_remote_code: Run code that comes with the model.
     """
 
@@ -88,15 +87,13 @@ class WorkerSpec:
     def __post_init__(self) -> None:
         check_device(self.device)
         check_backend(self.backend)
+        check_cores(self.cores)
         if self.mode not in MODES:
             raise ValueError(f"unknown mode {self.mode!r}; modes: {', '.join(MODES)}")
         if self.precision not in PRECISIONS:
             raise ValueError(f"unknown precision {self.precision!r}; precisions: {', '.join(PRECISIONS)}")
-        if self.backend != TORCH:
-            self._check_backend()
-        check_cores(self.cores)
-
-    def _check_backend(self) -> None:
+        if self.backend == TORCH:
+            return
         if self.role != "draft":
             raise ValueError(f"{self.backend!r} runs drafts only; a target is run by torch")
         double = self.precision == "fp64" and own_precision(self.backend) is None
@@ -111,12 +108,8 @@ class WorkerSpec:
 class Placement:
     """Where the target and the draft are, and the name this has in profiles.
 
-    Attributes:
-        name: As it was asked for.
-        target_cores: Cores of the target's process; with an accelerator, those that launch its work.
-        draft_cores: Those of the draft's process.
-        target_device: Where torch has the target's model.
-        draft_device: Where torch has the draft's model.
+    `*_cores` are those of the process (with an accelerator, those that launch its work), `*_device` is where
+    torch has the model.
     """
 
     name: str
@@ -146,11 +139,7 @@ def available_cores() -> tuple[int, ...]:
 
 
 def check_cores(cores: tuple[int, ...]) -> None:
-    """Refuse an empty, repeated or missing core.
-
-    Raises:
-        PlacementError: With the cores that there are.
-    """
+    """Refuse no core, a repeated or a missing one, with the cores that there are (`PlacementError`)."""
     available = available_cores()
     missing = [core for core in cores if core not in available]
     if missing:
@@ -163,21 +152,13 @@ def check_cores(cores: tuple[int, ...]) -> None:
 
 
 def check_device(device: str) -> None:
-    """Refuse what is no name of a device.
-
-    Raises:
-        PlacementError: With the names there are.
-    """
+    """Refuse what is no name of a device, with those there are (`PlacementError`)."""
     if not re.fullmatch(_DEVICE, device):
         raise PlacementError(f"unknown device {device!r}; devices: cpu, cuda, cuda:1, mps, xpu, npu")
 
 
 def check_backend(backend: str) -> None:
-    """Refuse what is no name of a backend.
-
-    Raises:
-        PlacementError: With the names there are.
-    """
+    """Refuse what is no name of a backend, with those there are (`PlacementError`)."""
     kind, colon, name = backend.partition(":")
     known = BACKENDS.get(kind)
     if known is None or (bool(colon) if known.variant is None else not re.fullmatch(known.variant, name)):
@@ -208,12 +189,7 @@ def backend_label(backend: str, mode: Mode = "eager") -> str:
 
 
 def labelled_backend(label: str | None, precision: str | None = None) -> str:
-    """The backend that has a label; torch where that is of none that there is.
-
-    Args:
-        label: As `backend_label` gives it.
-        precision: That a profile or a trace names beside it.
-    """
+    """The backend of a `backend_label` and a precision named beside it; torch where there is none such."""
     kind, _, variant = (label or "").partition("-")
     if kind == TORCH or kind not in BACKENDS:
         return TORCH
@@ -226,9 +202,6 @@ def parse_placement(text: str) -> Placement:
     `split`: target on core 0, draft on core 1; `shared:0,1`: both on both, a thread per core; `cuda:0`: both
     on one accelerator, in a process each; `cuda:0+cuda:1`, `cuda:0+cpu`, `cpu+cuda:0`: target + draft.  A
     model on the CPU beside an accelerator gets all cores but the first, which launches the other's work.
-
-    Args:
-        text: One of these forms.
 
     Raises:
         PlacementError: Not one of these forms, or a core that is not there.  Whether an accelerator is there
@@ -270,27 +243,25 @@ def pair_specs(
     trust_remote_code: bool = False,
 ) -> tuple[WorkerSpec, WorkerSpec]:
     """The two workers of a pair of models, called `target` and `draft`."""
-    return (
-        WorkerSpec(
-            "target",
-            target,
-            placement.target_cores,
-            precision,
-            "target",
-            device=placement.target_device,
-            trust_remote_code=trust_remote_code,
-        ),
-        WorkerSpec(
-            "draft",
-            draft,
-            placement.draft_cores,
-            precision,
-            "draft",
-            device=placement.draft_device,
-            backend=draft_backend,
-            trust_remote_code=trust_remote_code,
-        ),
+    first = WorkerSpec(
+        "target",
+        target,
+        placement.target_cores,
+        precision,
+        "target",
+        device=placement.target_device,
+        trust_remote_code=trust_remote_code,
     )
+    second = replace(
+        first,
+        name="draft",
+        model=draft,
+        cores=placement.draft_cores,
+        role="draft",
+        device=placement.draft_device,
+        backend=draft_backend,
+    )
+    return first, second
 
 
 def has_random_weights(model: str) -> bool:
@@ -305,10 +276,10 @@ def config_file(model: str) -> Path:
 
 
 def is_local_model(model: str) -> bool:
-    """Whether `model` is a folder, or a configuration (True), or a hub name (False).
+    """Whether `model` is a folder or a configuration, else a hub name.
 
-    A name counts as the hub's only if it looks like `organisation/model` and nothing local of that kind
-    exists; a mistyped folder then fails here rather than with a network error.
+    That is one only if it looks like `organisation/model` and nothing local of that kind exists; a mistyped
+    folder then fails here rather than with a network error.
 
     Raises:
         ModelError: Neither a folder with a model nor a hub name.
@@ -316,19 +287,18 @@ def is_local_model(model: str) -> bool:
     folder = Path(model)
     if has_random_weights(model):
         return True
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"model folder {model!r} has no config.json")
-        if not any(folder.glob("*.safetensors")):
-            raise ModelError(
-                f"model folder {model!r} has no safetensors file (no other format is loaded); "
-                f"shape:{model} times its architecture with random weights"
-            )
-        return True
-    looks_like_hub = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model) is not None
-    if not looks_like_hub or folder.parent.is_dir():
-        raise ModelError(f"model folder {model!r} does not exist")
-    return False
+    if not folder.is_dir():
+        if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model) or folder.parent.is_dir():
+            raise ModelError(f"model folder {model!r} does not exist")
+        return False
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model folder {model!r} has no config.json")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"model folder {model!r} has no safetensors file (no other format is loaded); "
+            f"shape:{model} times its architecture with random weights"
+        )
+    return True
 
 
 def local_vocabulary(model: str) -> int | None:

@@ -1,8 +1,5 @@
-"""Decoding without this engine: greedy plain decoding, and the generation that comes with transformers.
+"""The generation that comes with transformers, plain and assisted: a yardstick for our own engine.
 
-Plain decoding is the recorder of traces and the reference of losslessness.  It contains no speculative code
-and shares none with the live engine, so that an error there cannot hide here; it runs in a process of its
-own or in tests.  The generation of transformers, plain and assisted, is a yardstick for our own engine;
 `generate_once` runs in a process of its own.
 """
 
@@ -10,66 +7,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
-import torch
-from transformers import DynamicCache, PreTrainedModel
-
 from calibrate.live.placement import Precision
 from calibrate.processes import end_with_parent, process_context
-
-
-@torch.inference_mode()
-def plain_decode(
-    model: PreTrainedModel,
-    prompt: Sequence[int],
-    limit: int,
-    end_token_ids: Collection[int] = (),
-) -> list[int]:
-    """The tokens that greedy decoding emits after `prompt`, one forward each.
-
-    Args:
-        model: In evaluation mode.
-        prompt: At least one token.
-        limit: Most tokens to emit.
-        end_token_ids: Decoding stops after one of these; it is part of the result.
-    """
-    if not prompt or limit < 1:
-        raise ValueError(f"prompt of {len(prompt)} tokens and limit {limit}; both must be at least 1")
-    cache = DynamicCache(config=model.config)
-    feed = torch.tensor([list(prompt)], device=model.device)
-    emitted: list[int] = []
-    while len(emitted) < limit:
-        output = model(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        best = output.logits[:, -1].argmax(dim=-1)
-        emitted.append(int(best))
-        if emitted[-1] in end_token_ids:
-            break
-        feed = best[:, None]
-    return emitted
-
-
-def plain_decode_many(
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    limit: int,
-    end_token_ids: Collection[int] = (),
-    *,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[list[int]]:
-    """`plain_decode` of each prompt; `progress(done, total)` is called after each."""
-    texts = []
-    for done, prompt in enumerate(prompts, start=1):
-        texts.append(plain_decode(model, prompt, limit, end_token_ids))
-        if progress is not None:
-            progress(done, len(prompts))
-    return texts
-
 
 Method: TypeAlias = Literal["plain", "assisted", "assisted-default"]
 """`assisted` drafts a fixed number of tokens per round, `assisted-default` as transformers comes."""
@@ -96,12 +42,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What a generation gave.
-
-    Attributes:
-        tokens: Token ids after the prompt.
-        seconds: From the call to its return, the prompt's prefill included.
-    """
+    """What a generation gave: token ids after the prompt, and seconds, the prompt's prefill included."""
 
     tokens: tuple[int, ...]
     seconds: float
@@ -117,14 +58,9 @@ def generation_process() -> Iterator[ProcessPoolExecutor]:
 def generate_once(
     place: Place, method: Method, prompt: Sequence[int], max_tokens: int, lookahead: int
 ) -> Generated:
-    """Generate greedily.
+    """Generate greedily, `max_tokens` after a prompt unless an end token comes first.
 
-    Args:
-        place: Models and core.
-        method: How.
-        prompt: Token ids.
-        max_tokens: Most tokens to generate; an end token ends earlier.
-        lookahead: Tokens drafted per round where the method is `assisted`.
+    `lookahead` is the number of tokens drafted per round where the method is `assisted`.
     """
     import torch
 
@@ -162,7 +98,7 @@ def tokenize(place: Place, texts: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 @cache
-def _models(place: Place) -> tuple[Any, Any]:
+def _models(place: Place) -> tuple[Any, ...]:
     import torch
     import transformers
 
@@ -173,8 +109,7 @@ def _models(place: Place) -> tuple[Any, Any]:
             os.sched_setaffinity(0, {place.core})
         torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()  # assistance calls itself in a deprecated way
-    target, draft = (
+    return tuple(
         load_model(name, place.precision, trust_remote_code=place.trust_remote_code)
         for name in (place.target, place.draft)
     )
-    return target, draft

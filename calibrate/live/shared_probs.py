@@ -1,12 +1,12 @@
-"""Laws of drafted tokens, in memory that the draft's and the target's process share.
+"""The shared probability ring: the distributions of drafted tokens, in memory that two processes share.
 
-A verification needs the exact law that a sampled token was drawn from.  For K tokens of each prepared
-outcome these are megabytes per round, of which the target reads a few numbers: the probability of each
-token it verifies, and one law per rejection.  So they are neither pickled nor sent; the draft writes them
-to a ring of records, and a speculation carries the handle of its first one, the next ones follow it.
+A verification needs the exact distribution (law) that a sampled token was drawn from.  For K tokens of each
+prepared outcome these are megabytes per round, of which the target reads a few numbers: the probability of
+each token it verifies, and one distribution per rejection.  So they are neither pickled nor sent; the draft
+writes them to a ring of records, and a speculation carries the handle of its first one, the next ones follow.
 
 A record knows which token of which request's position it belongs to.  A handle that was overwritten, or
-that belongs to something else, is an `AuditError` and never a silently wrong law.
+that belongs to something else, is an `AuditError` and never a silently wrong distribution.
 
 The memory has no name: nothing is left behind, however the processes end.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -37,15 +37,11 @@ second next pre-speculation is being written: two of these, two redrafts, and wh
 _HEADER_BYTES = 64
 _ROW_BITS, _TAG_BITS = 28, 27
 _ROWS, _TAGS = 1 << _ROW_BITS, 1 << _TAG_BITS
-MOST_ARENAS = 127
+MOST_DRAFTS = 127
 
 
 class Segment:
-    """Anonymous shared memory; given to a process when it is started, by its file descriptor.
-
-    Args:
-        size: Bytes of address space; memory is taken where it is written.
-    """
+    """Anonymous shared memory of so many bytes, given to a process when it is started."""
 
     def __init__(self, size: int = DEFAULT_BYTES) -> None:
         self.size = size
@@ -59,12 +55,8 @@ class Segment:
     def __reduce__(self) -> tuple[Any, ...]:
         return _attached, (DupFd(self.descriptor), self.size)
 
-    def mapped(self) -> mmap.mmap:
-        """The memory, from now on in this process too."""
-        return mmap.mmap(self.descriptor, self.size)
-
     def take(self, start: int, size: int) -> None:
-        """Make sure that there is memory; without it, a write would be a bus error.
+        """Make sure that there is memory for so many bytes; without it, a write would be a bus error.
 
         Raises:
             LiveError: There is not enough.
@@ -94,40 +86,30 @@ def _attached(duplicate: Any, size: int) -> Segment:
 
 
 class _Records:
-    """Numpy views of a segment's records.
-
-    Args:
-        segment: The memory.
-        vocabulary: V.
-    """
+    """Numpy views of a segment's records over V tokens; the memory is mapped into this process."""
 
     def __init__(self, segment: Segment, vocabulary: int) -> None:
         stride = _HEADER_BYTES + -(-4 * vocabulary // 8) * 8
         self.vocabulary, self.stride = vocabulary, stride
         self.count = min(segment.size // stride, _ROWS)
-        memory = segment.mapped()
+        memory = mmap.mmap(segment.descriptor, segment.size)
 
         def column(kind: str, offset: int) -> NDArray[Any]:
             return np.ndarray((self.count,), kind, memory, offset, (stride,))
 
         self.handles, self.totals = column("<i8", 0), column("<f8", 8)
-        self.requests, self.positions, self.tokens = (column("<i8", 16 + 8 * i) for i in range(3))
+        self.owners = [column("<i8", 16 + 8 * i) for i in range(3)]
         self.weights: NDArray[np.float32] = np.ndarray(
             (self.count, vocabulary), "<f4", memory, _HEADER_BYTES, (stride, 4)
         )
 
 
 class ProbsWriter:
-    """The draft's end.
-
-    Args:
-        segment: Memory of this draft alone.
-        number: Which of the drafts this is, in every handle.
-    """
+    """The end of a draft, whose number among the drafts is in every handle, of memory of its own."""
 
     def __init__(self, segment: Segment, number: int = 0) -> None:
-        if not 0 <= number < MOST_ARENAS:
-            raise ValueError(f"at most {MOST_ARENAS} drafts can share their laws, got number {number}")
+        if not 0 <= number < MOST_DRAFTS:
+            raise ValueError(f"at most {MOST_DRAFTS} drafts can share their laws, got number {number}")
         self.segment = segment
         self.number = number
         self._records: _Records | None = None
@@ -144,7 +126,7 @@ class ProbsWriter:
         if self._records is None:
             self._records = _Records(self.segment, vocabulary)
         if self._records.vocabulary != vocabulary:
-            raise AuditError(f"laws over {vocabulary} tokens in an arena for {self._records.vocabulary}")
+            raise AuditError(f"laws over {vocabulary} tokens in a ring for {self._records.vocabulary}")
         count = blocks * depth
         self._grow(self._records, ALIVE * count)
         if self._next + count > self._limit:
@@ -171,70 +153,44 @@ class Block:
     """Records of the speculations of one operation, [blocks, depth]; written step by step, then sealed."""
 
     def __init__(self, records: _Records, base: int, start: int, shape: tuple[int, int]) -> None:
-        self._records, self._base, self._shape = records, base, shape
+        self._records, self._base, self._depth = records, base, shape[1]
         self._rows = slice(start, start + shape[0] * shape[1])
         records.handles[self._rows] = -1  # a reader of what was here before shall notice
 
     def write(
         self,
-        step: int,
+        places: int | tuple[IntArray, IntArray],
         weights: NDArray[np.float32],
         totals: FloatArray,
         owners: tuple[IntArray, IntArray, IntArray],
     ) -> None:
-        """The laws [blocks, V] of token `step` of every speculation.
+        """The laws [n, V] of n tokens.
 
         Args:
-            step: Index of the token within its speculation.
-            weights: [blocks, V], not normalised.
-            totals: [blocks] their sums.
-            owners: [blocks] each: request, position and the token drawn.
-        """
-        at = self._rows.start + step
-        self._put(slice(at, self._rows.stop, self._shape[1]), weights, totals, owners)
-
-    def write_some(
-        self,
-        places: tuple[IntArray, IntArray],
-        weights: NDArray[np.float32],
-        totals: FloatArray,
-        owners: tuple[IntArray, IntArray, IntArray],
-    ) -> None:
-        """The laws [n, V] of n tokens, of any speculations.
-
-        Args:
-            places: [n] each: the token's speculation, and its index within it.
+            places: [n] each: the token's speculation, and its index within it; an index: of all speculations.
             weights: [n, V], not normalised.
             totals: [n] their sums.
             owners: [n] each: request, position and the token drawn.
         """
-        self._put(self._rows.start + places[0] * self._shape[1] + places[1], weights, totals, owners)
-
-    def _put(
-        self,
-        rows: slice | IntArray,
-        weights: NDArray[np.float32],
-        totals: FloatArray,
-        owners: tuple[IntArray, IntArray, IntArray],
-    ) -> None:
-        records = self._records
-        records.weights[rows] = weights
-        records.totals[rows] = totals
-        records.requests[rows], records.positions[rows], records.tokens[rows] = owners
+        if isinstance(places, int):
+            rows: Any = slice(self._rows.start + places, self._rows.stop, self._depth)
+        else:
+            rows = self._rows.start + places[0] * self._depth + places[1]
+        self._records.weights[rows] = weights
+        self._records.totals[rows] = totals
+        for column, values in zip(self._records.owners, owners, strict=True):
+            column[rows] = values
 
     def seal(self) -> list[int]:
         """[blocks] the handle of each speculation, from now on valid."""
-        count = self._shape[0] * self._shape[1]
-        self._records.handles[self._rows] = self._base + np.arange(count)
-        return [self._base + block * self._shape[1] for block in range(self._shape[0])]
+        handles = self._base + np.arange(self._rows.stop - self._rows.start)
+        self._records.handles[self._rows] = handles
+        firsts: list[int] = handles[:: self._depth].tolist()
+        return firsts
 
 
 class ProbsReader:
-    """The target's end, for the laws of all drafts.
-
-    Args:
-        segments: Memory of each draft, in the order of their numbers.
-    """
+    """The target's end, for the laws of all drafts, whose memory comes in the order of their numbers."""
 
     def __init__(self, segments: Sequence[Segment] = ()) -> None:
         self.segments = tuple(segments)
@@ -255,12 +211,12 @@ class ProbsReader:
         Raises:
             AuditError: A law is not there any more, or is another token's.
         """
-        found = np.empty(len(handles))
-        for mine, records, rows in self._by_arena(handles, vocabulary):
-            found[mine] = records.weights[rows, tokens[mine]] / records.totals[rows]
+        masses = np.empty(len(handles))
+        for mine, records, rows in self._by_draft(handles, vocabulary):
+            masses[mine] = records.weights[rows, tokens[mine]] / records.totals[rows]
             self._check_owner(records, rows, (requests[mine], positions[mine], tokens[mine]))
             self._check_alive(records, rows, handles[mine])
-        return found
+        return masses
 
     def laws(self, handles: IntArray, vocabulary: int) -> FloatArray:
         """[n, V] the laws themselves, normalised.
@@ -268,37 +224,32 @@ class ProbsReader:
         Raises:
             AuditError: A law is not there any more.
         """
-        found = np.empty((len(handles), vocabulary))
-        for mine, records, rows in self._by_arena(handles, vocabulary):
-            found[mine] = records.weights[rows] / records.totals[rows, None]
+        laws = np.empty((len(handles), vocabulary))
+        for mine, records, rows in self._by_draft(handles, vocabulary):
+            laws[mine] = records.weights[rows] / records.totals[rows, None]
             self._check_alive(records, rows, handles[mine])
-        return found
+        return laws
 
-    def _by_arena(self, handles: IntArray, vocabulary: int) -> list[tuple[IntArray, _Records, IntArray]]:
+    def _by_draft(self, handles: IntArray, vocabulary: int) -> Iterator[tuple[IntArray, _Records, IntArray]]:
         """Per draft: which of the handles are its, its records, and their rows."""
         if len(handles) and handles.min() < 0:
             raise AuditError("a sampled token came without the law that it was drawn from")
         numbers = handles >> (_ROW_BITS + _TAG_BITS)
-        parts = []
         for number in np.unique(numbers).tolist():
-            mine = np.flatnonzero(numbers == number)
-            rows = handles[mine] & (_ROWS - 1)
-            records = self._of(number, vocabulary)
-            if rows.max() >= records.count:
-                raise AuditError(f"the law of handle {int(handles[mine].max())} lies outside its arena")
-            parts.append((mine, records, rows))
-        return parts
-
-    def _of(self, number: int, vocabulary: int) -> _Records:
-        if number not in self._records:
             if number >= len(self.segments):
                 raise AuditError(f"a law of draft {number}, of which this worker was told nothing")
-            self._records[number] = _Records(self.segments[number], vocabulary)
-        return self._records[number]
+            if number not in self._records:
+                self._records[number] = _Records(self.segments[number], vocabulary)
+            records = self._records[number]
+            mine = np.flatnonzero(numbers == number)
+            rows = handles[mine] & (_ROWS - 1)
+            if rows.max() >= records.count:
+                raise AuditError(f"the law of handle {int(handles[mine].max())} lies outside its ring")
+            yield mine, records, rows
 
     @staticmethod
     def _check_owner(records: _Records, rows: IntArray, claimed: tuple[IntArray, ...]) -> None:
-        owners = (records.requests[rows], records.positions[rows], records.tokens[rows])
+        owners = [column[rows] for column in records.owners]
         wrong = np.any([a != b for a, b in zip(owners, claimed, strict=True)], axis=0)
         if wrong.any():
             at = int(wrong.argmax())

@@ -53,13 +53,8 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(kind, dec_hook=_decode)
 
 
-@cache
-def _replies(row: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(tuple[row, ...], dec_hook=_decode)
-
-
 def pack(value: Any) -> bytes:
-    """A value of dataclasses, named tuples, arrays, numbers, strings and tuples of them, as bytes."""
+    """A value of dataclasses, named tuples, arrays, numbers, strings and tuples of these, as bytes."""
     return _ENCODER.encode(value)
 
 
@@ -103,15 +98,16 @@ def _check_ids(slots: IntArray, speculation: Speculation) -> None:
 
 def unpack_replies(operation: Operation, frame: bytes, *, early: bool = False) -> tuple[Any, ...]:
     """The replies to an operation, one per row, or what they said early."""
-    replies: tuple[Any, ...] = _replies(operation.early_reply if early else operation.reply).decode(frame)
+    kind: Any = operation.early_reply if early else operation.reply
+    replies: tuple[Any, ...] = unpack(frame, tuple[kind, ...])
     return replies
 
 
 @dataclass(frozen=True, slots=True)
 class Probe(Operation):
-    """Calibration only: time a forward of a given shape on synthetic KV.  Answer: `ProbeResult`.
+    """Calibration only: time a step of a given shape, as real operations take it, on synthetic KV.
 
-    Runs the model call, mask and token selection of the real operations.  Stoppable between repeats.
+    Stoppable between repeats.
 
     Attributes:
         step: `forward`, new tokens in a chain (a draft step, a verification, a glue step); `tree`, one
@@ -145,13 +141,13 @@ class Probe(Operation):
             raise ValueError(f"context, top and warmup must not be negative: {self}")
 
     def answer(self, replies: Sequence[ProbeResult]) -> ProbeResult:
-        """The only reply."""
+        """Its seconds."""
         return replies[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Echo(Operation):
-    """Calibration only: send `payload` back, to time a message.  Answer: the payload."""
+    """Calibration only: send `payload` back, to time a message."""
 
     kind: ClassVar[str] = "echo"
     reply: ClassVar[Any] = int

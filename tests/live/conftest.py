@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 sys.path.insert(0, str(Path(__file__).parent))  # for `live_support`
 
 from live_support import LIMIT, Reference, worker_specs
+from plain_decoding import plain_decode_many
 from tiny_models import VOCABULARY, tiny_model, with_noise
 
 from calibrate.live.loading import load_model
-from calibrate.live.reference import plain_decode_many
 from calibrate.live.transport.world import LiveWorld
 
 

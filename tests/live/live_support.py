@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import simpy
+from plain_decoding import plain_decode
 from tiny_models import VOCABULARY
 from transformers import PreTrainedModel
 
@@ -16,7 +17,6 @@ from calibrate.live.backends.torch import ModelRunner
 from calibrate.live.engine.executor import Executor
 from calibrate.live.engine.rows import Row
 from calibrate.live.placement import WorkerSpec, available_cores
-from calibrate.live.reference import plain_decode
 from calibrate.live.shared_probs import ProbsReader, ProbsWriter, Segment
 from calibrate.live.wire import pack, pack_operation, unpack, unpack_replies
 from calibrate.live_runs import plain

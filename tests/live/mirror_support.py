@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from live_support import InlineWorld, inline_world
+from plain_decoding import plain_decode
 from tiny_models import VOCABULARY, tiny_model, with_noise
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from calibrate.live.engine.additions import ExitHeads, exit_layer, exit_layers, save_exits
 from calibrate.live.handlers import mirror as handlers
-from calibrate.live.reference import plain_decode
 from calibrate.live.transport.world import LiveWorld
 from hardware_profiles.reply_trace import Decisions, DecisionTrace
 from hardware_profiles.trace import TraceMeta, TraceRequest

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 from live_support import new_rows, serve, texts_of, worker_specs
+from plain_decoding import plain_decode
 from transformers import PreTrainedModel
 
 from calibrate.live.errors import LiveError, ModelError, StuckPolicy, WorkerDied, WorkerError
-from calibrate.live.reference import plain_decode
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live.wire import Echo, Probe, ProbeResult
 from policies.operation import Draft, Prefill, Verify

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from live_support import InlineWorld, inline_world, new_rows, serve, texts_of
+from plain_decoding import plain_decode
 from tiny_models import VOCABULARY
 from transformers import PreTrainedModel
 
 from calibrate.live.handlers import double
-from calibrate.live.reference import plain_decode
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import collect_decisions
 from hardware_profiles.datastore import Datastore

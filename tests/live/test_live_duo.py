@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from live_support import InlineWorld, decided_replies, inline_world, serve, texts_of
+from plain_decoding import plain_decode
 from transformers import PreTrainedModel
 
-from calibrate.live.reference import plain_decode
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import collect_decisions
 from hardware_profiles.reply_trace import Decisions

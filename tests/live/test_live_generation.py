@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from plain_decoding import plain_decode
 from transformers import PreTrainedModel
 
-from calibrate.live.reference import Method, Place, generate_once, plain_decode
+from calibrate.live.reference import Method, Place, generate_once
 
 
 @pytest.mark.parametrize("method", ["plain", "assisted", "assisted-default"])

@@ -17,9 +17,9 @@ from mirror_support import (
     uses_any_rollout,
     watch,
 )
+from plain_decoding import plain_decode_many
 from tiny_models import VOCABULARY
 
-from calibrate.live.reference import plain_decode_many
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import decide
 from policies.mirror import EarlyVerify, Rollout

@@ -15,7 +15,7 @@ import pytest
 from sampling_support import BATCH, LENGTH, PROMPTS, VOCABULARY, fit, table_world
 
 from calibrate.live.engine.trees import Branching
-from calibrate.live.engine.verification import TreeJudge
+from calibrate.live.engine.verification import Candidates, TreeJudge
 from calibrate.live.errors import AuditError
 from calibrate.live.shared_probs import ProbsReader
 from hardware_profiles.datastore import Datastore
@@ -125,7 +125,7 @@ PRUNED = -2
 
 def pruned_but_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Candidates that were pruned are not tried, yet leave a residual as if they had failed."""
-    correct, accept, sigma = rasd_module.pruned, TreeJudge._accept, TreeJudge._sigma
+    correct, accept, sigma = rasd_module.pruned, TreeJudge._accept, Candidates.laws
 
     def pruned(tree: TokenTree, first: Any) -> TokenTree:
         kept = correct(tree, first)
@@ -145,7 +145,9 @@ def pruned_but_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         return both._replace(laws=laws)
 
     def clean(candidates: Any) -> Any:
-        return replace(candidates, laws=np.where(candidates.laws == PRUNED, NO_LAW, candidates.laws))
+        pruned = candidates.handles == PRUNED
+        handles = np.where(pruned, NO_LAW, candidates.handles)
+        return replace(candidates, handles=handles, drawn=candidates.drawn & ~pruned)
 
     fuse = rasd_module.fused
     monkeypatch.setattr(rasd_module, "pruned", pruned)
@@ -153,9 +155,9 @@ def pruned_but_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         TreeJudge,
         "_accept",
-        lambda self, p, at, c, sibling: accept(self, p, at, clean(c), sibling) & (c.laws != PRUNED),
+        lambda self, p, at, c, sibling: accept(self, p, at, clean(c), sibling) & (c.handles != PRUNED),
     )
-    monkeypatch.setattr(TreeJudge, "_sigma", lambda self, c, p: sigma(self, clean(c), p))
+    monkeypatch.setattr(Candidates, "laws", lambda self, device: sigma(clean(self), device))
 
 
 def with_the_drafts_law(monkeypatch: pytest.MonkeyPatch) -> None:

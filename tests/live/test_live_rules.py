@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from live_support import LIMIT, InlineWorld, new_rows, prefilled, serve, texts_of, view_of
+from plain_decoding import plain_decode, plain_decode_many
 from transformers import PreTrainedModel
 
 from calibrate.live.backends.torch import ModelRunner
@@ -18,7 +19,6 @@ from calibrate.live.engine.sampling import top_tokens
 from calibrate.live.engine.verification import agreement, cut, judge, prepared_outcomes
 from calibrate.live.errors import AuditError, ModelError, PlacementError
 from calibrate.live.placement import available_cores, is_local_model, parse_placement
-from calibrate.live.reference import plain_decode, plain_decode_many
 from calibrate.live.wire import Probe, ProbeResult, pack_operation
 from policies.operation import Draft, Verify
 from policies.registry import Settings, configure
@@ -219,10 +219,6 @@ def test_requests_stop_at_the_end_token(
     ends = {plain_texts[2][20], plain_texts[3][9]}
     world = InlineWorld(ModelRunner(target_model), ModelRunner(draft_model), end_token_ids=tuple(ends))
     rows = serve(world, settings, prompts, batch=3)
-    calls: list[tuple[int, int]] = []
-    expected = plain_decode_many(
-        target_model, prompts, LIMIT, ends, progress=lambda done, total: calls.append((done, total))
-    )
+    expected = plain_decode_many(target_model, prompts, LIMIT, ends)
     assert texts_of(rows) == expected
     assert {text[-1] in ends for text in expected} == {True, False}
-    assert calls == [(i + 1, len(prompts)) for i in range(len(prompts))]

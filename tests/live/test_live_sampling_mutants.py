@@ -14,6 +14,7 @@ from torch import Tensor
 
 from calibrate.live.engine import sampling, verification
 from calibrate.live.engine.sampling import ACCEPTED, DRAFTED, DraftSampler, draw
+from calibrate.live.engine.verification import Candidates
 from calibrate.live.errors import AuditError
 from calibrate.live.handlers import chains
 from calibrate.live.shared_probs import ProbsReader
@@ -69,24 +70,24 @@ def likes_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
 
     What SSD's code does at a temperature above 0.
     """
-    correct = verification.Proposals.masses
+    correct, correct_laws = Candidates.masses, Candidates.laws
+    best: list[Any] = []
 
-    def masses(self: verification.Proposals) -> Any:
+    def masses(self: Candidates) -> Any:
         # The law under `_accepted`: 0 accepts whatever the target can emit, infinity nothing.
-        return np.where(self._random[:, None], np.where(self.best, 0.0, np.inf), correct(self))
+        drawn = correct(self)
+        return np.where(self.random, np.where(best[-1], 0.0, np.inf), drawn) if drawn.ndim == 2 else drawn
 
-    def laws(self: verification.Proposals, row: Any, at: Any) -> Any:
-        return np.where(self._random[row][:, None], 0.0, verification_laws(self, row, at))
+    def laws(self: Candidates, device: torch.device) -> Any:
+        return correct_laws(self, device) * torch.from_numpy(~self.random)[:, None]
 
     def judge(p: Tensor, proposals: Any, leave_open: Any) -> Any:
         width = proposals.tokens.shape[1]
-        proposals.best = p[:, :width].argmax(dim=-1).numpy() == proposals.tokens
+        best.append(p[:, :width].argmax(dim=-1).numpy() == proposals.tokens)
         return verification.judge_chains(p, proposals, leave_open)
 
-    verification_laws = verification.Proposals.laws
-    monkeypatch.setattr(verification.Proposals, "best", None, raising=False)
-    monkeypatch.setattr(verification.Proposals, "masses", masses)
-    monkeypatch.setattr(verification.Proposals, "laws", laws)
+    monkeypatch.setattr(Candidates, "masses", masses)
+    monkeypatch.setattr(Candidates, "laws", laws)
     monkeypatch.setattr(chains, "judge_chains", judge)
 
 

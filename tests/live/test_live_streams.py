@@ -12,6 +12,7 @@ import pytest
 import torch
 from live_support import InlineWorld, new_rows, serve, texts_of, worker_specs
 from mirror_support import LAYERS, Models, Prompts, check_replay, check_windows, saved, tiny_models, watch
+from plain_decoding import plain_decode_many
 from streams_support import (
     branches,
     emissions,
@@ -34,7 +35,6 @@ from calibrate.live.engine.streams import (
     stream_sight,
 )
 from calibrate.live.errors import ModelError
-from calibrate.live.reference import plain_decode_many
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import decide
 from calibrate.pair.heads import stream_logits

@@ -13,7 +13,7 @@ from sampling_support import BATCH, LENGTH, PROMPTS, fit
 from streams_support import TableNodes, emissions, windows
 from test_live_mirror_sampling import HOPELESS, table_world
 
-from calibrate.live.engine import streams
+from calibrate.live.engine import sampling
 from calibrate.live.handlers import mirror as handlers
 from policies.registry import configure, start
 from policies.rows import Rows
@@ -53,12 +53,12 @@ def test_sampled_texts_have_the_targets_law() -> None:
 
 def test_luck_that_two_places_share_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass that draws all its tokens with one uniform: each alone has its law, together they have not."""
-    keyed = streams.keyed_uniforms
+    keyed = sampling.keyed_uniforms
 
     def shared(seed: int, stream: str, requests: Any, positions: Any) -> Any:
         return keyed(seed, stream, requests, np.zeros_like(positions))
 
-    monkeypatch.setattr(streams, "keyed_uniforms", shared)
+    monkeypatch.setattr(sampling, "keyed_uniforms", shared)
     _, rows = sampled(2_000, streams="2")
     found = fit(rows, configure("mirror", **KNOBS).sampling)
     assert found.p_value < HOPELESS, str(found)

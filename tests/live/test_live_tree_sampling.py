@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from calibrate.live.engine import sampling, verification
 from calibrate.live.engine.sampling import ACCEPTED, DRAFTED
 from calibrate.live.engine.trees import Branching
-from calibrate.live.engine.verification import TreeJudge
+from calibrate.live.engine.verification import Candidates, TreeJudge
 from calibrate.live.errors import AuditError
 from calibrate.live.shared_probs import ProbsReader
 from policies.registry import Settings, configure
@@ -112,9 +112,9 @@ def law_forgotten(what: str) -> Plant:
             monkeypatch.setattr(ProbsReader, "masses", lambda self, handles, *rest: np.ones(len(handles)))
         else:
             monkeypatch.setattr(
-                TreeJudge,
-                "_sigma",
-                lambda self, c, p: sampling.one_hot(torch.from_numpy(c.tokens), p.shape[-1]),
+                Candidates,
+                "laws",
+                lambda self, _: sampling.one_hot(torch.from_numpy(self.tokens), self.vocabulary),
             )
 
     return plant

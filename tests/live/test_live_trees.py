@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from live_support import LIMIT, InlineWorld, Reference, inline_world, prefilled, serve, texts_of, view_of
+from plain_decoding import plain_decode
 from tiny_models import VOCABULARY
 from transformers import PreTrainedModel
 
@@ -17,7 +18,6 @@ from calibrate.live.engine.executor import Executor
 from calibrate.live.engine.rows import Row
 from calibrate.live.errors import AuditError
 from calibrate.live.placement import Mode
-from calibrate.live.reference import plain_decode
 from policies.registry import Settings, configure
 from policies.rows import Rows
 from policies.tokentree import DraftTree, TokenTree, TreeDrafted, TreePlan, TreeVerdict, VerifyTree

@@ -12,8 +12,6 @@ Imports torch and gguf in functions only.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +21,7 @@ from numpy.typing import NDArray
 
 from calibrate.live.errors import ModelError
 from calibrate.live.placement import GGUF_PRECISIONS
+from hardware_profiles.files import atomic_write
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,11 +47,7 @@ _NAMES = {
 
 
 def import_gguf() -> Any:
-    """The package.
-
-    Raises:
-        ModelError: It is not installed.
-    """
+    """The package; a `ModelError` where it is not installed."""
     try:
         import gguf
     except ImportError as error:
@@ -80,11 +75,8 @@ def export_gguf(model: PreTrainedModel, out: Path, precision: str) -> None:
     if precision not in GGUF_PRECISIONS:
         raise ValueError(f"unknown precision {precision!r} of a GGUF; known: {', '.join(GGUF_PRECISIONS)}")
     _check_architecture(model.config)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(prefix=f".{out.name}-", dir=out.parent)
-    os.close(handle)
-    try:
-        writer = gguf.GGUFWriter(partial, _ARCHITECTURE)
+    with atomic_write(out, binary=True) as file:
+        writer = gguf.GGUFWriter(file.name, _ARCHITECTURE)
         _describe(writer, gguf, model.config, precision)
         for name, weights in _tensors(model):
             kind = _kind(gguf, name, weights, precision)
@@ -93,9 +85,6 @@ def export_gguf(model: PreTrainedModel, out: Path, precision: str) -> None:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        Path(partial).replace(out)
-    finally:
-        Path(partial).unlink(missing_ok=True)
 
 
 def _check_architecture(config: Any) -> None:
@@ -119,7 +108,7 @@ def _check_architecture(config: Any) -> None:
 
 def _describe(writer: Any, gguf: Any, config: Any, precision: str) -> None:
     """Everything of the file but its tensors."""
-    width = head_width(config)
+    width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -133,20 +122,9 @@ def _describe(writer: Any, gguf: Any, config: Any, precision: str) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("no_vocab")
-    kinds = gguf.LlamaFileType
-    file_type = {
-        "fp32": kinds.ALL_F32,
-        "fp16": kinds.MOSTLY_F16,
-        "q8_0": kinds.MOSTLY_Q8_0,
-        "q4_0": kinds.MOSTLY_Q4_0,
-    }[precision]
-    writer.add_file_type(file_type)
+    kind = {"fp32": "ALL_F32", "fp16": "MOSTLY_F16"}.get(precision, f"MOSTLY_{precision.upper()}")
+    writer.add_file_type(gguf.LlamaFileType[kind])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-
-
-def head_width(config: Any) -> int:
-    """Numbers per attention head."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
@@ -176,10 +154,6 @@ def interleaved(weights: NDArray[np.float32], heads: int) -> NDArray[np.float32]
 
     transformers rotates number i of a head with number i + d/2; llama.cpp, for this architecture, number 2i
     with number 2i + 1.  Queries and keys are reordered alike, so that their products stay what they were.
-
-    Args:
-        weights: In transformers' order.
-        heads: How many.
     """
     rows, width = weights.shape
     halves = weights.reshape(heads, 2, rows // heads // 2, width)

@@ -74,11 +74,7 @@ _kept: list[Any] = []
 
 def has_llamacpp() -> bool:
     """Whether drafts can be run by llama.cpp here; imports nothing."""
-    return all(sys.modules.get(name, name) is not None and _is_installed(name) for name in _PACKAGES)
-
-
-def _is_installed(name: str) -> bool:
-    return name in sys.modules or find_spec(name) is not None
+    return all(sys.modules.get(name, name) and (name in sys.modules or find_spec(name)) for name in _PACKAGES)
 
 
 def import_llamacpp() -> Any:
@@ -108,12 +104,11 @@ def _print_errors(level: int, text: bytes, _: Any) -> None:
 
 
 def gguf_file(model: str, precision: str) -> Path:
-    """Where the GGUF of a model is kept, in the user's cache; it may not be there yet.
+    """Where the GGUF of a model (a folder, or a configuration alone) is kept; it may not be there yet."""
+    return cache_of("llamacpp", [_VERSION, fingerprint(model)]) / f"{precision}.gguf"
 
-    Args:
-        model: Folder, or a configuration alone.
-        precision: Of the file.
-    """
-    parts = [_VERSION, fingerprint(model)]
-    key = hashlib.sha256(to_json(parts, default=str).encode()).hexdigest()[:16]
-    return cache_folder("llamacpp") / key / f"{precision}.gguf"
+
+def cache_of(library: str, made_of: list[Any]) -> Path:
+    """The folder of the user's cache for what a library makes of these things."""
+    key = hashlib.sha256(to_json(made_of, default=str).encode()).hexdigest()[:16]
+    return cache_folder(library) / key

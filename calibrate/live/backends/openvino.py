@@ -17,7 +17,6 @@ new tokens, compiled when it is first needed and kept in the cache folder.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 import warnings
@@ -32,15 +31,13 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from calibrate.journal import fingerprint
-from calibrate.live.backends.installed import import_openvino, is_static, require_device
+from calibrate.live.backends.installed import cache_of, import_openvino, is_static, require_device
 from calibrate.live.engine.compiled import Feed, call_model, example, is_near
 from calibrate.live.engine.forwards import SlotForwards
 from calibrate.live.engine.slots import Buffers, Plan
 from calibrate.live.errors import ModelError
 from calibrate.live.loading import DTYPES, load_model
 from calibrate.live.placement import Precision, WorkerSpec, is_local_model
-from calibrate.shipped import cache_folder
-from hardware_profiles.files import to_json
 
 HIDDEN = torch.finfo(torch.float16).min
 """Added where a token may not look; a number in every precision that a device may compute in."""
@@ -265,9 +262,8 @@ def graph_folder(model: str) -> Path:
     import transformers
 
     openvino = import_openvino()
-    parts = [_VERSION, fingerprint(model), openvino.__version__, torch.__version__, transformers.__version__]
-    key = hashlib.sha256(to_json(parts, default=str).encode()).hexdigest()[:16]
-    return cache_folder("openvino") / key
+    versions = [openvino.__version__, torch.__version__, transformers.__version__]
+    return cache_of("openvino", [_VERSION, fingerprint(model), *versions])
 
 
 def find_graph(model: PreTrainedModel, buffers: Sequence[Buffers], folder: Path | None) -> tuple[Any, bool]:

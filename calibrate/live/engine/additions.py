@@ -16,46 +16,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 
 from calibrate.live.errors import ModelError
 from calibrate.shipped import DATA
+from hardware_profiles.files import atomic_write
 from policies.mirror import EXITS
 
 FILE = "exits.safetensors"
 _SCHEMA = "spectwin/exits/1"
 
 
-class Exits(Protocol):
-    """Early exits of a model, by name ("1/4", "1/2", "3/4" of its depth)."""
-
-    @property
-    def layers(self) -> int:
-        """N, layers of the model."""
-        ...
-
-    def layer(self, name: str) -> int:
-        """Layers before an exit."""
-        ...
-
-    def logits(self, name: str, hidden: Tensor) -> Tensor:
-        """[..., V] of the hidden states [..., H] that leave that layer."""
-        ...
-
-
 class ExitHeads(nn.Module):
-    """The adapters of all exits, trained together.
-
-    Args:
-        hidden: H.
-        layers: Layers before each exit.
-    """
+    """The adapters of all exits of a model of `hidden` units, trained together; `layers` before each exit."""
 
     def __init__(self, hidden: int, layers: tuple[int, ...]) -> None:
         super().__init__()
@@ -67,12 +46,12 @@ class ExitHeads(nn.Module):
     def adapted(self, layer: int, hidden: Tensor) -> Tensor:
         """[..., H] what takes the place of the last hidden state after `layer` layers."""
         index = self.layers.index(layer)
-        found: Tensor = self.up[index](functional.relu(self.down[index](hidden)))
-        return found
+        adapted: Tensor = self.up[index](functional.relu(self.down[index](hidden)))
+        return adapted
 
 
 class ModelExits:
-    """The exits of a model that is loaded (see `Exits`).
+    """The early exits of a model that is loaded, by name ("1/4", "1/2", "3/4" of its depth).
 
     Args:
         model: A Llama-like model with a language model head.
@@ -98,8 +77,8 @@ class ModelExits:
 
     def logits(self, name: str, hidden: Tensor) -> Tensor:
         """[..., V] of the hidden states [..., H] that leave that layer."""
-        found: Tensor = self.model.lm_head(self.heads.adapted(exit_layer(name, self.total), hidden))
-        return found
+        logits: Tensor = self.model.lm_head(self.heads.adapted(exit_layer(name, self.total), hidden))
+        return logits
 
 
 def exit_layer(name: str, layers: int) -> int:
@@ -138,11 +117,10 @@ def embedded_places(layers: tuple[int, ...], total: int, larger: int, real: list
 
 
 def save_exits(heads: ExitHeads, total: int, folder: Path) -> Path:
-    """Write adapters beside the weights of the model they belong to, in half precision; returns the file."""
+    """Write adapters beside the weights of their model of `total` layers, in half precision; the file."""
     tensors = {}
-    for index, layer in enumerate(heads.layers):
-        tensors[f"{layer}.down"] = heads.down[index].weight
-        tensors[f"{layer}.up"] = heads.up[index].weight
+    for layer, down, up in zip(heads.layers, heads.down, heads.up, strict=True):
+        tensors[f"{layer}.down"], tensors[f"{layer}.up"] = down.weight, up.weight
     return write_additions(tensors, folder / FILE, schema=_SCHEMA, layers=total)
 
 
@@ -172,6 +150,7 @@ def load_exits(model: Any) -> ModelExits:
     return ModelExits(model, heads.eval(), places, total)
 
 
+@torch.no_grad()
 def _read(path: Path, hidden: int) -> tuple[ExitHeads, int]:
     """The adapters of a file, padded to `hidden`, and the layers of the model they were trained on."""
     tensors, total = read_additions(path, schema=_SCHEMA, what="early exits")
@@ -180,29 +159,19 @@ def _read(path: Path, hidden: int) -> tuple[ExitHeads, int]:
     if trained > hidden:
         raise ModelError(f"{path} is of a model of {trained} hidden units, this one has {hidden}")
     heads = ExitHeads(hidden, layers)
-    with torch.no_grad():
-        for index, layer in enumerate(layers):
-            for module, name in ((heads.down[index], "down"), (heads.up[index], "up")):
-                small = tensors[f"{layer}.{name}"].float()
-                module.weight.zero_()
-                module.weight[: small.shape[0], : small.shape[1]] = small
+    for layer, down, up in zip(layers, heads.down, heads.up, strict=True):
+        for module, name in ((down, "down"), (up, "up")):
+            small = tensors[f"{layer}.{name}"]
+            module.weight.zero_()
+            module.weight[: small.shape[0], : small.shape[1]] = small
     return heads, int(total)
 
 
 def write_additions(tensors: Mapping[str, Tensor], path: Path, *, schema: str, layers: int) -> Path:
-    """Write weights in half precision; the file appears complete or not at all.
-
-    Args:
-        tensors: By name.
-        path: The file.
-        schema: What they are.
-        layers: Of the model they belong to.
-    """
-    partial = path.with_suffix(".partial")
+    """Write weights by name, in half precision, of a model of so many layers; returns the file."""
     half = {name: tensor.detach().half().contiguous() for name, tensor in tensors.items()}
-    save_file(half, str(partial), metadata={"schema": schema, "layers": str(layers)})
-    partial.replace(path)
-    path.chmod(0o644)  # as everything beside it; safetensors writes for the owner alone
+    with atomic_write(path, binary=True) as file:
+        file.write(save(half, metadata={"schema": schema, "layers": str(layers)}))
     return path
 
 

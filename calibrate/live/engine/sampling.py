@@ -1,9 +1,8 @@
 """Choosing tokens: distributions, draws by inverse distribution function, acceptance, residuals; and the
 sampler of drafted tokens, whose distributions are kept for the verification.
 
-All but the sampler are pure functions of tensors and of uniforms; who keys the uniforms and where
-distributions are kept is not their business.  The target's are float64: a residual is a difference of
-nearly equal numbers.
+All but the sampler are pure functions of tensors and of uniforms.  The target's distributions are float64: a
+residual is a difference of nearly equal numbers.
 """
 
 from __future__ import annotations
@@ -32,12 +31,7 @@ GROUP = 64
 
 
 def law(logits: Tensor, sampling: Sampling) -> Tensor:
-    """[..., V] float64: softmax(logits / temperature), cut by top-p and renormalised; one-hot if greedy.
-
-    Args:
-        logits: [..., V].
-        sampling: Temperature and top-p.
-    """
+    """[..., V] float64: softmax(logits / temperature), cut by top-p and renormalised; one-hot if greedy."""
     if sampling.greedy:
         return one_hot(logits.argmax(dim=-1), logits.shape[-1])
     return cut_top_p(torch.softmax(logits.double() / sampling.temperature, dim=-1), sampling.top_p)
@@ -46,13 +40,8 @@ def law(logits: Tensor, sampling: Sampling) -> Tensor:
 def drafted_weights(logits: Tensor, sampling: Sampling, top: int = 0) -> Tensor:
     """[n, V] float32 weights, not normalised, that a draft draws its next tokens by.
 
-    What is kept is what is drawn from, to the last bit, so that single precision is part of the law and as
-    lossless as any other; it halves the memory that every branch of every step goes through.
-
-    Args:
-        logits: [n, V].
-        sampling: Temperature, top-p and Saguaro's C.
-        top: F_k of Saguaro sampling, 0 for none.
+    What is kept is what is drawn from, to the last bit, so that single precision is as lossless as any other;
+    it halves the memory that every branch of every step goes through.  `top` is F_k of Saguaro sampling.
     """
     if sampling.top_p < 1.0:
         return rescale(law(logits, sampling), logits, top, sampling.scale).float()
@@ -83,13 +72,8 @@ def cut_top_p(laws: Tensor, top_p: float) -> Tensor:
 def rescale(laws: Tensor, logits: Tensor, top: int, scale: float) -> Tensor:
     """[n, V] Saguaro's law: the `top` best tokens of the draft's ranking times `scale`, renormalised.
 
-    Where that leaves nothing (scale 0 and all of the law within the best), the law stays as it is.
-
-    Args:
-        laws: [n, V].
-        logits: [n, V] they come from; they rank the tokens, the lower id first among equals.
-        top: F_k.
-        scale: C.
+    Where that leaves nothing (scale 0 and all of the law within the best), the law stays as it is.  `logits`
+    [n, V] rank the tokens, the lower id first among equals.
     """
     if top == 0 or scale == 1.0:
         return laws
@@ -118,11 +102,9 @@ def rescale_weights(weights: Tensor, logits: Tensor, top: int, scale: float) -> 
 
 
 def top_tokens(logits: Tensor, count: int) -> list[list[int]]:
-    """[n][count] the most likely tokens after each position, best first; lower ids first among equals.
+    """[n][count] the most likely tokens by logits [n, V], best first; lower ids first among equals.
 
-    Args:
-        logits: [n, V].
-        count: How many, cut to V.
+    There are no more than V.
     """
     size = logits.shape[-1]
     count = min(count, size)
@@ -130,11 +112,9 @@ def top_tokens(logits: Tensor, count: int) -> list[list[int]]:
         values, ids = logits.topk(min(count + 1, size), dim=-1)
         # torch.topk breaks ties arbitrarily; only a strictly falling prefix, including the first value
         # left out, is sure to be in order.  Else fall back to a stable sort of the whole row.
-        if bool((values[:, 1:] < values[:, :-1]).all()):
-            top: list[list[int]] = ids[:, :count].tolist()
-            return top
-        order = torch.sort(logits, dim=-1, descending=True, stable=True).indices
-        ranked: list[list[int]] = order[:, :count].tolist()
+        if not bool((values[:, 1:] < values[:, :-1]).all()):
+            ids = torch.sort(logits, dim=-1, descending=True, stable=True).indices
+        ranked: list[list[int]] = ids[:, :count].tolist()
         return ranked
 
 
@@ -216,7 +196,7 @@ def one_hot(tokens: Tensor, vocabulary: int) -> Tensor:
 
 
 class DraftSampler:
-    """Chooses the tokens of N texts that grow side by side, one token each per step.
+    """Chooses the tokens of N texts, and keeps the distributions they were drawn from for the verification.
 
     A draw is keyed by request and position.  Branches of one request share it, as they share nothing else:
     at most one of them is what the target continues.
@@ -227,13 +207,13 @@ class DraftSampler:
         depth: Most tokens per text.
         sampling: How tokens are chosen.
         shape: F_0, F_1, ... for Saguaro sampling; None to draw from q itself.
-        writer: Where laws are kept; needed where tokens are drawn.
+        writer: Where distributions are kept; needed where tokens are drawn.
     """
 
     def __init__(
         self,
-        requests: Sequence[int],
-        positions: Sequence[int],
+        requests: Sequence[int] | IntArray,
+        positions: Sequence[int] | IntArray,
         depth: int,
         sampling: Sampling = GREEDY,
         *,
@@ -257,20 +237,50 @@ class DraftSampler:
         if not self.sampling.draft_sampled:
             return logits.argmax(dim=-1)
         weights = drafted_weights(logits, self.sampling, 0 if self.shape is None else self.shape[step])
-        positions = self.positions + step
-        tokens = draw(weights, keyed_uniforms(self.sampling.seed, DRAFTED, self.requests, positions))
-        if self._block is None:
-            assert self._writer is not None, "checked at the start"
-            self._block = self._writer.reserve(len(self.requests), self.depth, logits.shape[-1])
-        totals = weights.sum(dim=-1, dtype=torch.float64)
-        self._block.write(
-            step,
-            weights.cpu().numpy(),
-            totals.cpu().numpy(),
-            (self.requests, positions, tokens.cpu().numpy()),
-        )
-        return tokens
+        return self._drawn(weights, step, self.requests, self.positions + step)
+
+    def choose_at(self, logits: Tensor, texts: IntArray, offsets: IntArray) -> Tensor:
+        """[n] the tokens `offsets` [n] of the texts `texts` [n], from their logits [n, V].
+
+        Chosen again, a token takes the place of what was there.
+        """
+        if not self.sampling.draft_sampled:
+            return logits.argmax(dim=-1)
+        weights = drafted_weights(logits, self.sampling)
+        return self._drawn(weights, (texts, offsets), self.requests[texts], self.positions[texts] + offsets)
+
+    def choose_siblings(self, logits: Tensor, texts: IntArray, width: int) -> Tensor:
+        """[n * width] texts of one token each: `width` draws from each of the logits [n, V].
+
+        The first one meets the luck that a chain's token would meet.
+        """
+        weights = drafted_weights(logits, self.sampling).repeat_interleave(width, dim=0)
+        siblings = np.tile(np.arange(width), len(logits))
+        places = texts, np.zeros_like(texts)
+        return self._drawn(weights, places, self.requests[texts], self.positions[texts], siblings)
 
     def seal(self) -> list[int]:
-        """[N] handle of each text's laws; NO_LAW where nothing was drawn."""
+        """[N] handle of each text's distributions; NO_LAW where nothing was drawn."""
         return [NO_LAW] * len(self.requests) if self._block is None else self._block.seal()
+
+    def _drawn(
+        self,
+        weights: Tensor,
+        places: int | tuple[IntArray, IntArray],
+        requests: IntArray,
+        positions: IntArray,
+        siblings: IntArray | None = None,
+    ) -> Tensor:
+        uniforms = keyed_uniforms(self.sampling.seed, DRAFTED, requests, positions)
+        if siblings is not None and siblings.any():
+            later = siblings > 0
+            keys = requests[later], positions[later], siblings[later]
+            uniforms[later] = keyed_uniforms(self.sampling.seed, DRAFTED, *keys)
+        tokens = draw(weights, uniforms)
+        if self._block is None:
+            assert self._writer is not None, "checked at the start"
+            self._block = self._writer.reserve(len(self.requests), self.depth, weights.shape[-1])
+        totals = weights.sum(dim=-1, dtype=torch.float64).cpu().numpy()
+        owners = requests, positions, tokens.cpu().numpy()
+        self._block.write(places, weights.cpu().numpy(), totals, owners)
+        return tokens

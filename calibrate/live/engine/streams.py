@@ -20,10 +20,10 @@ forgotten.  So the texts are those of the draft alone, whatever is proposed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,12 +32,12 @@ from torch import Tensor, nn
 from calibrate.live.engine.additions import read_additions, write_additions
 from calibrate.live.engine.compiled import second_part
 from calibrate.live.engine.runner import Runner
-from calibrate.live.engine.sampling import DRAFTED, drafted_weights, draw
+from calibrate.live.engine.sampling import DraftSampler
 from calibrate.live.engine.trees import Branching
-from calibrate.live.errors import AuditError, ModelError
-from calibrate.live.shared_probs import Block, ProbsWriter
-from policies.sampling import Sampling, keyed_uniforms
-from policies.values import NO_LAW, BoolArray, IntArray
+from calibrate.live.errors import ModelError
+from calibrate.live.shared_probs import ProbsWriter
+from policies.sampling import Sampling
+from policies.values import BoolArray, IntArray
 
 FILE = "streams.safetensors"
 _SCHEMA = "spectwin/streams/1"
@@ -45,12 +45,7 @@ _EMBEDDING = "embedding"
 
 
 class StreamHeads(nn.Module):
-    """What the streams have of their own: an embedding each, and one top layer together.
-
-    Args:
-        model: A Llama-like model; its top layer is copied.
-        streams: S.
-    """
+    """What S streams have of their own: an embedding each, and one copy of a Llama-like model's top layer."""
 
     def __init__(self, model: Any, streams: int) -> None:
         super().__init__()
@@ -70,11 +65,7 @@ class StreamHeads(nn.Module):
 
 
 class ModelStreams:
-    """The streams of a model that is loaded.
-
-    Args:
-        model: A Llama-like model with a language model head.
-        heads: Its streams.
+    """The streams of a Llama-like model that is loaded.
 
     Attributes:
         part: The streams' layer with the model's norm and head; takes hidden states in place of ids.
@@ -123,24 +114,13 @@ def stream_sight(hidden: BoolArray, starts: IntArray, streams: int) -> BoolArray
 
 
 def stream_positions(positions: IntArray, streams: int) -> IntArray:
-    """[R, n * S] positions of streams: stream j = 1 ... S of a token at t stands at t + j.
-
-    Args:
-        positions: [R, n] of the tokens.
-        streams: S.
-    """
-    stood: IntArray = (positions[..., None] + 1 + np.arange(streams)).reshape(len(positions), -1)
-    return stood
+    """[R, n * S] positions of streams: stream j = 1 ... S of a token at t stands at t + j."""
+    own: IntArray = (positions[..., None] + 1 + np.arange(streams)).reshape(len(positions), -1)
+    return own
 
 
 def save_streams(heads: StreamHeads, total: int, folder: Path) -> Path:
-    """Write streams beside the weights of the model they belong to, in half precision; returns the file.
-
-    Args:
-        heads: The streams.
-        total: N, layers of the model.
-        folder: Of the model.
-    """
+    """Write streams beside the weights of their model of `total` layers, in half precision; the file."""
     return write_additions(heads.state_dict(), folder / FILE, schema=_SCHEMA, layers=total)
 
 
@@ -170,32 +150,8 @@ def load_streams(model: Any) -> ModelStreams:
     return ModelStreams(model, heads.eval().requires_grad_(False))
 
 
-class Nodes(Protocol):
-    """Nodes over trunks, whose streams can be asked; see `StreamBranching`."""
-
-    tokens: list[list[int]]
-
-    def feed(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Tensor:
-        """See `Branching.feed`."""
-        ...
-
-    def propose(self, streams: int, asked: Sequence[int]) -> Tensor:
-        """See `StreamBranching.propose`."""
-        ...
-
-    def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        """See `Branching.keep`."""
-        ...
-
-
 class StreamBranching(Branching):
-    """Nodes whose streams say what may follow the token after them.
-
-    Args:
-        runner: The model.
-        slots: [R] different slots.
-        streams: The model's.
-    """
+    """Nodes whose streams say what may follow the token after them."""
 
     def __init__(self, runner: Runner, slots: Sequence[int], streams: ModelStreams) -> None:
         super().__init__(runner, slots)
@@ -288,15 +244,13 @@ class Writing:
         sampling: Sampling,
         writer: ProbsWriter | None,
     ) -> None:
-        if sampling.draft_sampled and writer is None:
-            raise AuditError("this worker drafts at random but was given no memory for its laws")
         self.texts = list(texts)
         self.lookahead = lookahead
         self.streams = streams
-        self.sampling = sampling
         self.counts: list[list[tuple[int, int]]] = [[] for _ in range(rows)]
-        self._writer = writer
-        self._block: Block | None = None
+        requests, positions = [text.request for text in texts], [text.position for text in texts]
+        self._sampler = DraftSampler(requests, positions, lookahead, sampling, writer=writer)
+        self._number = {id(text): i for i, text in enumerate(self.texts)}
 
     def left(self, text: Text) -> int:
         """Tokens that a text still lacks."""
@@ -317,8 +271,7 @@ class Writing:
         parents: list[list[int]] = [[] for _ in first]
         for text in self.growing:
             node = first[text.row] + len(tokens[text.row])
-            new = [text.newest, *text.proposed]
-            tokens[text.row] += new
+            tokens[text.row] += [text.newest, *text.proposed]
             parents[text.row] += [text.parent, *range(node, node + len(text.proposed))]
         return tokens, parents
 
@@ -336,6 +289,8 @@ class Writing:
     def write(self, first: Sequence[int], logits: Tensor) -> list[tuple[Text, int]]:
         """Write what the pass says: per text that grew, the last node fed for it that is right.
 
+        The law of every token is written down: those after a wrong proposal are overwritten in a later pass.
+
         Args:
             first: [R] number of the pass's first node in each row.
             logits: [R, n, V] after its nodes.
@@ -343,16 +298,18 @@ class Writing:
         Returns:
             The texts, with the place 0 ... n - 1 of that node.
         """
-        growing, at = self.growing, [0] * len(first)
+        growing, fed = self.growing, [0] * len(first)
+        nodes: list[tuple[int, int, int, int]] = []
         places: list[range] = []
         for text in growing:
-            begin = at[text.row]
-            at[text.row] += 1 + len(text.proposed)
-            places.append(range(begin, at[text.row]))
-        flat = [(text.row, place) for text, own in zip(growing, places, strict=True) for place in own]
-        rows, columns = torch.tensor(flat, device=logits.device).T
-        steps = np.concatenate([np.arange(len(own)) for own in places])
-        chosen = self._chosen(logits[rows, columns], growing, [len(own) for own in places], steps)
+            begin = fed[text.row]
+            fed[text.row] += 1 + len(text.proposed)
+            places.append(range(begin, fed[text.row]))
+            number, length = self._number[id(text)], len(text.written)
+            nodes += [(text.row, place, number, length + i) for i, place in enumerate(places[-1])]
+        rows, columns, numbers, offsets = np.array(nodes).T
+        at = torch.from_numpy(rows).to(logits.device), torch.from_numpy(columns).to(logits.device)
+        chosen = iter(self._sampler.choose_at(logits[at], numbers, offsets).tolist())
         tips = []
         for text, own in zip(growing, places, strict=True):
             mine = [next(chosen) for _ in own]
@@ -374,36 +331,4 @@ class Writing:
 
     def seal(self) -> list[int]:
         """Handle of each text's laws; NO_LAW where nothing was drawn."""
-        return [NO_LAW] * len(self.texts) if self._block is None else self._block.seal()
-
-    def _chosen(
-        self, logits: Tensor, growing: Sequence[Text], counts: Sequence[int], steps: IntArray
-    ) -> Iterator[int]:
-        """The draft's own token after each node, from the logits [n, V] of `counts` nodes per text.
-
-        The law of every one is written down: those after a wrong proposal are overwritten in a later pass.
-        """
-        if not self.sampling.draft_sampled:
-            tokens: list[int] = logits.argmax(dim=-1).tolist()
-            return iter(tokens)
-        assert self._writer is not None, "checked at the start"
-        if self._block is None:
-            self._block = self._writer.reserve(len(self.texts), self.lookahead, logits.shape[-1])
-        number = {id(text): i for i, text in enumerate(self.texts)}
-        requests, positions, blocks, lengths = (
-            np.repeat(np.array(values, dtype=np.int64), counts)
-            for values in zip(
-                *((t.request, t.position, number[id(t)], len(t.written)) for t in growing), strict=True
-            )
-        )
-        places = lengths + steps
-        weights = drafted_weights(logits, self.sampling)
-        drawn = draw(weights, keyed_uniforms(self.sampling.seed, DRAFTED, requests, positions + places))
-        self._block.write_some(
-            (blocks, places),
-            weights.cpu().numpy(),
-            weights.sum(dim=-1, dtype=torch.float64).cpu().numpy(),
-            (requests, positions + places, drawn.cpu().numpy()),
-        )
-        found: list[int] = drawn.tolist()
-        return iter(found)
+        return self._sampler.seal()

@@ -1,12 +1,8 @@
 """Verification of chains and trees: what is accepted, what comes after it, which outcomes are prepared for.
 
-Sampled verification is lossless whatever the draft does, provided that sigma is the very law that a token was
-drawn from:
-
-- sampled primary draft: the law kept in the shared probability ring, as it was after top-p and Saguaro's
-  rescaling;
-- the draft's first choice, and an n-gram: one-hot;
-- random tokens: uniform.
+Sampled verification is lossless whatever the draft does, provided that sigma is the very distribution that a
+token was drawn from: of a sampled primary draft the one kept in the shared probability ring, as it was after
+top-p and Saguaro's rescaling; of a draft's first choice and of an n-gram one-hot; of random tokens uniform.
 
 Trees.  Greedy: down from the root along the target's first choices.  Sampled: recursive rejection among the
 children of each accepted node (SpecInfer, Miao et al. 2024, algorithm 2; RASD uses the same), which is
@@ -20,12 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from calibrate.live.engine.rows import Row
+from calibrate.live.engine.runner import padded
 from calibrate.live.engine.sampling import ACCEPTED, BONUS, accepted_run, draw, law, one_hot, residual
 from calibrate.live.errors import AuditError
 from calibrate.live.shared_probs import ProbsReader
@@ -34,65 +32,86 @@ from policies.tokentree import ROOT, TokenTree
 from policies.values import NO_LAW, UNKNOWN, BoolArray, IntArray, Outcome, RowVerdict, Source
 
 
-class Proposals:
-    """Drafted tokens of R rows, and the laws sigma that they were drawn from.
-
-    Args:
-        rows: What is verified.
-        sampling: How the tokens were chosen.
-        vocabulary: V.
-        reader: Finds the laws of sampled tokens.
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Tokens at their positions, in arrays of one shape, and the distribution sigma each was drawn from.
 
     Attributes:
-        requests: [R].
-        positions: [R] position of the first drafted token.
+        requests: Whose each is.
+        positions: Where.
+        tokens: Ids.
+        handles: Of the laws they were drawn from.
+        drawn: Those that were; of the others sigma is one-hot,
+        random: or uniform.
+        vocabulary: V.
+        reader: Finds the laws of drawn tokens.
+    """
+
+    requests: IntArray
+    positions: IntArray
+    tokens: IntArray
+    handles: IntArray
+    drawn: BoolArray
+    random: BoolArray
+    vocabulary: int
+    reader: ProbsReader
+
+    def at(self, index: Any) -> Candidates:
+        """Some of them."""
+        keys = self.requests[index], self.positions[index], self.tokens[index], self.handles[index]
+        return Candidates(*keys, self.drawn[index], self.random[index], self.vocabulary, self.reader)
+
+    def masses(self) -> FloatArray:
+        """Sigma of each token."""
+        masses: FloatArray = np.where(self.random, 1.0 / self.vocabulary, 1.0)
+        if self.drawn.any():
+            own = self.at(self.drawn)
+            keys = own.handles, own.requests, own.positions, own.tokens
+            masses[self.drawn] = self.reader.masses(*keys, self.vocabulary)
+        return masses
+
+    def laws(self, device: torch.device) -> Tensor:
+        """[n, V] sigma of n tokens."""
+        laws = one_hot(torch.from_numpy(self.tokens).to(device), self.vocabulary)
+        if self.random.any():
+            laws[torch.from_numpy(self.random).to(device)] = 1.0 / self.vocabulary
+        if self.drawn.any():
+            drawn = torch.from_numpy(self.reader.laws(self.handles[self.drawn], self.vocabulary))
+            laws[torch.from_numpy(self.drawn).to(device)] = drawn.to(device)
+        return laws
+
+
+class Proposals:
+    """Drafted tokens of R rows over V ids.
+
+    Attributes:
         lengths: [R] drafted tokens.
         tokens: [R, m] their ids, 0 beyond a row's length.
+        requests: [R].
+        positions: [R] position of the first one.
+        candidates: [R, m] of them, chosen ones beyond a row's length.
     """
 
     def __init__(self, rows: Sequence[Row], sampling: Sampling, vocabulary: int, reader: ProbsReader) -> None:
-        self.sampling = sampling
-        self.vocabulary = vocabulary
+        self.seed = sampling.seed
+        self.lengths = _array([len(row.tokens) for row in rows])
+        self.tokens = _array(padded([row.tokens for row in rows]))
         self.requests = _array([row.request for row in rows])
         self.positions = _array([row.position for row in rows])
-        self.lengths = _array([len(row.tokens) for row in rows])
-        width = int(self.lengths.max())
-        self.tokens = _array([(*row.tokens, *[0] * (width - len(row.tokens))) for row in rows])
-        sources = _array([row.source for row in rows])
-        self._random: BoolArray = sources == Source.RANDOM
-        self._drawn: BoolArray = (sources == Source.PRIMARY) & sampling.draft_sampled
-        self._handles = _array([row.law for row in rows])
-        self._reader = reader
-
-    def masses(self) -> FloatArray:
-        """[R, m] sigma of each drafted token; 1 beyond a row's length."""
-        masses = np.where(self._random, 1.0 / self.vocabulary, 1.0)[:, None].repeat(self.tokens.shape[1], 1)
-        within = np.arange(self.tokens.shape[1]) < self.lengths[:, None]
-        row, at = np.nonzero(within & self._drawn[:, None])
-        if len(row):
-            masses[row, at] = self._reader.masses(
-                self._handles_at(row, at),
-                self.requests[row],
-                self.positions[row] + at,
-                self.tokens[row, at],
-                self.vocabulary,
-            )
-        return masses
-
-    def laws(self, row: IntArray, at: IntArray) -> FloatArray:
-        """[n, V] sigma of the tokens `at` [n] of the rows `row` [n]."""
-        laws = np.zeros((len(row), self.vocabulary))
-        laws[np.arange(len(row)), self.tokens[row, at]] = 1.0
-        laws[self._random[row]] = 1.0 / self.vocabulary
-        drawn = np.flatnonzero(self._drawn[row])
-        if len(drawn):
-            laws[drawn] = self._reader.laws(self._handles_at(row[drawn], at[drawn]), self.vocabulary)
-        return laws
-
-    def _handles_at(self, row: IntArray, at: IntArray) -> IntArray:
-        """Handles of the laws of single tokens; a missing handle stays one."""
-        handles = self._handles[row]
-        return np.where(handles < 0, handles, handles + at)
+        at = np.arange(self.tokens.shape[1])
+        within = at < self.lengths[:, None]
+        sources = _array([row.source for row in rows])[:, None]
+        handles = _array([row.law for row in rows])[:, None]
+        self.candidates = Candidates(
+            self.requests[:, None].repeat(len(at), axis=1),
+            self.positions[:, None] + at,
+            self.tokens,
+            np.where(handles < 0, handles, handles + at),  # a missing handle stays one
+            within & (sources == Source.PRIMARY) & sampling.draft_sampled,
+            within & (sources == Source.RANDOM),
+            vocabulary,
+            reader,
+        )
 
 
 def judge_chains(
@@ -109,7 +128,7 @@ def judge_chains(
     Returns:
         [R] accepted tokens; [R] the next token, None where it stays open.
     """
-    run, seed = _accepted(p, proposals), proposals.sampling.seed
+    run = _accepted(p, proposals)
     rejected = run < proposals.lengths
     chosen = np.flatnonzero(rejected | ~leave_open)
     following: list[int | None] = [None] * len(run)
@@ -117,13 +136,11 @@ def judge_chains(
         weights = p[torch.from_numpy(chosen).to(p.device), torch.from_numpy(run[chosen]).to(p.device)]
         corrected = np.flatnonzero(rejected[chosen])
         if len(corrected):
-            rows = chosen[corrected]
-            sigma = torch.from_numpy(proposals.laws(rows, run[rows])).to(p.device)
-            index = torch.from_numpy(corrected).to(p.device)
+            rows, index = chosen[corrected], torch.from_numpy(corrected).to(p.device)
+            sigma = proposals.candidates.at((rows, run[rows])).laws(p.device)
             weights[index] = residual(weights[index], sigma)
-        uniforms = keyed_uniforms(
-            seed, BONUS, proposals.requests[chosen], proposals.positions[chosen] + run[chosen]
-        )
+        keys = proposals.requests[chosen], proposals.positions[chosen] + run[chosen]
+        uniforms = keyed_uniforms(proposals.seed, BONUS, *keys)
         for row, token in zip(chosen.tolist(), draw(weights, uniforms).tolist(), strict=True):
             following[row] = token
     accepted: list[int] = run.tolist()
@@ -132,18 +149,13 @@ def judge_chains(
 
 def _accepted(p: Tensor, proposals: Proposals) -> IntArray:
     """[R] length of each row's accepted run."""
-    width = proposals.tokens.shape[1]
+    candidates, width = proposals.candidates, proposals.tokens.shape[1]
     if not width:
         return np.zeros(len(proposals.lengths), dtype=np.int64)
     tokens = torch.from_numpy(proposals.tokens).to(p.device)
     under_p = p[:, :width].gather(-1, tokens[..., None])[..., 0].cpu().numpy()
-    uniforms = keyed_uniforms(
-        proposals.sampling.seed,
-        ACCEPTED,
-        proposals.requests[:, None],
-        proposals.positions[:, None] + np.arange(width),
-    )
-    return accepted_run(under_p, proposals.masses(), uniforms, proposals.lengths)
+    uniforms = keyed_uniforms(proposals.seed, ACCEPTED, candidates.requests, candidates.positions)
+    return accepted_run(under_p, candidates.masses(), uniforms, proposals.lengths)
 
 
 def _array(values: Sequence[object]) -> IntArray:
@@ -152,24 +164,14 @@ def _array(values: Sequence[object]) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What is left of a tree.
-
-    Attributes:
-        path: Accepted nodes, from the root on.
-        bonus: The token after them.
-    """
+    """What is left of a tree: the accepted nodes, from the root on, and the token after them."""
 
     path: tuple[int, ...]
     bonus: int
 
 
 def judge_greedy(logits: Tensor, trees: Sequence[TokenTree]) -> list[Judged]:
-    """[R] verdicts from the logits [R, n, V] after the committed text and after each node.
-
-    Args:
-        logits: Index 0 is after the committed text, 1 + i after node i.
-        trees: [R].
-    """
+    """[R] verdicts from the logits [R, n, V]: index 0 is after the committed text, 1 + i after node i."""
     best: list[list[int]] = logits.argmax(dim=-1).tolist()
     return [_walk(tree, row) for tree, row in zip(trees, best, strict=True)]
 
@@ -242,48 +244,31 @@ class TreeJudge:
             if not len(trying):
                 break
             nodes = _array([families[i][sibling] for i in trying.tolist()])
-            candidates = self._candidates(going[trying], nodes, depth)
+            candidates = self._candidates(going[trying], nodes, depth, p.shape[-1])
             accepted = self._accept(p, trying, candidates, sibling)
             chosen[trying[accepted]] = nodes[accepted]
             failed = np.flatnonzero(~accepted)
             if len(failed):
                 index = torch.from_numpy(trying[failed]).to(p.device)
-                left = residual(p[index], self._sigma(candidates.some(failed), p))
+                left = residual(p[index], candidates.at(failed).laws(p.device))
                 p[index] = left / left.sum(dim=-1, keepdim=True)
         return chosen
 
-    def _candidates(self, rows: IntArray, nodes: IntArray, depth: int) -> _Candidates:
+    def _candidates(self, rows: IntArray, nodes: IntArray, depth: int, vocabulary: int) -> Candidates:
         trees = [self.trees[i] for i in rows]
         tokens = _array([tree.tokens[n] for tree, n in zip(trees, nodes, strict=True)])
-        laws = _array([tree.laws[n] for tree, n in zip(trees, nodes, strict=True)])
-        positions = self._positions[rows] + depth
-        return _Candidates(self._requests[rows], positions, tokens, laws)
+        handles = _array([tree.laws[n] for tree, n in zip(trees, nodes, strict=True)])
+        drawn, positions = handles != NO_LAW, self._positions[rows] + depth
+        keys = self._requests[rows], positions, tokens, handles
+        return Candidates(*keys, drawn, np.zeros_like(drawn), vocabulary, self.reader)
 
-    def _accept(self, p: Tensor, at: IntArray, candidates: _Candidates, sibling: int) -> BoolArray:
+    def _accept(self, p: Tensor, at: IntArray, candidates: Candidates, sibling: int) -> BoolArray:
         """[n] whether each candidate passes: strictly u * sigma(c) < p(c)."""
         key = (candidates.requests, candidates.positions)
         luck = keyed_uniforms(self.sampling.seed, ACCEPTED, *key, *((sibling,) if sibling else ()))
-        masses, drawn = np.ones(len(at)), candidates.drawn
-        if len(drawn):
-            masses[drawn] = self.reader.masses(
-                candidates.laws[drawn],
-                candidates.requests[drawn],
-                candidates.positions[drawn],
-                candidates.tokens[drawn],
-                p.shape[-1],
-            )
         under_p = p[torch.from_numpy(at).to(p.device), torch.from_numpy(candidates.tokens).to(p.device)]
-        passed: BoolArray = luck * masses < under_p.cpu().numpy()
+        passed: BoolArray = luck * candidates.masses() < under_p.cpu().numpy()
         return passed
-
-    def _sigma(self, candidates: _Candidates, p: Tensor) -> Tensor:
-        """[n, V] the laws that candidates were drawn from; one-hot where they were chosen."""
-        sigma = one_hot(torch.from_numpy(candidates.tokens).to(p.device), p.shape[-1])
-        drawn = candidates.drawn
-        if len(drawn):
-            laws = torch.from_numpy(self.reader.laws(candidates.laws[drawn], p.shape[-1]))
-            sigma[torch.from_numpy(drawn).to(p.device)] = laws.to(p.device)
-        return sigma
 
     def _bonus(self, left: Tensor, going: IntArray, ends: IntArray, depth: int) -> list[int]:
         """The next token of the rows `ends` of `going`, from what is left of their laws [A, V]."""
@@ -293,26 +278,6 @@ class TreeJudge:
         luck = keyed_uniforms(self.sampling.seed, BONUS, self._requests[rows], self._positions[rows] + depth)
         tokens: list[int] = draw(left[torch.from_numpy(ends).to(left.device)], luck).tolist()
         return tokens
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidates:
-    """[n] tokens that are tried at their positions, and the handles of their laws."""
-
-    requests: IntArray
-    positions: IntArray
-    tokens: IntArray
-    laws: IntArray
-
-    @property
-    def drawn(self) -> IntArray:
-        """Those that were drawn from a law."""
-        return np.flatnonzero(self.laws != NO_LAW)
-
-    def some(self, chosen: IntArray) -> _Candidates:
-        return _Candidates(
-            self.requests[chosen], self.positions[chosen], self.tokens[chosen], self.laws[chosen]
-        )
 
 
 def judge(drafted: Sequence[int], best: Sequence[int], room: int, end_tokens: Collection[int]) -> RowVerdict:

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrate.live.engine.additions import Exits, load_exits
+from calibrate.live.engine.additions import ModelExits, load_exits
 from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row, proposing, rows_of
 from calibrate.live.engine.sampling import BONUS, draw, law, top_tokens
-from calibrate.live.engine.streams import ModelStreams, Nodes, StreamBranching, Text, Writing, load_streams
+from calibrate.live.engine.streams import ModelStreams, StreamBranching, Text, Writing, load_streams
 from calibrate.live.engine.verification import Proposals, cut, judge, judge_chains
 from calibrate.live.errors import ModelError
 from calibrate.live.handlers.chains import branch_keys, grow, sampler_of
@@ -45,7 +45,7 @@ STREAMS = "streams"
 """Name under which an executor keeps its model's streams."""
 
 
-def exits_of(executor: Executor) -> Exits:
+def exits_of(executor: Executor) -> ModelExits:
     """The early exits of the executor's model, loaded on first use."""
     return executor.once(EXITS, lambda: load_exits(executor.runner.model))
 
@@ -217,7 +217,7 @@ def streams_of(executor: Executor) -> ModelStreams:
     return executor.once(STREAMS, lambda: load_streams(executor.runner.model))
 
 
-def nodes_of(executor: Executor, rows: Sequence[Row]) -> Nodes:
+def nodes_of(executor: Executor, rows: Sequence[Row]) -> StreamBranching:
     """Nodes over what the rows' slots hold."""
     return StreamBranching(executor.runner, [row.slot for row in rows], streams_of(executor))
 
@@ -279,7 +279,7 @@ def _rolled(
     return replies
 
 
-def write(executor: Executor, nodes: Nodes, writing: Writing, name: str) -> None:
+def write(executor: Executor, nodes: StreamBranching, writing: Writing, name: str) -> None:
     """Stamped passes until all texts are written.
 
     Args:

@@ -7,7 +7,7 @@ import time
 from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row, rows_of
 from calibrate.live.engine.sampling import top_tokens
-from calibrate.live.engine.trees import Branching, Dynamic, Static
+from calibrate.live.engine.trees import Branching, TreeGrower
 from calibrate.live.engine.verification import TreeJudge, cut, judge_greedy
 from calibrate.live.errors import AuditError, ModelError
 from hardware_profiles.datastore import Datastore, datastore_path
@@ -22,10 +22,7 @@ def draft_trees(executor: Executor, operation: DraftTree) -> list[TreeDrafted]:
     rows, runner = rows_of(operation.view), executor.runner
     for row, unseen in zip(rows, feeds, strict=True):
         _rewind(executor, row, unseen)
-    if plan.kind == "dynamic":
-        grower: Static | Dynamic = Dynamic(plan, len(rows))
-    else:
-        grower = Static(plan, rows, operation.sampling, executor.writer)
+    grower = TreeGrower(plan, rows, operation.sampling, executor.writer)
     slots = [row.slot for row in rows]
     start, fed = time.perf_counter(), runner.fed
     first = runner.forward(slots, feeds, last_only=True)
