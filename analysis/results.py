@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hardware_profiles.files import atomic_write, parse_json, read_json, to_json
-from policies.registry import KNOBS, Settings, configure
+from policies.registry import Settings, configure
 
 RESULTS = Path(__file__).resolve().parent / "results"
 FORMAT = "spectwin/study/1"
@@ -170,12 +170,8 @@ def settings_of(row: Row) -> Settings:
         knobs = {name: row[name] for name in ("lookahead", "fanout", "backup") if row.get(name) is not None}
     if isinstance(shape := knobs.get("fanout"), str):
         knobs["fanout"] = [int(f) for f in shape.split(",")]
-    tuples = {
-        name: tuple(v) if KNOBS[name].kind == "integers" and isinstance(v, list) else v
-        for name, v in knobs.items()
-    }
     top_p, seed = row.get("top_p") or 1.0, row.get("seed") or 0
-    return configure(row["policy"], temperature=row["temperature"], top_p=top_p, seed=seed, **tuples)
+    return configure(row["policy"], temperature=row["temperature"], top_p=top_p, seed=seed, **knobs)
 
 
 def _finite(value: Any) -> Any:

@@ -113,7 +113,7 @@ def table(
     rows: Iterable[Row],
     *,
     left: Sequence[str] = (),
-    drop: Sequence[str] | None = None,
+    drop: Sequence[str | tuple[str, ...]] | None = None,
     notes: Mapping[str, str] | None = None,
 ) -> Table:
     """Rows for people; where there is no room columns go whole (`policies.commandline.fitted_table`).
@@ -128,7 +128,7 @@ def table(
     """
     titles = [column.title for column in columns]
     cells = [[column.cell(row) for column in columns] for row in rows]
-    order = titles[:2:-1] if drop is None else drop
+    order: Sequence[str | tuple[str, ...]] = titles[:2:-1] if drop is None else drop
     return fitted_table(titles, cells, drop=order, left=left, title=title or None, notes=notes)
 
 

@@ -29,7 +29,8 @@ def option(default: Any, text: str, **details: Any) -> Any:
     Args:
         default: Of the option; its type is the field's.
         text: Help.
-        details: Of `click.option`, e.g. `type=click.IntRange(min=1)`; or `names`, of which a list takes any.
+        details: Of `click.option`, e.g. `type=click.IntRange(min=1)`; or `names`, of which a list takes any,
+            and `spelled`, how the command line calls it.
     """
     return field(default=default, metadata={"help": text, **details})
 
@@ -162,8 +163,8 @@ class Study(Generic[PlanT]):
         return rows
 
 
-def click_options(plan: type[Plan]) -> list[Callable[[Any], Any]]:
-    """The command-line options of a plan, in the order of its fields."""
+def click_options(plan: type[Any]) -> list[Callable[[Any], Any]]:
+    """The command-line options of a plan, or of another dataclass of options, in the order of its fields."""
     hints = get_type_hints(plan)
     return [_click_option(each, hints[each.name]) for each in fields(plan) if each.metadata]
 
@@ -171,6 +172,7 @@ def click_options(plan: type[Plan]) -> list[Callable[[Any], Any]]:
 def _click_option(each: Field[Any], hint: Any) -> Callable[[Any], Any]:
     default = None if each.default is MISSING else each.default
     details = {"default": default, "show_default": default not in {None, ""}, **each.metadata}
+    spelled = details.pop("spelled", ("--" + each.name.replace("_", "-"),))
     names = details.pop("names", ())
 
     def words(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -187,4 +189,4 @@ def _click_option(each: Field[Any], hint: Any) -> Callable[[Any], Any]:
     elif hint in lists:
         text = ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in default or ())
         details = {"callback": lists[hint], **details, "default": text, "show_default": bool(text)}
-    return click.option("--" + each.name.replace("_", "-"), **details)
+    return click.option(*spelled, **details)

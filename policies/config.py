@@ -93,7 +93,7 @@ class Knob:
         return replace(self, name=name, default=default, kind=_KINDS[get_origin(hint) or hint])
 
     def check(self, value: Any) -> Any:
-        """`value` as the policies take it; the default for None.
+        """`value` as the policies take it, a file's list as a tuple; the default for None.
 
         Raises:
             SettingError: Out of the knob's domain.
@@ -105,7 +105,7 @@ class Knob:
             raise SettingError(f"unknown {plain} {value!r}; choices: {', '.join(self.choices)}")
         if self.kind in _ARTICLE:
             self._check_number(value)
-        return value
+        return tuple(value) if self.kind == "integers" and isinstance(value, list) else value
 
     def _check_number(self, value: Any) -> None:
         exact = isinstance(value, int) and not isinstance(value, bool)

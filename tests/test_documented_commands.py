@@ -16,7 +16,7 @@ from analysis.breaks.__main__ import main as breaks
 from analysis.cli import main as validate
 from analysis.papers.__main__ import main as papers
 from analysis.papers.profiles import main as profiles
-from analysis.recommend.command import main as recommend
+from analysis.recommend.__main__ import main as recommend
 from calibrate.cli import main as calibrate
 from calibrate.roofline import main as roofline
 from policies.laws.cli import main as laws

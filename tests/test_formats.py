@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from analysis.recommend.command import main as recommend
+from analysis.recommend.__main__ import main as recommend
 from hardware_profiles.optime import Host, OperationHost
 from hardware_profiles.profile import DeviceInfo, MeasuredRun, Overlap, Profile, Role
 from hardware_profiles.surface import GridCost, InterpolationError, Point, Provenance

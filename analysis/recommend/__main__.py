@@ -1,5 +1,56 @@
-"""`python -m analysis.recommend`."""
+"""The `recommend` command."""
 
-from analysis.recommend.command import main
+from __future__ import annotations
 
-main()
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+
+from analysis.recommend.answer import Query, recommend
+from analysis.recommend.picture import picture
+from analysis.recommend.report import as_json, print_recommendation
+from analysis.recommend.search import quiet
+from analysis.show import save
+from analysis.study import click_options
+from calibrate.display import show_progress
+from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, checked_command, refusals, with_options
+
+EXAMPLES = """
+\b
+Examples:
+  recommend                                          one request at a time, two devices
+  recommend --batch 8 --max-devices 4
+  recommend --hw cpu2-x20 --prompt-category code --json
+  recommend --temperature 1 --plot answer.png
+  recommend --max-devices 1                          plain decoding or collocated SD
+"""
+
+
+@checked_command("recommend", epilog=EXAMPLES, context_settings=HELP)
+@with_options(click_options(Query))
+@click.option("--json", "machine", is_flag=True, help="Print one JSON object.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture.")
+def main(*, machine: bool, plot: Path | None, **options: Any) -> None:
+    """Recommend policy, lookahead, fan-out and backup for a pair, its hardware and its traffic.
+
+    Compares equal devices under equal load: N devices are replicas of plain decoding or of SD on the
+    target's devices, or groups of a target's and a draft's.
+    """
+    with refusals(INCOMPLETE, BAD_INPUT):
+        query = Query(**options)
+        # A progress bar on a terminal; nothing in a pipe or a log.
+        with show_progress() if sys.stderr.isatty() else nullcontext(quiet) as progress:
+            answer = recommend(query.sources(), query, progress)
+        if plot:
+            save(picture(answer), plot)
+        if machine:
+            click.echo(as_json(answer))
+        else:
+            print_recommendation(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -12,26 +12,17 @@ are tossed at the acceptance wanted, with the hit curve fitted to the trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
+import click
 import numpy as np
 
-from analysis.intervals import BATCH_REPLICATES, LEVEL, REPLICATES, Bootstrap, Interval, interval
-from analysis.recommend.search import (
-    FEW,
-    Choice,
-    Deployment,
-    Progress,
-    Search,
-    best_of,
-    grid,
-    leaders,
-    refine,
-)
-from analysis.sources import Sources
+from analysis.intervals import LEVEL, Bootstrap, Interval, interval
+from analysis.recommend.search import FEW, Choice, Search, best_of, grid, leaders, quiet, refine
+from analysis.sources import Sources, load_sources
+from analysis.study import POSITIVE, Progress, option
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace import Trace
 from policies.registry import SettingError, Settings, configure
@@ -45,35 +36,69 @@ from simulator.tokens import TokenModel, coin, replay
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a recommendation is asked for.
-
-    Attributes:
-        batch: Requests served at any time, in all.
-        temperature: Of the target.
-        devices: Equal devices at hand.
-        limit: Most tokens per request; None: as recorded.
-        level: Of the intervals.
-        crossovers: Whether to look at other batches and acceptances.
-        seed: Keys latency noise, luck and resampling.
+    """What a recommendation is asked for: the options of `recommend`.
 
     Raises:
         SettingError: A value out of its domain.
     """
 
-    batch: int = 1
-    temperature: float = 0.0
-    devices: int = 2
-    limit: int | None = None
-    level: float = LEVEL
-    crossovers: bool = True
-    seed: int = 0
+    hw: str = option("cpu2-x5", "Hardware profile: a name, shipped:NAME or a file.")
+    trace: str | None = option(None, "Recorded trace: a name or a file.  [default: the profile's]")
+    batch: int = option(1, "Requests served at any time, on all devices.")
+    temperature: float = option(0.0, "Of the target; needs a trace at it.")
+    max_devices: int | None = option(
+        None,
+        "Equal devices at hand; a model spread over four of them takes four; up to four draft devices are "
+        "tried beside one target.  [default: 2, or as many as the profile's target and draft take together]",
+        type=int,
+    )
+    prompt_category: str | None = option(None, "Only prompts of this category.  [default: all]")
+    max_tokens: int | None = option(None, "Most tokens per request.", type=POSITIVE)
+    level: float = option(
+        LEVEL, "Of the intervals.", type=click.FloatRange(0, 1, min_open=True, max_open=True)
+    )
+    crossovers: bool = option(
+        True,
+        "Look at other batches and acceptances, or not; the second pair is the earlier name.",
+        spelled=("--crossovers/--no-crossovers", "--flips/--no-flips"),
+    )
+    seed: int = option(0, "Same seed, same answer.")
 
     def __post_init__(self) -> None:
-        for name, value in (("batch", self.batch), ("max-devices", self.devices)):
-            if value < 1:
+        for name, value in (("batch", self.batch), ("max-devices", self.max_devices)):
+            if value is not None and value < 1:
                 raise SettingError(f"{name} must be at least 1, got {value}")
         if self.temperature < 0.0:
             raise SettingError(f"temperature must be at least 0, got {self.temperature:g}")
+
+    def sources(self) -> Sources:
+        """Profile and traces that it names."""
+        temperatures = [self.temperature]
+        return load_sources(
+            self.hw, trace=self.trace, category=self.prompt_category, temperatures=temperatures
+        )
+
+    def search(self, sources: Sources, progress: Progress = quiet) -> Search:
+        """What is searched for it.
+
+        Raises:
+            SettingError: No trace at its temperature, or fewer devices than the target takes.
+        """
+        scenario = sources.scenario(self.temperature, limit=self.max_tokens, seed=self.seed)
+        devices, least = self.max_devices, count_devices(configure("ar"), sources.profile).total
+        if devices is None:
+            devices = usual_devices(sources.profile)
+        if devices < least:
+            raise SettingError(
+                f"the target of profile {sources.profile.name!r} is spread over {least} devices: "
+                f"--max-devices must be at least {least}, got {devices}"
+            )
+        return Search(scenario, devices, self.batch, self.temperature, progress)
+
+
+def usual_devices(profile: Profile) -> int:
+    """Devices of a recommendation unless others are asked for: a group of the profile's two models."""
+    return max(2, count_devices(configure("pearl"), profile).total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +118,35 @@ class Ranked:
     winner_over: Interval
 
     @property
+    def settings(self) -> Settings:
+        """The setting."""
+        return self.choice.settings
+
+    @property
     def distinguishable(self) -> bool:
         """Whether the winner is faster than it in all but (1 - level) / 2 of the replicates."""
         return self.winner_over.low > 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The best setting at one batch or acceptance.
+
+    Attributes:
+        at: The batch or acceptance.
+        best: What is fastest there.
+        speedup_vs_ar: Its speed over plain decoding's on the same devices.
+        speedup_vs_sd: Its speed over the best SD's on the same devices.
+        extrapolated: Whether costs outside the measured grid were used.
+        recommended_vs_ar: Speed over plain decoding of the setting recommended for the traffic asked about.
+    """
+
+    at: float
+    best: Settings
+    speedup_vs_ar: float
+    speedup_vs_sd: float
+    extrapolated: bool
+    recommended_vs_ar: float | None
 
 
 @dataclass(frozen=True)
@@ -103,28 +154,34 @@ class Recommendation:
     """The answer.
 
     Attributes:
-        sources: What it rests on.
         query: What was asked.
+        sources: What it rests on.
+        search: What was simulated and refused for the traffic asked about.
         winner: The fastest.
         runner_up: The fastest other setting.
         best: The best of every policy that can run, by name, `ar` and `sd` always among them.
         by_batch: The best at other batches.
         by_acceptance: The best at other acceptances.
-        acceptance: That of the recorded traffic.
-        tried: Settings simulated.
-        refused: Settings that cannot run, and why.
     """
 
-    sources: Sources
     query: Query
+    sources: Sources
+    search: Search
     winner: Ranked
     runner_up: Ranked
     best: Mapping[str, Ranked]
-    by_batch: list[Point]
-    by_acceptance: list[Point]
-    acceptance: float
-    tried: int
-    refused: Mapping[Settings, str]
+    by_batch: Sequence[Point] = ()
+    by_acceptance: Sequence[Point] = ()
+
+    @property
+    def trace(self) -> Trace:
+        """The recorded traffic."""
+        return self.sources.trace(self.query.temperature)
+
+    @property
+    def acceptance(self) -> float:
+        """That of the recorded traffic."""
+        return float(np.mean(self.search.scenario.tokens.run > 0))
 
     @property
     def over_sd(self) -> Interval:
@@ -138,7 +195,7 @@ class Recommendation:
         return sorted({text for row in rows for text in row.choice.extrapolated})
 
 
-def recommend(sources: Sources, query: Query, progress: Progress) -> Recommendation:
+def recommend(sources: Sources, query: Query, progress: Progress = quiet) -> Recommendation:
     """Search, then say how sure, and where the answer changes.
 
     Args:
@@ -149,65 +206,42 @@ def recommend(sources: Sources, query: Query, progress: Progress) -> Recommendat
     Raises:
         SettingError: No trace at the temperature, or no policy can run.
     """
-    scenario = sources.scenario(query.temperature, limit=query.limit, seed=query.seed)
-    _check_devices(sources, query)
-    search = Search(scenario, query.devices, query.batch)
-    ranked = refine(search, query.temperature, progress)
+    search = query.search(sources, progress)
+    found = refine(search)
     for policy in ("ar", "sd"):
-        if best_of(ranked, policy) is None:
+        if best_of(found, policy) is None:
             reason = next((why for s, why in search.refused.items() if s.policy == policy), "it was refused")
             raise SettingError(f"{policy} cannot run here: {reason}")
-    rows = rank(leaders(ranked, 2), sources, query, progress)
+    rows = rank(leaders(found, 2), search, sources.model_error, query)
     best: dict[str, Ranked] = {}
     for row in rows:
-        best.setdefault(row.choice.settings.policy, row)
-    leading = list(dict.fromkeys(choice.settings for choice in ranked))[:3]
-    return Recommendation(
-        sources=sources,
-        query=query,
-        winner=rows[0],
-        runner_up=rows[1],
-        best=best,
-        by_batch=over_batch(search, leading, BATCHES, progress) if query.crossovers else [],
-        by_acceptance=(
-            over_acceptance(search, sources, leading, ACCEPTANCES, progress) if query.crossovers else []
-        ),
-        acceptance=float(np.mean(scenario.tokens.run > 0)),
-        tried=search.simulated,
-        refused=search.refused,
+        best.setdefault(row.settings.policy, row)
+    answer = Recommendation(query, sources, search, rows[0], rows[1], best)
+    if not query.crossovers:
+        return answer
+    finalists = [choice.settings for choice in found[:3]]
+    return replace(
+        answer,
+        by_batch=over_batch(search, finalists),
+        by_acceptance=over_acceptance(search, finalists, answer.trace),
     )
 
 
-def usual_devices(profile: Profile) -> int:
-    """Devices of a recommendation unless others are asked for: a group of the profile's two models."""
-    return max(2, count_devices(configure("pearl"), profile).total)
-
-
-def _check_devices(sources: Sources, query: Query) -> None:
-    """Refuse fewer devices than the target alone takes."""
-    needed = count_devices(configure("ar"), sources.profile).total
-    if query.devices < needed:
-        raise SettingError(
-            f"the target of profile {sources.profile.name!r} is spread over {needed} devices: --max-devices "
-            f"must be at least {needed}, got {query.devices}"
-        )
-
-
-def rank(choices: Sequence[Choice], sources: Sources, query: Query, progress: Progress) -> list[Ranked]:
+def rank(choices: Sequence[Choice], search: Search, model_error: float, query: Query) -> list[Ranked]:
     """The choices, fastest first, with intervals from replicates on the same prompts and machine."""
-    widest = max(width for choice in choices for width in choice.deployment.widths)
-    boot = sources.bootstrap(
-        query.temperature,
-        batch=widest,
-        limit=query.limit,
+    boot = Bootstrap(
+        search.scenario,
+        batch=max(width for choice in choices for width in choice.deployment.widths),
+        model_error=model_error,
         level=query.level,
-        replicates=REPLICATES if widest == 1 else BATCH_REPLICATES,
         seed=query.seed,
     )
-    speeds = []
+    speeds: list[FloatArray] = []  # [R] tokens per second of all groups in each replicate
     for done, choice in enumerate(choices):
-        speeds.append(deployment_speeds(boot, choice.deployment))
-        progress("intervals", done + 1, len(choices))
+        widths = choice.deployment.widths.items()
+        parts = [groups * boot.predicted_speeds(choice.settings, width) for width, groups in widths]
+        speeds.append(np.sum(parts, axis=0))
+        search.progress("intervals", done + 1, len(choices))
     plain = next(s for s, c in zip(speeds, choices, strict=True) if c.settings.plain)
     return [
         Ranked(
@@ -218,14 +252,6 @@ def rank(choices: Sequence[Choice], sources: Sources, query: Query, progress: Pr
         )
         for choice, speed in zip(choices, speeds, strict=True)
     ]
-
-
-def deployment_speeds(boot: Bootstrap, deployment: Deployment) -> FloatArray:
-    """[R] tokens per second of all groups of a deployment in each replicate."""
-    total = np.zeros(boot.count)
-    for width, groups in deployment.widths.items():
-        total += groups * boot.predicted_speeds(deployment.settings, width)
-    return total
 
 
 def time_per_token(summary: Summary) -> dict[str, float]:
@@ -246,110 +272,66 @@ def time_per_token(summary: Summary) -> dict[str, float]:
     return {name: 1e3 * value / tokens for name, value in parts.items()}
 
 
+# Where the answer changes
+
 BATCHES = (1, 2, 4, 8, 16)
 ACCEPTANCES = (0.3, 0.45, 0.6, 0.75, 0.9)
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """The best setting at one batch or acceptance.
-
-    Attributes:
-        at: The batch or acceptance.
-        best: What is fastest there.
-        vs_ar: Its speed over plain decoding's on the same devices.
-        vs_sd: Its speed over the best SD's on the same devices.
-        extrapolated: Whether costs outside the measured grid were used.
-        winner_vs_ar: Speed over plain decoding of the setting recommended for the traffic asked about.
-    """
-
-    at: float
-    best: Settings
-    vs_ar: float
-    vs_sd: float
-    extrapolated: bool
-    winner_vs_ar: float | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return {
-            "at": self.at,
-            "best": self.best.label,
-            "policy": self.best.policy,
-            "speedup_vs_ar": self.vs_ar,
-            "speedup_vs_sd": self.vs_sd,
-            "extrapolated": self.extrapolated,
-            "recommended_vs_ar": self.winner_vs_ar,
-        }
-
-
-def over_batch(
-    search: Search, finalists: Sequence[Settings], batches: Sequence[int], progress: Progress
-) -> list[Point]:
+def over_batch(search: Search, finalists: Sequence[Settings]) -> list[Point]:
     """The best of a small grid and the finalists at each batch.
 
     Args:
         search: Traffic, hardware and devices.
         finalists: Settings that were good at the traffic asked about, the winner first.
-        batches: Requests served at any time.
-        progress: (stage, done, total).
     """
-    there = ((float(batch), Search(search.scenario, search.devices, batch)) for batch in batches)
-    return _sweep(there, len(batches), finalists, lambda done, n: progress("other batches", done, n))
+    there = ((float(batch), search.elsewhere(batch=batch)) for batch in BATCHES)
+    return _points("other batches", len(BATCHES), there, finalists, search.progress)
 
 
-def over_acceptance(
-    search: Search,
-    sources: Sources,
-    finalists: Sequence[Settings],
-    acceptances: Sequence[float],
-    progress: Progress,
-) -> list[Point]:
-    """The best of a small grid and the finalists at each acceptance, at the search's own batch."""
-    temperature = finalists[0].temperature
+def over_acceptance(search: Search, finalists: Sequence[Settings], trace: Trace) -> list[Point]:
+    """The same at each acceptance, at the search's own batch."""
 
     def there(acceptance: float) -> Search:
-        tokens = (
-            replay(thinned(sources.trace(temperature), acceptance))
-            if temperature == 0.0
-            else coins_like(search.scenario, finalists[0], acceptance)
-        )
+        if search.temperature == 0.0:
+            tokens = replay(thinned(trace, acceptance))
+        else:
+            tokens = coins_like(search.scenario, finalists[0], acceptance)
         # Decisions belong to the acceptance they were made at.
-        scenario = replace(search.scenario, tokens=tokens, decisions=None)
-        return Search(scenario, search.devices, search.batch)
+        return search.elsewhere(replace(search.scenario, tokens=tokens, decisions=None))
 
-    found = ((acceptance, there(acceptance)) for acceptance in acceptances)
-    return _sweep(found, len(acceptances), finalists, lambda done, n: progress("other acceptances", done, n))
+    found = ((acceptance, there(acceptance)) for acceptance in ACCEPTANCES)
+    return _points("other acceptances", len(ACCEPTANCES), found, finalists, search.progress)
 
 
-def _sweep(
-    searches: Iterable[tuple[float, Search]],
+def _points(
+    stage: str,
     count: int,
+    searches: Iterable[tuple[float, Search]],
     finalists: Sequence[Settings],
-    progress: Callable[[int, int], None],
+    progress: Progress,
 ) -> list[Point]:
-    points = []
+    points: list[Point] = []
     for at, search in searches:
-        points.append(_point(at, search, finalists, requests=max(6, 2 * search.batch)))
-        progress(len(points), count)
+        requests = max(6, 2 * search.batch)
+        small = grid(search.scenario.tokens, search.temperature, FEW)
+        # Coins have neither texts nor distributions: settings that need them are refused and drop out.
+        ranked = search.best([*finalists, *small], requests)
+        ar, sd = best_of(ranked, "ar"), best_of(ranked, "sd")
+        assert ar is not None and sd is not None, "every profile with a draft runs both"
+        winner, best = search.try_out(finalists[0], requests), ranked[0]
+        points.append(
+            Point(
+                at=at,
+                best=best.settings,
+                speedup_vs_ar=best.tokens_per_second / ar.tokens_per_second,
+                speedup_vs_sd=best.tokens_per_second / sd.tokens_per_second,
+                extrapolated=bool(best.extrapolated or ar.extrapolated),
+                recommended_vs_ar=None if winner is None else winner.tokens_per_second / ar.tokens_per_second,
+            )
+        )
+        progress(stage, len(points), count)
     return points
-
-
-def _point(at: float, search: Search, finalists: Sequence[Settings], *, requests: int) -> Point:
-    small = grid(search.scenario.tokens, finalists[0].temperature, **FEW)
-    # Coins have neither texts nor distributions: settings that need them are refused and drop out.
-    ranked = search.best([*finalists, *small], requests)
-    ar, sd = best_of(ranked, "ar"), best_of(ranked, "sd")
-    assert ar is not None and sd is not None, "every profile with a draft runs both"
-    winner, best = search.try_out(finalists[0], requests), ranked[0]
-    return Point(
-        at=at,
-        best=best.settings,
-        vs_ar=best.tokens_per_second / ar.tokens_per_second,
-        vs_sd=best.tokens_per_second / sd.tokens_per_second,
-        extrapolated=bool(best.extrapolated or ar.extrapolated),
-        winner_vs_ar=None if winner is None else winner.tokens_per_second / ar.tokens_per_second,
-    )
 
 
 def crossovers(points: Sequence[Point]) -> list[tuple[Point, Point]]:

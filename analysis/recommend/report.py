@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from analysis.intervals import Interval
 from analysis.recommend.answer import Point, Ranked, Recommendation, crossovers, time_per_token
 from analysis.recommend.search import requests_served
+from analysis.results import Row
+from analysis.show import Column, table
 from analysis.sources import Sources
 from hardware_profiles.files import to_json
 from hardware_profiles.store import other_pair
-from policies.commandline import fitted_table, wide_console
+from policies.commandline import wide_console
 from policies.config import shown
 from policies.registry import Settings, find_policy
 from simulator.imports.export import METHOD_OF, engine_lines, engines_load
@@ -28,11 +32,10 @@ THINNED = {
 }
 
 
-def as_dict(answer: Recommendation) -> dict[str, Any]:
-    """The documented JSON object."""
-    query, sources = answer.query, answer.sources
-    trace = sources.trace(query.temperature)
-    return {
+def as_json(answer: Recommendation) -> str:
+    """The documented JSON object, as text."""
+    query, sources, search = answer.query, answer.sources, answer.search
+    found = {
         "profile": sources.profile.name,
         "files": {
             "profile": sources.origins.get("profile"),
@@ -40,139 +43,80 @@ def as_dict(answer: Recommendation) -> dict[str, Any]:
         },
         "warnings": warnings(answer),
         "trace": {
-            "prompts": trace.meta.prompt_set,
+            "prompts": answer.trace.meta.prompt_set,
             "category": sources.category,
-            "requests": len(trace.requests),
+            "requests": len(answer.trace.requests),
             "acceptance": answer.acceptance,
         },
         "batch": query.batch,
         "temperature": query.temperature,
-        "devices": query.devices,
+        "devices": search.devices,
         "level": query.level,
         "model_error": sources.model_error,
         "winner": as_row(answer.winner),
-        "margin_vs_ar": answer.winner.over_ar.as_dict(),
-        "margin_vs_sd": answer.over_sd.as_dict(),
+        "margin_vs_ar": asdict(answer.winner.over_ar),
+        "margin_vs_sd": asdict(answer.over_sd),
         "runner_up": as_row(answer.runner_up),
         "distinguishable": answer.runner_up.distinguishable,
         "best_of_each_policy": [as_row(row) for row in answer.best.values()],
-        "why": reasons(answer),
+        "why": list(reasons(answer)),
         "flips": {
-            "over_batch": [point.as_dict() for point in answer.by_batch],
-            "over_acceptance": [point.as_dict() for point in answer.by_acceptance],
+            "over_batch": [point_row(point) for point in answer.by_batch],
+            "over_acceptance": [point_row(point) for point in answer.by_acceptance],
             "acceptance_made_by": THINNED[query.temperature == 0.0],
             "not_tried_at_other_acceptances": without_acceptance_sweep(answer),
         },
         "paste": snippets(answer),
-        "engines": no_engine_lines(answer) or engine_note(answer),
+        "engines": engine_note(answer),
         "extrapolated": answer.extrapolated,
-        "settings_tried": answer.tried,
+        "settings_tried": search.simulated,
         "policies_without_decisions": dict(without_decisions(answer)),
-        "settings_refused": {s.label: why for s, why in answer.refused.items()},
+        "settings_refused": {s.label: why for s, why in search.refused.items()},
         "method": METHOD,
     }
+    return to_json(found, indent=2)
 
 
-def as_row(row: Ranked) -> dict[str, Any]:
+def as_row(row: Ranked) -> Row:
     """A ranked choice as plain values, ready for JSON."""
-    choice, settings = row.choice, row.choice.settings
+    choice, settings, summary = row.choice, row.settings, row.choice.summary
     return {
         "setting": settings.label,
         "policy": settings.policy,
         "lookahead": settings.lookahead,
-        "fanout": None if settings.fanout is None else list(settings.fanout),
-        "fanout_backup": None if settings.fanout_backup is None else list(settings.fanout_backup),
+        "fanout": settings.fanout,
+        "fanout_backup": settings.fanout_backup,
         "backup": settings.backup,
         **settings.unusual,
         "deployment": choice.deployment.words,
         "tokens_per_second": choice.tokens_per_second,
-        "tokens_per_second_interval": row.speed.as_dict(),
+        "tokens_per_second_interval": asdict(row.speed),
         "tokens_per_second_per_device": choice.per_device,
         "tokens_per_second_per_busy_device": choice.per_busy_device,
         "tokens_per_second_per_request": choice.per_request,
-        "speedup_vs_ar": row.over_ar.as_dict(),
-        "winner_over": row.winner_over.as_dict(),
+        "speedup_vs_ar": asdict(row.over_ar),
+        "winner_over": asdict(row.winner_over),
         "told_apart_from_winner": row.distinguishable,
-        "ms_per_token": time_per_token(choice.summary),
-        "tokens_per_round": choice.summary.tokens_per_round,
-        "acceptance_rate": choice.summary.acceptance_rate,
-        "cache_hit_rate": choice.summary.cache_hit_rate,
-        "extrapolated": list(choice.extrapolated),
+        "ms_per_token": time_per_token(summary),
+        "tokens_per_round": summary.tokens_per_round,
+        "acceptance_rate": summary.acceptance_rate,
+        "cache_hit_rate": summary.cache_hit_rate,
+        "extrapolated": choice.extrapolated,
     }
 
 
-def as_json(answer: Recommendation) -> str:
-    """`as_dict` as text."""
-    return to_json(as_dict(answer), indent=2)
+def point_row(point: Point) -> Row:
+    """The best at another batch or acceptance, ready for JSON."""
+    return {**asdict(point), "best": point.best.label, "policy": point.best.policy}
 
 
-def snippets(answer: Recommendation) -> dict[str, str]:
-    """Commands by what they are for."""
-    winner, sd = answer.winner.choice, answer.best["sd"].choice
-    width = max(winner.deployment.widths)
-    trace = answer.sources.trace(answer.query.temperature)
-    lines = {
-        "simulate": simulate_command(
-            winner.settings,
-            answer.sources,
-            batch=width,
-            requests=requests_served(len(trace.requests), width),
-            limit=answer.query.limit,
-            seed=answer.query.seed,
-        )
-    }
-    meta = trace.meta
-    if meta.target_model.startswith("pair:") and not warnings(answer):
-        line = validate_command(
-            winner.settings,
-            answer.sources,
-            target=meta.target_model,
-            draft=meta.draft_model,
-            batch=width,
-            limit=answer.query.limit,
-        )
-        if line is not None:
-            lines["validate"] = line
-    if no_engine_lines(answer):
-        return lines
-    theirs = winner if engines_have(winner.settings.policy) else sd
-    for engine, line in engine_lines(theirs.settings, meta.target_model, meta.draft_model).items():
-        lines[engine if theirs is winner else f"{engine} (best SD)"] = line
-    return lines
+# What it is worth
 
 
 def warnings(answer: Recommendation) -> list[str]:
     """What to know before believing anything else: that times and acceptance are of different pairs."""
-    trace = answer.sources.trace(answer.query.temperature)
-    mixed = other_pair(answer.sources.profile, trace.meta)
+    mixed = other_pair(answer.sources.profile, answer.trace.meta)
     return [] if mixed is None else [mixed]
-
-
-def no_engine_lines(answer: Recommendation) -> str | None:
-    """Why no engine's command line is offered; None where one is."""
-    meta = answer.sources.trace(answer.query.temperature).meta
-    if warnings(answer):
-        return "no lines for engines: the recording is of another pair than the profile"
-    names = [name for name in (meta.target_model, meta.draft_model) if not engines_load(name)]
-    return f"no lines for engines, which cannot load {' and '.join(names)}" if names else None
-
-
-def engines_have(policy: str) -> bool:
-    """Whether vLLM and SGLang have a policy."""
-    return policy in METHOD_OF
-
-
-def engine_note(answer: Recommendation) -> str | None:
-    """That no engine has the winner, and what it is offered in its place; None where they have it.
-
-    Plain decoding they have without a flag.
-    """
-    policy = answer.winner.choice.settings.policy
-    if engines_have(policy):
-        return None
-    if policy == "ar":
-        return "engines decode plainly unless told otherwise; the lines are of the best SD"
-    return f"neither vLLM nor SGLang has {policy!r}; their lines are of the best SD"
 
 
 def without_acceptance_sweep(answer: Recommendation) -> list[str]:
@@ -185,149 +129,45 @@ def without_decisions(answer: Recommendation) -> Mapping[str, str]:
     return answer.sources.undecided.get(answer.query.temperature, {})
 
 
-def reasons(answer: Recommendation) -> list[str]:
+def reasons(answer: Recommendation) -> Iterator[str]:
     """Why the winner wins, in sentences with numbers."""
-    ar, sd, winner = answer.best["ar"], answer.best["sd"], answer.winner
-    step = sum(time_per_token(ar.choice.summary).values())
-    said = [f"plain decoding takes {step:.3g} ms per token and group"]
-    if winner.choice.settings.policy != "sd":
-        said.append(_where_time_goes(sd))
-    if winner.choice.settings.policy == "ar":
-        said.append("which costs more than the accepted tokens save")
-    elif winner.choice.settings.policy == "sd":
-        said.append(_where_time_goes(winner))
-        rivals = [row for name, row in answer.best.items() if name not in {"ar", "sd"}]
-        if rivals:
-            best = min(rivals, key=lambda row: row.winner_over.middle)
-            said.append(
-                f"a device for the draft is better used by another replica: {best.choice.settings.label} "
-                f"makes {best.choice.per_busy_device:.3g} tokens/s per busy device "
-                f"against {winner.choice.per_busy_device:.3g}"
-            )
-    else:
-        said.append(_where_time_goes(winner))
-    return said
+    winner, policy = answer.winner, answer.winner.settings.policy
+    step = sum(time_per_token(answer.best["ar"].choice.summary).values())
+    yield f"plain decoding takes {step:.3g} ms per token and group"
+    yield _where_time_goes(answer.best["sd"])
+    if policy == "ar":
+        yield "which costs more than the accepted tokens save"
+    elif policy != "sd":
+        yield _where_time_goes(winner)
+    elif rivals := [row for name, row in answer.best.items() if name not in {"ar", "sd"}]:
+        best = min(rivals, key=lambda row: row.winner_over.middle)
+        yield (
+            f"a device for the draft is better used by another replica: {best.settings.label} makes "
+            f"{best.choice.per_busy_device:.3g} tokens/s per busy device against "
+            f"{winner.choice.per_busy_device:.3g}"
+        )
 
 
 def _where_time_goes(row: Ranked) -> str:
     """What a setting does in a token's milliseconds: overlapped, or one after the other."""
-    parts, summary = time_per_token(row.choice.summary), row.choice.summary
-    label, per_round = row.choice.settings.label, f"{summary.tokens_per_round:.2f} tokens"
-    if row.choice.settings.policy == "sd":
+    summary, label = row.choice.summary, row.settings.label
+    parts, hits = time_per_token(summary), summary.cache_hit_rate
+    per_round = f"{summary.tokens_per_round:.2f} tokens"
+    verifying, drafting = f"{parts['target_alone']:.3g} ms", f"{parts['draft_alone']:.3g} ms"
+    if row.settings.policy == "sd":
         return (
-            f"{label} verifies in {parts['target_alone']:.3g} ms per token ({per_round} per round), but "
-            f"{parts['draft_alone']:.3g} ms of drafting per token come on top, one after the other"
+            f"{label} verifies in {verifying} per token ({per_round} per round), but {drafting} of drafting "
+            "per token come on top, one after the other"
         )
     if parts["both"] == 0.0:
         return (
-            f"{label} gets {per_round} out of a round: {parts['target_alone']:.3g} ms per token of "
-            f"verification, and {parts['draft_alone']:.3g} ms of drafting and retrieval before it"
+            f"{label} gets {per_round} out of a round: {verifying} per token of verification, and {drafting} "
+            "of drafting and retrieval before it"
         )
-    hits = summary.cache_hit_rate
     return (
-        f"{label} drafts {parts['both']:.3g} ms per token while the target verifies and "
-        f"{parts['draft_alone']:.3g} ms while it waits ({per_round}/round"
-        f"{'' if hits is None else f', {hits:.0%} of outcomes prepared for'})"
+        f"{label} drafts {parts['both']:.3g} ms per token while the target verifies and {drafting} while it "
+        f"waits ({per_round}/round{'' if hits is None else f', {hits:.0%} of outcomes prepared for'})"
     )
-
-
-def print_recommendation(answer: Recommendation) -> None:
-    """The answer for people."""
-    console = wide_console()
-    query, winner = answer.query, answer.winner
-    level = f"{query.level:.0%}"
-    prompts = answer.sources.category or "all"
-    for warning in warnings(answer):
-        console.print(f"[bold yellow]warning: {warning}[/bold yellow]", highlight=False)
-    console.print(
-        f"[bold]{winner.choice.settings.label}[/bold]: {winner.choice.tokens_per_second:.4g} tokens/s on "
-        f"{query.devices} device{'s' * (query.devices > 1)} at batch {query.batch} "
-        f"({winner.choice.deployment.words}), {prompts} prompts, temperature {query.temperature:g}",
-        highlight=False,
-    )
-    files = answer.sources.origins
-    if files:
-        answered = f"{files['profile']}, trace {files[query.temperature]}"
-        console.print(f"[dim]profile {answered}[/dim]", highlight=False)
-    console.print(_margin("over plain decoding", winner.over_ar, level), highlight=False)
-    if winner.choice.settings.policy != "sd":
-        sd = answer.best["sd"].choice.settings
-        console.print(_margin(f"over the best SD ({sd.label})", answer.over_sd, level), highlight=False)
-    console.print(_apart(answer), highlight=False)
-    console.print(_table(answer, console.width))
-    for sentence in reasons(answer):
-        console.print(f"why: {sentence}", highlight=False)
-    _print_crossovers(console, answer)
-    note = no_engine_lines(answer) or engine_note(answer)
-    if note is not None:
-        console.print(note, highlight=False)
-    for purpose, line in snippets(answer).items():
-        console.print(f"[bold]{purpose}[/bold]: {line}", highlight=False, soft_wrap=True)
-    if answer.extrapolated:
-        outside = "; ".join(answer.extrapolated)
-        console.print(f"[yellow]outside the measured grid, extrapolated: {outside}[/yellow]", highlight=False)
-    for policy, why in without_decisions(answer).items():
-        console.print(f"[yellow]not tried: {policy}: {why}[/yellow]", highlight=False)
-    console.print(f"[dim]{METHOD} {answer.tried} settings tried.[/dim]")
-
-
-def _margin(what: str, margin: Interval, level: str) -> str:
-    return f"{margin.middle:.2f}x {what} ({level} interval {margin.low:.2f} to {margin.high:.2f})"
-
-
-def _apart(answer: Recommendation) -> str:
-    rival, over = answer.runner_up.choice.settings.label, answer.runner_up.winner_over
-    if answer.runner_up.distinguishable:
-        return f"faster than the runner-up {rival} by {over.low:.2f}x to {over.high:.2f}x"
-    return (
-        f"not distinguishable from the runner-up {rival} ({over.low:.2f}x to {over.high:.2f}x): take "
-        "whichever is simpler"
-    )
-
-
-TIMES = ("target\nalone", "both", "draft\nalone", "nobody")
-
-
-def _table(answer: Recommendation, width: int) -> Any:
-    """The best of each policy."""
-    rows = [
-        (
-            row.choice.settings.label,
-            f"{row.choice.deployment.groups} x {row.choice.deployment.group_devices}",
-            f"{row.choice.tokens_per_second:.0f}",
-            f"{row.choice.per_busy_device:.0f}",
-            f"{row.over_ar.middle:.2f} ({row.over_ar.low:.2f}-{row.over_ar.high:.2f})",
-            *(f"{part:.2f}" for part in time_per_token(row.choice.summary).values()),
-        )
-        for row in answer.best.values()
-    ]
-    return fitted_table(
-        ("best of each policy", "groups x\ndevices", "tok/s", "per busy\ndevice", "vs AR", *TIMES),
-        rows,
-        width,
-        drop=(TIMES, "per busy\ndevice", "groups x\ndevices"),
-        notes={TIMES[0]: "last four: ms per token of one group, by who works meanwhile"},
-    )
-
-
-def _print_crossovers(console: Any, answer: Recommendation) -> None:
-    for name, points, unit in (
-        ("batch", answer.by_batch, "batch {:g}"),
-        ("acceptance", answer.by_acceptance, "acceptance {:.2f}"),
-    ):
-        if points:
-            console.print(f"over the {name}: {describe(points, unit)}", highlight=False)
-    if answer.by_acceptance:
-        how = THINNED[answer.query.temperature == 0.0]
-        console.print(
-            f"[dim]acceptance here is {answer.acceptance:.2f}; others are {how}[/dim]", highlight=False
-        )
-        if names := without_acceptance_sweep(answer):
-            console.print(
-                f"[dim]not tried at other acceptances, since what they decide was recorded at this one: "
-                f"{', '.join(names)}[/dim]",
-                highlight=False,
-            )
 
 
 def describe(points: Sequence[Point], unit: str) -> str:
@@ -336,8 +176,63 @@ def describe(points: Sequence[Point], unit: str) -> str:
     parts = []
     for start in starts:
         guess = ", extrapolated" if start.extrapolated else ""
-        parts.append(f"{start.best.label} from {unit.format(start.at)} ({start.vs_ar:.2f}x AR{guess})")
+        parts.append(
+            f"{start.best.label} from {unit.format(start.at)} ({start.speedup_vs_ar:.2f}x AR{guess})"
+        )
     return "; ".join(parts) + (" (no crossover seen)" if len(parts) == 1 else "")
+
+
+# Commands to paste
+
+
+def snippets(answer: Recommendation) -> dict[str, str]:
+    """Commands by what they are for."""
+    winner, sources, limit = answer.winner.choice, answer.sources, answer.query.max_tokens
+    width, meta = max(winner.deployment.widths), answer.trace.meta
+    requests = requests_served(len(answer.trace.requests), width)
+    known: Row = {"sources": sources, "batch": width, "limit": limit}
+    simulated = simulate_command(winner.settings, **known, requests=requests, seed=answer.query.seed)
+    lines = {"simulate": simulated}
+    if meta.target_model.startswith("pair:") and not warnings(answer):
+        models = (meta.target_model, meta.draft_model)
+        checked = validate_command(winner.settings, *models, **known)
+        lines |= {} if checked is None else {"validate": checked}
+    if no_engine_lines(answer) is None:
+        theirs = winner if engines_have(winner.settings.policy) else answer.best["sd"].choice
+        for engine, line in engine_lines(theirs.settings, meta.target_model, meta.draft_model).items():
+            lines[engine if theirs is winner else f"{engine} (best SD)"] = line
+    return lines
+
+
+def no_engine_lines(answer: Recommendation) -> str | None:
+    """Why no engine's command line is offered; None where one is."""
+    if warnings(answer):
+        return "no lines for engines: the recording is of another pair than the profile"
+    meta = answer.trace.meta
+    names = [name for name in (meta.target_model, meta.draft_model) if not engines_load(name)]
+    return f"no lines for engines, which cannot load {' and '.join(names)}" if names else None
+
+
+def engines_have(policy: str) -> bool:
+    """Whether vLLM and SGLang have a policy."""
+    return policy in METHOD_OF
+
+
+def engine_note(answer: Recommendation) -> str | None:
+    """Why engines are offered no line, or another than the winner's; None where they have it."""
+    return no_engine_lines(answer) or stand_in(answer.winner.settings.policy)
+
+
+def stand_in(policy: str) -> str | None:
+    """That no engine has a policy, and what it is offered in its place; None where they have it.
+
+    Plain decoding they have without a flag.
+    """
+    if engines_have(policy):
+        return None
+    if policy == "ar":
+        return "engines decode plainly unless told otherwise; the lines are of the best SD"
+    return f"neither vLLM nor SGLang has {policy!r}; their lines are of the best SD"
 
 
 def simulate_command(
@@ -359,23 +254,26 @@ def simulate_command(
         limit: Most tokens per request; None: as recorded.
         seed: Keys latency noise and luck.
     """
-    words = ["simulate", "--hw", sources.hw or sources.profile.name]
-    if settings.temperature in sources.files:
-        words += ["--trace", sources.files[settings.temperature]]
-    words += ["--policy", settings.policy, *_options(settings), "--batch", str(batch)]
-    traffic = {"--prompt-category": sources.category, "--requests": requests, "--max-tokens": limit}
-    traffic["--seed"] = seed or None
-    for option, value in traffic.items():
-        words += [] if value is None else [option, str(value)]
-    return shlex.join(words)
+    return _line(
+        "simulate",
+        hw=sources.hw or sources.profile.name,
+        trace=sources.files.get(settings.temperature),
+        policy=settings.policy,
+        **_options(settings),
+        batch=batch,
+        prompt_category=sources.category,
+        requests=requests,
+        max_tokens=limit,
+        seed=seed or None,
+    )
 
 
 def validate_command(
     settings: Settings,
-    sources: Sources,
-    *,
     target: str,
     draft: str,
+    *,
+    sources: Sources,
     batch: int = 1,
     limit: int | None = None,
 ) -> str | None:
@@ -383,21 +281,33 @@ def validate_command(
 
     `validate` has not every knob.  Where it does not reach, the study `family` runs requests one by one.
     """
-    if not _beyond_validate(settings):
-        words = ["validate", "--target", target, "--draft", draft, "--policies", settings.policy]
-        words += [*_options(settings), "--batch", str(batch), "--count", str(max(6, 2 * batch))]
-        words += [] if limit is None else ["--max-tokens", str(limit)]
-        return shlex.join(words)
-    if batch > 1 or "live" not in find_policy(settings.policy).worlds:
-        return None
-    words = ["python", "-m", "analysis", "run", "family", "--live", "--hw"]
-    words += [sources.hw or sources.profile.name, "--setting", setting_text(settings)]
-    return shlex.join([*words, "--temperature", f"{settings.temperature:g}"])
-
-
-def _beyond_validate(settings: Settings) -> bool:
+    info = find_policy(settings.policy)
     uneven = settings.fanout_backup is not None or len(set(settings.fanout or (1,))) > 1
-    return uneven or bool(settings.unusual) or find_policy(settings.policy).needs_decisions
+    if not (uneven or settings.unusual or info.needs_decisions):
+        return _line(
+            "validate",
+            target=target,
+            draft=draft,
+            policies=settings.policy,
+            **_options(settings),
+            batch=batch,
+            count=max(6, 2 * batch),
+            max_tokens=limit,
+        )
+    if batch > 1 or "live" not in info.worlds:
+        return None
+    return _line(
+        *("python", "-m", "analysis", "run", "family", "--live"),
+        hw=sources.hw or sources.profile.name,
+        setting=setting_text(settings),
+        temperature=f"{settings.temperature:g}",
+    )
+
+
+def _line(*words: str, **options: Any) -> str:
+    """A command line; options that are None stay out of it."""
+    given = [(f"--{n.replace('_', '-')}", str(value)) for n, value in options.items() if value is not None]
+    return shlex.join([*words, *(word for pair in given for word in pair)])
 
 
 def setting_text(settings: Settings) -> str:
@@ -405,12 +315,10 @@ def setting_text(settings: Settings) -> str:
     return " ".join([settings.policy, *(f"{name}={text}" for name, text in _knobs(settings).items())])
 
 
-def _options(settings: Settings) -> list[str]:
+def _options(settings: Settings) -> dict[str, str]:
     """The options of a setting that `simulate` takes."""
-    texts = _knobs(settings)
-    if settings.temperature > 0.0:
-        texts["temperature"] = f"{settings.temperature:g}"
-    return [word for name, text in texts.items() for word in (f"--{name.replace('_', '-')}", text)]
+    sampled = settings.temperature > 0.0
+    return _knobs(settings) | ({"temperature": f"{settings.temperature:g}"} if sampled else {})
 
 
 def _knobs(settings: Settings) -> dict[str, str]:
@@ -420,3 +328,98 @@ def _knobs(settings: Settings) -> dict[str, str]:
         if len(set(values[name] or ())) == 1:
             values[name] = values[name][0]
     return {n: shown(v) for n, v in (values | settings.unusual).items() if v is not None}
+
+
+# For people
+
+
+def print_recommendation(answer: Recommendation) -> None:
+    """The answer for people."""
+    console = wide_console()
+    say = partial(console.print, highlight=False)
+    query, winner, devices = answer.query, answer.winner, answer.search.devices
+    for warning in warnings(answer):
+        say(f"[bold yellow]warning: {warning}[/bold yellow]")
+    say(
+        f"[bold]{winner.settings.label}[/bold]: {winner.choice.tokens_per_second:.4g} tokens/s on "
+        f"{devices} device{'s' * (devices > 1)} at batch {query.batch} ({winner.choice.deployment.words}), "
+        f"{answer.sources.category or 'all'} prompts, temperature {query.temperature:g}"
+    )
+    if files := answer.sources.origins:
+        say(f"[dim]profile {files['profile']}, trace {files[query.temperature]}[/dim]")
+    say(_margin("over plain decoding", winner.over_ar))
+    if winner.settings.policy != "sd":
+        say(_margin(f"over the best SD ({answer.best['sd'].settings.label})", answer.over_sd))
+    say(_apart(answer.runner_up))
+    say(best_table(answer.best.values()))
+    for reason in reasons(answer):
+        say(f"why: {reason}")
+    for sentence in _said_of_crossovers(answer):
+        say(sentence)
+    if (note := engine_note(answer)) is not None:
+        say(note)
+    for purpose, line in snippets(answer).items():
+        say(f"[bold]{purpose}[/bold]: {line}", soft_wrap=True)
+    if answer.extrapolated:
+        outside = "; ".join(answer.extrapolated)
+        say(f"[yellow]outside the measured grid, extrapolated: {outside}[/yellow]")
+    for policy, why in without_decisions(answer).items():
+        say(f"[yellow]not tried: {policy}: {why}[/yellow]")
+    say(f"[dim]{METHOD} {answer.search.simulated} settings tried.[/dim]")
+
+
+def _margin(what: str, margin: Interval) -> str:
+    interval = f"{margin.level:.0%} interval {margin.low:.2f} to {margin.high:.2f}"
+    return f"{margin.middle:.2f}x {what} ({interval})"
+
+
+def _apart(runner_up: Ranked) -> str:
+    rival, over = runner_up.settings.label, runner_up.winner_over
+    if runner_up.distinguishable:
+        return f"faster than the runner-up {rival} by {over.low:.2f}x to {over.high:.2f}x"
+    return (
+        f"not distinguishable from the runner-up {rival} ({over.low:.2f}x to {over.high:.2f}x): take "
+        "whichever is simpler"
+    )
+
+
+def _said_of_crossovers(answer: Recommendation) -> Iterator[str]:
+    if answer.by_batch:
+        yield f"over the batch: {describe(answer.by_batch, 'batch {:g}')}"
+    if answer.by_acceptance:
+        yield f"over the acceptance: {describe(answer.by_acceptance, 'acceptance {:.2f}')}"
+        how = THINNED[answer.query.temperature == 0.0]
+        yield f"[dim]acceptance here is {answer.acceptance:.2f}; others are {how}[/dim]"
+        if names := without_acceptance_sweep(answer):
+            yield (
+                "[dim]not tried at other acceptances, since what they decide was recorded at this one: "
+                f"{', '.join(names)}[/dim]"
+            )
+
+
+TIMES = {"target\nalone": "target_alone", "both": "both", "draft\nalone": "draft_alone", "nobody": "nobody"}
+"""Milliseconds per token of one group, by who works meanwhile."""
+COLUMNS = (
+    Column("best of each policy", "setting"),
+    Column("groups x\ndevices", "groups"),
+    Column("tok/s", "tokens_per_second", "{:.0f}"),
+    Column("per busy\ndevice", "tokens_per_second_per_busy_device", "{:.0f}"),
+    Column("vs AR", "speedup_vs_ar", "{0[middle]:.2f} ({0[low]:.2f}-{0[high]:.2f})"),
+    *(Column(title, name, "{:.2f}") for title, name in TIMES.items()),
+)
+
+
+def best_table(ranked: Iterable[Ranked]) -> Any:
+    """The best of each policy."""
+    rows = []
+    for each in ranked:
+        row, own = as_row(each), each.choice.deployment
+        rows.append({**row, **row["ms_per_token"], "groups": f"{own.groups} x {own.group_devices}"})
+    first, *_ = TIMES
+    return table(
+        "",
+        COLUMNS,
+        rows,
+        drop=(tuple(TIMES), "per busy\ndevice", "groups x\ndevices"),
+        notes={first: "last four: ms per token of one group, by who works meanwhile"},
+    )

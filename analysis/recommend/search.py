@@ -15,13 +15,14 @@ is not checked.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from itertools import product
 
 import numpy as np
 
 from analysis.intervals import evenly_chosen, outside_grid, share_surfaces
+from analysis.study import Progress
 from hardware_profiles.profile import Profile
 from policies.laws.fanout import exact_fanout
 from policies.registry import MAX_LOOKAHEAD, SettingError, Settings, configure
@@ -60,122 +61,105 @@ class Deployment:
 
     @property
     def words(self) -> str:
-        """`2 replicas`, `1 group of 2 devices`."""
+        """`2 replicas of 1 device`, `1 group of 2 devices`."""
+        several = "s" * (self.groups > 1)
         if self.group_devices == 1:
-            return f"{self.groups} replica{'s' * (self.groups > 1)} of 1 device"
-        return f"{self.groups} group{'s' * (self.groups > 1)} of {self.group_devices} devices"
+            return f"{self.groups} replica{several} of 1 device"
+        return f"{self.groups} group{several} of {self.group_devices} devices"
 
 
 def deploy(settings: Settings, profile: Profile, *, devices: int, batch: int) -> Deployment | None:
     """The setting on all devices; None where one group takes more than there are."""
     each = count_devices(settings, profile).total
-    if each > devices:
-        return None
-    return Deployment(settings, each, devices // each, devices, batch)
+    return None if each > devices else Deployment(settings, each, devices // each, devices, batch)
 
 
-LOOKAHEADS = (1, 2, 3, 4, 6, 8)
-FANOUTS = (1, 3)
-"""Uniform fan-outs of the coarse grid."""
-GUESSES = (1, 2)
-"""Budgets of the exact shapes of the coarse grid, in guesses per position."""
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a grid varies.
+
+    Attributes:
+        lookaheads: K.
+        fanouts: Uniform fan-outs.
+        guesses: Budgets of exact shapes, in guesses per position.
+    """
+
+    lookaheads: tuple[int, ...]
+    fanouts: tuple[int, ...]
+    guesses: tuple[int, ...] = ()
+
+
+COARSE = Span(lookaheads=(1, 2, 3, 4, 6, 8), fanouts=(1, 3), guesses=(1, 2))
+FEW = Span(lookaheads=(1, 3, 6), fanouts=(1, 3))
+"""For sweeps over traffic."""
 BACKUPS = ("primary", "plain")
 OTHER_BACKUPS = ("random", "ngram")
 """Tried beside a good setting only."""
-FEW: dict[str, Any] = {"lookaheads": (1, 3, 6), "fanouts": (1, 3), "guesses": ()}
-"""A small grid, for sweeps over traffic."""
 
 
 def grid(
-    tokens: TokenModel,
-    temperature: float,
-    *,
-    draft_devices: int = 1,
-    lookaheads: Sequence[int] = LOOKAHEADS,
-    fanouts: Sequence[int] = FANOUTS,
-    guesses: Sequence[int] = GUESSES,
-    policies: Sequence[str] = ("ar", "sd", "pld", "pearl", "saguaro"),
+    tokens: TokenModel, temperature: float, span: Span = COARSE, *, draft_devices: int = 1
 ) -> list[Settings]:
-    """The coarse grid: every policy over the lookahead, Saguaro over shape, budget and backup too.
+    """Every policy over the lookahead, Saguaro over shape, budget, backup and draft devices too.
 
     Args:
         tokens: For shapes that fit its hit curves.
         temperature: Of the target.
+        span: What is varied.
         draft_devices: Most draft devices.
-        lookaheads: K.
-        fanouts: Uniform fan-outs.
-        guesses: Budgets of exact shapes, in guesses per position.
-        policies: Which to try.
     """
-    found: list[Settings] = []
-    if "ar" in policies:
-        found.append(configure("ar", temperature=temperature))
+    found = [configure("ar", temperature=temperature)]
     for name in ("sd", "pld", "pearl"):
-        if name in policies and (name != "pld" or tokens.vocabulary > 0):
-            found += [configure(name, lookahead=k, temperature=temperature) for k in lookaheads]
-    if "saguaro" in policies:
-        for k in lookaheads:
-            shapes = [(f,) * (k + 1) for f in fanouts if f <= tokens.max_fanout]
-            shapes += [exact_shape(tokens, k, g * (k + 1), temperature) for g in guesses]
-            found += list(_saguaro(k, shapes, temperature, range(1, draft_devices + 1)))
+        if name != "pld" or tokens.vocabulary > 0:
+            found += [configure(name, lookahead=k, temperature=temperature) for k in span.lookaheads]
+    for k in span.lookaheads:
+        shapes = [(f,) * (k + 1) for f in span.fanouts if f <= tokens.max_fanout]
+        shapes += [exact_shape(tokens, k, g * (k + 1), temperature) for g in span.guesses]
+        found += [
+            configure(
+                "saguaro",
+                lookahead=k,
+                fanout=shape,
+                backup=backup,
+                draft_devices=count,
+                temperature=temperature,
+            )
+            for shape, backup, count in product(shapes, BACKUPS, range(1, draft_devices + 1))
+        ]
     return list(dict.fromkeys(found))
 
 
 def recorded_settings(scenario: Scenario, temperature: float) -> list[Settings]:
     """Settings whose decisions are recorded: those of policies that a recorded path cannot replay."""
-    if scenario.decisions is None:
-        return []
-    found = []
-    for own in scenario.decisions.settings.values():
-        # A file's lists are tuples again.
-        knobs: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in own.knobs.items()}
-        found.append(configure(own.policy, temperature=temperature, **knobs))
-    return found
-
-
-def _saguaro(
-    lookahead: int, shapes: Iterable[tuple[int, ...]], temperature: float, devices: Iterable[int]
-) -> Iterator[Settings]:
-    for shape in dict.fromkeys(shapes):
-        for backup in BACKUPS:
-            for count in devices:
-                yield configure(
-                    "saguaro",
-                    lookahead=lookahead,
-                    fanout=shape,
-                    backup=backup,
-                    draft_devices=count,
-                    temperature=temperature,
-                )
+    known = scenario.decisions.settings.values() if scenario.decisions is not None else ()
+    return [configure(own.policy, temperature=temperature, **own.knobs) for own in known]
 
 
 def neighbours(settings: Settings, tokens: TokenModel) -> list[Settings]:
     """Settings a step away: the next lookaheads, other budgets and shapes, other backups."""
-    k = settings.lookahead
+    k, fanout = settings.lookahead, settings.fanout
     if k is None:
         return []
     depths = [d for d in (k - 1, k + 1) if 1 <= d <= MAX_LOOKAHEAD]
-    if settings.fanout is None:
+    if fanout is None:
         return [settings.but(lookahead=d) for d in depths]
-    budget = sum(settings.fanout)
-    found = [_reshape(settings, tokens, d, max(1, round(budget * (d + 1) / (k + 1)))) for d in depths]
-    near = dict.fromkeys((max(1, round(budget * 0.7)), budget, round(budget * 1.4) + 1))
-    found += [_reshape(settings, tokens, k, b) for b in near]
-    if len(set(settings.fanout)) == 1:
-        uniform = {f for f in (settings.fanout[0] - 1, settings.fanout[0] + 1) if 1 <= f <= tokens.max_fanout}
-        found += [settings.but(fanout=(f,) * (k + 1)) for f in sorted(uniform)]
+    budget = sum(fanout)
+    near = [(d, max(1, round(budget * (d + 1) / (k + 1)))) for d in depths]
+    near += [(k, max(1, round(budget * 0.7))), (k, budget), (k, round(budget * 1.4) + 1)]
+    found = [
+        settings.but(lookahead=d, fanout=exact_shape(tokens, d, b, settings.temperature), fanout_backup=None)
+        for d, b in near
+    ]
+    if len(set(fanout)) == 1:
+        uniform = (f for f in (fanout[0] - 1, fanout[0] + 1) if 1 <= f <= tokens.max_fanout)
+        found += [settings.but(fanout=(f,) * (k + 1)) for f in uniform]
     found += [settings.but(backup=name, fanout_backup=None) for name in (*BACKUPS, *OTHER_BACKUPS)]
     if settings.backup != "primary":
         first = min(budget, tokens.max_fanout)  # nothing is drafted, or accepted: all guesses on position 0
         found.append(settings.but(fanout_backup=(first, *(0,) * k)))
-    if settings.temperature > 0.0:
-        found += [settings.but(scale=c) for c in (0.5, 0.8) if settings.draft_sampling != "greedy"]
+    if settings.temperature > 0.0 and settings.draft_sampling != "greedy":
+        found += [settings.but(scale=c) for c in (0.5, 0.8)]
     return [s for s in dict.fromkeys(found) if s != settings]
-
-
-def _reshape(settings: Settings, tokens: TokenModel, lookahead: int, budget: int) -> Settings:
-    fanout = exact_shape(tokens, lookahead, budget, settings.temperature)
-    return settings.but(lookahead=lookahead, fanout=fanout, fanout_backup=None)
 
 
 def exact_shape(tokens: TokenModel, lookahead: int, budget: int, temperature: float = 0.0) -> tuple[int, ...]:
@@ -189,16 +173,6 @@ def exact_shape(tokens: TokenModel, lookahead: int, budget: int, temperature: fl
         best = int(np.argmax(known.weights))
         return tuple(int(k == best) for k in range(lookahead + 1))
     return fanout
-
-
-Progress: TypeAlias = Callable[[str, int, int], None]
-ROUNDS_OF_REQUESTS = (2, 6)
-"""Requests per row in the first and the second stage; the last serves all, and at least three per row."""
-LEAST_REQUESTS = (8, 20)
-MOST_DRAFTS = 4
-"""Draft devices that are tried beside one target: the grid grows with them, and forty devices are groups."""
-KEPT = (8, 5)
-"""Settings that the first and the second stage leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +213,10 @@ class Choice:
         return self.tokens_per_second / self.deployment.batch
 
 
+def quiet(stage: str, done: int, total: int) -> None:
+    """Progress that nobody sees."""
+
+
 @dataclass
 class Search:
     """Simulations of settings on equal devices, each done once.
@@ -247,11 +225,15 @@ class Search:
         scenario: Traffic and hardware; its batch is replaced.
         devices: Devices in all.
         batch: Requests served at any time, in all.
+        temperature: Of the target.
+        progress: (stage, done, total).
     """
 
     scenario: Scenario
     devices: int
     batch: int
+    temperature: float = 0.0
+    progress: Progress = quiet
     refused: dict[Settings, str] = field(default_factory=dict)
     """Why a setting cannot run."""
     _known: dict[tuple[Settings, int], Choice] = field(default_factory=dict)
@@ -261,6 +243,16 @@ class Search:
         """Different settings simulated so far."""
         return len({settings for settings, _ in self._known})
 
+    @property
+    def profile(self) -> Profile:
+        """Of the hardware."""
+        assert self.scenario.profile is not None
+        return self.scenario.profile
+
+    def elsewhere(self, scenario: Scenario | None = None, batch: int | None = None) -> Search:
+        """A search with other traffic."""
+        return Search(scenario or self.scenario, self.devices, batch or self.batch, self.temperature)
+
     def try_out(self, settings: Settings, requests: int | None = None) -> Choice | None:
         """Simulate a setting on all devices; None where it cannot run there (see `refused`).
 
@@ -269,8 +261,7 @@ class Search:
             requests: How many requests each group serves, taken evenly from the traffic; at least three
                 per row, and by default as many as there are.
         """
-        assert self.scenario.profile is not None
-        deployment = deploy(settings, self.scenario.profile, devices=self.devices, batch=self.batch)
+        deployment = deploy(settings, self.profile, devices=self.devices, batch=self.batch)
         if deployment is None or settings in self.refused:
             return None
         count = requests or len(self.scenario.tokens.requests)
@@ -283,21 +274,18 @@ class Search:
         return self._known[settings, count]
 
     def best(
-        self,
-        settings: Iterable[Settings],
-        requests: int | None = None,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        self, settings: Iterable[Settings], requests: int | None = None, stage: str = ""
     ) -> list[Choice]:
         """Those that can run, fastest first."""
         different = list(dict.fromkeys(settings))
         choices = []
         for done, one in enumerate(different):
             choices.append(self.try_out(one, requests))
-            progress(done + 1, len(different))
+            self.progress(stage, done + 1, len(different))
         return sorted(filter(None, choices), key=lambda choice: -choice.tokens_per_second)
 
     def _simulate(self, deployment: Deployment, count: int) -> Choice:
-        total, summary = 0.0, None
+        total, summaries = 0.0, []
         outside: set[str] = set()
         for width, groups in sorted(deployment.widths.items()):
             tokens = self.scenario.tokens
@@ -308,10 +296,9 @@ class Search:
             share_surfaces(self.scenario, scenario)
             run = simulate(scenario, deployment.settings)
             total += groups * run.summary.tokens_per_second
-            summary = run.summary
+            summaries.append(run.summary)
             outside.update(outside_grid(run))
-        assert summary is not None, "a batch has at least one row"
-        return Choice(deployment, total, summary, tuple(sorted(outside)))
+        return Choice(deployment, total, summaries[-1], tuple(sorted(outside)))
 
 
 def requests_served(count: int, width: int) -> int:
@@ -319,36 +306,35 @@ def requests_served(count: int, width: int) -> int:
     return max(count, 3 * width if width > 1 else 1)
 
 
-def refine(search: Search, temperature: float, progress: Progress) -> list[Choice]:
+ROUNDS_OF_REQUESTS = (2, 6)
+"""Requests per row in the first and the second stage; the last serves all, and at least three per row."""
+LEAST_REQUESTS = (8, 20)
+MOST_DRAFTS = 4
+"""Draft devices that are tried beside one target: the grid grows with them, and forty devices are groups."""
+KEPT = (8, 5)
+"""Settings that the first and the second stage leave."""
+
+
+def refine(search: Search) -> list[Choice]:
     """All settings that got to the last stage, fastest first; the best of each policy are among them."""
-    tokens, devices = search.scenario.tokens, search.devices
-    assert search.scenario.profile is not None
-    roles = search.scenario.profile.roles
-    drafts = (devices - roles.target.tensor_parallel) // roles.draft.tensor_parallel
-    settings = grid(tokens, temperature, draft_devices=min(max(1, drafts), MOST_DRAFTS))
-    settings += recorded_settings(search.scenario, temperature)
-    per_row = max(search.batch // max(1, devices // (2 * roles.target.tensor_parallel)), 1)
+    tokens, roles = search.scenario.tokens, search.profile.roles
+    drafts = (search.devices - roles.target.tensor_parallel) // roles.draft.tensor_parallel
+    settings = grid(tokens, search.temperature, draft_devices=min(max(1, drafts), MOST_DRAFTS))
+    settings += recorded_settings(search.scenario, search.temperature)
+    per_row = max(search.batch // max(1, search.devices // (2 * roles.target.tensor_parallel)), 1)
     sizes = [max(r * per_row, n) for r, n in zip(ROUNDS_OF_REQUESTS, LEAST_REQUESTS, strict=True)]
-    first = search.best(settings, sizes[0], lambda d, n: progress("coarse search", d, n))
+    first = search.best(settings, sizes[0], "coarse search")
     kept = leaders(first, KEPT[0])
-    near = [n for choice in kept[:2] for n in neighbours(choice.settings, tokens)]
-    near += [
-        n for c in leaders(first, 0) for n in neighbours(c.settings, tokens) if c.settings.fanout is None
-    ]
-    again = [choice.settings for choice in kept] + near
-    second = search.best(again, sizes[1], lambda d, n: progress("refinement", d, n))
-    last = [choice.settings for choice in leaders(second, KEPT[1])]
-    return search.best(last, None, lambda d, n: progress("all tokens", d, n))
+    good = kept[:2] + [choice for choice in leaders(first, 0) if choice.settings.fanout is None]
+    near = [each for choice in good for each in neighbours(choice.settings, tokens)]
+    second = search.best([*(choice.settings for choice in kept), *near], sizes[1], "refinement")
+    return search.best((choice.settings for choice in leaders(second, KEPT[1])), None, "all tokens")
 
 
 def leaders(choices: Sequence[Choice], count: int) -> list[Choice]:
-    """The `count` fastest and the fastest of each policy, fastest first."""
-    kept = list(choices[:count])
-    for policy in dict.fromkeys(c.settings.policy for c in choices):
-        best = best_of(choices, policy)
-        if best is not None and best not in kept:
-            kept.append(best)
-    return sorted(kept, key=lambda choice: -choice.tokens_per_second)
+    """The `count` fastest and the fastest of each policy, fastest first, as `choices` are."""
+    first = {choice.settings.policy: i for i, choice in reversed(list(enumerate(choices)))}
+    return [choice for i, choice in enumerate(choices) if i < count or first[choice.settings.policy] == i]
 
 
 def best_of(choices: Sequence[Choice], policy: str) -> Choice | None:

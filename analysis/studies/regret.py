@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.execute import Bench
+from analysis.recommend.answer import Query, recommend
 from analysis.results import EVERY, Results, Row
 from analysis.show import Column, table
 from analysis.sources import Sources, only
@@ -44,11 +45,9 @@ class RegretPlan(Plan):
 
 def choose(sources: Sources, category: str) -> tuple[Settings, tuple[float, float, float]]:
     """The setting recommended for a category (two devices, one request), and its predicted speedup."""
-    from analysis.recommend.answer import Query, recommend
-
-    found = recommend(only(sources, category), Query(crossovers=False), lambda stage, done, total: None)
+    found = recommend(only(sources, category), Query(crossovers=False))
     margin = found.winner.over_ar
-    return found.winner.choice.settings, (margin.low, margin.middle, margin.high)
+    return found.winner.settings, (margin.low, margin.middle, margin.high)
 
 
 def answer(bench: Bench) -> list[Row]:

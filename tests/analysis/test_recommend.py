@@ -16,12 +16,12 @@ from click.testing import CliRunner, Result
 from simulate_command import answer as simulated
 from tiny_profiles import profile, trace
 
-from analysis.recommend.command import main
+from analysis.recommend.__main__ import main
 from analysis.recommend.report import (
-    engine_note,
     reasons,
     setting_text,
     simulate_command,
+    stand_in,
     validate_command,
     without_acceptance_sweep,
 )
@@ -87,7 +87,7 @@ def test_settings_to_paste() -> None:
         "--backup plain --batch 4"
     )
     # `validate` has uniform fan-outs only, and no policy whose content a run decides.
-    on_pair = partial(validate_command, sources=sources, target="pair:x5", draft="pair:draft")
+    on_pair = partial(validate_command, target="pair:x5", draft="pair:draft", sources=sources)
     family = "python -m analysis run family --live --hw my.json --setting"
     assert on_pair(ssd) == (f"{family} 'saguaro lookahead=3 fanout=4,2,1,1 backup=plain' --temperature 0")
     mirror = configure("mirror", lookahead=3, kappa=1, temperature=1.0)
@@ -135,18 +135,16 @@ def answer(policy: str, **milliseconds: float) -> Any:
     used = {"target": 0.6, "draft": milliseconds.get("draft", 0.4)}
     summary = SimpleNamespace(**run, utilization=used, cache_hit_rate=None)
     rows = {
-        name: SimpleNamespace(choice=SimpleNamespace(settings=configure(name), summary=summary))
+        name: SimpleNamespace(settings=configure(name), choice=SimpleNamespace(summary=summary))
         for name in ("ar", "sd", policy)
     }
     return SimpleNamespace(best=rows, winner=rows[policy])
 
 
 def test_what_engines_lack_is_said() -> None:
-    assert engine_note(answer("sd")) is None and engine_note(answer("pld")) is None
-    assert engine_note(answer("mirror")) == (
-        "neither vLLM nor SGLang has 'mirror'; their lines are of the best SD"
-    )
-    assert "decode plainly" in str(engine_note(answer("ar")))
+    assert stand_in("sd") is None and stand_in("pld") is None
+    assert stand_in("mirror") == "neither vLLM nor SGLang has 'mirror'; their lines are of the best SD"
+    assert "decode plainly" in str(stand_in("ar"))
     assert (
         without_acceptance_sweep(answer("mirror")) == ["mirror"]
         and without_acceptance_sweep(answer("pearl")) == []
@@ -155,11 +153,13 @@ def test_what_engines_lack_is_said() -> None:
 
 def test_policies_that_take_turns_are_not_said_to_overlap() -> None:
     # 600 ms of verification and 400 of drafting over 1000 tokens: .6 and .4 ms per token, nothing of both.
-    assert reasons(answer("rasd"))[-1] == (
+    assert list(reasons(answer("rasd")))[-1] == (
         "rasd gets 3.00 tokens out of a round: 0.6 ms per token of verification, and 0.4 ms of drafting and "
         "retrieval before it"
     )
-    assert "drafts 0.4 ms per token while the target verifies" in reasons(answer("mirror", both=0.4))[-1]
+    assert (
+        "drafts 0.4 ms per token while the target verifies" in list(reasons(answer("mirror", both=0.4)))[-1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_an_unknown_profile_is_refused() -> None:
 def test_recommend_runs_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import analysis.recommend.command, analysis.recommend.report, calibrate.display\n"
+        "import analysis.recommend.__main__, calibrate.display\n"
         "assert 'transformers' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

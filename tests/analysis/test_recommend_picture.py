@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from analysis.recommend.picture import draw, plot
+from analysis.recommend.picture import picture
+from analysis.show import save
 from policies.registry import configure
 
 LONG = configure("rasd", retrieval_nodes=8, tree_depth=3, tree_topk=2, tree_budget=6)
@@ -27,25 +29,33 @@ def answer(*, sweeps: bool = True) -> Any:
     summary = SimpleNamespace(tokens=1000, seconds=2.0, overlap_s=0.4, utilization=used)
     rows = [
         SimpleNamespace(
-            choice=SimpleNamespace(settings=settings, summary=summary),
+            settings=settings,
+            choice=SimpleNamespace(summary=summary),
             over_ar=SimpleNamespace(low=1.9, middle=2.1, high=2.4, level=0.8),
         )
         for settings in SETTINGS
     ]
     points = [
-        SimpleNamespace(at=at, best=best, vs_ar=1.0 + at / 8, vs_sd=1.1, extrapolated=at > 4)
+        SimpleNamespace(at=at, best=best, speedup_vs_ar=1.0 + at / 8, speedup_vs_sd=1.1, extrapolated=at > 4)
         for at, best in zip(
             (1, 2, 4, 8, 16), [*SETTINGS[:3], configure("sd", lookahead=4), WIDE], strict=True
         )
     ]
     return SimpleNamespace(
-        best={row.choice.settings.policy: row for row in rows},
+        best={row.settings.policy: row for row in rows},
         winner=rows[0],
         by_batch=points if sweeps else [],
         by_acceptance=points if sweeps else [],
-        query=SimpleNamespace(devices=2, batch=1, temperature=0.0),
+        search=SimpleNamespace(devices=2, batch=1, temperature=0.0),
         sources=SimpleNamespace(profile=SimpleNamespace(name="cpu2-x5")),
     )
+
+
+def drawn(answer: Any) -> Figure:
+    found = picture(answer)
+    figure = Figure(figsize=found.size, layout="constrained")
+    found.draw(figure)
+    return figure
 
 
 def legends(figure: Any) -> list[list[str]]:
@@ -58,7 +68,7 @@ def legends(figure: Any) -> list[list[str]]:
 
 @pytest.mark.parametrize("sweeps", [True, False])
 def test_every_text_is_whole_and_none_lies_on_another(sweeps: bool) -> None:
-    figure = draw(answer(sweeps=sweeps))
+    figure = drawn(answer(sweeps=sweeps))
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     everything = figure.bbox
@@ -80,7 +90,7 @@ def test_every_text_is_whole_and_none_lies_on_another(sweeps: bool) -> None:
 
 
 def test_legends_name_each_setting_once_in_its_policys_colour_and_a_marker_of_its_own() -> None:
-    figure = draw(answer())
+    figure = drawn(answer())
     times, batch, acceptance = legends(figure)
     assert times == ["target alone", "both", "draft alone", "nobody (host, messages)"]
     assert batch == acceptance and len(set(batch)) == 5
@@ -93,5 +103,5 @@ def test_legends_name_each_setting_once_in_its_policys_colour_and_a_marker_of_it
 
 
 def test_it_is_written_in_the_format_of_its_name(tmp_path: Path) -> None:
-    plot(answer(sweeps=False), tmp_path / "answer.svg")
+    save(picture(answer(sweeps=False)), tmp_path / "answer.svg")
     assert b"<svg" in (tmp_path / "answer.svg").read_bytes()

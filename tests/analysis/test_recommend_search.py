@@ -10,6 +10,7 @@ from analysis.recommend.answer import Query, crossovers, recommend, thinned, tim
 from analysis.recommend.search import (
     MOST_DRAFTS,
     Search,
+    Span,
     deploy,
     exact_shape,
     grid,
@@ -23,10 +24,6 @@ from simulator.run import Scenario
 from simulator.tokens import replay
 
 AR, SD, SSD = configure("ar"), configure("sd"), configure("saguaro", fanout=(2,))
-
-
-def quiet(stage: str, done: int, total: int) -> None:
-    pass
 
 
 @pytest.mark.parametrize(
@@ -76,7 +73,7 @@ def test_shapes_follow_the_recorded_outcomes() -> None:
     near = neighbours(configure("saguaro", lookahead=2, fanout=(2,)), tokens)
     assert {s.lookahead for s in near} == {1, 2, 3}
     assert {"primary", "plain", "random", "ngram"} <= {s.backup for s in near}
-    assert len(grid(tokens, 0.0, lookaheads=(1, 2), fanouts=(1,), guesses=())) == 1 + 2 + 2 + 2 + 4
+    assert len(grid(tokens, 0.0, Span((1, 2), (1,)))) == 1 + 2 + 2 + 2 + 4
 
 
 def hard(length: int = 24) -> list[list[int]]:
@@ -89,37 +86,35 @@ def easy(length: int = 24) -> list[list[int]]:
 
 def test_a_draft_that_is_never_right_means_plain_decoding() -> None:
     sources = Sources(profile(), {0.0: trace(hard())}, model_error=0.01)
-    found = recommend(sources, Query(crossovers=False), quiet)
+    found = recommend(sources, Query(crossovers=False))
     assert found.winner.choice.settings.policy == "ar"
     assert found.over_sd.low > 1.0
 
 
 def test_a_draft_that_is_always_right_means_ssd_for_one_request_and_sd_replicas_for_many() -> None:
     sources = Sources(profile(), {0.0: trace(easy())}, model_error=0.0)
-    one = recommend(sources, Query(batch=1, crossovers=False), quiet)
+    one = recommend(sources, Query(batch=1, crossovers=False))
     # Drafting is hidden: a round of K + 1 tokens takes a target step (plus the draft's excess).
     assert one.winner.choice.settings.policy in {"saguaro", "pearl"}
     assert one.over_sd.low > 1.2
     # Where costs grow with the batch, two replicas with half of the rows each are twice as fast.
     loaded = Sources(profile(linear=True), {0.0: trace(easy())}, model_error=0.0)
-    many = recommend(loaded, Query(batch=8, crossovers=False), quiet)
+    many = recommend(loaded, Query(batch=8, crossovers=False))
     assert many.winner.choice.settings.policy == "sd"
     assert set(many.best) >= {"ar", "sd", "saguaro"}
 
 
 def test_one_device_allows_plain_decoding_and_sd_only() -> None:
     sources = Sources(profile(), {0.0: trace(easy())}, model_error=0.0)
-    found = recommend(sources, Query(devices=1, crossovers=False), quiet)
+    found = recommend(sources, Query(max_devices=1, crossovers=False))
     assert set(found.best) == {"ar", "sd", "pld"} and found.winner.choice.settings.policy == "sd"
 
 
 def test_winner_and_runner_up_that_do_not_differ_are_not_told_apart() -> None:
     sources = Sources(profile(draft_s=1e-6), {0.0: trace(hard())}, model_error=0.02)
-    found = recommend(sources, Query(devices=1, crossovers=False), quiet)
+    found = recommend(sources, Query(max_devices=1, crossovers=False))
     assert not found.runner_up.distinguishable
-    clear = recommend(
-        Sources(profile(), {0.0: trace(easy())}, 0.0), Query(devices=1, crossovers=False), quiet
-    )
+    clear = recommend(Sources(profile(), {0.0: trace(easy())}, 0.0), Query(max_devices=1, crossovers=False))
     assert clear.runner_up.distinguishable
 
 
@@ -134,18 +129,18 @@ def test_many_devices_are_more_groups_not_more_drafts_to_try(monkeypatch: pytest
     monkeypatch.setattr("analysis.recommend.search.grid", recorded)
     scenario = Scenario(tokens=replay(trace([[0] * 8] * 4, listed=4)), profile=profile())
     for devices in (2, 5, 40):
-        assert refine(Search(scenario, devices, 1), 0.0, quiet)
+        assert refine(Search(scenario, devices, 1))
     assert asked == [1, MOST_DRAFTS, MOST_DRAFTS]
 
 
 def test_crossovers_are_seen() -> None:
     sources = Sources(profile(linear=True), {0.0: trace(easy())}, model_error=0.0)
-    found = recommend(sources, Query(batch=1), quiet)
+    found = recommend(sources, Query(batch=1))
     assert [point.at for point in found.by_batch] == [1, 2, 4, 8, 16]
     policies = [point.best.policy for point in found.by_batch]
     assert policies[0] in {"saguaro", "pearl"} and policies[-1] == "sd"
     assert crossovers(found.by_batch)
-    assert found.by_acceptance[0].vs_ar < found.by_acceptance[-1].vs_ar
+    assert found.by_acceptance[0].speedup_vs_ar < found.by_acceptance[-1].speedup_vs_ar
 
 
 def test_thinning_meets_the_acceptance_and_keeps_the_ranking_consistent() -> None:
@@ -176,7 +171,7 @@ def test_leaders_keep_the_best_of_each_policy() -> None:
     assert {c.settings.policy for c in leaders(ranked, 1)} == {"ar", "sd", "saguaro"}
 
 
-@pytest.mark.parametrize("fields", [{"batch": 0}, {"devices": 0}, {"temperature": -1.0}])
+@pytest.mark.parametrize("fields", [{"batch": 0}, {"max_devices": 0}, {"temperature": -1.0}])
 def test_bad_wishes_are_refused(fields: dict[str, float]) -> None:
     with pytest.raises(SettingError, match="must be at least"):
         Query(**fields)  # type: ignore[arg-type]

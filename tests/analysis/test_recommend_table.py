@@ -8,31 +8,31 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from analysis.recommend.report import _table
+from analysis.intervals import Interval
+from analysis.recommend.answer import Ranked
+from analysis.recommend.report import best_table
+from analysis.recommend.search import Choice, Deployment
+from policies.registry import configure
 
 
-def found(label: str) -> Any:
-    """A recommendation of one policy, of which only the table's cells are looked at."""
+def found() -> Ranked:
+    """The best of one policy."""
     used = {"target": 0.6, "draft": 0.4}
-    summary = SimpleNamespace(tokens=1000, seconds=1.0, overlap_s=0.4, utilization=used)
-    choice = SimpleNamespace(
-        settings=SimpleNamespace(label=label),
-        deployment=SimpleNamespace(groups=10, group_devices=4),
-        tokens_per_second=523.4,
-        per_busy_device=261.7,
-        summary=summary,
-    )
-    over = SimpleNamespace(low=1.95, middle=2.14, high=2.36)
-    return SimpleNamespace(best={"saguaro": SimpleNamespace(choice=choice, over_ar=over)})
+    rates = dict.fromkeys(("tokens_per_round", "acceptance_rate", "cache_hit_rate"), 0.5)
+    summary: Any = SimpleNamespace(tokens=1000, seconds=1.0, overlap_s=0.4, utilization=used, **rates)
+    settings = configure("saguaro", lookahead=3, fanout=(3, 2, 1, 2), backup="ngram")
+    choice = Choice(Deployment(settings, 4, 10, 40, batch=5), 523.4, summary, ())
+    over = Interval(1.95, 2.14, 2.36, 0.8)
+    return Ranked(choice, over, over, over)
 
 
 @pytest.mark.parametrize(("width", "whole"), [(60, False), (80, False), (112, True)])
-def test_no_value_is_cut_short(width: int, whole: bool) -> None:
-    label = "saguaro K=3 F=3,2,1,2 ngram"
+def test_no_value_is_cut_short(width: int, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
     console = Console(width=width, record=True)
-    console.print(_table(found(label), width))
+    console.print(best_table([found()]))
     text = console.export_text()
-    assert label in text and "2.14 (1.95-2.36)" in text and "523" in text
+    assert "saguaro K=3 F=3,2,1,2 ngram" in text and "2.14 (1.95-2.36)" in text and "523" in text
     assert "..." not in text and "…" not in text
     assert ("nobody" in text.partition("no room for")[0]) == whole
     assert max(map(len, text.splitlines())) <= width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from hardware_profiles.profile import load_profile
 from hardware_profiles.reply_trace import read_decisions
 from hardware_profiles.store import find_decisions, find_profile
 from hardware_profiles.trace import Trace, read_trace
-from policies.registry import Settings, configure
+from policies.registry import configure
 from simulator.run import Scenario
 from simulator.tokens import replay
 
@@ -182,17 +182,13 @@ def test_accounts_of_recorded_decisions(golden: Golden, cpu2_x5: Sources) -> Non
             elif policy == "duo":
                 found[own.label] = doubt_of(own)
         if policy == "mirror":
-            settings = [find_settings(policy, own.knobs) for own in kept]
+            settings = [configure(policy, **own.knobs) for own in kept]
             sources = replace(cpu2_x5, traces={0.0: trace.slice(ids)}, decisions={0.0: part})
             plan = Plan(prompts=RECORDED, count=None, max_tokens=None)
             bench = Bench(load_study("mirror"), plan, given_sources=sources)
             rows = bench.compare([Entry(s) for s in settings])
             found |= {row["setting"]: told(row) for row in rows if row["policy"] == "mirror"}
     golden("studies-accounts", found)
-
-
-def find_settings(policy: str, knobs: Mapping[str, Any]) -> Settings:
-    return configure(policy, **{n: tuple(v) if isinstance(v, list) else v for n, v in knobs.items()})
 
 
 def test_duodecoding_budgets(golden: Golden, cpu2_x5: Sources) -> None:

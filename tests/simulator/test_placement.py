@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from simulate_command import answer, simulated
 
+from analysis.recommend.__main__ import main as recommend_command
 from analysis.recommend.answer import Query, recommend, usual_devices
-from analysis.recommend.command import main as recommend_command
 from analysis.recommend.search import deploy
 from analysis.sources import load_sources
 from hardware_profiles.profile import load_profile
@@ -40,7 +40,7 @@ def test_forty_devices_are_ten_groups_of_plain_decoding() -> None:
 def test_fewer_devices_than_the_target_takes_are_refused() -> None:
     sources = load_sources("h100x4+1", trace="cpu2-x5")
     with pytest.raises(SettingError, match="--max-devices must be at least 4, got 2"):
-        recommend(sources, Query(devices=2), lambda stage, done, total: None)
+        recommend(sources, Query(max_devices=2), lambda stage, done, total: None)
 
 
 def test_four_and_one_devices_against_four_are_said() -> None:
