@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
+from analysis.breaks import show
 from analysis.breaks.laws import LAWS, find_laws, find_relaxations
-from analysis.breaks.map import TOKENS, Map, as_json, load_map, save_map, sweep
+from analysis.breaks.map import OWN_ASSUMPTIONS, TOKENS, Map, as_json, load_map, save_map, sweep
 from analysis.breaks.relaxations import RELAXATIONS
-from analysis.breaks.show import CAPTION, by_relaxation, markdown, of_law, overview, rich_table
-from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, checked_command, refusals, typed, wide_console
+from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, checked_command, refusals, wide_console
 
 EPILOG = """
 \b
@@ -31,7 +29,7 @@ Examples:
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Write the map as JSON; - prints it."
 )
-@click.option("--markdown", "as_markdown", is_flag=True, help="Print the tables as Markdown.")
+@click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
 @click.option("--plot", type=click.Path(file_okay=False, path_type=Path), help="Draw the pictures there.")
 @click.option(
     "--from",
@@ -42,99 +40,87 @@ Examples:
 @click.option("--tokens", default=TOKENS, show_default=True, type=click.IntRange(min=2000), help="Of a run.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
 @click.option("--list", "only_list", is_flag=True, help="List laws and relaxations.")
-def main(**options: Any) -> None:
+def main(
+    laws: tuple[str, ...],
+    relax: tuple[str, ...],
+    json_file: Path | None,
+    *,
+    markdown: bool,
+    plot: Path | None,
+    stored: Path | None,
+    tokens: int,
+    seed: int,
+    only_list: bool,
+) -> None:
     """Put laws to the test: first under their own assumptions, then with one assumption relaxed at a time.
 
     LAW is a statement's id (docs/results/breaks.md); one with several readings stands for all of them.  All
     laws by default, which takes some minutes.
     """
-    with refusals(INCOMPLETE, BAD_INPUT):
-        _run(typed(MapRequest, options))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapRequest:
-    """What is asked of the map of broken laws; every field is the option of its name."""
-
-    laws: tuple[str, ...]
-    relax: tuple[str, ...]
-    json_file: Path | None
-    as_markdown: bool
-    plot: Path | None
-    stored: Path | None
-    tokens: int
-    seed: int
-    only_list: bool
-
-
-def _run(request: MapRequest) -> None:
-    if request.only_list:
+    if only_list:
         _list()
         return
-    errors = _stored(request) if request.stored is not None else _simulated(request)
-    if request.json_file == Path("-"):
-        click.echo(as_json(errors), nl=False)
-    elif request.json_file is not None:
-        save_map(errors, request.json_file)
-        click.echo(f"wrote {request.json_file}", err=True)
-    if request.plot is not None:
-        from analysis.breaks.show import plot
+    with refusals(INCOMPLETE, BAD_INPUT):
+        errors = _stored(stored, laws, relax) if stored is not None else _simulated(laws, relax, tokens, seed)
+        if json_file == Path("-"):
+            click.echo(as_json(errors), nl=False)
+        elif json_file is not None:
+            save_map(errors, json_file)
+            click.echo(f"wrote {json_file}", err=True)
+        if plot is not None:
+            for path in show.plot(errors, plot):
+                click.echo(f"wrote {path}", err=True)
+        if markdown:
+            click.echo(show.markdown(errors))
+        elif json_file != Path("-"):
+            _show(errors, single=len(laws) > 0)
 
-        for path in plot(errors, request.plot):
-            click.echo(f"wrote {path}", err=True)
-    if request.as_markdown:
-        click.echo(markdown(errors))
-    elif request.json_file != Path("-"):
-        _show(errors, single=len(request.laws) > 0)
 
-
-def _simulated(request: MapRequest) -> Map:
+def _simulated(names: tuple[str, ...], relax: tuple[str, ...], tokens: int, seed: int) -> Map:
     from calibrate.display import show_progress
 
-    laws, relaxations = find_laws(request.laws), find_relaxations(request.relax)
-    untouched = not any(name in law.relaxations for law in laws for name in relaxations)
-    if untouched:
-        touching = dict.fromkeys(name for law in laws for name in law.relaxations)
+    laws, relaxations = find_laws(names), find_relaxations(relax)
+    touching = dict.fromkeys(name for law in laws for name in law.relaxations)
+    if not any(name in touching for name in relaxations):
         raise ValueError(f"--relax touches none of these laws; what does: {', '.join(touching)}")
     with show_progress() as progress:
-        cells = sweep(laws, relaxations, seed=request.seed, tokens=request.tokens, progress=progress)
-    return Map(tuple(cells), request.seed, request.tokens)
+        cells = sweep(laws, relaxations, seed=seed, tokens=tokens, progress=progress)
+    return Map(tuple(cells), seed, tokens)
 
 
-def _stored(request: MapRequest) -> Map:
+def _stored(path: Path, names: tuple[str, ...], relax: tuple[str, ...]) -> Map:
     """The stored map's part that is asked for."""
-    assert request.stored is not None
-    whole = load_map(request.stored)
-    laws = {law.name for law in find_laws(request.laws)}
-    relaxations = {*find_relaxations(request.relax), "none"}
+    whole = load_map(path)
+    laws = {law.name for law in find_laws(names)}
+    relaxations = {*find_relaxations(relax), OWN_ASSUMPTIONS}
     cells = tuple(c for c in whole.cells if c.law in laws and c.relaxation in relaxations)
     if not cells:
-        raise ValueError(f"{request.stored} holds nothing of these laws; it has {', '.join(whole.laws)}")
+        raise ValueError(f"{path} holds nothing of these laws; it has {', '.join(whole.laws)}")
     return Map(cells, whole.seed, whole.tokens)
 
 
 def _show(errors: Map, *, single: bool) -> None:
     console = wide_console()
-    lines = overview(errors)
+    lines = show.overview(errors)
     if not console.is_terminal:  # a column must not be cut short in a log
         console.width = max(console.width, 14 * len(lines[0]) + 30)
-    console.print(rich_table(lines, title="Largest errors, %", numbers=range(1, len(lines[0]))))
+    console.print(show.table(lines, title="Largest errors, %", numbers=range(1, len(lines[0]))))
     if single:
         for law in errors.laws:
             title = f"{law}: {LAWS[law].title}"
-            console.print(rich_table(of_law(errors, law), title=title, numbers=(2,)))
+            console.print(show.table(show.of_law(errors, law), title=title, numbers=(2,)))
     else:
-        console.print(rich_table(by_relaxation(errors), title="By relaxation", numbers=(2,)))
-    console.print(CAPTION, highlight=False)
+        console.print(show.table(show.by_relaxation(errors), title="By relaxation", numbers=(2,)))
+    console.print(show.CAPTION, highlight=False)
 
 
 def _list() -> None:
     console = wide_console()
     head = ["law", "form", "compared as", "says"]
     rows = [[law.name, law.form, law.kind, law.title] for law in LAWS.values()]
-    console.print(rich_table([head, *rows], title="Laws", numbers=()))
+    console.print(show.table([head, *rows], title="Laws"))
     relaxed = [[r.name, r.size, ", ".join(f"{s:g}" for s in r.sizes)] for r in RELAXATIONS.values()]
-    console.print(rich_table([["relaxation", "size", "sizes"], *relaxed], title="Relaxations", numbers=()))
+    console.print(show.table([["relaxation", "size", "sizes"], *relaxed], title="Relaxations"))
 
 
 if __name__ == "__main__":

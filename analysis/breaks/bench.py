@@ -7,27 +7,28 @@ the stretches of two policies are paired, and the error of their ratio is that o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
 import numpy as np
 
-from analysis.breaks.relaxations import matches, recorded_rows
-from analysis.breaks.worlds import Case, Point, scenario
+from analysis.breaks.relaxations import matches
+from analysis.breaks.worlds import Case, Point, replies_of, scenario
 from policies.operation import Continue, Draft, Verify
 from policies.protocols import Steps
 from policies.protocols import World as AnyWorld
-from policies.registry import Settings, configure, start
+from policies.registry import configure
 from policies.rows import RoundLog, Rows, admit
 from policies.sampling import FloatArray, Sampling
 from policies.values import IntArray, Source, Speculation
-from simulator.synthetic import Synthetic
+from simulator.run import Scenario, simulate
 from simulator.world import SimulatedWorld
 
 BLOCKS = 32
 AR_TOKENS = 24
 """Tokens of a plain decoding: every step of it costs the same."""
+PIPELINE, TWO_SEQUENCES, RASD = "pipeline", "duo of two", "rasd"
+"""The plain pipeline, DuoDecoding with two sequences, and RASD's trees, which are no runs of their policy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +81,10 @@ class Stretches:
         return Estimate(float(a.sum() / b.sum()), a / a.sum() - b / b.sum())
 
 
+class NotSeen(LookupError):
+    """What a law is about cannot be seen in a case."""
+
+
 class Bench:
     """Runs policies in worlds, each run once.
 
@@ -93,114 +98,88 @@ class Bench:
         self.seed = seed
         self._runs: dict[tuple[object, ...], Stretches] = {}
 
-    def ar(self, case: Case) -> Stretches:
-        """Plain decoding."""
-        point = Point(0.5, 1, 1.0, batch=case.point.batch)
-        return self._policy(Case(point, case.world), "ar")
+    def run(self, policy: str, case: Case, *, tokens: int | None = None) -> Stretches:
+        """A policy with the knobs that the point states, in the case's world.
 
-    def sd(self, case: Case) -> Stretches:
-        """Vanilla speculative decoding."""
-        return self._policy(_without_cache(case), "sd", lookahead=case.point.lookahead)
+        Args:
+            policy: Of the registry; or `PIPELINE`, `TWO_SEQUENCES`, or `RASD`, whose matches of a drafted
+                tree, a retrieved one and both are counted as `drafted`, `retrieved` and `fused`.
+            case: Point and world.
+            tokens: In place of the bench's.
 
-    def pearl(self, case: Case) -> Stretches:
-        """PEARL."""
-        return self._policy(_without_cache(case), "pearl", lookahead=case.point.lookahead)
-
-    def saguaro(self, case: Case) -> Stretches:
-        """Saguaro with the point's fan-outs and backup."""
-        point = case.point
-        return self._policy(
-            case, "saguaro", lookahead=point.lookahead, fanout=point.fanout, backup=point.backup
-        )
-
-    def pipeline(self, case: Case) -> Stretches:
-        """The plain pipeline."""
-        case = _without_cache(case)
-        sampling = Sampling(temperature=case.world.temperature or 0.0, seed=self.seed)
-        run = partial(plain_pipeline, lookahead=case.point.lookahead, sampling=sampling)
-        return self._run(("pipeline", case), case, self.tokens, run)
-
-    def mirror(self, case: Case) -> Stretches | None:
-        """Mirror-SD with the point's candidates at an exit in the middle."""
-        return self._system(case, "mirror", lookahead=case.point.lookahead, kappa=case.point.kappa)
-
-    def double(self, case: Case) -> Stretches | None:
-        """DOUBLE whose two models retrieve alike."""
-        case, coins = _without_cache(case), {"matched_length": case.point.matched}
-        return self._system(case, "double", coins, lookahead=case.point.lookahead)
-
-    def duo(self, case: Case, *, sequences: str = "1") -> Stretches | None:
-        """DuoDecoding; in place of one sequence, the recording has as many as the threshold opens."""
-        alone = sequences == "1"
-        case = _without_cache(case) if alone else case
-        how = "dynamic" if alone and case.world.replies else sequences
-        return self._system(case, "duo", lookahead=case.point.lookahead, sequences=how)
-
-    def rasd_trees(self, case: Case) -> Stretches:
-        """Matches of a drafted tree, a retrieved one and both: `drafted`, `retrieved`, `fused`, per round."""
-        lengths = matches(case, self.tokens, self.seed)
-        block = _blocks(np.ones(len(lengths["fused"])))
-        return Stretches({name: _summed(block, column) for name, column in lengths.items()})
-
-    def _system(
-        self, case: Case, name: str, coins: Mapping[str, object] | None = None, **knobs: object
-    ) -> Stretches | None:
-        """A policy that a recorded path cannot replay; None where its decisions were not recorded.
-
-        `coins` are the knobs that it has in worlds of coins alone.
+        Raises:
+            NotSeen: The case is of recorded decisions, and the setting was not recorded.
         """
-        if not case.world.replies:
-            return self._policy(case, name, **(knobs | dict(coins or {})))  # type: ignore[arg-type]
-        settings: Settings = configure(name, seed=self.seed, **knobs)  # type: ignore[arg-type]
-        if (settings, case) not in self._runs:
-            rows = recorded_rows(case, settings, self.seed)
-            if rows is None:
-                return None
-            self._runs[settings, case] = stretches(rows.log, 1, whole=False)
-        return self._runs[settings, case]
-
-    def speedup(self, run: Stretches, case: Case) -> Estimate:
-        """Tokens per second of a row over those of plain decoding in the same world and batch."""
-        return run.ratio("tokens", "seconds").times(self._step_s(case))
-
-    def _step_s(self, case: Case) -> float:
-        """Mean seconds of a plain decoding step; jitter has mean one, and an output's end no part in it."""
-        world = replace(
-            case.world, jitter=0.0, temperature=None, falling=0.0, clones=1, output=None, replies=False
-        )
-        point = Point(0.5, 1, 1.0, batch=case.point.batch)
-        run = self._policy(Case(point, world), "ar", tokens=AR_TOKENS + 2)
-        return 1.0 / run.ratio("tokens", "seconds").value
-
-    def _policy(self, case: Case, name: str, *, tokens: int | None = None, **knobs: object) -> Stretches:
-        temperature = case.world.temperature or 0.0
-        settings: Settings = configure(name, temperature=temperature, seed=self.seed, **knobs)  # type: ignore[arg-type]
-        length = tokens or max(self.tokens // min(case.point.batch, 4), 200)
-        return self._run(
-            (settings, case, length), case, length, lambda world, rows: start(world, rows, settings)
-        )
-
-    def _run(
-        self,
-        key: tuple[object, ...],
-        case: Case,
-        tokens: int,
-        policy: Callable[[AnyWorld, Rows], Steps],
-    ) -> Stretches:
+        case = _as_seen(policy, case)
+        key = (policy, case, tokens)
         if key not in self._runs:
-            setting = scenario(case, tokens, self.seed)
-            model, requests = setting.serving()
-            world = SimulatedWorld(model, setting.costs, slowdowns=setting.slowdowns, rows=Synthetic(model))
-            rows = Rows(requests, case.point.batch)
-            world.run(policy(world, rows))
-            self._runs[key] = stretches(rows.log, case.point.batch, whole=case.world.output is not None)
+            self._runs[key] = self._run(
+                policy, case, tokens or max(self.tokens // min(case.point.batch, 4), 200)
+            )
         return self._runs[key]
 
+    def _run(self, policy: str, case: Case, tokens: int) -> Stretches:
+        point, world = case.point, case.world
+        if policy == RASD:
+            lengths = matches(case, tokens, self.seed)
+            block = _blocks(lengths["rounds"])
+            return Stretches({name: _summed(block, column) for name, column in lengths.items()})
+        setting = scenario(case, tokens, self.seed)
+        sampling: dict[str, Any] = {"temperature": world.temperature or 0.0, "seed": self.seed}
+        if policy == PIPELINE:
+            log = _pipeline_log(setting, point.lookahead, Sampling(**sampling))
+        else:
+            settings = configure(policy.partition(" ")[0], **sampling, **_knobs(policy, case))
+            if world.replies:
+                decisions = replies_of(settings.policy)
+                setting = replace(setting, decisions=decisions)
+                if settings.label not in decisions.settings:
+                    raise NotSeen(f"{settings.label} was not recorded")
+            log = simulate(setting, settings).rows.log
+        return stretches(log, point.batch, whole=world.output is not None)
 
-def _without_cache(case: Case) -> Case:
-    """The case without what a policy that has no cache cannot see, so that cases share runs."""
-    point = replace(case.point, fanout=(), exponent=1.0, scale=1.0, backup="primary", budget=0, kappa=0)
+    def speedup(self, policy: str, case: Case) -> Estimate:
+        """Tokens per second of a row over those of plain decoding in the same world and batch.
+
+        The latter at its mean: jitter has mean one, and an output's end no part in it.
+        """
+        plain = replace(
+            case.world, jitter=0.0, temperature=None, falling=0.0, clones=1, output=None, replies=False
+        )
+        steps = self.run("ar", replace(case, world=plain), tokens=AR_TOKENS + 2)
+        step_s = 1.0 / steps.ratio("tokens", "seconds").value
+        return self.run(policy, case).ratio("tokens", "seconds").times(step_s)
+
+
+def _as_seen(policy: str, case: Case) -> Case:
+    """The case without what a policy cannot see, so that cases share runs."""
+    point = case.point
+    if policy == "ar":
+        point = Point(0.5, 1, 1.0, batch=point.batch)
+    elif policy not in ("saguaro", "mirror", TWO_SEQUENCES, RASD):
+        point = replace(point, fanout=(), exponent=1.0, scale=1.0, backup="primary", budget=0, kappa=0)
     return replace(case, point=point)
+
+
+def _knobs(policy: str, case: Case) -> dict[str, Any]:
+    """Knobs of a policy by the point.
+
+    What DOUBLE retrieves and how many sequences DuoDecoding drafts are the pair's own where replies are.
+    """
+    point, recorded = case.point, case.world.replies
+    knobs: dict[str, Any] = {} if policy == "ar" else {"lookahead": point.lookahead}
+    match policy:
+        case "saguaro":
+            knobs |= {"fanout": point.fanout, "backup": point.backup}
+        case "mirror":
+            knobs["kappa"] = point.kappa
+        case "double" if not recorded:
+            knobs["matched_length"] = point.matched
+        case "duo":
+            knobs["sequences"] = "dynamic" if recorded else "1"
+        case "duo of two":
+            knobs["sequences"] = "2"
+    return knobs
 
 
 def stretches(log: RoundLog, batch: int, *, whole: bool) -> Stretches:
@@ -252,6 +231,14 @@ def _blocks(tokens: FloatArray) -> IntArray:
     before = np.cumsum(tokens) - tokens
     blocks: IntArray = np.minimum(BLOCKS - 1, (before * BLOCKS / tokens.sum()).astype(np.int64))
     return blocks
+
+
+def _pipeline_log(setting: Scenario, lookahead: int, sampling: Sampling) -> RoundLog:
+    tokens, requests = setting.serving()
+    world = SimulatedWorld(tokens, setting.costs, slowdowns=setting.slowdowns)
+    rows = Rows(requests, setting.batch)
+    world.run(plain_pipeline(world, rows, lookahead=lookahead, sampling=sampling))
+    return rows.log
 
 
 def plain_pipeline(world: AnyWorld, rows: Rows, *, lookahead: int, sampling: Sampling) -> Steps:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from analysis.breaks.bench import Bench, Estimate, Stretches
+from analysis.breaks.bench import Bench, Estimate, NotSeen
 from analysis.breaks.worlds import Case, Point
 from policies.laws.catalogue import apply, evaluate
 
@@ -39,25 +39,11 @@ class Comparison:
     uncertainty: float
 
 
-Compare: TypeAlias = Callable[[Bench, Case], Comparison | None]
-"""A law beside a simulated case; None where the law does not commit itself, or nothing is to be seen."""
-
-
-@dataclass(frozen=True, slots=True)
-class Comparer:
-    """How a law is compared.
-
-    Attributes:
-        kind: With a value, a bound or a choice.
-        compare: The comparison.
-    """
+class Comparer(NamedTuple):
+    """How a law is compared: with a value, a bound or a choice; `NotSeen` where nothing is to be seen."""
 
     kind: Kind
-    compare: Compare
-
-    def __call__(self, bench: Bench, case: Case) -> Comparison | None:
-        """The comparison."""
-        return self.compare(bench, case)
+    compare: Callable[[Bench, Case], Comparison]
 
 
 @dataclass(frozen=True)
@@ -71,7 +57,7 @@ class Law:
         points: Operating points it is tried at, all within its domain.
         relaxations: Names of the relaxations that touch it, and what it has to say of each: why it errs, or
             why it does not.
-        compare: The comparison.
+        comparer: How it is compared.
         fault: Why it does not agree even where its own assumptions hold; empty if it does.
     """
 
@@ -80,20 +66,24 @@ class Law:
     title: str
     points: tuple[Point, ...]
     relaxations: dict[str, str]
-    compare: Comparer
+    comparer: Comparer
     fault: str = ""
 
     @property
     def kind(self) -> Kind:
-        """How it is compared."""
-        return self.compare.kind
+        """What it is compared as."""
+        return self.comparer.kind
+
+    def compare(self, bench: Bench, case: Case) -> Comparison | None:
+        """The law beside a simulated case; None where it does not commit itself, or nothing is to be seen."""
+        try:
+            return self.comparer.compare(bench, case)
+        except NotSeen:
+            return None
 
 
 Predict: TypeAlias = Callable[[Point], float]
-Observe: TypeAlias = Callable[[Bench, Case], Estimate | None]
-"""What was seen; None where there is nothing to see (a setting that was not recorded)."""
-Run: TypeAlias = Callable[[Bench, Case], Stretches | None]
-"""A policy of the bench."""
+Observe: TypeAlias = Callable[[Bench, Case], Estimate]
 Forms: TypeAlias = tuple[Comparer, Comparer]
 """How a law is compared as printed, and corrected."""
 
@@ -139,45 +129,31 @@ def twins(
     )
 
 
-def ratio(run: Run, above: str, below: str) -> Observe:
-    """A ratio of two sums over a run (`Stretches.ratio`)."""
-    return _read(run, lambda bench, case, sums: sums.ratio(above, below))
+def ratio(policy: str, above: str, below: str) -> Observe:
+    """A ratio of two sums over a run of the bench (`Stretches.ratio`)."""
+    return lambda bench, case: bench.run(policy, case).ratio(above, below)
 
 
-def speed(run: Run) -> Observe:
-    """The speedup of a run over plain decoding (`Bench.speedup`)."""
-    return _read(run, lambda bench, case, sums: bench.speedup(sums, case))
+def speed(policy: str) -> Observe:
+    """The speedup of a run of the bench over plain decoding."""
+    return lambda bench, case: bench.speedup(policy, case)
 
 
-def _read(run: Run, read: Callable[[Bench, Case, Stretches], Estimate]) -> Observe:
-    def observe(bench: Bench, case: Case) -> Estimate | None:
-        sums = run(bench, case)
-        return None if sums is None else read(bench, case, sums)
-
-    return observe
+def value_of(law: float, seen: Estimate) -> Comparison:
+    """Relative error law / simulated - 1."""
+    return Comparison(law, seen.value, law / seen.value - 1.0, law * seen.error / seen.value**2)
 
 
 def by_value(predict: Predict, observe: Observe) -> Comparer:
     """Relative error law / simulated - 1."""
-
-    def compare(bench: Bench, case: Case) -> Comparison | None:
-        seen = observe(bench, case)
-        if seen is None:
-            return None
-        law = predict(case.point)
-        return Comparison(law, seen.value, law / seen.value - 1.0, law * seen.error / seen.value**2)
-
-    return Comparer("value", compare)
+    return Comparer("value", lambda bench, case: value_of(predict(case.point), observe(bench, case)))
 
 
 def by_bound(predict: Predict, observe: Observe, *, upper: bool) -> Comparer:
     """The part of law / simulated - 1 that violates a bound."""
-    exact = by_value(predict, observe)
 
-    def compare(bench: Bench, case: Case) -> Comparison | None:
-        value = exact(bench, case)
-        if value is None:
-            return None
+    def compare(bench: Bench, case: Case) -> Comparison:
+        value = value_of(predict(case.point), observe(bench, case))
         violation = min(0.0, value.error) if upper else max(0.0, value.error)
         # An interval that begins on the kept side reaches that much less far into the violated one.
         spare = abs(value.error - violation) / LEVEL
@@ -186,21 +162,9 @@ def by_bound(predict: Predict, observe: Observe, *, upper: bool) -> Comparer:
     return Comparer("upper bound" if upper else "lower bound", compare)
 
 
-def by_choice(
-    choose: Callable[[Point], int],
-    options: Callable[[Point], tuple[int, ...]],
-    speed: Callable[[Bench, Case, int], Estimate],
-) -> Comparer:
-    """Loss best / chosen - 1 over whole numbers; `law` and `simulated` are the chosen and the best one."""
-
-    def compare(bench: Bench, case: Case) -> Comparison:
-        chosen = choose(case.point)
-        speeds = {o: speed(bench, case, o) for o in sorted({*options(case.point), chosen})}
-        best = max(speeds, key=lambda o: speeds[o].value)
-        gain = speeds[best].over(speeds[chosen])
-        return Comparison(chosen, best, gain.value - 1.0, gain.error)
-
-    return Comparer("choice", compare)
+def loss(law: float, simulated: float, gain: Estimate) -> Comparison:
+    """What a choice loses, gain - 1; `law` and `simulated` are the chosen and the best one."""
+    return Comparison(law, simulated, gain.value - 1.0, gain.error)
 
 
 def between(low: Estimate, high: Estimate, share: float) -> Estimate:

@@ -6,8 +6,9 @@ import difflib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
-from analysis.breaks.bench import Bench, Estimate, Stretches
+from analysis.breaks.bench import PIPELINE, RASD, TWO_SEQUENCES, Bench, Estimate, NotSeen
 from analysis.breaks.comparison import (
     Comparer,
     Comparison,
@@ -16,20 +17,21 @@ from analysis.breaks.comparison import (
     between,
     both,
     by_bound,
-    by_choice,
     by_value,
+    loss,
     ratio,
     says,
     speed,
     twins,
+    value_of,
 )
 from analysis.breaks.relaxations import RELAXATIONS
 from analysis.breaks.worlds import Case, Point
 from analysis.papers.rasd import fused_tau
 from policies.laws import double, mirror
 from policies.laws.duo import duo_speedup
-from policies.laws.fanout import exact_fanout, power_law_table
-from policies.laws.ssd import hit_rate_primary, outcome_weights, power_law_hit
+from policies.laws.fanout import exact_fanout, geometric_fanout, power_law_table, round_fanout
+from policies.laws.ssd import hit_rate_primary, outcome_weights
 from policies.registry import SettingError
 
 DRAFTED = (Point(0.8, 4, 0.1), Point(0.6, 3, 0.2), Point(0.9, 8, 0.1))
@@ -54,15 +56,16 @@ _PIPELINE_WAITS = {
 _PIPELINE_SHORT = "every output starts with an empty pipeline and throws away what is drafted past its end"
 
 
-def _pearl_at(bench: Bench, case: Case, lookahead: int) -> Estimate:
-    case = replace(case, point=replace(case.point, lookahead=lookahead))
-    return bench.speedup(bench.pearl(case), case)
-
-
-def _around(point: Point) -> tuple[int, ...]:
-    """Lookaheads from half of C to a little more than C."""
-    ratio = round(point.ratio)
-    return tuple(sorted({max(1, ratio // 2), 3 * ratio // 4, ratio - 1, ratio, ratio + 1}))
+def _lost_at_c(bench: Bench, case: Case) -> Comparison:
+    """Speed that PEARL loses at the lookahead C against others from half of C to a little more than C."""
+    c = round(case.point.ratio)
+    chosen = double.balanced_lookahead(case.point.ratio)
+    speeds = {
+        lookahead: bench.speedup("pearl", replace(case, point=replace(case.point, lookahead=lookahead)))
+        for lookahead in sorted({max(1, c // 2), 3 * c // 4, c - 1, c, c + 1, chosen})
+    }
+    best = max(speeds, key=lambda lookahead: speeds[lookahead].value)
+    return loss(chosen, best, speeds[best].over(speeds[chosen]))
 
 
 _THM2_FAULT = "the last round of a run is one that rejects, which the printed form does not condition on"
@@ -80,7 +83,7 @@ SD_LAWS = (
             "jitter": "none: the mean of a sum is the sum of the means",
             "verify-batch": "the step of a batch is slower than that of one row",
         },
-        by_value(lambda point: 1.0, ratio(Bench.ar, "tokens", "seconds")),
+        by_value(lambda point: 1.0, ratio("ar", "tokens", "seconds")),
     ),
     Law(
         "double.thm1",
@@ -88,7 +91,7 @@ SD_LAWS = (
         "tokens of a round: E(a, K)",
         DRAFTED,
         {**_TOKENS, "short": _CUT},
-        by_value(says("double.thm1"), ratio(Bench.sd, "tokens", "rounds")),
+        by_value(says("double.thm1"), ratio("sd", "tokens", "rounds")),
     ),
     Law(
         "double.eq8",
@@ -96,7 +99,7 @@ SD_LAWS = (
         "rounds up to the first rejection: k = 1/(1 - a^g)",
         DRAFTED,
         _RUN,
-        by_value(says("double.eq8"), ratio(Bench.sd, "rounds", "rejected")),
+        by_value(says("double.eq8"), ratio("sd", "rounds", "rejected")),
     ),
     *twins(
         "double.thm2",
@@ -106,7 +109,7 @@ SD_LAWS = (
         ),
         DRAFTED,
         _RUN,
-        both("double.thm2", ratio(Bench.sd, "tokens", "rejected")),
+        both("double.thm2", ratio("sd", "tokens", "rejected")),
         fault=_THM2_FAULT,
     ),
     *twins(
@@ -114,7 +117,7 @@ SD_LAWS = (
         ("speedup of SD: E[L_k] C / (k (g + C))", "speedup of SD: E(a, g) C / (g + C)"),
         (*DRAFTED, BALANCED[0]),
         {**_TOKENS, **_LEVEL, "short": _CUT},
-        both("double.eq11", speed(Bench.sd)),
+        both("double.eq11", speed("sd")),
         fault=_PSD_FAULT,
     ),
     Law(
@@ -123,7 +126,7 @@ SD_LAWS = (
         "S_PSD against the plain pipeline that it describes",
         BALANCED,
         _PIPELINED,
-        by_value(says("double.thm3", printed=True), speed(Bench.pipeline)),
+        by_value(says("double.thm3", printed=True), speed(PIPELINE)),
         fault=_PSD_FAULT,
     ),
     Law(
@@ -132,7 +135,7 @@ SD_LAWS = (
         "S_PSD against PEARL, which it is said to be of",
         BALANCED,
         _PIPELINED,
-        by_value(says("double.thm3", printed=True), speed(Bench.pearl)),
+        by_value(says("double.thm3", printed=True), speed("pearl")),
         fault=f"{_PSD_FAULT}, and knows no pre-verification, so that it undercounts where little is accepted",
     ),
     Law(
@@ -141,7 +144,7 @@ SD_LAWS = (
         "S_plain, the exact rate of a plain pipeline",
         BALANCED,
         _PIPELINED,
-        by_value(says("double.thm3"), speed(Bench.pipeline)),
+        by_value(says("double.thm3"), speed(PIPELINE)),
     ),
     Law(
         "double.thm3.pearl",
@@ -149,7 +152,7 @@ SD_LAWS = (
         "S_PEARL, the exact rate with pre-verification",
         (*BALANCED, Point(0.8, 4, 0.1)),
         _PIPELINED,
-        by_value(applied(double.pearl_speedup), speed(Bench.pearl)),
+        by_value(applied(double.pearl_speedup), speed("pearl")),
     ),
     Law(
         "double.thm3.ceiling",
@@ -157,7 +160,7 @@ SD_LAWS = (
         "no pipeline exceeds C",
         (*BALANCED, Point(0.95, 12, 1 / 4)),
         _PIPELINED,
-        by_bound(applied(double.psd_ceiling), speed(Bench.pearl), upper=True),
+        by_bound(applied(double.psd_ceiling), speed("pearl"), upper=True),
     ),
     Law(
         "duo.budget",
@@ -172,7 +175,7 @@ SD_LAWS = (
             "contention": "a shorter block overlaps less",
             "short": "none: overshoot costs no time either",
         },
-        by_choice(lambda point: double.balanced_lookahead(point.ratio), _around, _pearl_at),
+        Comparer("choice", _lost_at_c),
     ),
 )
 
@@ -186,7 +189,7 @@ RETRIEVING = (Point(0.6, 3, 1 / 3, matched=0.5),)
 UNBOUND = Point(0.9, 1, 1.0, matched=2.0)
 """C = 1: the target retrieves as fast as the draft does, and adds its tokens to the draft's."""
 SEQUENCES = (Point(0.6, 4, 1 / 4),)
-TWO_SEQUENCES = (Point(0.6, 4, 1 / 4, scale=0.5),)
+OPENED = (Point(0.6, 4, 1 / 4, scale=0.5),)
 RASD_TREES = (Point(0.75, 1, 0.1, trees=(3.0, 0.5)), Point(0.75, 1, 0.1, trees=(1.5, 1.5)))
 
 _WAITS = {
@@ -198,11 +201,7 @@ _WAITS = {
 
 def omega(point: Point) -> float:
     """Omega of coins: the drafted token, or one of kappa others (`mirror.eq9`)."""
-    return point.acceptance + (1.0 - point.acceptance) * _named(point)
-
-
-def _named(point: Point) -> float:
-    return float(power_law_hit([point.kappa], point.exponent, point.scale)[0])
+    return point.acceptance + (1.0 - point.acceptance) * point.hit(point.kappa)
 
 
 def all_fallbacks(point: Point) -> float:
@@ -259,7 +258,7 @@ def two_sequences_speed(point: Point) -> float:
     share w of the rounds, w = 1/(1 + a + b - a^(d+1) - b a^(d-1)).  b = 0 is PEARL at K = d + 1.
     """
     a, depth = point.acceptance, (point.lookahead - 1) // 2
-    b = (1.0 - a) * float(power_law_hit([1], point.exponent, point.scale)[0])
+    b = (1.0 - a) * point.hit(1)
     passed = 1.0 / (1.0 + a + b - a ** (depth + 1) - b * a ** (depth - 1))
     tokens = 1.0 - (a + b) * passed
     tokens += passed * (a * (1.0 - a ** (depth + 1)) + b * (1.0 - a**depth)) / (1.0 - a)
@@ -275,13 +274,9 @@ def double_speed_printed(point: Point) -> float:
     return double.psd_speedup_printed(point.acceptance, math.ceil(drafted), quick) + bonus
 
 
-def _two_sequences(bench: Bench, case: Case) -> Stretches | None:
-    return bench.duo(case, sequences="2")
-
-
-_STEP = ratio(Bench.mirror, "seconds", "rounds")
-_FALLBACKS = ratio(Bench.mirror, "fallbacks", "rounds")
-_FUSED = ratio(Bench.rasd_trees, "fused", "rounds")
+_STEP = ratio("mirror", "seconds", "rounds")
+_FALLBACKS = ratio("mirror", "fallbacks", "rounds")
+_FUSED = ratio(RASD, "fused", "rounds")
 _STEP_RELAXED = {
     "position": "later tokens are rejected more often, and every rejection is a chance to fall back",
     "decided": "the law has the exit name all that was drafted right; it does not, and need not",
@@ -338,7 +333,7 @@ SYSTEM_LAWS = (
         ),
         RETRIEVING,
         _DOUBLE_RELAXED,
-        (by_value(double_speed_printed, speed(Bench.double)), by_value(double_speed, speed(Bench.double))),
+        (by_value(double_speed_printed, speed("double")), by_value(double_speed, speed("double"))),
         fault="it overcounts the last round of a run, and charges a bubble that pre-verification fills",
     ),
     Law(
@@ -347,7 +342,7 @@ SYSTEM_LAWS = (
         "no speedup of DOUBLE exceeds C (1 + AMT)",
         (UNBOUND, *RETRIEVING),
         _DOUBLE_RELAXED,
-        by_bound(lambda point: point.ratio * (1.0 + point.matched), speed(Bench.double), upper=True),
+        by_bound(lambda point: point.ratio * (1.0 + point.matched), speed("double"), upper=True),
         fault="tokens that the target retrieves take no time of the draft's, so that C does not bound them",
     ),
     Law(
@@ -361,19 +356,19 @@ SYSTEM_LAWS = (
             "and shorten the block",
             **_WAITS,
         },
-        by_value(applied(duo_speedup), speed(Bench.duo)),
+        by_value(applied(duo_speedup), speed("duo")),
     ),
     Law(
         "duo.sequences",
         "not printed",
         "speedup of DuoDecoding with two sequences: exact tokens of a round",
-        TWO_SEQUENCES,
+        OPENED,
         {
             "decided": "the draft's second choice is right where its first is in doubt, where it counts",
             **_WAITS,
             "branches": "a step of two sequences is charged as one of one",
         },
-        by_value(two_sequences_speed, speed(_two_sequences)),
+        by_value(two_sequences_speed, speed(TWO_SEQUENCES)),
     ),
     Law(
         "rasd.fuse",
@@ -444,64 +439,59 @@ _BATCH = {
 
 
 def _over_sd(bench: Bench, case: Case) -> Estimate:
-    return bench.speedup(bench.saguaro(case), case).over(bench.speedup(bench.sd(case), case))
+    return bench.speedup("saguaro", case).over(bench.speedup("sd", case))
 
 
-def _exact(point: Point) -> Point:
+def exact_spread(point: Point) -> Point:
+    """The point with its budget spread over whole guesses by `ssd.thm12`, corrected."""
     weights = outcome_weights(point.acceptance, point.lookahead)
     table = power_law_table(point.lookahead + 1, point.exponent, point.scale, DEEPEST)
     return replace(point, fanout=exact_fanout(weights, table, point.budget))
 
 
-def _hits_of(spread: Callable[[Point], Point]) -> Callable[[Bench, Case], Estimate]:
-    def observe(bench: Bench, case: Case) -> Estimate:
-        run = bench.saguaro(replace(case, point=spread(case.point)))
-        return run.ratio("primary_hits", "primary_looked_up")
+def closed_spread(point: Point) -> Point:
+    """The point with its budget spread by the closed form of `ssd.thm12`, rounded."""
+    real = geometric_fanout(point.acceptance, point.exponent, point.lookahead, point.budget)
+    return replace(point, fanout=round_fanout(real, point.budget))
 
-    return observe
+
+def _hits_of(spread: Callable[[Point], Point], bench: Bench, case: Case) -> Estimate:
+    run = bench.run("saguaro", replace(case, point=spread(case.point)))
+    return run.ratio("primary_hits", "primary_looked_up")
 
 
 def _lost_by_closed_form(bench: Bench, case: Case) -> Comparison:
     """Hit rate of the exact fan-outs over that of the closed form's, less one."""
-    closed, exact = (_hits_of(spread)(bench, case) for spread in (Point.with_closed_form, _exact))
-    gain = exact.over(closed)
-    return Comparison(closed.value, exact.value, gain.value - 1.0, gain.error)
+    closed, exact = (_hits_of(spread, bench, case) for spread in (closed_spread, exact_spread))
+    return loss(closed.value, exact.value, exact.over(closed))
 
 
 def _switch(*, printed: bool) -> Comparer:
     """At b* both backups are equally fast: law 1, simulated fast / slow there, between whole batches."""
 
-    def compare(bench: Bench, case: Case) -> Comparison | None:
-        b = switch_at(case.point, printed=printed)
-        if b == math.inf:  # never, which no batch can show
-            return None
+    def compare(bench: Bench, case: Case) -> Comparison:
+        # Told the hit rates by what was verified: the primary's tokens, or nothing.
+        b = says("ssd.thm17", printed=printed)(replace(case.point, backup="plain"))
+        if b == math.inf:
+            raise NotSeen("they never are, which no batch can show")
         if b < 1.0:  # always: at a batch of one the fast backup has to be no slower
-            seen = _fast_over_slow(bench, case, 1)
-            lost = max(0.0, 1.0 / seen.value - 1.0)
-            return Comparison(1.0, seen.value, lost, seen.error / seen.value**2)
+            seen = value_of(1.0, _fast_over_slow(bench, case, 1))
+            return replace(seen, error=max(0.0, seen.error))
         step = case.world.clones if b >= case.world.clones else 1
         low = step * math.floor(b / step)
-        share = (b - low) / step
-        seen = _fast_over_slow(bench, case, low)
-        if share > 0.0:
-            seen = between(seen, _fast_over_slow(bench, case, low + step), share)
-        return Comparison(1.0, seen.value, 1.0 / seen.value - 1.0, seen.error / seen.value**2)
+        at = _fast_over_slow(bench, case, low)
+        if b > low:
+            at = between(at, _fast_over_slow(bench, case, low + step), (b - low) / step)
+        return value_of(1.0, at)
 
     return Comparer("value", compare)
 
 
 def _fast_over_slow(bench: Bench, case: Case, batch: int) -> Estimate:
     world = replace(case.world, clones=min(case.world.clones, batch))
-    fast, slow = (
-        bench.saguaro(Case(replace(case.point, batch=batch, backup=backup), world)).ratio("tokens", "seconds")
-        for backup in ("plain", "primary")
-    )
+    points = [replace(case.point, batch=batch, backup=backup) for backup in ("plain", "primary")]
+    fast, slow = (bench.run("saguaro", Case(point, world)).ratio("tokens", "seconds") for point in points)
     return fast.over(slow)
-
-
-def switch_at(point: Point, *, printed: bool) -> float:
-    """b* (`ssd.thm17`), told the hit rates by what was verified: the primary's tokens, or nothing."""
-    return says("ssd.thm17", printed=printed)(replace(point, backup="plain"))
 
 
 _LOST = {
@@ -518,14 +508,14 @@ SSD_LAWS = (
         "long-run hit rate p_b / (1 + p_b - p_p)",
         PLAIN,
         {**_HITS, "short": "every output starts from a primary draft, not from the long run"},
-        by_value(says("ssd.eq1"), ratio(Bench.saguaro, "hits", "looked_up")),
+        by_value(says("ssd.eq1"), ratio("saguaro", "hits", "looked_up")),
     ),
     *twins(
         "ssd.thm7",
         ("speedup of SSD; a miss takes 1 + T_b", "speedup of SSD; a miss takes max(1, T_p) + T_b"),
         (*PLAIN, A, D),
         _SSD_SPEED,
-        both("ssd.thm7", speed(Bench.saguaro)),
+        both("ssd.thm7", speed("saguaro")),
         corrected=_KNOWN,
     ),
     *twins(
@@ -572,7 +562,7 @@ SSD_LAWS = (
         "p_hit,p of the exact whole-numbered fan-outs",
         SPREAD,
         _THM12,
-        by_value(lambda point: _exact(point).p_primary, _hits_of(_exact)),
+        by_value(lambda point: exact_spread(point).p_primary, partial(_hits_of, exact_spread)),
     ),
     *twins(
         "ssd.cor16",
@@ -582,7 +572,7 @@ SSD_LAWS = (
         ),
         BATCHED,
         {**_SSD_SPEED, **_BATCH},
-        both("ssd.cor16", speed(Bench.saguaro)),
+        both("ssd.cor16", speed("saguaro")),
         corrected=_KNOWN,
     ),
     *twins(

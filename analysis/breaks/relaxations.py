@@ -6,66 +6,27 @@ them, and RASD's trees, drafted, retrieved and fused, held against the text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from analysis.breaks.worlds import (
-    RECORDING,
-    Case,
-    Point,
-    World,
-    falling_levels,
-    inputs_of_recording,
-    scenario,
-)
+from analysis.breaks.worlds import Case, Point, World, falling_levels, inputs_of_recording, replies_of
 from analysis.studies.mirror import overlap_counted
-from hardware_profiles.reply_trace import Decisions, DecisionTrace, read_decisions
-from hardware_profiles.store import decisions_name, find_decisions
+from hardware_profiles.reply_trace import Decisions
 from policies.double import Drafted
+from policies.laws.retrieval import common_prefix
 from policies.rasd import RasdConfig, candidates, pruned
-from policies.registry import Settings, configure, start
+from policies.registry import configure
 from policies.retrieval import Retrieved
-from policies.rows import Rows
 from policies.sampling import FloatArray, keyed_generator
-from policies.tokentree import ROOT, TokenTree, TreeDrafted, TreeVerdict, tree_of
-from policies.values import Request
-from simulator.replies import Recorded, revive
-from simulator.world import SimulatedWorld
+from policies.tokentree import TreeDrafted, TreeVerdict, tree_of
+from simulator.replies import revive
 
 SAME_FOR_ANY = 1e-9
 """Exponent of a hit curve that does not depend on the number of guesses."""
-
-
-@lru_cache(maxsize=8)
-def replies_of(policy: str) -> DecisionTrace:
-    """The shipped decisions of a policy.
-
-    Raises:
-        TraceError: There are none.
-    """
-    return read_decisions(find_decisions(decisions_name(RECORDING, policy)))
-
-
-def recorded_rows(case: Case, settings: Settings, seed: int) -> Rows | None:
-    """A run of recorded decisions at the point's costs, one request at a time; None: not recorded."""
-    trace = replies_of(settings.policy)
-    replies = trace.settings.get(settings.label)
-    if replies is None:
-        return None
-    costs = scenario(Case(case.point, replace(case.world, replies=False)), 2, seed)
-    requests = [Request(entry.id, len(entry.prompt), trace.limit, entry.prompt) for entry in trace.requests]
-    world = SimulatedWorld(
-        costs.tokens,
-        costs.costs,
-        slowdowns=costs.slowdowns,
-        rows=Recorded(replies, 1 + max(request.id for request in requests)),
-    )
-    rows = Rows(requests, 1, keep_tokens=True)
-    world.run(start(world, rows, settings))
-    return rows
 
 
 def inputs_of_replies(point: Point) -> Point:
@@ -76,31 +37,26 @@ def inputs_of_replies(point: Point) -> Point:
     acceptance, exponent, scale = inputs_of_recording(0.0)
     inputs = replace(point, acceptance=acceptance, exponent=exponent, scale=scale)
     if point.kappa:
-        settings = configure("mirror", lookahead=point.lookahead, kappa=point.kappa)
-        return _with_overlap(inputs, _recorded("mirror", settings.label))
-    if point.matched:
-        recorded = _recorded("double", configure("double", lookahead=point.lookahead).label)
-        inputs = inputs if recorded is None else replace(inputs, matched=_matched(recorded))
+        omega = overlap_counted(_recorded("mirror", lookahead=point.lookahead, kappa=point.kappa))
+        if omega is not None:  # the hit rate that gives the counted Omega = a + (1 - a) hit
+            hit = max(0.0, omega - acceptance) / (1.0 - acceptance)
+            inputs = replace(inputs, exponent=SAME_FOR_ANY, scale=1.0 - hit)
+    elif point.matched:  # mean retrieved tokens that the draft confirmed per forward
+        counts = [
+            count
+            for replies in _recorded("double", lookahead=point.lookahead)
+            for key, plain in replies.replies.items()
+            if key[0] == "retrievingdraft"
+            for count in revive(Drafted, plain).matched
+        ]
+        inputs = replace(inputs, matched=float(np.mean(counts))) if counts else inputs
     return inputs
 
 
-def _recorded(policy: str, label: str) -> Decisions | None:
-    return replies_of(policy).settings.get(label)
-
-
-def _with_overlap(point: Point, replies: Decisions | None) -> Point:
-    """The point with the hit rate that gives the counted Omega = a + (1 - a) hit."""
-    omega = None if replies is None else overlap_counted([replies])
-    if omega is None:
-        return point
-    hit = max(0.0, omega - point.acceptance) / (1.0 - point.acceptance)
-    return replace(point, exponent=SAME_FOR_ANY, scale=1.0 - hit)
-
-
-def _matched(replies: Decisions) -> float:
-    """Mean retrieved tokens that the draft confirmed per forward."""
-    drafts = [revive(Drafted, plain) for key, plain in replies.replies.items() if key[0] == "retrievingdraft"]
-    return float(np.mean([count for draft in drafts for count in draft.matched]))
+def _recorded(policy: str, **knobs: Any) -> list[Decisions]:
+    """The replies of a setting; none where it was not recorded."""
+    replies = replies_of(policy).settings.get(configure(policy, **knobs).label)
+    return [] if replies is None else [replies]
 
 
 DEEPEST = 256
@@ -130,14 +86,8 @@ def _together(drafted: FloatArray, retrieved: FloatArray, fused: FloatArray) -> 
 
 def _tossed(mean: float, drop: float, uniform: FloatArray) -> FloatArray:
     """Matches of this mean, each level accepted (1 - drop) times as often as the one before it."""
-    reached = _reached(mean, drop)
-    return np.asarray(np.searchsorted(-reached, -uniform), dtype=np.float64)
-
-
-def _reached(mean: float, drop: float) -> FloatArray:
-    """[DEEPEST] probability of a match of at least 1, 2, ... tokens."""
     levels = falling_levels(drop, DEEPEST, mean, lambda levels: float(np.cumprod(levels).sum()))
-    return np.asarray(np.cumprod(levels))
+    return np.asarray(np.searchsorted(-np.cumprod(levels), -uniform), dtype=np.float64)
 
 
 @lru_cache(maxsize=1)
@@ -160,23 +110,9 @@ def recorded_matches() -> Mapping[str, FloatArray]:
         if config.prune_top:
             retrieved = pruned(retrieved, frozenset(drafted.root_top))
         trees = (tree_of(drafted), retrieved, candidates(drafted, looked_up, config))
-        lengths.append([_match(tree, texts[request][position:]) for tree in trees])
-    columns = np.array(lengths, dtype=np.float64).T
-    return _together(columns[0], columns[1], columns[2])
-
-
-def _match(tree: TokenTree, text: Sequence[int]) -> int:
-    """Tokens of the text that a path of the tree has from its root on."""
-    children = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
-    }
-    node, length = ROOT, 0
-    for token in text:
-        if (node, token) not in children:
-            break
-        node, length = children[node, token], length + 1
-    return length
+        text = texts[request][position:]
+        lengths.append([max(common_prefix(path, text) for path in (*tree.paths, ())) for tree in trees])
+    return _together(*np.array(lengths, dtype=np.float64).T)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +142,6 @@ def _trace(point: Point, temperature: float) -> Case:
     if point.fanout or point.budget:
         inputs = replace(inputs, exponent=exponent, scale=scale)
     return Case(inputs, World(temperature=temperature))
-
-
-def _clones(point: Point, rows: float) -> Case:
-    return Case(point, World(clones=int(rows)))
 
 
 RELAXATIONS: dict[str, Relaxation] = {
@@ -285,7 +217,7 @@ RELAXATIONS: dict[str, Relaxation] = {
             "rows that hit and miss together",
             (2.0, 4.0, 8.0),
             "rows that miss together stall the batch less often",
-            _clones,
+            lambda point, size: Case(point, World(clones=int(size))),
         ),
         Relaxation(
             "tree",

@@ -24,10 +24,10 @@ from analysis.study import Picture
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile
 from hardware_profiles.surface import LatencySurface
+from policies.commandline import wrapped_table
 
 if TYPE_CHECKING:
     from rich.table import Table
-
 
 BEGIN, END = "<!-- breaks: {} -->", "<!-- /breaks -->"
 """Around what docs/results/breaks.md takes from the command."""
@@ -49,6 +49,8 @@ WIDE = 10.0
 """Least width of the line figure in inches, which its legend takes."""
 FULL = 100.0
 """Error in per cent from which on the heat map's colour is the darkest."""
+
+SENTENCES = {"agrees": "agrees", "differs": "is off", "undecided": "is not told apart"}
 
 Line = Sequence[str]
 
@@ -74,9 +76,8 @@ def by_relaxation(errors: Map) -> list[Line]:
         relaxation = RELAXATIONS[name]
         # Where the printed and the corrected form err alike, the corrected one is named.
         cell = max(sound, key=lambda c: (abs(c.error), LAWS[c.law].form != "as printed"))
-        where = f"{size_of(cell)}, {cell.point}"
-        line = [name, relaxation.size, with_error(cell), cell.law, where, relaxation.because]
-        lines.append(line)
+        where = f"{cell.size:g}, {cell.point}"
+        lines.append([name, relaxation.size, with_error(cell), cell.law, where, relaxation.because])
     return lines
 
 
@@ -88,9 +89,10 @@ def of_law(errors: Map, law: str) -> list[Line]:
         if not cells:
             continue
         worst = max(cells, key=lambda c: abs(c.error))
-        line = [name, _from(cells), with_error(worst), f"{size_of(worst)}, {worst.point}"]
-        because = LAWS[law].relaxations[name]
-        lines.append([*line, "-" if line[1] == "never" and not because.startswith("none") else because])
+        off, because = _from(cells), LAWS[law].relaxations[name]
+        if off == "never" and not because.startswith("none"):
+            because = "-"
+        lines.append([name, off, with_error(worst), f"{worst.size:g}, {worst.point}", because])
     return lines
 
 
@@ -105,11 +107,6 @@ def with_error(cell: Cell) -> str:
     return f"{percent(cell)} ± {100 * cell.uncertainty:.1f}"
 
 
-def size_of(cell: Cell) -> str:
-    """The size of a relaxation, without superfluous digits."""
-    return f"{cell.size:g}"
-
-
 def _verdict(cells: Sequence[Cell]) -> str:
     if all(agrees(cell) for cell in cells):
         return "agrees"
@@ -120,7 +117,7 @@ def _from(cells: Sequence[Cell]) -> str:
     """The nearest size at which a point is off for certain."""
     off = [cell for cell in cells if differs(cell)]
     if off:
-        return size_of(off[0])
+        return f"{off[0].size:g}"
     return "never" if all(agrees(cell) for cell in cells) else "undecided"
 
 
@@ -143,14 +140,10 @@ def _section(errors: Map, name: str) -> str:
     said = f"**`{name}`** ({law.form}; {law.kind}): {law.title}."
     if own:
         worst = max(own, key=lambda c: abs(c.error))
-        said += f" Under its own assumptions it {_sentence(own)}: {with_error(worst)} % at {worst.point}"
-        said += f"; {law.fault}." if law.fault else "."
+        said += f" Under its own assumptions it {SENTENCES[_verdict(own)]}: {with_error(worst)} % at "
+        said += f"{worst.point}; {law.fault}." if law.fault else f"{worst.point}."
     lines = of_law(errors, name)
     return said if len(lines) == 1 else f"{said}\n\n{_table(lines, right=(2,))}"
-
-
-def _sentence(cells: Sequence[Cell]) -> str:
-    return {"agrees": "agrees", "differs": "is off", "undecided": "is not told apart"}[_verdict(cells)]
 
 
 def _table(lines: Sequence[Line], *, right: int | Collection[int] | None = None) -> str:
@@ -158,17 +151,9 @@ def _table(lines: Sequence[Line], *, right: int | Collection[int] | None = None)
     return markdown_table(head, rows, right=right)
 
 
-def rich_table(lines: Sequence[Line], *, title: str, numbers: Collection[int]) -> Table:
+def table(lines: Sequence[Line], *, title: str, numbers: Collection[int] = ()) -> Table:
     """A table for the terminal."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for column, name in enumerate(lines[0]):
-        justify: Any = "right" if column in numbers else "left"
-        table.add_column(name, justify=justify, overflow="fold", no_wrap=column == 0)
-    for line in lines[1:]:
-        table.add_row(*line)
-    return table
+    return wrapped_table(lines[0], lines[1:], title=title, right=numbers, whole=(0,))
 
 
 def measured_sizes(name: str = RECORDING) -> dict[str, str]:
@@ -232,28 +217,25 @@ def heat_map(figure: Any, errors: Map) -> None:
                 axes.text(
                     x, y, percent(cell), ha="center", va="center", fontsize=8, color="w" if dark else "k"
                 )
-    axes.set_xticks(range(len(columns)), [_title(name) for name in columns], fontsize=8)
+    titles = [RELAXATIONS[name].title for name in errors.relaxations]
+    axes.set_xticks(range(len(columns)), ["own\nassumptions", *titles], fontsize=8)
     axes.set_yticks(range(len(errors.laws)), errors.laws, fontsize=8)
     axes.xaxis.tick_top()
-    axes.tick_params(length=0)
     axes.set_xticks(np.arange(len(columns) - 1) + 0.5, minor=True)
     axes.set_yticks(np.arange(len(errors.laws) - 1) + 0.5, minor=True)
     axes.grid(which="minor", color="white", linewidth=1.5)
-    axes.tick_params(which="minor", length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_visible(False)
     if len(columns) > 1:
         axes.axvline(0.5, color="black", linewidth=1)
     figure.colorbar(image, ax=axes, label="|error|, %", fraction=0.025, pad=0.01)
     figure.suptitle("Largest error of each law, in %, by what is relaxed", fontsize=11)
 
 
-def _title(name: str) -> str:
-    return "own\nassumptions" if name == OWN_ASSUMPTIONS else RELAXATIONS[name].title
-
-
 def lines(figure: Any, errors: Map) -> None:
     """A panel per law: error over the size of each relaxation, at the point of its largest error."""
+    from matplotlib.lines import Line2D
+
     rows = -(-len(errors.laws) // PANELS)
     across = min(PANELS, len(errors.laws))
     figure.set_size_inches(max(WIDE, 3.0 * across + 0.4), 2.15 * rows + 1.9)
@@ -262,7 +244,12 @@ def lines(figure: Any, errors: Map) -> None:
         _panel(panel, errors, law)
     for panel in panels[len(errors.laws) :]:
         panel.set_axis_off()
-    handles, columns = [_handle(name) for name in errors.relaxations], 3 if across > 3 else 2
+    handles = []
+    for name in errors.relaxations:
+        first, *further = RELAXATIONS[name].sizes
+        span = f"{first:g} to {further[-1]:g}" if further else f"{first:g}"
+        handles.append(Line2D([], [], label=f"{name}: {RELAXATIONS[name].size}, {span}", **_style(name)))
+    columns = 3 if across > 3 else 2
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     figure.supylabel("error of the law, %", fontsize=9)
     figure.suptitle("Error over the size of each relaxation, from near to far", fontsize=11)
@@ -272,15 +259,15 @@ def _panel(axes: Any, errors: Map, law: str) -> None:
     for name in errors.relaxations:
         followed = _followed(errors, law, name)
         if followed:
-            steps = [_step(name, cell) for cell in followed]
+            sizes = RELAXATIONS[name].sizes  # from the nearest, 0, to the farthest, 1
+            steps = [sizes.index(cell.size) / max(1, len(sizes) - 1) for cell in followed]
             axes.plot(steps, [100 * cell.error for cell in followed], **_style(name))
     axes.axhspan(-100 * MARGIN, 100 * MARGIN, color="#dddddd", zorder=0)
     axes.axhline(0.0, color="black", linewidth=0.6)
     axes.set_yscale("symlog", linthresh=10.0)
     axes.set_yticks(TICKS, [f"{tick:+d}" if tick else "0" for tick in TICKS], fontsize=7)
     axes.set_yticks([], minor=True)
-    axes.set_ylim(-80, 1200)
-    axes.set_xlim(-0.08, 1.08)
+    axes.set(ylim=(-80, 1200), xlim=(-0.08, 1.08))
     axes.set_xticks([0.0, 1.0], ["near", "far"], fontsize=7)
     axes.grid(alpha=0.25)
     axes.set_title(law, fontsize=8.5)
@@ -298,21 +285,6 @@ def _followed(errors: Map, law: str, name: str) -> list[Cell]:
     return [c for c in cells if c.point == worst.point]
 
 
-def _step(name: str, cell: Cell) -> float:
-    """Where a size stands between the nearest (0) and the farthest (1)."""
-    sizes = RELAXATIONS[name].sizes
-    return sizes.index(cell.size) / max(1, len(sizes) - 1)
-
-
 def _style(name: str) -> dict[str, Any]:
     index = list(RELAXATIONS).index(name)
     return {"color": COLOURS[index], "marker": MARKERS[index], "markersize": 3.5, "linewidth": 1.2}
-
-
-def _handle(name: str) -> Any:
-    from matplotlib.lines import Line2D
-
-    sizes = RELAXATIONS[name].sizes
-    span = f"{sizes[0]:g} to {sizes[-1]:g}" if len(sizes) > 1 else f"{sizes[0]:g}"
-    label = f"{name}: {RELAXATIONS[name].size}, {span}"
-    return Line2D([], [], label=label, **_style(name))

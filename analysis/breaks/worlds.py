@@ -7,18 +7,18 @@ token model and a profile.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from hardware_profiles.profile import DeviceInfo, Overlap, Profile, Role, Roles
-from hardware_profiles.store import find_trace, trace_name
+from hardware_profiles.reply_trace import DecisionTrace, read_decisions
+from hardware_profiles.store import decisions_name, find_decisions, find_trace, trace_name
 from hardware_profiles.surface import LEVELS, ConstantCost, GridCost, Provenance
 from hardware_profiles.surface import Point as Cell
 from hardware_profiles.trace import Trace, read_trace
-from policies.laws.fanout import geometric_fanout, round_fanout
 from policies.laws.ssd import expected_tokens, hit_rate, hit_rate_primary, power_law_hit
 from policies.sampling import FloatArray, Sampling
 from simulator.costs import Effects
@@ -90,20 +90,9 @@ class Point:
         """T_p, K draft steps."""
         return self.lookahead * self.draft_s
 
-    @property
-    def t_backup(self) -> float:
-        """T_b: the primary again, or nothing."""
-        return self.t_primary if self.backup == "primary" else 0.0
-
-    @property
-    def e_hit(self) -> float:
-        """Mean tokens of a round that verifies the primary's tokens."""
-        return expected_tokens(self.acceptance, self.lookahead)
-
-    @property
-    def e_miss(self) -> float:
-        """Mean tokens of a round after a miss."""
-        return self.e_hit if self.backup == "primary" else 1.0
+    def hit(self, guesses: int) -> float:
+        """Hit probability of so many guesses."""
+        return float(power_law_hit([guesses], self.exponent, self.scale)[0])
 
     @property
     def p_primary(self) -> float:
@@ -111,22 +100,11 @@ class Point:
         return hit_rate_primary(self.acceptance, self.fanout, self.exponent, self.scale)
 
     @property
-    def p_backup(self) -> float:
-        """p_hit,b: after a plain decode position 0 alone can hit."""
-        if self.backup == "primary":
-            return self.p_primary
-        return float(power_law_hit([self.fanout[0]], self.exponent, self.scale)[0])
-
-    @property
-    def p_hit(self) -> float:
-        """Long-run hit rate (`ssd.eq1`)."""
-        return hit_rate(self.p_primary, self.p_backup)
-
-    @property
     def known(self) -> dict[str, Any]:
         """What the papers' laws may be told here, by the glossary's names.
 
-        SD's draft is the primary's, so that both draft the same tokens in the same time.
+        SD's draft is the primary's, so that both draft the same tokens in the same time.  After the backup
+        `plain` a round yields one token, and position 0 alone can hit.
         """
         known: dict[str, Any] = {
             "acceptance": self.acceptance,
@@ -137,15 +115,21 @@ class Point:
             "matched": self.matched,
         }
         if self.fanout:
-            known |= {"p_hit": self.p_hit, "p_hit_primary": self.p_primary, "p_hit_backup": self.p_backup}
-            known |= {"e_hit": self.e_hit, "e_miss": self.e_miss, "e_sd": self.e_hit}
-            known |= {"t_primary": self.t_primary, "t_backup": self.t_backup, "t_sd": self.t_primary}
+            redrafted = self.backup == "primary"
+            primary, tokens = self.p_primary, expected_tokens(self.acceptance, self.lookahead)
+            backup = primary if redrafted else self.hit(self.fanout[0])
+            known |= {
+                "p_hit": hit_rate(primary, backup),
+                "p_hit_primary": primary,
+                "p_hit_backup": backup,
+                "e_hit": tokens,
+                "e_miss": tokens if redrafted else 1.0,
+                "e_sd": tokens,
+                "t_primary": self.t_primary,
+                "t_backup": self.t_primary if redrafted else 0.0,
+                "t_sd": self.t_primary,
+            }
         return known
-
-    def with_closed_form(self) -> Point:
-        """This point with its budget spread by the closed form of `ssd.thm12`, rounded."""
-        real = geometric_fanout(self.acceptance, self.exponent, self.lookahead, self.budget)
-        return replace(self, fanout=round_fanout(real, self.budget))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +183,8 @@ RECORDING = "cpu2-x5"
 """Profile whose shipped traces stand for a real pair."""
 WIDE = 65
 """Where linear costs are stated; beyond it they go on alike."""
+SLOWED: Any = (("target", "forward", "draft"), ("draft", "forward", "target"), ("draft", "tree", "target"))
+"""Device and operation that are slowed while another device is busy."""
 _NORMAL = np.array([-1.6448536, -0.6744898, 0.0, 0.6744898, 1.6448536])
 
 
@@ -267,6 +253,16 @@ def falling_levels(drop: float, depth: int, target: float, mean: Callable[[Float
     return np.asarray(np.minimum(1.0, low * shape))
 
 
+@lru_cache(maxsize=8)
+def replies_of(policy: str) -> DecisionTrace:
+    """The shipped decisions of a policy.
+
+    Raises:
+        TraceError: There are none.
+    """
+    return read_decisions(find_decisions(decisions_name(RECORDING, policy)))
+
+
 @lru_cache(maxsize=16)
 def recorded(temperature: float, rows: int, seed: int) -> TokenModel:
     """The shipped recording as `rows` texts of equal length, its requests joined end to end.
@@ -284,10 +280,7 @@ def _joined(trace: Trace, rows: int) -> Trace:
     trace = trace.slice([request for row in range(rows) for request in ids[row::rows]])
     length = len(trace) // rows
     kept: dict[str, Any] = {name: column[: rows * length] for name, column in trace.columns.items()}
-    kept |= {
-        "request": np.repeat(np.arange(rows), length),
-        "position": np.tile(np.arange(length), rows),
-    }
+    kept |= {"request": np.repeat(np.arange(rows), length), "position": np.tile(np.arange(length), rows)}
     requests = tuple(trace.requests[i].model_copy(update={"id": i}) for i in range(rows))
     return Trace.of(requests, trace.meta, **kept)
 
@@ -299,29 +292,33 @@ def inputs_of_recording(temperature: float) -> tuple[float, float, float]:
     Raises:
         ValueError: No power law fits the hit curve.
     """
-    tokens = recorded(temperature, 1, 0)
-    manner = DraftRule(Sampling(temperature=temperature))
-    law = rejection_power_law(tokens, manner)
+    tokens, rule = recorded(temperature, 1, 0), DraftRule(Sampling(temperature=temperature))
+    law = rejection_power_law(tokens, rule)
     if law is None:
         raise ValueError(f"no power law fits the recording at temperature {temperature:g}")
-    return mean_acceptance(tokens, manner), law.exponent, law.scale
+    return mean_acceptance(tokens, rule), law.exponent, law.scale
 
 
 @lru_cache(maxsize=256)
 def profile(draft_s: float, world: World) -> Profile:
     """Constant costs, a target step being 1, and what the world adds to them."""
-    tree = ("branches", draft_s, world.branches or 0.0)
     operations: dict[Any, Any] = {
         "target.forward": _target(world),
         "draft.forward": _line("batch", draft_s, 0.0, world.jitter),
-        "draft.tree": _line(*tree, world.jitter),
+        "draft.tree": _line("branches", draft_s, world.branches or 0.0, world.jitter),
     }
     role = Role(device=DeviceInfo(kind="any"), model="any")
+    overlap: tuple[Overlap, ...] = ()
+    if world.contention > 0.0:
+        overlap = tuple(
+            Overlap(device=device, operation=name, while_busy=other, slowdown=1.0 + world.contention)
+            for device, name, other in SLOWED
+        )
     return Profile(
         name="breaks",
         roles=Roles(target=role, draft=role),
         operations=operations,
-        overlap=_overlap(1.0 + world.contention) if world.contention > 0.0 else (),
+        overlap=overlap,
         provenance=Provenance(kind="synthetic"),
     )
 
@@ -362,12 +359,3 @@ def _unit_spread() -> np.ndarray[Any, np.dtype[np.float64]]:
     for i in range(len(z) - 1):
         variance += (LEVELS[i + 1] - LEVELS[i]) * (z[i] ** 2 + z[i] * z[i + 1] + z[i + 1] ** 2) / 3.0
     return np.asarray(z / np.sqrt(variance), dtype=np.float64)
-
-
-def _overlap(slowdown: float) -> tuple[Overlap, ...]:
-    """Target and draft slow each other by the same factor."""
-    return (
-        Overlap(device="target", operation="forward", while_busy="draft", slowdown=slowdown),
-        Overlap(device="draft", operation="forward", while_busy="target", slowdown=slowdown),
-        Overlap(device="draft", operation="tree", while_busy="target", slowdown=slowdown),
-    )

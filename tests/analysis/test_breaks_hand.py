@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_worlds import run, tokens_by_hand
 
-from analysis.breaks.bench import Bench
+from analysis.breaks.bench import PIPELINE, Bench
 from analysis.breaks.laws import LAWS
 from analysis.breaks.relaxations import RELAXATIONS
 from analysis.breaks.worlds import Case, Point, World, falling, profile
@@ -31,7 +31,7 @@ def error(law: str, point: Point, relaxation: str, size: float, tokens: int = 60
 
 def round_s(point: Point, world: World) -> float:
     """Seconds of a round of Saguaro that always hits."""
-    return bench().saguaro(Case(point, world)).ratio("seconds", "rounds").value
+    return bench().run("saguaro", Case(point, world)).ratio("seconds", "rounds").value
 
 
 def test_falling_acceptance_keeps_the_mean() -> None:
@@ -63,7 +63,7 @@ def test_recorded_tokens_in_clusters() -> None:
 def test_the_recording_has_more_empty_and_more_full_rounds_than_coins() -> None:
     point = Point(0.8, 8, 0.1)
     inputs = RELAXATIONS["trace"].case(point, 0.0)
-    sums = bench().sd(inputs).sums
+    sums = bench().run("sd", inputs).sums
     assert sums["tokens"].sum() > 5500  # all of its 6098 positions but the first and last round's
     full = 1.0 - sums["rejected"].sum() / sums["rounds"].sum()
     assert full > 1.5 * inputs.point.acceptance**8
@@ -111,7 +111,10 @@ def test_contention() -> None:
 
 def test_rows_that_miss_together_are_one_row() -> None:
     four = Case(Point(0.8, 4, 0.1, fanout=(3,) * 5, batch=4), World(clones=4))
-    together, alone = bench().saguaro(four), bench(1500).saguaro(Case(replace(four.point, batch=1)))
+    together, alone = (
+        bench().run("saguaro", four),
+        bench(1500).run("saguaro", Case(replace(four.point, batch=1))),
+    )
     assert together.ratio("tokens", "seconds").value == alone.ratio("tokens", "seconds").value
 
 
@@ -133,11 +136,13 @@ def test_short_outputs() -> None:
 
 def test_the_plain_pipeline_by_hand() -> None:
     # All accepted, g = 4, C = 4: after the first block drafting hides, 4 tokens a round.
-    assert bench().pipeline(Case(Point(1.0, 4, 0.25))).ratio("tokens", "seconds").value == pytest.approx(4.0)
-    # Nothing accepted: a block (1) and a verification (1) for each token.
-    assert bench(600).pipeline(Case(Point(0.0, 4, 0.25))).ratio("tokens", "seconds").value == pytest.approx(
-        0.5
+    assert bench().run(PIPELINE, Case(Point(1.0, 4, 0.25))).ratio("tokens", "seconds").value == pytest.approx(
+        4.0
     )
+    # Nothing accepted: a block (1) and a verification (1) for each token.
+    assert bench(600).run(PIPELINE, Case(Point(0.0, 4, 0.25))).ratio(
+        "tokens", "seconds"
+    ).value == pytest.approx(0.5)
 
 
 def test_noise_varies_by_as_much_as_it_is_told() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.breaks.bench import Bench
-from analysis.breaks.comparison import by_value
+from analysis.breaks.comparison import by_value, speed
 from analysis.breaks.laws import (
     LAWS,
     RETRIEVING,
@@ -25,9 +25,8 @@ from analysis.breaks.relaxations import (
     inputs_of_replies,
     matches,
     recorded_matches,
-    replies_of,
 )
-from analysis.breaks.worlds import Case, Point, World
+from analysis.breaks.worlds import Case, Point, World, replies_of
 from analysis.papers.rasd import fused_tau
 from analysis.studies.mirror import overlap_counted
 from policies.laws.double import pearl_speedup
@@ -49,15 +48,14 @@ def test_mirrors_step_by_hand(bench: Bench) -> None:
     # A glue step and four of .1 take as long as the later half: 1.  Nothing is reused: .4 more.
     assert mirror_step(NEVER_REUSED, 0.0) == 1.0
     assert all_fallbacks(NEVER_REUSED) == 1.0 and omega(NEVER_REUSED) == 0.5
-    run = bench.mirror(Case(NEVER_REUSED))
-    assert run is not None
+    run = bench.run("mirror", Case(NEVER_REUSED))
     assert run.ratio("seconds", "rounds").value == pytest.approx(1.4)
     # The window is rejected somewhere with 1 - .5^4.
     assert run.ratio("fallbacks", "rounds").value == pytest.approx(1 - 0.5**4, abs=0.02)
     # A draft of .2 a step exceeds the half by .5, and a target that grows by .05 per token takes 1.2.
     slow = replace(NEVER_REUSED, draft_s=0.2, scale=0.0)
-    wide = bench.mirror(Case(slow, World(verify_k=0.05)))
-    assert wide is not None and mirror_step(slow, 0.0) == 1.5
+    wide = bench.run("mirror", Case(slow, World(verify_k=0.05)))
+    assert mirror_step(slow, 0.0) == 1.5
     assert wide.ratio("seconds", "rounds").value == pytest.approx(0.6 + 1.0, abs=1e-3)
 
 
@@ -86,10 +84,10 @@ def test_a_wrong_law_of_double_is_caught() -> None:
     """One that counts half of the matched tokens twice."""
     wrong = by_value(
         lambda point: double_speed(replace(point, matched=1.5 * point.matched)),
-        lambda bench, case: None if (run := bench.double(case)) is None else bench.speedup(run, case),
+        speed("double"),
     )
-    found = wrong(Bench(12_000, seed=11), Case(RETRIEVING[0]))
-    assert found is not None and differs(found), found
+    found = wrong.compare(Bench(12_000, seed=11), Case(RETRIEVING[0]))
+    assert differs(found), found
 
 
 def test_halves_of_coins() -> None:
