@@ -10,13 +10,14 @@ from typing import Any
 import click
 
 from analysis.results import Results
-from analysis.study import Progress, Study, click_options
+from analysis.study import Progress, Study
 from policies.commandline import (
     HELP,
     RUNS_MODELS,
     CheckedGroup,
     checked_command,
     checked_group,
+    click_options,
     refusals,
     wide_console,
     with_options,

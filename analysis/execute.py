@@ -42,6 +42,7 @@ from calibrate.job import Job, like_profile, make_job, worker_specs
 from calibrate.live.placement import WorkerSpec, available_cores, parse_placement
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import LiveRun, decide, joined, measure, run_matrix
+from calibrate.options import CalibrationRequest
 from calibrate.prompts import Prompt, choose_prompts, spread
 from hardware_profiles.reply_trace import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.trace import Trace
@@ -270,8 +271,8 @@ class Bench:
             if self.recorded:
                 trace = spread_requests(self.sources.trace(temperature), self.plan.count)
             else:
-                job = replace(self.job, temperature=temperature)
-                trace = record(job, self.prompts(), self.plan.prompts, self.progress)
+                job = replace(self.job, prompts=tuple(self.prompts()), prompt_set=self.plan.prompts)
+                trace = record(job, temperature, self.progress)
             self._traces[temperature] = trace
         return self._traces[temperature]
 
@@ -488,7 +489,7 @@ class Comparison:
         """Write what live runs decided, a file per repetition."""
         for repeat in range(max(map(len, self.decisions.values()), default=0)):
             mine = {name: each[repeat] for name, each in self.decisions.items() if repeat < len(each)}
-            kept = DecisionTrace(self.trace.requests, self.trace.meta, mine, self.bench.job.limit)
+            kept = DecisionTrace(self.trace.requests, self.trace.meta, mine, self.bench.job.max_tokens)
             write_decisions(kept, folder / self._file(repeat))
 
     def _stored_decisions(self) -> dict[str, tuple[Decisions, ...]]:
@@ -739,6 +740,12 @@ def more_drafts(draft: WorkerSpec, count: int) -> list[WorkerSpec]:
 def profiled_job(sources: Sources, *, limit: int, seed: int) -> Job:
     """The live job of a profile's own pair, as its trace names it, called as it was when it was measured."""
     meta = next(iter(sources.traces.values())).meta
-    target, draft = meta.target_model, meta.draft_model
-    job = make_job(target=target, draft=draft, temperature=(0.0,), max_tokens=limit, quick=True, seed=seed)
-    return like_profile(job, sources.profile)
+    request = CalibrationRequest(
+        target=meta.target_model,
+        draft=meta.draft_model,
+        temperature=(0.0,),
+        max_tokens=limit,
+        quick=True,
+        seed=seed,
+    )
+    return like_profile(make_job(request), sources.profile)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import click
 
 from analysis.results import Results, Row
 from calibrate.live_runs import Cell
-from policies.commandline import split_counts, split_integers, split_list, split_numbers
+from calibrate.options import TURNS
+from policies import commandline
+from policies.commandline import split_counts
 from policies.registry import Settings
 from simulator.costs import Effects
 
@@ -21,29 +23,11 @@ SPLIT, SHARED = "split", "shared:0,1"
 """Placements: a core for each model, which profiles are measured on, or both models on both cores."""
 RECORDED = "recorded"
 """In place of a prompt set: the prompts that the profile was calibrated on, as they were recorded then."""
-
-
-def option(default: Any, text: str, **details: Any) -> Any:
-    """A field of a plan that is an option of the command line.
-
-    Args:
-        default: Of the option; its type is the field's.
-        text: Help.
-        details: Of `click.option`, e.g. `type=click.IntRange(min=1)`; or `names`, of which a list takes any,
-            and `spelled`, how the command line calls it.
-    """
-    return field(default=default, metadata={"help": text, **details})
-
-
-POSITIVE = click.IntRange(min=1)
-MEASURED_OPTION = {
-    "help": "Predict the live runs that --out kept here, and run nothing.",
-    "type": click.Path(exists=True, path_type=Path),
-}
-TURNS_OPTION = {
-    "help": "Take turns, ten seconds each, with the measuring commands that are given the same file.",
-    "type": click.Path(dir_okay=False, path_type=Path),
-}
+option, POSITIVE = commandline.option, commandline.POSITIVE
+MEASURED = commandline.about(
+    "Predict the live runs that --out kept here, and run nothing.",
+    type=click.Path(exists=True, path_type=Path),
+)
 
 
 @dataclass(frozen=True)
@@ -61,8 +45,8 @@ class Plan:
     )
     repeats: int = option(3, "Live repetitions.", type=POSITIVE)
     seed: int = option(0, "Keys latency noise, sampling and the order of live runs.")
-    measured: Path | None = field(default=None, metadata=MEASURED_OPTION)
-    turns: Path | None = field(default=None, metadata=TURNS_OPTION)
+    measured: Path | None = field(default=None, metadata=MEASURED)
+    turns: Path | None = field(default=None, metadata=TURNS)
 
     @property
     def asked(self) -> Row:
@@ -161,32 +145,3 @@ class Study(Generic[PlanT]):
         assert self.settings is not None, f"study {self.name} says neither what to compare nor how"
         rows: list[Row] = bench.compare(self.settings(bench))
         return rows
-
-
-def click_options(plan: type[Any]) -> list[Callable[[Any], Any]]:
-    """The command-line options of a plan, or of another dataclass of options, in the order of its fields."""
-    hints = get_type_hints(plan)
-    return [_click_option(each, hints[each.name]) for each in fields(plan) if each.metadata]
-
-
-def _click_option(each: Field[Any], hint: Any) -> Callable[[Any], Any]:
-    default = None if each.default is MISSING else each.default
-    details = {"default": default, "show_default": default not in {None, ""}, **each.metadata}
-    spelled = details.pop("spelled", ("--" + each.name.replace("_", "-"),))
-    names = details.pop("names", ())
-
-    def words(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
-        found = tuple(split_list(context, parameter, value))
-        if unknown := [word for word in found if names and word not in names]:
-            raise click.BadParameter(f"there is no {unknown[0]!r}; choices: {', '.join(names)}")
-        return found
-
-    lists = {tuple[int, ...]: split_integers, tuple[float, ...]: split_numbers, tuple[str, ...]: words}
-    if hint is bool:
-        details |= {"is_flag": True, "show_default": False}
-    elif details.get("multiple"):
-        details["show_default"] = each.metadata.get("show_default", False)
-    elif hint in lists:
-        text = ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in default or ())
-        details = {"callback": lists[hint], **details, "default": text, "show_default": bool(text)}
-    return click.option(*spelled, **details)

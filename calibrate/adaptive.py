@@ -26,7 +26,7 @@ import numpy as np
 
 from calibrate.journal import Journal, Json
 from calibrate.live.errors import WorkerError
-from calibrate.measure import WARM, Timer, shape_of
+from calibrate.measure import Timer, visit_point
 from calibrate.plan import Grid, Plan
 from hardware_profiles.surface import GridCost, LatencySurface, Point
 
@@ -35,17 +35,15 @@ Measure: TypeAlias = Callable[[At], float | None]
 """Seconds at a point; None where memory does not suffice."""
 Ended: TypeAlias = Literal["error", "budget", "full"]
 SCATTERED = 16
-PRIMES = (2, 3, 5)
 BAD_SHARE = 0.25
 """An axis whose own probes are off by this share of the worst error has to do with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refined:
-    """A grid whose ticks were chosen by measuring.
+    """A grid whose ticks were chosen by measuring, with its held-out points.
 
     Attributes:
-        grid: With its held-out points.
         error: Worst relative error on them; None where no interval is left to probe.
         out_of_memory: Points that were tried and did not fit.
         ended: `error`: it is under the bound; `budget`: time is spent; `full`: every integer is a tick.
@@ -57,13 +55,7 @@ class Refined:
     ended: Ended
 
 
-def refine(
-    grid: Grid,
-    measure: Measure,
-    *,
-    until_error: float,
-    spent: Callable[[], bool],
-) -> Refined:
+def refine(grid: Grid, measure: Measure, *, until_error: float, spent: Callable[[], bool]) -> Refined:
     """Choose the ticks of a grid.
 
     Args:
@@ -96,19 +88,11 @@ def refine(
         held = {at: seconds[at] for at in probes(values) if at in seconds}
         errors = held_out_errors(replace(grid, values=values), seconds, held)
         worst = max(errors.values(), default=None)
-        ended = _ended(worst, until_error, spent)
-        if ended:
+        if worst is None or worst <= until_error or spent():
+            ended: Ended = "full" if worst is None else "error" if worst <= until_error else "budget"
             chosen = replace(grid, values=values, held_out=tuple(sorted(held)))
             return Refined(chosen, worst, tuple(too_large), ended)
         values = next_values(values, errors, seconds)
-
-
-def _ended(worst: float | None, until_error: float, spent: Callable[[], bool]) -> Ended | None:
-    if worst is None:
-        return "full"
-    if worst <= until_error:
-        return "error"
-    return "budget" if spent() else None
 
 
 def probes(values: tuple[At, ...]) -> list[At]:
@@ -127,22 +111,11 @@ def probes(values: tuple[At, ...]) -> list[At]:
 
 def scattered(values: tuple[At, ...]) -> list[At]:
     """Points evenly spread over the whole range of ratios (a Halton sequence), the same for all ticks."""
-    found = []
-    for number in range(1, SCATTERED + 1):
-        shares = [_radical_inverse(number, prime) for prime in PRIMES[: len(values)]]
-        ends = [(max(ticks[0], 1), max(ticks[-1], 1)) for ticks in values]
-        found.append(tuple(round(a * (b / a) ** u) for (a, b), u in zip(ends, shares, strict=True)))
-    return found
+    from scipy.stats import qmc
 
-
-def _radical_inverse(number: int, base: int) -> float:
-    """The digits of a number mirrored behind the point."""
-    found, scale = 0.0, 1.0
-    while number:
-        scale /= base
-        found += scale * (number % base)
-        number //= base
-    return found
+    shares = qmc.Halton(len(values), scramble=False).random(SCATTERED + 1)[1:].tolist()
+    ends = [(max(ticks[0], 1), max(ticks[-1], 1)) for ticks in values]
+    return [tuple(round(a * (b / a) ** u) for (a, b), u in zip(ends, point, strict=True)) for point in shares]
 
 
 def _centre(ticks: At) -> int:
@@ -167,11 +140,6 @@ def next_values(
 
     A probe that lies off the ticks of several axes blames the one whose own probes, off its ticks alone, are
     bad, too; where none is, the one along which the cost changes most between the ticks around it.
-
-    Args:
-        values: Ticks per axis.
-        errors: Relative error by probe; not empty.
-        seconds: At all points of the grid.
     """
     worst = max(errors, key=lambda at: errors[at])
 
@@ -248,12 +216,10 @@ OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "can't allocate memory", "
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveGoal:
-    """How well grids are to interpolate, and what that may cost.
+    """How well grids are to interpolate (worst relative error on held-out points), and what that may cost.
 
-    Attributes:
-        until_error: Worst relative error on held-out points.
-        time_budget_s: For choosing the points and all repetitions of them, by estimate: a repetition takes
-            about as long as the choice did.
+    The time is for choosing the points and all repetitions of them, by estimate: a repetition takes about as
+    long as the choice did.
     """
 
     until_error: float
@@ -288,15 +254,7 @@ def adapt_plan(
     progress: Callable[[int, int], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Plan:
-    """The plan with grids whose ticks were chosen by measuring.
-
-    Args:
-        plan: Ranges, and how often points will be measured.
-        goal: When to stop.
-        timer: Times one shape.
-        journal: Keeps the ticks of every grid that is done.
-        progress: Called with (grids done, grids in all).
-        clock: Seconds.
+    """The plan with grids whose ticks were chosen by measuring; the journal keeps those of every grid.
 
     Raises:
         ValueError: Not even the smallest point of a grid fits into memory.
@@ -305,44 +263,34 @@ def adapt_plan(
     chosen = []
     for number, grid in enumerate(plan.grids):
         kept = journal.once(partial(_adapt, grid, goal, timer, share, clock), STAGE, grid.operation)
-        chosen.append(_unpack(grid, kept))
+        values, held_out = (tuple(tuple(each) for each in kept[name]) for name in ("values", "held_out"))
+        chosen.append(replace(grid, values=values, held_out=held_out))
         progress(number + 1, len(plan.grids))
     return replace(plan, grids=tuple(chosen))
 
 
 def _adapt(grid: Grid, goal: AdaptiveGoal, timer: Timer, seconds: float, clock: Callable[[], float]) -> Json:
-    start, kind = clock(), grid.operation.split(".")[1]
+    start = clock()
 
     def measure(at: At) -> float | None:
         try:
-            samples = timer(grid.device, kind, shape_of(grid, at), 1 + WARM)[1:]
+            return float(np.mean(visit_point(grid, at, timer)))
         except WorkerError as error:
             if not any(words in error.remote_traceback for words in OUT_OF_MEMORY):
                 raise
             return None
-        return float(np.mean(samples))
 
-    return _pack(
-        refine(grid, measure, until_error=goal.until_error, spent=lambda: clock() - start >= seconds)
-    )
+    found = refine(grid, measure, until_error=goal.until_error, spent=lambda: clock() - start >= seconds)
+    error = "" if found.error is None else f", worst error {100 * found.error:.0f} % on samples of its choice"
+    large = f", out of memory at {', '.join(map(str, found.out_of_memory))}" if found.out_of_memory else ""
+    ended = {"error": "under the bound", "budget": "time was spent", "full": "no room for more"}[found.ended]
+    return {
+        "values": found.grid.values,
+        "held_out": found.grid.held_out,
+        "note": f"points of {found.grid.operation} chosen by measuring: {ended}{error}{large}",
+    }
 
 
 def adaptive_notes(journal: Journal) -> str:
     """How the choice of points ended, for the profile's note; empty where there was none."""
     return "; ".join(kept["note"] for kept in journal.stage(STAGE))
-
-
-def _pack(found: Refined) -> Json:
-    error = "" if found.error is None else f", worst error {100 * found.error:.0f} % on samples of its choice"
-    large = f", out of memory at {', '.join(map(str, found.out_of_memory))}" if found.out_of_memory else ""
-    ended = {"error": "under the bound", "budget": "time was spent", "full": "no room for more"}[found.ended]
-    return {
-        "values": [list(ticks) for ticks in found.grid.values],
-        "held_out": [list(at) for at in found.grid.held_out],
-        "note": f"points of {found.grid.operation} chosen by measuring: {ended}{error}{large}",
-    }
-
-
-def _unpack(grid: Grid, kept: Json) -> Grid:
-    values = tuple(tuple(ticks) for ticks in kept["values"])
-    return replace(grid, values=values, held_out=tuple(tuple(at) for at in kept["held_out"]))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -20,22 +21,25 @@ from calibrate.live.placement import TORCH, Mode, backend_label, local_vocabular
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import measured_runs, run_part, runs_of
 from calibrate.measure import measure_grids, measure_overlap, message_latency, quantiles, time_shape
-from calibrate.models import MisfitError, ModelSize, model_size
+from calibrate.models import MisfitError, ModelSize, hub_size
+from calibrate.options import Progress
 from calibrate.plan import LivePart, Plan
 from calibrate.processes import run_apart
-from calibrate.prompts import Prompt, spread
+from calibrate.prompts import spread
 from calibrate.record import RecordingJob, now, record_trace, versions
 from hardware_profiles.profile import DeviceInfo, Overlap, Profile, Role, Roles, save_profile
 from hardware_profiles.store import trace_name, user_profile, user_trace
 from hardware_profiles.surface import GridCost, Provenance, RoleName
 from hardware_profiles.trace import Trace, write_trace
+from policies.commandline import typed
 from policies.values import Request
-
-__all__ = ["Calibrated", "Job", "calibrate", "record", "requests_of", "run_calibration"]
 
 MESSAGES = 50
 RANDOM = "random weights: latencies only, no acceptance"
 """What a profile says of itself where a model has no trained weights."""
+RANDOM_PROMPT = (8, 48)
+"""Shortest and longest prompt of live runs on random weights."""
+WAITING = "waiting for the next pass"
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def calibrate(job: Job, progress: Progress) -> tuple[Profile, Trace]:
     """
     if job.random:
         raise MisfitError(f"{RANDOM}; `calibrate --target shape:...` writes a profile alone")
-    found = run_calibration(replace(job, temperatures=job.temperatures[:1]), progress)
+    found = run_calibration(replace(job, temperature=job.temperature[:1]), progress)
     return found.profile, found.trace
 
 
@@ -92,27 +96,23 @@ def run_calibration(
         journal.put(now(), "resumed", sum(journal.resumed.values()))
     journal.once(now, "started")
     # What random weights say is nobody's acceptance.
-    temperatures = () if job.random else dict.fromkeys(job.temperatures)
-    traces = {t: _record(replace(job, temperature=t), progress, journal) for t in temperatures}
+    temperatures = () if job.random else dict.fromkeys(job.temperature)
+    traces = {t: record(job, t, progress, journal) for t in temperatures}
     with ExitStack() as stack:
-        bench = Bench(job, what, Workers(job, what, stack), journal, progress)
-        messages = journal.once(lambda: message_latency(bench.workers(), "draft", MESSAGES), "messages")
+        bench = Bench(job, what, lazy_world(job, what, stack), journal, progress)
+        messages = journal.once(lambda: message_latency(bench.world(), "draft", MESSAGES), "messages")
         bench = replace(bench, what=bench.adapted())
         for number in range(1, what.passes + 1):
-            begin_pass(number, job.apart_s, journal, progress)
+            begin_pass(number, 60.0 * job.apart, journal, progress)
             part = replace(bench, what=bench.what.upto(number))
             grids, overlap, records = part.grids(), part.overlap(), part.live(traces)
     host, overlap = fit_host(records, grids, overlap, quantiles(np.array(messages)))
+    random = f"; {RANDOM}" if job.random else ""
     profile = Profile(
         name=job.name,
-        description=(
-            f"{job.names[0]} drafted for by {job.names[1]} on {job.machine}, placement {job.placement.name}"
-            + (f"; {RANDOM}" if job.random else "")
-        ),
-        roles=Roles(
-            target=role_of(job, "target"),
-            draft=role_of(job, "draft"),
-        ),
+        description=f"{job.names[0]} drafted for by {job.names[1]} on {job.machine}, "
+        f"placement {job.placement.name}{random}",
+        roles=Roles(target=role_of(job, "target"), draft=role_of(job, "draft")),
         placement="split" if job.placement.apart else "shared",
         placement_note=job.placement.name,
         operations=grids,  # type: ignore[arg-type]
@@ -131,36 +131,27 @@ def run_calibration(
     return Calibrated(profile, traces)
 
 
-def record(job: Job, prompts: Sequence[Prompt], prompt_set: str, progress: Progress) -> Trace:
-    """Record a trace of `prompts` by plain decoding at the job's `temperature`, in processes of its own."""
-    return _record(replace(job, prompts=tuple(prompts), prompt_set=prompt_set), progress, Journal())
-
-
-def _record(job: Job, progress: Progress, journal: Journal) -> Trace:
-    sampled = job.temperature > 0.0
-    stage = f"trace at T={job.temperature:g}" if sampled else "trace"
+def record(job: Job, temperature: float, progress: Progress, journal: Journal | None = None) -> Trace:
+    """Record a trace of the job's prompts by plain decoding, in processes of its own."""
+    sampled = temperature > 0.0
+    stage = f"trace at T={temperature:g}" if sampled else "trace"
+    recording = typed(
+        RecordingJob,
+        vars(job),
+        prompts=(),
+        temperature=temperature,
+        top_p=job.top_p if sampled else 1.0,
+        devices=job.placement.devices,
+    )
     return record_trace(
         job.prompts,
-        RecordingJob(
-            target=job.target,
-            draft=job.draft,
-            prompts=(),
-            limit=job.limit,
-            temperature=job.temperature,
-            top_p=job.top_p if sampled else 1.0,
-            ranks=job.ranks,
-            seed=job.seed,
-            precision=job.precision,
-            devices=job.placement.devices,
-            draft_backend=job.draft_backend,
-            trust_remote_code=job.trust_remote_code,
-        ),
+        recording,
         prompt_set=job.prompt_set,
         names=job.names,
-        progress=lambda done, total: progress(stage, done, total),
+        progress=partial(progress, stage),
         journal=journal,
         processes=recorders(job),
-        when=journal.get("started") if journal.has("started") else None,
+        when=journal.get("started") if journal and journal.has("started") else None,
     )
 
 
@@ -168,7 +159,7 @@ def _note(job: Job, what: Plan, journal: Journal) -> str:
     note = f"{job.mode} torch, one thread per core; {what.repeats} repetitions per point, interleaved"
     if what.passes > 1:
         note += f", in each of {what.passes} passes"
-        note += f" that began at least {job.apart_s / 60:g} minutes apart" if job.apart_s else ""
+        note += f" that began at least {job.apart:g} minutes apart" if job.apart else ""
     if job.draft_backend != TORCH:
         note = f"draft by {backend_label(job.draft_backend)}; {note}"
     if job.random:
@@ -179,85 +170,47 @@ def _note(job: Job, what: Plan, journal: Journal) -> str:
     return note + (f"; interrupted, and resumed at {', '.join(pauses)}" if pauses else "")
 
 
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""(stage, done, total)."""
-RANDOM_PROMPT = (8, 48)
-"""Shortest and longest prompt of live runs on random weights."""
-
-
-class Workers:
-    """The live world, started when something is first to be measured.
-
-    Args:
-        job: Models, placement and mode.
-        what: Tells how large a batch and how long a text there will be.
-        stack: Ends the workers.
-    """
-
-    def __init__(self, job: Job, what: Plan, stack: ExitStack) -> None:
-        self._specs = worker_specs(job, batch=what.largest_batch, length=what.longest)
-        self._stack = stack
-        # Of a random model no token ends a text but by accident.
-        self._ends: tuple[int, ...] | None = () if job.random else None
-        self._world: LiveWorld | None = None
-
-    def __call__(self) -> LiveWorld:
-        """The world."""
-        if self._world is None:
-            self._world = self._stack.enter_context(LiveWorld(*self._specs, end_token_ids=self._ends))
-        return self._world
+def lazy_world(job: Job, what: Plan, stack: ExitStack) -> Callable[[], LiveWorld]:
+    """The live world, started when something is first to be measured; the stack ends it."""
+    specs = worker_specs(job, batch=what.largest_batch, length=what.longest)
+    # Of a random model no token ends a text but by accident.
+    ends: tuple[int, ...] | None = () if job.random else None
+    return cache(lambda: stack.enter_context(LiveWorld(*specs, end_token_ids=ends)))
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The measurements of a calibration, each resumable piece by piece.
-
-    Attributes:
-        job: What is calibrated.
-        what: What is measured.
-        workers: The live world.
-        journal: What is done.
-        progress: Called with (stage, done, total).
-    """
+    """The measurements of a calibration, each resumable piece by piece from the journal."""
 
     job: Job
     what: Plan
-    workers: Workers
+    world: Callable[[], LiveWorld]
     journal: Journal
     progress: Progress
+
+    def _time(self, device: str, kind: str, shape: dict[str, int], repeats: int) -> list[float]:
+        return time_shape(self.world(), device, kind, shape, repeats)
 
     def adapted(self) -> Plan:
         """The plan, its grids' points chosen by measuring if the job says so."""
         if self.job.adaptive is None:
             return self.what
-        return adapt_plan(
-            self.what,
-            self.job.adaptive,
-            lambda *shape: time_shape(self.workers(), *shape),
-            journal=self.journal,
-            progress=lambda done, total: self.progress("choosing points", done, total),
-        )
+        progress = partial(self.progress, "choosing points")
+        return adapt_plan(self.what, self.job.adaptive, self._time, journal=self.journal, progress=progress)
 
     def grids(self) -> dict[str, GridCost]:
         """Latency surfaces."""
+        progress = partial(self.progress, "latency grids")
         return measure_grids(
-            self.what,
-            lambda *shape: time_shape(self.workers(), *shape),
-            seed=self.job.seed,
-            progress=lambda done, total: self.progress("latency grids", done, total),
-            journal=self.journal,
+            self.what, self._time, seed=self.job.seed, progress=progress, journal=self.journal
         )
 
     def overlap(self) -> list[Overlap]:
         """Slow-downs of models on cores or devices of their own; those on the same ones take turns."""
         if not self.job.placement.apart:
             return []
-        return measure_overlap(
-            self.workers,
-            self.what.overlap_repeats,
-            lambda done, total: self.progress("overlap", done, total),
-            self.journal,
-        )
+        progress = partial(self.progress, "overlap")
+        return measure_overlap(self.world, self.what.overlap_repeats, progress, self.journal)
 
     def live(self, traces: Mapping[float, Trace]) -> list[LiveRecord]:
         """The plan's settings, run live."""
@@ -269,7 +222,7 @@ class Bench:
                 part,
                 part.settings(top_p=job.top_p, seed=job.seed),
                 part_requests(job, part, traces),
-                self.workers,
+                self.world,
                 number=number,
                 seed=job.seed,
                 journal=self.journal,
@@ -292,31 +245,26 @@ def part_requests(job: Job, part: LivePart, traces: Mapping[float, Trace]) -> li
     if not traces:
         return random_requests(job, part.prompts)
     chosen = spread(list(job.prompts), part.prompts)
-    wanted = [i for i, prompt in enumerate(job.prompts) if prompt in chosen]
     trace = traces.get(part.temperature) or next(iter(traces.values()))
-    return [request for request in requests_of(trace) if request.id in wanted]
+    return [r for r, prompt in zip(requests_of(trace), job.prompts, strict=True) if prompt in chosen]
 
 
 def random_requests(job: Job, count: int) -> list[Request]:
     """Prompts of random tokens, for live runs that tell host times and nothing else."""
     random = np.random.default_rng(job.seed)
     vocabulary = local_vocabulary(job.target) or local_vocabulary(job.draft) or 2
-    shortest, longest = RANDOM_PROMPT
-    lengths = random.integers(shortest, longest, count, endpoint=True).tolist()
+    lengths = random.integers(*RANDOM_PROMPT, count, endpoint=True).tolist()
     return [
-        Request(i, length, job.limit, tuple(random.integers(1, vocabulary, length).tolist()))
+        Request(i, length, job.max_tokens, tuple(random.integers(1, vocabulary, length).tolist()))
         for i, length in enumerate(lengths)
     ]
-
-
-WAITING = "waiting for the next pass"
 
 
 def begin_pass(
     number: int,
     apart_s: float,
     journal: Journal,
-    progress: Callable[[str, int, int], None],
+    progress: Progress,
     *,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
@@ -349,9 +297,10 @@ def begin_pass(
 
 def role_of(job: Job, role: RoleName) -> Role:
     """What a profile says of the target or the draft of a job: device, model, precision, backend, sizes."""
-    target = role == "target"
-    model, backend = (job.target, TORCH) if target else (job.draft, job.draft_backend)
-    size = model_size(model)
+    if role == "target":
+        model, backend, size = job.target, TORCH, job.sizes[0]
+    else:
+        model, backend, size = job.draft, job.draft_backend, job.sizes[1]
     if size.parameters is None:
         size = run_apart(_hub_size, (model, job.trust_remote_code), lambda _: None)
     path = Path(model)
@@ -370,16 +319,20 @@ def role_of(job: Job, role: RoleName) -> Role:
     )
 
 
+def _hub_size(model: tuple[str, bool], _: Callable[[Any], None]) -> ModelSize:
+    return hub_size(model[0], trust_remote_code=model[1])
+
+
 def _device(job: Job, role: RoleName) -> DeviceInfo:
     """The accelerator of a role, or its cores."""
     placement = job.placement
     device, cores = placement.target_device, placement.target_cores
     if role == "draft":
         device, cores = placement.draft_device, placement.draft_cores
-    kind, _, openvino = job.draft_backend.partition(":")
-    openvino = openvino if role == "draft" and kind == "openvino" else ""
-    if openvino not in {"", "CPU"}:
-        return DeviceInfo(kind=openvino.partition(".")[0].lower(), name=f"OpenVINO {openvino}", cores=cores)
+        kind, _, openvino = job.draft_backend.partition(":")
+        if kind == "openvino" and openvino != "CPU":
+            name = openvino.partition(".")[0].lower()
+            return DeviceInfo(kind=name, name=f"OpenVINO {openvino}", cores=cores)
     if device != "cpu":
         found = job.machine.device(device)
         return DeviceInfo(
@@ -397,37 +350,6 @@ def _device(job: Job, role: RoleName) -> DeviceInfo:
     )
 
 
-def _hub_size(model: tuple[str, bool], _: Callable[[Any], None]) -> ModelSize:
-    return hub_size(model[0], trust_remote_code=model[1])
-
-
-def hub_size(name: str, *, trust_remote_code: bool = False) -> ModelSize:
-    """Sizes of a model that is known by its hub name only, from its configuration."""
-    from calibrate.live.loading import load_config
-
-    config = load_config(name, trust_remote_code=trust_remote_code)
-    text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return ModelSize(
-        parameters=count_parameters(config, trust_remote_code=trust_remote_code),
-        layers=int(text.num_hidden_layers),
-        kv_per_token=2 * int(text.num_hidden_layers) * int(heads) * int(width),
-        positions=getattr(text, "max_position_embeddings", None),
-    )
-
-
-def count_parameters(config: Any, *, trust_remote_code: bool = False) -> int:
-    """Number of weights of a causal model of this configuration; builds it without memory."""
-    import torch
-
-    from calibrate.live.loading import untrained_model
-
-    with torch.device("meta"):
-        model = untrained_model(config, trust_remote_code=trust_remote_code)
-    return sum(p.numel() for p in model.parameters())
-
-
 def profile_path(job: Job, out: Path | None) -> Path:
     """File of the profile, in `out` or among the user's own."""
     return out / f"{job.name}.json" if out else user_profile(job.name)
@@ -440,14 +362,7 @@ def trace_path(job: Job, temperature: float, out: Path | None) -> Path:
 
 
 def open_work(job: Job, out: Path | None, *, fresh: bool = False, what: Plan | None = None) -> Journal:
-    """The journal of a job, in a hidden folder beside its profile.
-
-    Args:
-        job: What is calibrated.
-        out: As for `profile_path`.
-        fresh: Discard what an interrupted run left.
-        what: What is measured; by default the job's plan.
-    """
+    """The journal of a job, in a hidden folder beside its profile; `fresh` discards what lies there."""
     folder = profile_path(job, out).parent / f".{job.name}.partial"
     return open_journal(folder, inputs(job, what), fresh=fresh)
 
@@ -455,10 +370,7 @@ def open_work(job: Job, out: Path | None, *, fresh: bool = False, what: Plan | N
 def write_all(found: Calibrated, job: Job, out: Path | None) -> Path:
     """Write the traces and then the profile, each whole or not at all; returns the profile's path."""
     for temperature, trace in found.traces.items():
-        path = trace_path(job, temperature, out)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_trace(trace, path)
+        write_trace(trace, trace_path(job, temperature, out))
     path = profile_path(job, out)
-    path.parent.mkdir(parents=True, exist_ok=True)
     save_profile(found.profile, path)
     return path

@@ -9,21 +9,12 @@ import click
 
 from calibrate.datastore import datastore
 from calibrate.decide_cli import decide
-from calibrate.options import taking_turns, trust_option, turns_option
+from calibrate.options import TURNS, CalibrationRequest, taking_turns
 from calibrate.pair.cli import pair
 from hardware_profiles.files import to_json
-from policies.commandline import (
-    HELP,
-    LONGEST_WAIT,
-    NAME,
-    checked_group,
-    refusals,
-    split_integers,
-    split_numbers,
-)
+from policies.commandline import HELP, checked_group, click_options, refusals, typed, with_options
 
 if TYPE_CHECKING:
-    from calibrate.job import Job
     from calibrate.journal import Journal
 
 EXAMPLES = """
@@ -49,117 +40,26 @@ A run that was interrupted goes on where it was: give the same command again.
 """
 
 
-@checked_group(
-    invoke_without_command=True,
-    epilog=EXAMPLES,
-    context_settings=HELP,
-)
-@click.option("--hw", default="auto", show_default=True, help="`auto`, or the name this machine must have.")
-@click.option("--target", default="pair:x20", show_default=True, help="Model name or folder.")
-@click.option("--draft", default="pair:draft", show_default=True, help="Model name or folder.")
-@click.option(
-    "--prompts", default="calibration", show_default=True, help="Shipped set or a Spec-Bench JSONL file."
-)
-@click.option("--count", type=click.IntRange(min=1), help="Use this many of the prompts, of all categories.")
-@click.option(
-    "--placement",
-    default="split",
-    show_default=True,
-    help="split, shared:0 / shared:0,1 (cores), cuda:0 (both), cuda:0+cuda:1, cuda:0+cpu (target+draft).",
-)
-@click.option(
-    "--draft-backend",
-    default="torch",
-    show_default=True,
-    help="torch, openvino:CPU, openvino:GPU, openvino:NPU, llamacpp:fp16, llamacpp:q8_0, llamacpp:q4_0.",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(["fp32", "bf16", "fp16", "fp64"]),
-    default="fp32",
-    show_default=True,
-    help="Of both models; replay is exact in fp32.",
-)
-@click.option(
-    "--temperature",
-    default="0,1",
-    show_default=True,
-    callback=split_numbers,
-    help="Of the recorded traces, a list; 0 is greedy.",
-)
-@click.option(
-    "--top-p", default=1.0, show_default=True, help="Mass of both laws kept where tokens are sampled."
-)
-@click.option(
-    "--ranks",
-    type=click.IntRange(min=1),
-    help="Draft choices kept per position.  [default: 16, or 32 where tokens are sampled]",
-)
-@click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(min=1))
-@click.option(
-    "--batches", default="1,2,4,8", show_default=True, callback=split_integers, help="Batches to measure."
-)
-@click.option("--quick", is_flag=True, help="Two to three minutes: batch 1 only, half of the prompts.")
-@click.option(
-    "--passes",
-    default=1,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Measure everything so often, pass after pass: what drifts from one quarter of an hour to the next "
-    "evens out, and shows in the intervals.",
-)
-@click.option(
-    "--apart",
-    default=0.0,
-    show_default=True,
-    type=click.FloatRange(min=0.0, max=LONGEST_WAIT),
-    metavar="MINUTES",
-    help="Begin the passes at least this far apart; the machine is free in between.",
-)
-@click.option(
-    "--mode",
-    type=click.Choice(["eager", "compiled"]),
-    default="eager",
-    show_default=True,
-    help="How the models are called.",
-)
-@click.option(
-    "--until-error",
-    type=float,
-    metavar="E",
-    help="Choose the grids' points by measuring, until interpolation is off by at most this share.",
-)
-@click.option(
-    "--time-budget",
-    type=float,
-    metavar="S",
-    help="Seconds that the grids may take with --until-error, by estimate.  [default: 300]",
-)
-@click.option("--name", type=NAME, help="Name of the profile.  [default: from machine, target and placement]")
+@checked_group(invoke_without_command=True, epilog=EXAMPLES, context_settings=HELP)
+@with_options(click_options(CalibrationRequest))
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for profile and traces.  [default: the user's profile directory]",
 )
-@click.option("--seed", default=0, show_default=True)
-@trust_option
-@turns_option
+@click.option("--turns", **TURNS)
 @click.option("--fresh", is_flag=True, help="Begin anew: discard what an interrupted run of this name left.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def main(
-    context: click.Context, /, *, out: Path | None, fresh: bool, as_json: bool, turns: Path | None, **job: Any
-) -> None:
+def main(context: click.Context, /, **options: Any) -> None:
     """Measure a draft/target pair on this machine: latencies, acceptance, hit curves.
 
     Writes a hardware profile and a trace, which `simulate --hw NAME` then uses.
     """
-    if context.invoked_subcommand is not None:
-        return
-    with refusals("calibrate needs torch: pip install 'spectwin[live]'"):
-        from calibrate.job import make_job
-
-        _calibrate(make_job(**job), out, turns, fresh=fresh, quiet=as_json)
+    if context.invoked_subcommand is None:
+        with refusals("calibrate needs torch: pip install 'spectwin[live]'"):
+            kept = {name: options[name] for name in ("out", "turns", "fresh", "as_json")}
+            _calibrate(typed(CalibrationRequest, options), **kept)
 
 
 main.add_command(pair)
@@ -167,16 +67,19 @@ main.add_command(decide)
 main.add_command(datastore)
 
 
-def _calibrate(job: Job, out: Path | None, turns: Path | None, *, fresh: bool, quiet: bool) -> None:
+def _calibrate(
+    request: CalibrationRequest, *, out: Path | None, turns: Path | None, fresh: bool, as_json: bool
+) -> None:
     from calibrate.calibration import open_work, run_calibration, trace_path, write_all
-    from calibrate.display import as_json, show_progress, summary_lines
-    from calibrate.job import check
+    from calibrate.display import json_of, show_progress, summary_lines
+    from calibrate.job import check, make_job
 
+    job = make_job(request)
     check(job, job.plan)
-    if not quiet:
+    if not as_json:
         click.echo(f"found {job.machine}", err=True)
     with open_work(job, out, fresh=fresh) as journal:
-        for line in () if quiet else resume_lines(journal):
+        for line in () if as_json else resume_lines(journal):
             click.echo(line, err=True)
         try:
             with show_progress() as bars, taking_turns(turns, bars) as progress:
@@ -188,26 +91,21 @@ def _calibrate(job: Job, out: Path | None, turns: Path | None, *, fresh: bool, q
         profile_path = write_all(found, job, out)
         journal.discard()
     traces = {t: trace_path(job, t, out) for t in found.traces}
-    if quiet:
-        click.echo(to_json(as_json(found, profile_path, traces, resumed), indent=2))
+    if as_json:
+        click.echo(to_json(json_of(found, profile_path, traces, resumed), indent=2))
         return
     for line in summary_lines(found):
         click.echo(line)
     for path in (profile_path, *traces.values()):
         click.echo(f"wrote {path}")
-    hw = str(profile_path if out else job.name)
-    click.echo(next_line(hw, list(traces.values()), whole_paths=bool(out)))
-
-
-def next_line(hw: str, traces: list[Path], *, whole_paths: bool) -> str:
-    """What to do with the files; without a trace, where an acceptance has to come from."""
+    hw = profile_path if out else job.name
+    for first in list(traces.values())[:1]:
+        click.echo(f"next: simulate --hw {hw} --trace {first if out else first.stem}")
     if not traces:
-        return (
+        click.echo(
             "random weights: latencies only, no acceptance was measured; it has to come from a trace, an "
             f"import or a number: simulate --hw {hw} --acceptance 0.8"
         )
-    first = traces[0]
-    return f"next: simulate --hw {hw} --trace {first if whole_paths else first.stem}"
 
 
 def resume_lines(journal: Journal) -> list[str]:
@@ -221,9 +119,7 @@ def resume_lines(journal: Journal) -> list[str]:
         "live": "live runs",
     }
     found = [f"{journal.resumed[stage]} {what}" for stage, what in names.items() if stage in journal.resumed]
-    lines = []
-    if found:
-        lines.append(f"resuming: {', '.join(found)} (--fresh begins anew)")
+    lines = [f"resuming: {', '.join(found)} (--fresh begins anew)"] if found else []
     if other := other_inputs(journal):
         lines.append(f"an unfinished calibration of this name differs in {', '.join(other)}; it is not used")
     return lines

@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -78,7 +78,8 @@ def standard_library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def _read(path: Path) -> str | None:
+def read_document(path: Path) -> str | None:
+    """The text of a file; None of one that is none."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -90,7 +91,7 @@ def _library(root: Path) -> Iterator[Document]:
         parts = path.relative_to(root).parts
         if _SKIPPED_FOLDERS.intersection(parts) or parts[0].startswith("config-"):
             continue
-        text = _read(path)
+        text = read_document(path)
         if not text:
             continue
         name = "/".join(parts)
@@ -113,7 +114,7 @@ def _tests(root: Path) -> Iterator[Document]:
         name = f"test/{path.name}"
         if _percentile("tests", name) >= _TESTS_PERCENT or path.stat().st_size > _MAX_TEST_BYTES:
             continue
-        if text := _read(path):
+        if text := read_document(path):
             yield Document(name, "tests", text)
 
 
@@ -124,8 +125,16 @@ def _topics() -> Iterator[Document]:
         yield Document(TOPIC_PREFIX + name, "prose", topics[name])
 
 
-def _paragraphs(text: str) -> list[str]:
-    return text.split("\n\n")
+def paragraphs_of(documents: Iterable[Document]) -> frozenset[str]:
+    """The paragraphs of documents, but for short ones that stand anywhere."""
+    found = (p.strip() for document in documents for p in document.text.split("\n\n"))
+    return frozenset(p for p in found if len(p) >= _MIN_SHARED_PARAGRAPH_CHARS)
+
+
+def without_paragraphs(document: Document, paragraphs: Collection[str]) -> Document:
+    """A document without these paragraphs."""
+    kept = [p for p in document.text.split("\n\n") if p.strip() not in paragraphs]
+    return replace(document, text="\n\n".join(kept))
 
 
 def without_shared_paragraphs(documents: Iterable[Document]) -> list[Document]:
@@ -135,22 +144,8 @@ def without_shared_paragraphs(documents: Iterable[Document]) -> list[Document]:
     document alone would still train on held-out text.
     """
     documents = list(documents)
-    private = {
-        paragraph.strip()
-        for document in documents
-        if document.split != "train"
-        for paragraph in _paragraphs(document.text)
-        if len(paragraph.strip()) >= _MIN_SHARED_PARAGRAPH_CHARS
-    }
-    return [
-        document
-        if document.split != "train"
-        else replace(
-            document,
-            text="\n\n".join(p for p in _paragraphs(document.text) if p.strip() not in private),
-        )
-        for document in documents
-    ]
+    private = paragraphs_of(d for d in documents if d.split != "train")
+    return [without_paragraphs(d, private) if d.split == "train" else d for d in documents]
 
 
 def collect(root: Path | None = None) -> list[Document]:

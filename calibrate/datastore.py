@@ -10,24 +10,44 @@ from __future__ import annotations
 import hashlib
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from calibrate.corpus import Document, collect, of_split, split_of, standard_library
-from calibrate.options import trust_option
+from calibrate.corpus import (
+    Document,
+    collect,
+    of_split,
+    paragraphs_of,
+    read_document,
+    split_of,
+    standard_library,
+    without_paragraphs,
+)
+from calibrate.options import TRUST
 from hardware_profiles.datastore import Datastore, datastore_path
 from hardware_profiles.files import to_json
-from policies.commandline import HELP, NAME, Refusal, checked_group, refusals, typed
+from policies.commandline import (
+    HELP,
+    NAME,
+    POSITIVE,
+    Refusal,
+    about,
+    checked_group,
+    click_options,
+    option,
+    refusals,
+    typed,
+    with_options,
+)
 
 ENOUGH = 10_000_000
 """Tokens of a datastore by default."""
 SUFFIXES = (".py", ".txt", ".md", ".rst")
 _MAX_BYTES = 1_000_000  # larger files are data or generated
-_MIN_SHARED_CHARS = 40
-_GENERATED = frozenset({"__pycache__"})
 
 
 def documents_of(folders: Sequence[Path] = ()) -> Iterator[Document]:
@@ -36,13 +56,11 @@ def documents_of(folders: Sequence[Path] = ()) -> Iterator[Document]:
     Files of `folders`; then the corpus that the pair was trained on; then the rest of the interpreter's
     test-suite; then the packages installed beside it.  Each of them in an order by hashes of names, so that
     a small datastore is a sample of a large one.
-
-    Args:
-        folders: The user's own text.
     """
     corpus = collect()
-    private = _Private(document for document in corpus if document.split != "train")
-    yield from private.removed_from(_candidates(corpus, folders))
+    private = paragraphs_of(document for document in corpus if document.split != "train")
+    for document in _candidates(corpus, folders):
+        yield without_paragraphs(document, private)
 
 
 def _candidates(corpus: Sequence[Document], folders: Sequence[Path]) -> Iterator[Document]:
@@ -65,12 +83,7 @@ def build(
 ) -> Datastore:
     """A datastore of documents, until it has `enough` tokens or they run out.
 
-    Args:
-        tokenizer: As of transformers; its `len` is the vocabulary.
-        documents: Texts.
-        enough: Tokens after which no further document is taken.
-        name: Of the tokenizer.
-        progress: Called with (tokens so far, `enough`).
+    The tokenizer, called `name`, is one of transformers; `progress` is called with (tokens so far, `enough`).
 
     Raises:
         ValueError: No text at all.
@@ -82,7 +95,9 @@ def build(
         ids = tokenizer.encode(document.text, add_special_tokens=False, verbose=False)
         if ids:
             texts.append(ids)
-            sources[_source(document)] = None
+            origin = document.name.split("/")[0]
+            known = origin in {"own", "test", "site-packages"}
+            sources[origin if known else f"standard library: {document.category}"] = None
             count += len(ids) + 1
             progress(min(count, enough), enough)
         if count >= enough:
@@ -90,12 +105,6 @@ def build(
     if not texts:
         raise ValueError("there is no text to build a datastore of")
     return Datastore.of_texts(texts, len(tokenizer), tokenizer=name, sources=list(sources))
-
-
-def _source(document: Document) -> str:
-    """Where a document comes from, coarsely."""
-    first = document.name.split("/")[0]
-    return first if first in {"own", "test", "site-packages"} else f"standard library: {document.category}"
 
 
 def _lot(name: str) -> bytes:
@@ -106,34 +115,12 @@ def _files(folder: Path, prefix: str) -> Iterator[Document]:
     """Text files below a folder, in an order by hashes."""
     for path in sorted(folder.rglob("*"), key=lambda path: _lot(path.relative_to(folder).as_posix())):
         inside = path.relative_to(folder)
-        if path.suffix not in SUFFIXES or _GENERATED.intersection(inside.parts):
+        if path.suffix not in SUFFIXES or "__pycache__" in inside.parts:
             continue
         if not path.is_file() or path.stat().st_size > _MAX_BYTES:
             continue
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            continue  # some files are broken on purpose
-        if text:
+        if text := read_document(path):
             yield Document(prefix + inside.as_posix(), "code" if path.suffix == ".py" else "prose", text)
-
-
-class _Private:
-    """Paragraphs of documents that must not be in a datastore.
-
-    Args:
-        documents: These documents.
-    """
-
-    def __init__(self, documents: Iterable[Document]) -> None:
-        pieces = (p.strip() for document in documents for p in document.text.split("\n\n"))
-        self.paragraphs = frozenset(p for p in pieces if len(p) >= _MIN_SHARED_CHARS)
-
-    def removed_from(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """The documents without these paragraphs."""
-        for document in documents:
-            kept = [p for p in document.text.split("\n\n") if p.strip() not in self.paragraphs]
-            yield replace(document, text="\n\n".join(kept))
 
 
 EXAMPLES = """
@@ -153,30 +140,52 @@ def datastore() -> None:
     """Texts in which `rest` and `rasd` look up what followed the same words."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest:
+    """What `calibrate datastore build` is asked."""
+
+    tokenizer: str = option("pair:draft", "Model name or folder.")
+    folders: tuple[Path, ...] = option(
+        (),
+        "Folder of your own text, taken first; may be given several times.",
+        spelled=("--text",),
+        multiple=True,
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+    )
+    tokens: int = option(ENOUGH, "Stop after so many.", type=POSITIVE)
+    name: str = option("stdlib", "Name, in the user's folder.", type=NAME)
+    out: Path | None = field(
+        default=None, metadata=about("Folder to write, in place of a name.", type=click.Path(path_type=Path))
+    )
+    trust_remote_code: bool = field(default=False, metadata=TRUST)
+
+
 @datastore.command("build", context_settings=HELP)
-@click.option("--tokenizer", default="pair:draft", show_default=True, help="Model name or folder.")
-@click.option(
-    "--text",
-    "folders",
-    multiple=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of your own text, taken first; may be given several times.",
-)
-@click.option(
-    "--tokens", default=10_000_000, show_default=True, type=click.IntRange(min=1), help="Stop after so many."
-)
-@click.option("--name", default="stdlib", show_default=True, type=NAME, help="Name, in the user's folder.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder to write, in place of a name.")
-@trust_option
+@with_options(click_options(BuildRequest))
 def _build(**options: Any) -> None:
     """Build a datastore of the text that this machine has.
 
     The interpreter's standard library and the packages installed beside it, without the documents that the
     shipped prompts were cut from.
     """
+    request = typed(BuildRequest, options)
     with refusals("building needs a tokenizer: pip install 'spectwin[live]'"):
-        request = typed(BuildRequest, options)
-        path, found = _built(request)
+        from calibrate.display import show_progress
+        from calibrate.live.loading import load_tokenizer
+        from calibrate.shipped import resolve_model
+
+        folder = resolve_model(request.tokenizer)
+        tokenizer = load_tokenizer(folder, trust_remote_code=request.trust_remote_code)
+        with show_progress() as progress:
+            found = build(
+                tokenizer,
+                documents_of(request.folders),
+                enough=request.tokens,
+                name=request.tokenizer,
+                progress=partial(progress, "tokens"),
+            )
+        path = request.out or datastore_path(request.name)
+        found.write(path)
     if len(found) < request.tokens:
         click.echo(
             f"this machine has {len(found)} tokens of text, fewer than {request.tokens}; "
@@ -202,34 +211,3 @@ def _show(name: str, as_json: bool) -> None:
         f"{meta.tokens} tokens of {meta.documents} documents; tokenizer {meta.tokenizer} with "
         f"{meta.vocabulary} ids; from {', '.join(meta.sources)}"
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildRequest:
-    """What `calibrate datastore build` is asked; every field is the option of its name."""
-
-    tokenizer: str
-    folders: tuple[Path, ...]
-    tokens: int
-    name: str
-    out: Path | None
-    trust_remote_code: bool
-
-
-def _built(request: BuildRequest) -> tuple[Path, Datastore]:
-    from calibrate.display import show_progress
-    from calibrate.live.loading import load_tokenizer
-    from calibrate.shipped import resolve_model
-
-    tokenizer = load_tokenizer(resolve_model(request.tokenizer), trust_remote_code=request.trust_remote_code)
-    with show_progress() as progress:
-        found = build(
-            tokenizer,
-            documents_of(request.folders),
-            enough=request.tokens,
-            name=request.tokenizer,
-            progress=lambda done, total: progress("tokens", done, total),
-        )
-    path = request.out or datastore_path(request.name)
-    found.write(path)
-    return path, found

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrate.options import taking_turns, trust_option, turns_option
+from calibrate.options import TRUST, TURNS, taking_turns
 from policies.commandline import (
     HELP,
+    POSITIVE,
+    about,
     checked_command,
+    click_options,
     knob_options,
+    option,
     parse_setting,
     refusals,
-    split_integers,
-    split_list,
     typed,
+    with_options,
 )
-from policies.registry import KNOBS
+from policies.registry import KNOBS, POLICIES, Settings, configure
 
 if TYPE_CHECKING:
     from calibrate.reply_recorder import Asked
-    from policies.config import Settings
 
 EXAMPLES = """
 \b
@@ -41,55 +42,53 @@ same profile is not recorded again (--fresh does): after an interruption give th
 ALL = "all"
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordingRequest:
+    """What `calibrate decide` is asked, beside the knobs of its policies."""
+
+    policies: tuple[str, ...] = option(
+        (),
+        "Policies, a list; `all`: every one that a decision trace replays, in its default setting.",
+        spelled=("--policy",),
+    )
+    texts: tuple[str, ...] = option(
+        (),
+        'Besides, a policy with knobs, e.g. "mirror lookahead=3 kappa=1"; may be repeated.',
+        spelled=("--setting",),
+        multiple=True,
+    )
+    hw: str = option("cpu2-x5", "Profile whose pair is run; names the file, too.")
+    prompts: str = option("calibration", "Shipped set or a Spec-Bench JSONL file.")
+    count: int | None = option(None, "Use this many of the prompts, of all categories.", type=POSITIVE)
+    max_tokens: int = option(128, "", type=POSITIVE)
+    lookaheads: tuple[int, ...] = option((), "Several settings at once, in place of --lookahead.")
+    temperature: float = option(0.0, "Of both models.")
+    top_p: float = option(1.0, "Mass of the laws that is kept.")
+    seed: int = option(0, "")
+    batches: tuple[int, ...] = option(
+        (1,), "Rows served at once: operations are timed at each, decisions kept of the first."
+    )
+    draft_backend: str | None = option(
+        None,
+        "What runs the draft, as of calibrate.  [default: what ran it when the profile was measured]",
+    )
+    trust_remote_code: bool = field(default=False, metadata=TRUST)
+    untimed: bool = option(False, "Decisions alone: for a machine that is busy, or another one.")
+    turns: Path | None = field(default=None, metadata=TURNS)
+    fresh: bool = option(False, "Record anew what the file holds.")
+    out: Path | None = field(
+        default=None,
+        metadata=about(
+            "File, or folder (one file per policy).  "
+            "[default: the user's, by the names of profile and policy]",
+            type=click.Path(path_type=Path),
+        ),
+    )
+
+
 @checked_command(epilog=EXAMPLES, context_settings=HELP)
-@click.option(
-    "--policy",
-    "policies",
-    default="",
-    callback=split_list,
-    help="Policies, a list; `all`: every one that a decision trace replays, in its default setting.",
-)
-@click.option(
-    "--setting",
-    "texts",
-    multiple=True,
-    help='Besides, a policy with knobs, e.g. "mirror lookahead=3 kappa=1"; may be repeated.',
-)
-@click.option(
-    "--hw", default="cpu2-x5", show_default=True, help="Profile whose pair is run; names the file, too."
-)
-@click.option(
-    "--prompts", default="calibration", show_default=True, help="Shipped set or a Spec-Bench JSONL file."
-)
-@click.option("--count", type=click.IntRange(min=1), help="Use this many of the prompts, of all categories.")
-@click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(min=1))
-@click.option(
-    "--lookaheads", callback=split_integers, help="Several settings at once, in place of --lookahead."
-)
+@with_options(click_options(RecordingRequest))
 @knob_options()
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="Of both models.")
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Mass of the laws that is kept.")
-@click.option("--seed", default=0, show_default=True)
-@click.option(
-    "--batches",
-    callback=split_integers,
-    default="1",
-    show_default=True,
-    help="Rows served at once: operations are timed at each, decisions kept of the first.",
-)
-@click.option(
-    "--draft-backend",
-    help="What runs the draft, as of calibrate.  [default: what ran it when the profile was measured]",
-)
-@trust_option
-@click.option("--untimed", is_flag=True, help="Decisions alone: for a machine that is busy, or another one.")
-@turns_option
-@click.option("--fresh", is_flag=True, help="Record anew what the file holds.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="File, or folder (one file per policy).  [default: the user's, by the names of profile and policy]",
-)
 def decide(**options: Any) -> None:
     """Record decision traces: one run of each setting on the real pair, and what its operations take.
 
@@ -98,74 +97,26 @@ def decide(**options: Any) -> None:
     they want an idle machine, the one that the profile was measured on.
     """
     with refusals("calibrate needs torch: pip install 'spectwin[live]'"):
-        settings = settings_of(**options)
-        run(typed(RecordingRequest, options, settings=tuple(settings)))
+        request = typed(RecordingRequest, options)
+        run(request, settings_of(request, {name: options[name] for name in KNOBS}))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingRequest:
-    """What `calibrate decide` is asked; every field but the settings is the option of its name."""
-
-    settings: tuple[Settings, ...]
-    hw: str
-    prompts: str
-    count: int | None
-    max_tokens: int
-    batches: tuple[int, ...]
-    draft_backend: str | None
-    trust_remote_code: bool
-    untimed: bool
-    turns: Path | None
-    fresh: bool
-    out: Path | None
-
-
-def run(request: RecordingRequest) -> None:
-    """Record the decisions of the settings, each into its policy's file."""
-    from dataclasses import replace
-
-    from calibrate.display import show_progress
-    from calibrate.reply_recorder import DecisionFiles, record_decisions
-
-    asked = asked_of(request)
-    if asked.timed and (why := _why_untimed(asked)):
-        click.echo(f"decisions alone are recorded: {why}", err=True)
-        asked = replace(asked, timed=False, batches=asked.batches[:1])
-    files = DecisionFiles(asked, request.out)
-    missing = [s for s in asked.settings if request.fresh or not files.holds(s)]
-    for settings in asked.settings:
-        if settings not in missing:
-            click.echo(f"kept {settings.label}: {files.path(settings)} has it (--fresh records it anew)")
-    failed: dict[str, str] = {}
-    if missing:
-        with show_progress() as bars, taking_turns(request.turns, bars) as progress:
-            failed = record_decisions(replace(asked, settings=missing), files.keep, progress)
-    recorded = [settings for settings in missing if settings.label not in failed]
-    for settings in recorded:
-        click.echo(f"recorded {settings.label}")
-    for path in dict.fromkeys(map(files.path, asked.settings)):
-        click.echo(f"wrote {path}" if path in map(files.path, recorded) else f"left {path} as it was")
-        for line in files.report(path) if asked.timed else ():
-            click.echo(f"  {line}")
-    if failed:
-        raise RuntimeError("not recorded: " + "; ".join(f"{label}: {why}" for label, why in failed.items()))
-
-
-def asked_of(request: RecordingRequest) -> Asked:
-    """What the command line asks to record.
+def run(request: RecordingRequest, settings: list[Settings]) -> None:
+    """Record the decisions of the settings, each into its policy's file.
 
     Raises:
-        ValueError: A setting that a policy does not have, or options that contradict each other.
+        ValueError: Options that contradict each other.
+        RuntimeError: A setting could not be recorded.
     """
+    from calibrate.display import show_progress
     from calibrate.prompts import choose_prompts
-    from calibrate.reply_recorder import Asked
+    from calibrate.reply_recorder import Asked, DecisionFiles, record_decisions
     from hardware_profiles.profile import load_profile
     from hardware_profiles.store import find_profile
 
-    profile = load_profile(find_profile(request.hw))
-    return Asked(
-        profile=profile,
-        settings=request.settings,
+    asked = Asked(
+        profile=load_profile(find_profile(request.hw)),
+        settings=settings,
         prompts=choose_prompts(request.prompts, request.count),
         prompt_set=request.prompts,
         limit=request.max_tokens,
@@ -174,48 +125,49 @@ def asked_of(request: RecordingRequest) -> Asked:
         draft_backend=request.draft_backend,
         trust_remote_code=request.trust_remote_code,
     )
+    if asked.timed and (why := _why_untimed(asked)):
+        click.echo(f"decisions alone are recorded: {why}", err=True)
+        asked = replace(asked, timed=False, batches=asked.batches[:1])
+    files = DecisionFiles(asked, request.out)
+    missing = [s for s in settings if request.fresh or not files.holds(s)]
+    for each in settings:
+        if each not in missing:
+            click.echo(f"kept {each.label}: {files.path(each)} has it (--fresh records it anew)")
+    failed: dict[str, str] = {}
+    if missing:
+        with show_progress() as bars, taking_turns(request.turns, bars) as progress:
+            failed = record_decisions(replace(asked, settings=missing), files.keep, progress)
+    recorded = [each for each in missing if each.label not in failed]
+    for each in recorded:
+        click.echo(f"recorded {each.label}")
+    for path in dict.fromkeys(map(files.path, settings)):
+        click.echo(f"wrote {path}" if path in map(files.path, recorded) else f"left {path} as it was")
+        for line in files.report(path) if asked.timed else ():
+            click.echo(f"  {line}")
+    if failed:
+        raise RuntimeError("not recorded: " + "; ".join(f"{label}: {why}" for label, why in failed.items()))
 
 
-def settings_of(
-    *,
-    policies: Sequence[str],
-    texts: Sequence[str],
-    lookaheads: Sequence[int] | None,
-    temperature: float,
-    top_p: float,
-    seed: int,
-    **others: Any,
-) -> list[Settings]:
-    """The settings asked for, each once.
-
-    Args:
-        policies: By name; `all`: all that a decision trace replays.
-        texts: Besides, policies with knobs.
-        lookaheads: Of each of the former; None: the one among the knobs.
-        temperature: Of both models.
-        top_p: Mass of their distributions that is kept.
-        seed: Of the runs.
-        others: The knobs; whatever else a command has is left aside.
+def settings_of(request: RecordingRequest, knobs: dict[str, Any]) -> list[Settings]:
+    """The settings asked for, each once; `all` stands for every policy that a decision trace replays.
 
     Raises:
         ValueError: None are, or a policy refuses one.
     """
-    from policies.registry import POLICIES, configure
-
-    names = list(policies)
+    names = list(request.policies)
     if ALL in names:
         names = [n for n, info in POLICIES.items() if info.needs_decisions and "live" in info.worlds]
-    knobs = {name: others[name] for name in KNOBS}
-    lookaheads = lookaheads or (others["lookahead"],)
+    lookaheads = request.lookaheads or (knobs["lookahead"],)
     asked = [(name, {**knobs, "lookahead": lookahead}) for name in names for lookahead in lookaheads]
-    asked += [parse_setting(text) for text in texts]
+    asked += [parse_setting(text) for text in request.texts]
     if not asked:
         raise ValueError("nothing to record: give --policy or --setting")
-    return list(
-        dict.fromkeys(
-            configure(name, temperature=temperature, top_p=top_p, seed=seed, **own) for name, own in asked
-        )
-    )
+    sampling: dict[str, Any] = {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "seed": request.seed,
+    }
+    return list(dict.fromkeys(configure(name, **sampling, **own) for name, own in asked))
 
 
 def _why_untimed(asked: Asked) -> str:

@@ -161,7 +161,7 @@ def acceptance_by_category(trace: Trace) -> dict[str, float]:
     }
 
 
-def as_json(
+def json_of(
     found: Calibrated, profile: Path, traces: Mapping[float, Path], resumed: Mapping[str, int]
 ) -> dict[str, Any]:
     """What `--json` prints: where the files are, acceptance and hit curves by temperature.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from calibrate import machine as machines
@@ -29,11 +29,13 @@ from calibrate.live.placement import (
     parse_placement,
 )
 from calibrate.machine import Machine, available_memory
-from calibrate.plan import BATCHES, Plan, plan
+from calibrate.options import CalibrationRequest, Choices
+from calibrate.plan import Plan, plan
 from calibrate.prompts import Prompt, choose_prompts
 from calibrate.record import versions
 from calibrate.shipped import resolve_model
 from hardware_profiles.profile import Profile
+from policies.commandline import typed
 from policies.sampling import Sampling
 
 FORMAT = 3
@@ -43,35 +45,16 @@ PRECISION: Precision = "fp32"
 """Of all models unless another is asked for; losslessness and replay are exact in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to calibrate.
+@dataclass(frozen=True, kw_only=True)
+class Job(Choices):
+    """A pair to calibrate, its names resolved on this machine.
 
     Attributes:
-        machine: Where.
         target: Folder or hub name of the target.
         draft: Folder or hub name of the draft.
         names: How the user called them.
-        prompts: Calibration prompts.
-        prompt_set: Their name.
-        placement: Which cores each model gets.
-        limit: Tokens recorded per prompt.
-        quick: Fewer points and repetitions, batch 1 only.
-        name: Name of the profile.
-        seed: Keys orders and sampling.
+        prompt_set: Name of the prompts.
         command: For the provenance.
-        temperatures: Of the traces that a calibration records; 0 is greedy.
-        top_p: Mass of both models' laws that is kept where tokens are sampled.
-        ranks: Choices of the draft kept per position; None: 16 greedy, 32 sampled.
-        batches: Rows served at once in the latency grids.
-        mode: How the workers call their models.
-        temperature: What `record` alone records.
-        passes: How often everything is measured, pass after pass.
-        apart_s: Least seconds from one pass's beginning to the next one's.
-        adaptive: How the points of the grids are chosen by measuring; None: as planned.
-        precision: Of both models.
-        draft_backend: What runs the draft: `torch`, or `openvino:CPU`, `llamacpp:q8_0` and the like.
-        trust_remote_code: Run code that comes with the models.
     """
 
     machine: Machine
@@ -81,23 +64,8 @@ class Job:
     prompts: tuple[Prompt, ...]
     prompt_set: str
     placement: Placement
-    limit: int
-    quick: bool
     name: str
-    seed: int
     command: str
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    top_p: float = 1.0
-    ranks: int | None = None
-    batches: tuple[int, ...] = BATCHES
-    mode: Mode = "eager"
-    temperature: float = 0.0
-    passes: int = 1
-    apart_s: float = 0.0
-    adaptive: AdaptiveGoal | None = None
-    precision: Precision = PRECISION
-    draft_backend: str = TORCH
-    trust_remote_code: bool = False
 
     @property
     def random(self) -> bool:
@@ -107,85 +75,58 @@ class Job:
     @property
     def plan(self) -> Plan:
         """What a calibration of it measures."""
-        return plan(
-            quick=self.quick, batches=self.batches, temperatures=self.temperatures, passes=self.passes
-        )
+        return plan(quick=self.quick, batches=self.batches, temperatures=self.temperature, passes=self.passes)
+
+    @property
+    def adaptive(self) -> AdaptiveGoal | None:
+        """How the points of the grids are chosen by measuring; None: as planned."""
+        return adaptive_goal(self.until_error, self.time_budget)
+
+    @cached_property
+    def sizes(self) -> tuple[models.ModelSize, models.ModelSize]:
+        """Of target and draft."""
+        return models.model_size(self.target), models.model_size(self.draft)
 
 
-def make_job(
-    *,
-    target: str,
-    draft: str,
-    temperature: Sequence[float],
-    max_tokens: int,
-    hw: str = "auto",
-    prompts: str = "calibration",
-    count: int | None = None,
-    placement: str = "split",
-    draft_backend: str = TORCH,
-    precision: Precision = PRECISION,
-    top_p: float = 1.0,
-    ranks: int | None = None,
-    batches: Sequence[int] = BATCHES,
-    quick: bool = False,
-    passes: int = 1,
-    apart: float = 0.0,
-    mode: Mode = "eager",
-    until_error: float | None = None,
-    time_budget: float | None = None,
-    name: str | None = None,
-    seed: int = 0,
-    trust_remote_code: bool = False,
-) -> Job:
-    """The job that the options of `calibrate` describe, by their names; other commands give fewer of them.
+def make_job(request: CalibrationRequest) -> Job:
+    """The job that a request describes.
 
     Raises:
         WrongMachine: `hw` names another machine.
         ValueError: Bad prompts, models, placement, sampling or batches.
     """
-    for each in temperature:
-        Sampling(each, top_p)
-    if top_p != 1.0 and not any(temperature):
+    for each in request.temperature:
+        Sampling(each, request.top_p)
+    if request.top_p != 1.0 and not any(request.temperature):
         raise ValueError(
             "--top-p changes nothing at temperature 0; give a temperature, e.g. --temperature 0,1"
         )
+    adaptive_goal(request.until_error, request.time_budget)
     here = machines.find_machine()
-    machines.require(hw, here)
-    placed = parse_placement(placement)
-    check_backend(draft_backend)
-    machines.require_devices(placed, here, draft_backend, sampled=any(temperature))
-    chosen = choose_prompts(prompts, count, half=quick)
-    folders = [
-        str((models.resolve_shape if n.startswith(models.SHAPE) else resolve_model)(n))
-        for n in (target, draft)
-    ]
-    for folder in folders:
-        is_local_model(folder)
-    return Job(
+    machines.require(request.hw, here)
+    placed = parse_placement(request.placement)
+    check_backend(request.draft_backend)
+    machines.require_devices(placed, here, request.draft_backend, sampled=any(request.temperature))
+    prompts = choose_prompts(request.prompts, request.count, half=request.quick)
+    names = (request.target, request.draft)
+    target, draft = (
+        str((models.resolve_shape if name.startswith(models.SHAPE) else resolve_model)(name))
+        for name in names
+    )
+    is_local_model(target)
+    is_local_model(draft)
+    return typed(
+        Job,
+        asdict(request),
         machine=here,
-        target=folders[0],
-        draft=folders[1],
-        names=(target, draft),
-        prompts=tuple(chosen),
-        prompt_set=prompts if "/" not in prompts else Path(prompts).stem,
+        target=target,
+        draft=draft,
+        names=names,
+        prompts=tuple(prompts),
+        prompt_set=request.prompts if "/" not in request.prompts else Path(request.prompts).stem,
         placement=placed,
-        limit=max_tokens,
-        quick=quick,
-        name=name or default_name(here, target, placed, draft_backend),
-        seed=seed,
+        name=request.name or default_name(here, request.target, placed, request.draft_backend),
         command=shlex.join(["calibrate", *sys.argv[1:]]),
-        temperatures=tuple(temperature),
-        top_p=top_p,
-        ranks=ranks,
-        batches=tuple(batches),
-        mode=mode,
-        temperature=temperature[0],
-        passes=passes,
-        apart_s=60.0 * apart,
-        adaptive=adaptive_goal(until_error, time_budget),
-        precision=precision,
-        draft_backend=draft_backend,
-        trust_remote_code=trust_remote_code,
     )
 
 
@@ -197,18 +138,15 @@ def inputs(job: Job, what: Plan | None = None) -> dict[str, Json]:
         "draft": fingerprint(job.draft),
         "prompts": [[p.question_id, p.category, p.text, p.source] for p in job.prompts],
         "machine": [str(job.machine), asdict(job.placement)],
-        "temperatures": list(job.temperatures),
-        "top_p": job.top_p,
-        "ranks": job.ranks,
-        "max_tokens": job.limit,
-        "seed": job.seed,
-        "mode": job.mode,
-        "precision": job.precision,
-        "draft_backend": job.draft_backend,
+        "temperatures": list(job.temperature),
+        **{name: getattr(job, name) for name in _DEPENDS},
         "plan": repr(what or job.plan),
         "scouting": asdict(job.adaptive) if job.adaptive else None,
         "versions": versions(),
     }
+
+
+_DEPENDS = ("top_p", "ranks", "max_tokens", "seed", "mode", "precision", "draft_backend")
 
 
 def check(job: Job, what: Plan) -> None:
@@ -219,12 +157,15 @@ def check(job: Job, what: Plan) -> None:
             llama.cpp cannot keep so many branches.
     """
     models.check_tokenizers(job.target, job.draft)
-    sizes = [("target", models.model_size(job.target)), ("draft", models.model_size(job.draft))]
     settings = [s for part in what.live for s in part.settings()]
     ahead = max((2 * (s.lookahead or 0) for s in settings), default=0)
-    models.check_positions(sizes, longest=what.longest, max_tokens=job.limit, ahead=ahead)
-    length = max(what.longest, job.limit + ahead)
-    check_memories(job, batch=what.largest_batch, length=length)
+    models.check_positions(
+        dict(zip(("target", "draft"), job.sizes, strict=True)),
+        longest=what.longest,
+        max_tokens=job.max_tokens,
+        ahead=ahead,
+    )
+    check_memories(job, batch=what.largest_batch, length=max(what.longest, job.max_tokens + ahead))
     if own_precision(job.draft_backend) is not None:
         trees = [point for grid in what.grids if grid.operation == "draft.tree" for point in grid.points]
         models.check_sequences(max((rows * (1 + branches) for rows, branches, _ in trees), default=0))
@@ -236,11 +177,10 @@ def check_memories(job: Job, *, batch: int, length: int) -> None:
     Raises:
         MisfitError: With the parts of the sum and what to change.
     """
-    nothing = models.ModelSize(None, None, None, None)
     for device in dict.fromkeys(job.placement.devices):
         target, draft = (
-            models.model_size(model) if place == device else nothing
-            for model, place in zip((job.target, job.draft), job.placement.devices, strict=True)
+            size if place == device else models.UNKNOWN
+            for size, place in zip(job.sizes, job.placement.devices, strict=True)
         )
         need = models.memory_need(target, draft, batch=batch, length=length, precision=job.precision)
         found = job.machine.device(device)
@@ -270,29 +210,28 @@ def with_room(
     return replace(target, mode=mode), replace(draft, mode=mode if draft.backend == TORCH else "eager")
 
 
+def profiled_precision(profile: Profile) -> Precision:
+    """Of both models when a profile was measured, but of a draft whose backend has one of its own."""
+    return next((p for p in PRECISIONS if p == profile.roles.target.precision), PRECISION)
+
+
 def like_profile(job: Job, profile: Profile) -> Job:
     """The job with its models called as they were when `profile` was measured: mode, precision, backend."""
     target, draft = profile.roles.target, profile.roles.draft
     return replace(
         job,
         mode="compiled" if target.mode == "captured" else "eager",
-        precision=next((p for p in PRECISIONS if p == target.precision), PRECISION),
+        precision=profiled_precision(profile),
         draft_backend=labelled_backend(draft.backend, draft.precision),
     )
 
 
 def recorders(job: Job) -> int:
     """Recorders that work side by side: one per core, if their models fit into memory together."""
-    need = models.memory_need(
-        models.model_size(job.target),
-        models.model_size(job.draft),
-        batch=1,
-        length=job.limit,
-        precision=job.precision,
-    )
-    each = need.weight_bytes + need.kv_bytes + need.spare_bytes // 2  # one process holds both
     if set(job.placement.devices) != {"cpu"}:
         return 1  # several would take turns on an accelerator, each with both models in its memory
+    need = models.memory_need(*job.sizes, batch=1, length=job.max_tokens, precision=job.precision)
+    each = need.weight_bytes + need.kv_bytes + need.spare_bytes // 2  # one process holds both
     available = available_memory()
     fitting = MOST_RECORDERS if available is None else available // (2 * each)  # leave half of it alone
     return max(1, min(len(job.machine.cores), MOST_RECORDERS, fitting))

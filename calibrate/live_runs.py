@@ -1,8 +1,14 @@
-"""Live runs: settings on prompts, interleaved so that a drift of the machine affects all alike."""
+"""Live runs: settings on prompts, interleaved so that a drift of the machine affects all alike.
+
+Within a repetition the groups of requests come in random order, and within a group the settings do, plain
+decoding among them, so that what is compared lies close together in time.  Before it counts every setting
+runs once, unmeasured: first calls of a shape are slower.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, TypeAlias
@@ -24,17 +30,15 @@ from policies.values import Request
 
 Group: TypeAlias = tuple[Request, ...]
 """Requests that are served by one run."""
+STAGE = "live"
+"""Under which the journal keeps runs."""
+WARM_UP_TOKENS = 8
+"""Length of a calibration's unmeasured run of every setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is compared: a setting in a place.
-
-    Attributes:
-        place: Name of the world it runs in, e.g. a placement.
-        settings: The policy and its knobs.
-        batch: Rows served at once.
-    """
+    """What is compared: a setting at a batch in a place, the name of the world it runs in."""
 
     place: str
     settings: Settings
@@ -43,18 +47,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class LiveRun:
-    """One run of a policy over a list of requests.
+    """One run of a policy over a list of requests, by their ids.
 
     Attributes:
-        place: Name of the world it ran in.
-        settings: The policy and its knobs, as they were asked for.
+        settings: As they were asked for; the run's sampling has `seed`.
         batch: Rows served at once, where there are as many requests.
-        requests: Ids of the requests.
         repeat: Which repetition.
-        seed: Seed of its sampling.
-        summary: Metrics.
-        rounds: Rounds of each request.
-        texts: Token ids emitted by each.
+        texts: Token ids emitted by each request.
         spans: Timeline, in seconds since the run began.
         timings: When each operation was submitted, begun, done and reported.
         decisions: What a decision trace keeps of it; empty for policies that need none.
@@ -106,20 +105,20 @@ def run_live(
 ) -> LiveRun:
     """Run one policy live over a list of requests, `batch` at a time, replaced as they finish.
 
-    Args:
-        world: Where.
-        settings: The policy and its knobs.
-        requests: With prompts.
-        batch: Rows served at once.
-        place: Name of the world.
-        repeat: Which repetition.
-        fresh_luck: Whether a sampled run is keyed by `seed + repeat` instead of `seed`, since repetitions
-            of the same draws would say nothing about how much luck there is in a speed.
+    With `fresh_luck` a sampled run is keyed by `seed + repeat` instead of `seed`, since repetitions of the
+    same draws would say nothing about how much luck there is in a speed.
 
     Raises:
-        SettingError: The policy needs more draft devices than the world has.
+        SettingError: The policy runs without models, or needs more draft devices than the world has.
     """
-    _check_devices(world, settings)
+    info, devices = find_policy(settings.policy), settings.draft_devices or 1
+    if "live" not in info.worlds:
+        raise SettingError(f"policy {settings.policy!r} runs in the simulated world only, without models")
+    if info.needs_draft and devices > len(world.drafts):
+        raise SettingError(
+            f"{settings.label} needs {devices} draft device{'s' * (devices > 1)}, this world has "
+            f"{len(world.drafts)}"
+        )
     seed = settings.seed + (repeat if fresh_luck and settings.temperature > 0.0 else 0)
     rows = Rows(requests, min(batch, len(requests)), keep_tokens=True)
     world.clear_records()
@@ -144,17 +143,6 @@ def run_live(
     )
 
 
-def _check_devices(world: LiveWorld, settings: Settings) -> None:
-    if "live" not in find_policy(settings.policy).worlds:
-        raise SettingError(f"policy {settings.policy!r} runs in the simulated world only, without models")
-    needed = max(settings.draft_devices or 1, int(find_policy(settings.policy).needs_draft))
-    if find_policy(settings.policy).needs_draft and needed > len(world.drafts):
-        raise SettingError(
-            f"{settings.label} needs {needed} draft device{'s' * (needed > 1)}, this world has "
-            f"{len(world.drafts)}"
-        )
-
-
 def _summary(world: LiveWorld, rows: Rows, spans: Sequence[Span], total_s: float) -> Summary:
     decode = [span for span in spans if span.name != "prefill"]
     # Whichever draft it is that works while the target does.
@@ -172,6 +160,15 @@ def groups(requests: Sequence[Request], batch: int) -> list[Group]:
     return [(request,) for request in requests] if batch == 1 else [tuple(requests)]
 
 
+def schedule(sizes: Sequence[int], repeats: int, seed: int | Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(repetition, group, cell) of all runs, in the order described above, for groups of so many cells."""
+    random = np.random.default_rng(seed)
+    for repeat in range(repeats):
+        for group in random.permutation(len(sizes)).tolist():
+            for cell in random.permutation(sizes[group]).tolist():
+                yield repeat, group, cell
+
+
 def run_matrix(
     worlds: Mapping[str, LiveWorld],
     cells: Sequence[Cell],
@@ -184,10 +181,6 @@ def run_matrix(
 ) -> list[LiveRun]:
     """Run every cell on every request, `repeats` times.
 
-    Within a repetition the groups of requests come in random order, and within a group the cells do, AR
-    among them, so that what is compared lies close together in time.  Before all that, every cell serves its
-    first rows once, unmeasured: first calls of a shape are slower.
-
     Args:
         worlds: Worlds by name.
         cells: What to run; a repeated cell is run that often.
@@ -197,31 +190,87 @@ def run_matrix(
         progress: Called with (runs done, runs in all).
         fresh_luck: See `run_live`.
     """
-    random = np.random.default_rng(seed)
     for cell in dict.fromkeys(cells):
         run_live(worlds[cell.place], cell.settings, requests[: cell.batch], batch=cell.batch)
-    sections: dict[Group, list[Cell]] = {}
+    sections: dict[Group, list[Cell]] = defaultdict(list)
     for cell in cells:
         for group in groups(requests, cell.batch):
-            sections.setdefault(group, []).append(cell)
-    order = list(sections)
-    total, runs = repeats * sum(map(len, sections.values())), []
-    for repeat in range(repeats):
-        for group in (order[i] for i in random.permutation(len(order))):
-            for cell in (sections[group][i] for i in random.permutation(len(sections[group]))):
-                runs.append(
-                    run_live(
-                        worlds[cell.place],
-                        cell.settings,
-                        group,
-                        batch=cell.batch,
-                        place=cell.place,
-                        repeat=repeat,
-                        fresh_luck=fresh_luck,
-                    )
-                )
-                progress(len(runs), total)
+            sections[group].append(cell)
+    order, runs = list(sections), list[LiveRun]()
+    planned = list(schedule([len(sections[group]) for group in order], repeats, seed))
+    for repeat, number, index in planned:
+        cell = sections[order[number]][index]
+        runs.append(
+            run_live(
+                worlds[cell.place],
+                cell.settings,
+                order[number],
+                batch=cell.batch,
+                place=cell.place,
+                repeat=repeat,
+                fresh_luck=fresh_luck,
+            )
+        )
+        progress(len(runs), len(planned))
     return runs
+
+
+def run_part(
+    part: LivePart,
+    settings: Sequence[Settings],
+    requests: Sequence[Request],
+    world: Callable[[], LiveWorld],
+    *,
+    number: int,
+    seed: int,
+    journal: Journal,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[LiveRecord]:
+    """Run the settings of one part of a calibration's plan.
+
+    Args:
+        part: Repetitions and batch.
+        settings: What to run.
+        requests: Prompts.
+        world: Called when something is to be run.
+        number: Of the part, for the journal.
+        seed: Keys the order.
+        journal: Keeps every run that is done; those that are there are not run again.
+        progress: Called with the number of runs done so far.
+    """
+    served, warm = groups(requests, part.batch), set[Settings]()
+    records: list[LiveRecord] = []
+    for repeat, group, index in schedule([len(settings)] * len(served), part.repeats, [seed, number]):
+        chosen, key = settings[index], (STAGE, number, repeat, group, index)
+        if not journal.has(*key):
+            if chosen not in warm:
+                short = [replace(r, limit=min(r.limit, WARM_UP_TOKENS)) for r in served[0]]
+                run_live(world(), chosen, short, batch=part.batch)
+                warm.add(chosen)
+            run = run_live(world(), chosen, served[group], batch=part.batch, repeat=repeat)
+            journal.put(to_json(reduce_run(run)), *key)
+        records.append(from_json(journal.get(*key)))
+        progress(len(records))
+    return records
+
+
+def reduce_run(run: LiveRun) -> LiveRecord:
+    """What is kept of a live run."""
+    return LiveRecord(
+        settings=run.settings,
+        batch=run.batch,
+        requests=run.requests,
+        repeat=run.repeat,
+        tokens=round(run.tokens),
+        seconds=run.seconds,
+        observations=tuple(observe(run.timings)),
+        overlap_s=run.overlap_s,
+    )
+
+
+def runs_of(part: LivePart) -> int:
+    """Number of live runs of a part."""
+    return part.repeats * len(part.configs) * (part.prompts if part.batch == 1 else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +300,9 @@ class Measured:
 
 def measure(runs: Sequence[LiveRun]) -> dict[Cell, Measured]:
     """Speed of every cell among the runs."""
-    grouped: dict[Cell, list[LiveRun]] = {}
+    grouped: dict[Cell, list[LiveRun]] = defaultdict(list)
     for run in runs:
-        grouped.setdefault(run.cell, []).append(run)
+        grouped[run.cell].append(run)
     return {cell: _measure(group) for cell, group in grouped.items()}
 
 
@@ -286,12 +335,7 @@ def _measure(runs: Sequence[LiveRun] | Sequence[LiveRecord]) -> Measured:
 
 
 def collect_decisions(world: LiveWorld, settings: Settings) -> Decisions:
-    """What the devices answered since their records were cleared.
-
-    Args:
-        world: After a run.
-        settings: What was run.
-    """
+    """What the devices answered in the run of these settings, since their records were cleared."""
     replies: dict[Key, Plain] = {}
     marks: dict[Key, Plain] = {}
     for device in world.devices:
@@ -303,17 +347,12 @@ def collect_decisions(world: LiveWorld, settings: Settings) -> Decisions:
                 if early is not None:
                     marks[key] = plain(early[i])
     knobs = {name: plain(value) for name, value in settings.knobs.items()}
-    return Decisions(settings.label, replies, marks, _seconds(world), settings.policy, knobs)
-
-
-def _seconds(world: LiveWorld) -> dict[str, float]:
-    """Median seconds of steps that fed no token to a model, by name."""
-    found: dict[str, list[float]] = {}
-    for timing in world.timings():
-        for step in timing.steps:
-            if step.tokens == 0:
-                found.setdefault(step.name, []).append(step.end_s - step.start_s)
-    return {name: median(values) for name, values in sorted(found.items())}
+    # Of steps that fed no token to a model.
+    taken: dict[str, list[float]] = defaultdict(list)
+    for step in (step for timing in world.timings() for step in timing.steps if step.tokens == 0):
+        taken[step.name].append(step.end_s - step.start_s)
+    seconds = {name: median(values) for name, values in sorted(taken.items())}
+    return Decisions(settings.label, replies, marks, seconds, settings.policy, knobs)
 
 
 def plain(value: Any) -> Plain:
@@ -349,14 +388,9 @@ def decide(
     batch: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Decisions]:
-    """Run settings once each and keep what was decided, by label; nothing is timed.
+    """Run settings once each and keep what was decided, by label; nothing is timed, and no batch changes it.
 
-    Args:
-        world: Where.
-        settings: Of any policies.
-        requests: Prompts.
-        batch: Rows served at once; it changes no decision.
-        progress: Called with (settings done, settings in all).
+    `progress` is called with (settings done, settings in all).
     """
     found = {}
     for done, each in enumerate(settings):
@@ -366,87 +400,11 @@ def decide(
     return found
 
 
-STAGE = "live"
-"""Under which the journal keeps runs."""
-WARM_UP_TOKENS = 8
-"""Length of the unmeasured run of every setting: first calls of a shape are slower."""
-
-
-def run_part(
-    part: LivePart,
-    settings: Sequence[Settings],
-    requests: Sequence[Request],
-    world: Callable[[], LiveWorld],
-    *,
-    number: int,
-    seed: int,
-    journal: Journal,
-    progress: Callable[[int], None] = lambda done: None,
-) -> list[LiveRecord]:
-    """Run the settings of one part of the plan, all of them on a prompt (or batch) before the next.
-
-    Within a prompt and repetition the settings run in a random order of its own, AR among them, so that
-    what is compared lies close together in time.
-
-    Args:
-        part: Repetitions and batch.
-        settings: What to run.
-        requests: Prompts.
-        world: Called when something is to be run.
-        number: Of the part, for the journal.
-        seed: Keys the order.
-        journal: Keeps every run that is done; those that are there are not run again.
-        progress: Called with the number of runs done so far.
-    """
-    groups = [[r] for r in requests] if part.batch == 1 else [list(requests)]
-    records: list[LiveRecord] = []
-    warm: set[Settings] = set()
-    for repeat in range(part.repeats):
-        for group_number, group in enumerate(groups):
-            random = np.random.default_rng([seed, number, repeat, group_number])
-            for index in random.permutation(len(settings)):
-                chosen = settings[index]
-                key = (STAGE, number, repeat, group_number, int(index))
-                if not journal.has(*key):
-                    if chosen not in warm:
-                        _warm_up(world(), chosen, groups[0], part.batch)
-                        warm.add(chosen)
-                    run = run_live(world(), chosen, group, batch=part.batch, repeat=repeat)
-                    journal.put(to_json(reduce_run(run)), *key)
-                records.append(from_json(journal.get(*key)))
-                progress(len(records))
-    return records
-
-
-def reduce_run(run: LiveRun) -> LiveRecord:
-    """What is kept of a live run."""
-    return LiveRecord(
-        settings=run.settings,
-        batch=run.batch,
-        requests=tuple(int(r) for r in run.requests),
-        repeat=run.repeat,
-        tokens=round(run.tokens),
-        seconds=run.seconds,
-        observations=tuple(observe(run.timings)),
-        overlap_s=run.overlap_s,
-    )
-
-
-def runs_of(part: LivePart) -> int:
-    """Number of live runs of a part."""
-    return part.repeats * len(part.configs) * (part.prompts if part.batch == 1 else 1)
-
-
-def _warm_up(world: LiveWorld, settings: Settings, requests: Sequence[Request], batch: int) -> None:
-    short = [replace(r, limit=min(r.limit, WARM_UP_TOKENS)) for r in requests]
-    run_live(world, settings, short, batch=batch)
-
-
 def measured_runs(records: Sequence[LiveRecord]) -> tuple[MeasuredRun, ...]:
     """Speed of every setting, over plain decoding interleaved with it."""
-    grouped: dict[tuple[Settings, int], list[LiveRecord]] = {}
+    grouped: dict[tuple[Settings, int], list[LiveRecord]] = defaultdict(list)
     for record in sorted(records, key=lambda r: (r.settings.temperature, r.batch)):
-        grouped.setdefault((record.settings, record.batch), []).append(record)
+        grouped[record.settings, record.batch].append(record)
     found = {key: _measure(group) for key, group in grouped.items()}
     plain = {(s.temperature, batch): m.tokens_per_second for (s, batch), m in found.items() if s.plain}
     return tuple(

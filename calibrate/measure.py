@@ -7,10 +7,11 @@ kept: the mean speed of each repetition.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,13 +24,12 @@ from hardware_profiles.surface import (
     LEVELS,
     Forward,
     GridCost,
-    InterpolationError,
     Point,
     Quantiles,
     RoleName,
     held_out_error,
 )
-from policies.protocols import Event, Steps
+from policies.protocols import Steps
 
 WARM = 2
 """Samples taken per visit, after the first, which finds cold caches and freshly made tensors."""
@@ -44,16 +44,13 @@ Timer: TypeAlias = Callable[[str, str, dict[str, int], int], list[float]]
 """(device, kind, shape, repeats) to seconds of each repetition; kind: `forward`, `tree` or `prefill`."""
 Place: TypeAlias = tuple[str, tuple[int, ...]]
 """Operation and coordinates."""
+Visit: TypeAlias = tuple[Grid, tuple[int, ...]]
 Repetition: TypeAlias = dict[Place, list[float]]
 """Seconds measured at every point that was visited."""
 
 
 class Samples:
-    """Seconds measured per operation and point, repetition by repetition.
-
-    Args:
-        repetitions: In the order in which they were measured.
-    """
+    """Seconds measured per operation and point, repetition by repetition, in the order of measuring."""
 
     def __init__(self, repetitions: Sequence[Repetition]) -> None:
         self.repetitions = list(repetitions)
@@ -84,8 +81,8 @@ class Samples:
 
 def quantiles(samples: np.ndarray) -> Quantiles:
     """Quantiles at `LEVELS`."""
-    low, lower, middle, upper, high = (float(q) for q in np.quantile(samples, LEVELS))
-    return low, lower, middle, upper, high
+    found: Quantiles = tuple(np.quantile(samples, LEVELS).tolist())
+    return found
 
 
 def robust(samples: np.ndarray) -> np.ndarray:
@@ -98,9 +95,9 @@ def robust(samples: np.ndarray) -> np.ndarray:
 
 def shape_of(grid: Grid, at: Sequence[int]) -> dict[str, int]:
     """A point as a probe's shape; a prefill is a forward from an empty cache."""
-    shape = dict(zip(grid.axes, at, strict=True))
+    shape: dict[str, int] = dict(zip(grid.axes, at, strict=True))
     shape.setdefault("context", 0)
-    return {str(axis): value for axis, value in shape.items()}
+    return shape
 
 
 def measure_grids(
@@ -128,24 +125,22 @@ def measure_grids(
         due = [visit for visit in todo if number % _stride(visit, repetitions) == 0]
         done += len(todo) - len(due)
         if not journal.has(GRIDS_STAGE, number):
-            found: Repetition = {}
+            found = []
             for grid, at in _shuffled(due, seed, number):
-                found[grid.operation, at] = _visit(grid, at, timer)
+                found.append([grid.operation, list(at), visit_point(grid, at, timer)])
                 done += 1
                 progress(done, total)
-            journal.put(_pack(found), GRIDS_STAGE, number)
+            journal.put(found, GRIDS_STAGE, number)
         else:
             done += len(due)
             progress(done, total)
-        repetitions.append(_unpack(journal.get(GRIDS_STAGE, number)))
+        kept = journal.get(GRIDS_STAGE, number)
+        repetitions.append({(operation, tuple(at)): seconds for operation, at, seconds in kept})
     samples = Samples(repetitions)
     return {grid.operation: _cost(grid, samples) for grid in plan.grids}
 
 
-Visit: TypeAlias = tuple[Grid, tuple[int, ...]]
-
-
-def _visit(grid: Grid, at: tuple[int, ...], timer: Timer) -> list[float]:
+def visit_point(grid: Grid, at: tuple[int, ...], timer: Timer) -> list[float]:
     """Samples of one visit, warm; what waking up costs in real rounds is charged per operation
     (`calibrate.hostfit.fit_host`).
     """
@@ -163,28 +158,16 @@ def _stride(visit: Visit, before: Sequence[Repetition]) -> int:
 
 
 def _shuffled(visits: Sequence[Visit], seed: int, repetition: int) -> list[Visit]:
-    """Visits in random order, target and draft in turn; the order of a repetition is its own."""
+    """Visits in random order, those of the device with fewer spread evenly between the other's.
+
+    The order of a repetition is its own.
+    """
     random = np.random.default_rng([seed, repetition])
-    target = [visit for visit in visits if visit[0].device == "target"]
-    draft = [visit for visit in visits if visit[0].device == "draft"]
-    return _alternate(
-        [target[i] for i in random.permutation(len(target))],
-        [draft[i] for i in random.permutation(len(draft))],
-    )
-
-
-def _alternate(first: list[Visit], second: list[Visit]) -> list[Visit]:
-    """Both lists merged so that members of the shorter are spread evenly between the other's."""
-    keyed = [((i + 0.5) / len(items), item) for items in (first, second) for i, item in enumerate(items)]
-    return [item for _, item in sorted(keyed, key=lambda pair: pair[0])]
-
-
-def _pack(repetition: Repetition) -> Json:
-    return [[operation, list(at), seconds] for (operation, at), seconds in repetition.items()]
-
-
-def _unpack(kept: Json) -> Repetition:
-    return {(operation, tuple(at)): seconds for operation, at, seconds in kept}
+    keyed: list[tuple[float, Visit]] = []
+    for device in ("target", "draft"):
+        own = [visit for visit in visits if visit[0].device == device]
+        keyed += [((i + 0.5) / len(own), own[j]) for i, j in enumerate(random.permutation(len(own)))]
+    return [visit for _, visit in sorted(keyed, key=lambda pair: pair[0])]
 
 
 def _cost(grid: Grid, samples: Samples) -> GridCost:
@@ -195,9 +178,7 @@ def _cost(grid: Grid, samples: Samples) -> GridCost:
     )
     if not grid.held_out:
         return cost
-    error: InterpolationError = held_out_error(
-        cost, [samples.point(grid.operation, at) for at in grid.held_out]
-    )
+    error = held_out_error(cost, [samples.point(grid.operation, at) for at in grid.held_out])
     return cost.model_copy(update={"interpolation_error": error})
 
 
@@ -249,18 +230,8 @@ def message_latency(world: LiveWorld, device: str, count: int) -> list[float]:
     return samples
 
 
-@dataclass(frozen=True, slots=True)
-class OverlapCase:
-    """Which operation is slowed by which.
-
-    Attributes:
-        device: The one that is measured.
-        operation: Its operation in the profile.
-        probe: Its shape.
-        other: The other device.
-        other_operation: The other's operation.
-        neighbour: What the other device does meanwhile, over and over.
-    """
+class OverlapCase(NamedTuple):
+    """Which operation is slowed by which: a probe of a device's, and what the other does over and over."""
 
     device: RoleName
     operation: Forward
@@ -268,11 +239,6 @@ class OverlapCase:
     other: RoleName
     other_operation: Forward
     neighbour: Probe
-
-    @property
-    def pair(self) -> tuple[RoleName, Forward, RoleName, Forward]:
-        """What the profile has one entry for."""
-        return (self.device, self.operation, self.other, self.other_operation)
 
 
 def overlap_cases() -> list[OverlapCase]:
@@ -303,18 +269,21 @@ def measure_overlap(
 ) -> list[Overlap]:
     """Slow-down of each pair of operations: seconds with a busy neighbour over those without, interleaved.
 
-    Args:
-        world: Called when something is to be measured.
-        repeats: Repetitions of all cases.
-        progress: Called with (repetitions done, repetitions in all).
-        journal: Keeps every repetition that is done.
+    The world is asked for when something is to be measured; the journal keeps every repetition.
     """
     journal = journal or Journal()
     cases = overlap_cases()
     found: list[Json] = []
     for number in range(repeats):
         if not journal.has(OVERLAP_STAGE, number):
-            journal.put([_measure_case(world(), case) for case in cases], OVERLAP_STAGE, number)
+            journal.put(
+                [
+                    [list(ask(world(), case.device, case.probe).durations_s), _beside(world(), case)]
+                    for case in cases
+                ],
+                OVERLAP_STAGE,
+                number,
+            )
         found.append(journal.get(OVERLAP_STAGE, number))
         progress(number + 1, repeats)
     return slowdowns(cases, found)
@@ -327,10 +296,11 @@ def slowdowns(cases: Sequence[OverlapCase], found: Sequence[Sequence[Sequence[An
         cases: What was measured.
         found: Per repetition and case (seconds alone, seconds beside the neighbour).
     """
-    ratios: dict[Any, list[float]] = {}
+    ratios: dict[tuple[RoleName, Forward, RoleName, Forward], list[float]] = defaultdict(list)
     for index, case in enumerate(cases):
         alone, beside = (np.median([s for repetition in found for s in repetition[index][i]]) for i in (0, 1))
-        ratios.setdefault(case.pair, []).append(float(beside / alone))
+        pair = (case.device, case.operation, case.other, case.other_operation)
+        ratios[pair].append(float(beside / alone))
     return [
         Overlap(
             device=device,
@@ -343,18 +313,14 @@ def slowdowns(cases: Sequence[OverlapCase], found: Sequence[Sequence[Sequence[An
     ]
 
 
-def _measure_case(world: LiveWorld, case: OverlapCase) -> Json:
-    alone = list(ask(world, case.device, case.probe).durations_s)
-    return [alone, _with_neighbour(world, case)]
-
-
-def _with_neighbour(world: LiveWorld, case: OverlapCase) -> list[float]:
+def _beside(world: LiveWorld, case: OverlapCase) -> list[float]:
+    """Seconds of the measured probe beside its neighbour."""
     durations: list[float] = []
 
     def steps() -> Steps:
         neighbour = getattr(world, case.other).submit(case.neighbour)
         # Its first forward runs before the measured one starts: let it get going.
-        yield _pause(world, HEAD_START_S)
+        yield world.environment.timeout(HEAD_START_S)
         result = yield getattr(world, case.device).submit(case.probe)
         neighbour.stop()
         yield neighbour
@@ -362,8 +328,3 @@ def _with_neighbour(world: LiveWorld, case: OverlapCase) -> list[float]:
 
     world.run(steps())
     return durations
-
-
-def _pause(world: LiveWorld, seconds: float) -> Event:
-    pause: Event = world.environment.timeout(seconds)
-    return pause

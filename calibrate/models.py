@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ class ModelSize:
 
     Attributes:
         parameters: Number of weights, shared ones once.
-        layers: Number of layers.
         kv_per_token: Numbers in the KV cache per token, all layers.
         positions: Longest text.
     """
@@ -59,8 +58,11 @@ class ModelSize:
         return None if self.kv_per_token is None else round(self.kv_per_token * each)
 
 
+UNKNOWN = ModelSize(None, None, None, None)
+
+
 def model_size(folder: str) -> ModelSize:
-    """Sizes of the model in a folder, or of a `config.json` alone; all None for a hub name.
+    """Sizes of the model in a folder, or of a `config.json` alone; `UNKNOWN` for a hub name.
 
     Raises:
         ModelError: A file is there but cannot be read.
@@ -68,35 +70,35 @@ def model_size(folder: str) -> ModelSize:
     path = Path(folder)
     random = has_random_weights(folder)
     if not path.is_dir() and not random:
-        return ModelSize(None, None, None, None)
+        return UNKNOWN
     file = config_file(folder)
     try:
         config = text_config(read_config(file), str(file))
     except ShapeError as error:
         raise ModelError(str(error)) from None
-    query_heads, hidden = _size(config, "num_attention_heads", file), _size(config, "hidden_size", file)
-    heads = _size(config, "num_key_value_heads", file) or query_heads
-    width = _size(config, "head_dim", file)
+    for key in _NUMBERS:
+        if config.get(key) is not None and type(config[key]) is not int:
+            raise ModelError(f"{file}: {key}: expected a whole number, got {config[key]!r:.80}")
+    query_heads, heads, width, hidden, layers, positions = map(config.get, _NUMBERS)
     if width is None and hidden and query_heads:
         width = hidden // query_heads
-    layers = _size(config, "num_hidden_layers", file)
-    return ModelSize(
-        parameters=_count_random(path) if random else _count_files(path),
-        layers=layers,
-        kv_per_token=2 * layers * heads * width if layers and heads and width else None,
-        positions=_size(config, "max_position_embeddings", file),
-    )
+    heads = heads or query_heads
+    if random:
+        parameters = _count_random(path)
+    else:
+        parameters = sum(map(_count_weights, sorted(path.glob("*.safetensors")))) or None
+    kv = 2 * layers * heads * width if layers and heads and width else None
+    return ModelSize(parameters, layers, kv, positions)
 
 
-def _size(config: Mapping[str, Any], key: str, file: Path) -> int | None:
-    value = config.get(key)
-    if value is not None and type(value) is not int:
-        raise ModelError(f"{file}: {key}: expected a whole number, got {value!r:.80}")
-    return value
-
-
-def _count_files(folder: Path) -> int | None:
-    return sum(map(_count_weights, sorted(folder.glob("*.safetensors")))) or None
+_NUMBERS = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_size",
+    "num_hidden_layers",
+    "max_position_embeddings",
+)
 
 
 def _count_random(config: Path) -> int | None:
@@ -105,6 +107,26 @@ def _count_random(config: Path) -> int | None:
         return find_shape(str(config)).parameters
     except ShapeError:
         return None
+
+
+def hub_size(name: str, *, trust_remote_code: bool = False) -> ModelSize:
+    """Sizes of a model known by its hub name only: it is built from its configuration, without memory."""
+    import torch
+
+    from calibrate.live.loading import load_config, untrained_model
+
+    config = load_config(name, trust_remote_code=trust_remote_code)
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    with torch.device("meta"):
+        model = untrained_model(config, trust_remote_code=trust_remote_code)
+    return ModelSize(
+        parameters=sum(p.numel() for p in model.parameters()),
+        layers=int(text.num_hidden_layers),
+        kv_per_token=2 * int(text.num_hidden_layers) * int(heads) * int(width),
+        positions=getattr(text, "max_position_embeddings", None),
+    )
 
 
 def _count_weights(file: Path) -> int:
@@ -172,25 +194,20 @@ def check_tokenizers(target: str, draft: str) -> None:
     if not differing:
         return
     first = differing[0]
+    mine_is, theirs_is = (repr(ids[first]) if first in ids else "no token" for ids in (ours, others))
     raise MisfitError(
-        f"target and draft have different tokenizers: id {first} is {_quoted(ours.get(first))} in the target "
-        f"({target}) and {_quoted(others.get(first))} in the draft ({draft}); {len(differing)} of "
+        f"target and draft have different tokenizers: id {first} is {mine_is} in the target "
+        f"({target}) and {theirs_is} in the draft ({draft}); {len(differing)} of "
         f"{max(len(ours), len(others))} ids differ. Speculation needs the same tokenizer on both sides: give "
         "--draft a model of the target's own family"
     )
 
 
-def _quoted(token: str | None) -> str:
-    return "no token" if token is None else repr(token)
-
-
-def check_positions(
-    sizes: Sequence[tuple[str, ModelSize]], *, longest: int, max_tokens: int, ahead: int
-) -> None:
+def check_positions(sizes: Mapping[str, ModelSize], *, longest: int, max_tokens: int, ahead: int) -> None:
     """Refuse texts that outgrow a model's positions.
 
     Args:
-        sizes: (role, sizes) of both models.
+        sizes: By role.
         longest: Most tokens that a probe has in a cache.
         max_tokens: Tokens recorded per prompt; prompts come on top and are checked when they are known.
         ahead: Most tokens that a live setting drafts beyond a text.
@@ -198,7 +215,7 @@ def check_positions(
     Raises:
         MisfitError: With the model and what would fit.
     """
-    for role, size in sizes:
+    for role, size in sizes.items():
         if size.positions is None:
             continue
         if longest > size.positions:
@@ -214,10 +231,7 @@ def check_positions(
 
 
 def check_sequences(needed: int) -> None:
-    """Refuse trees with more branches than llama.cpp can keep apart.
-
-    Args:
-        needed: Rows and branches of the largest tree that is measured.
+    """Refuse trees with more rows and branches than llama.cpp can keep apart.
 
     Raises:
         MisfitError: With the way out.
@@ -231,13 +245,7 @@ def check_sequences(needed: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """What the workers of a calibration hold.
-
-    Attributes:
-        weight_bytes: Of both models.
-        kv_bytes: Of both, at the largest batch and the longest text.
-        spare_bytes: Of the processes themselves.
-    """
+    """What the workers of a calibration hold: both models, their caches, and the processes themselves."""
 
     weight_bytes: int
     kv_bytes: int
@@ -262,11 +270,7 @@ def memory_need(
 def check_memory(need: MemoryNeed, available_bytes: int | None, *, batch: int, length: int) -> None:
     """Refuse what does not fit into memory, before a worker is started and the machine swaps.
 
-    Args:
-        need: What is needed.
-        available_bytes: What there is; None: not known, nothing is refused.
-        batch: Largest batch, for the message.
-        length: Longest text, for the message.
+    Nothing is refused where what is available is not known (None).
 
     Raises:
         MisfitError: With the parts of the sum and what to change.
@@ -280,14 +284,13 @@ def check_memory(need: MemoryNeed, available_bytes: int | None, *, batch: int, l
     else:
         way_out = f"use --batches up to {rows}, or a lower --max-tokens"
     raise MisfitError(
-        f"this pair needs about {gib(need.total_bytes)} of memory, {gib(available_bytes)} are available: "
-        f"weights {gib(need.weight_bytes)}, KV caches {gib(need.kv_bytes)} (batch {batch}, {length} tokens), "
-        f"processes {gib(need.spare_bytes)}; {way_out}"
+        f"this pair needs about {_gib(need.total_bytes)} of memory, {_gib(available_bytes)} are available: "
+        f"weights {_gib(need.weight_bytes)}, KV caches {_gib(need.kv_bytes)} (batch {batch}, {length} "
+        f"tokens), processes {_gib(need.spare_bytes)}; {way_out}"
     )
 
 
-def gib(size: int) -> str:
-    """Bytes for people."""
+def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
 
 
@@ -313,33 +316,19 @@ def resolve_shape(text: str) -> Path:
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if path.is_file() and not entries:
         return path
-    return _keep(
-        read_config(path) if path.is_file() else _published(shape.name), _numbers(entries), shape.name
-    )
-
-
-def _published(name: str) -> dict[str, Any]:
-    return {"max_position_embeddings": POSITIONS, **CONFIGS[name][0]}
-
-
-def _numbers(entries: list[str]) -> dict[str, int]:
-    found = {}
+    published = {"max_position_embeddings": POSITIONS, **CONFIGS.get(shape.name, ({},))[0]}
+    config: dict[str, Any] = read_config(path) if path.is_file() else published
+    numbers = {}
     for entry in entries:
         key, _, value = entry.partition("=")
         if not value.isdecimal():
             raise ShapeError(f"{entry!r} is no entry of a configuration: write e.g. num_hidden_layers=2")
-        found[key] = int(value)
-    return found
-
-
-def _keep(config: Mapping[str, Any], numbers: Mapping[str, int], name: str) -> Path:
-    """Write a configuration under a name that tells what is in it."""
-    if strange := [key for key in numbers if key not in config]:
-        raise ShapeError(
-            f"{name} has no entry {strange[0]!r}; numbers that can be replaced: "
-            + ", ".join(key for key, value in config.items() if type(value) is int)
-        )
-    parts = [name.replace(":", "-"), *(f"{key}-{value}" for key, value in numbers.items())]
-    path = cache_folder("shapes") / "-".join(parts) / "config.json"
-    write_json(path, {**config, **numbers})
-    return path
+        if key not in config:
+            known = ", ".join(key for key, value in config.items() if type(value) is int)
+            raise ShapeError(f"{shape.name} has no entry {key!r}; numbers that can be replaced: {known}")
+        numbers[key] = int(value)
+    # A name that tells what is in it.
+    parts = [shape.name.replace(":", "-"), *(f"{key}-{value}" for key, value in numbers.items())]
+    kept = cache_folder("shapes") / "-".join(parts) / "config.json"
+    write_json(kept, {**config, **numbers})
+    return kept

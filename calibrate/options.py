@@ -1,4 +1,4 @@
-"""Options that measuring commands share: trust in code of models, and time slicing.
+"""What the measuring commands are asked, and their time slicing.
 
 A shared machine makes half as many tokens in one hour as in the next.  A calibration and a validation of it
 that run one after the other compare two hours; those that share time slices of some seconds compare settings.
@@ -9,10 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, Literal, TypeAlias
 
 import click
+
+from calibrate.live.placement import TORCH
+from policies.commandline import LONGEST_WAIT, NAME, POSITIVE, about, option
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """(stage, done, total)."""
@@ -21,32 +25,89 @@ TURN_S = 10.0
 """Length of a turn; what is begun is brought to its end."""
 PASSING_S = 0.05
 """How long the file stays free for others, who wait for it."""
-
-trust_option = click.option(
-    "--trust-remote-code",
-    is_flag=True,
-    help="Run code that a model or tokenizer brings with it; without this, it never is.",
-)
-
-turns_option = click.option(
-    "--turns",
+TRUST = about("Run code that a model or tokenizer brings with it; without this, it never is.")
+TURNS = about(
+    "Take turns, ten seconds each, with the measuring commands that are given the same file.",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Take turns, ten seconds each, with the measuring commands that are given the same file.",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """What is to be calibrated, by names that this machine has to resolve."""
+
+    hw: str = option("auto", "`auto`, or the name this machine must have.")
+    target: str = option("pair:x20", "Model name or folder.")
+    draft: str = option("pair:draft", "Model name or folder.")
+    prompts: str = option("calibration", "Shipped set or a Spec-Bench JSONL file.")
+    count: int | None = option(None, "Use this many of the prompts, of all categories.", type=POSITIVE)
+    placement: str = option(
+        "split",
+        "split, shared:0 / shared:0,1 (cores), cuda:0 (both), cuda:0+cuda:1, cuda:0+cpu (target+draft).",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """How a pair is calibrated."""
+
+    draft_backend: str = option(
+        TORCH,
+        "torch, openvino:CPU, openvino:GPU, openvino:NPU, llamacpp:fp16, llamacpp:q8_0, llamacpp:q4_0.",
+    )
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = option(
+        "fp32", "Of both models; replay is exact in fp32."
+    )
+    temperature: tuple[float, ...] = option((0.0, 1.0), "Of the recorded traces, a list; 0 is greedy.")
+    top_p: float = option(1.0, "Mass of both laws kept where tokens are sampled.")
+    ranks: int | None = option(
+        None,
+        "Draft choices kept per position.  [default: 16, or 32 where tokens are sampled]",
+        type=POSITIVE,
+    )
+    max_tokens: int = option(128, "", type=POSITIVE)
+    batches: tuple[int, ...] = option((1, 2, 4, 8), "Batches to measure.")
+    quick: bool = option(False, "Two to three minutes: batch 1 only, half of the prompts.")
+    passes: int = option(
+        1,
+        "Measure everything so often, pass after pass: what drifts from one quarter of an hour to the next "
+        "evens out, and shows in the intervals.",
+        type=POSITIVE,
+    )
+    apart: float = option(
+        0.0,
+        "Begin the passes at least this far apart; the machine is free in between.",
+        type=click.FloatRange(min=0.0, max=LONGEST_WAIT),
+        metavar="MINUTES",
+    )
+    mode: Literal["eager", "compiled"] = option("eager", "How the models are called.")
+    until_error: float | None = option(
+        None,
+        "Choose the grids' points by measuring, until interpolation is off by at most this share.",
+        metavar="E",
+    )
+    time_budget: float | None = option(
+        None,
+        "Seconds that the grids may take with --until-error, by estimate.  [default: 300]",
+        metavar="S",
+    )
+    name: str | None = option(
+        None, "Name of the profile.  [default: from machine, target and placement]", type=NAME
+    )
+    seed: int = option(0, "")
+    trust_remote_code: bool = field(default=False, metadata=TRUST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationRequest(Choices, Named):
+    """What `calibrate` is asked."""
 
 
 class Turns:
     """A turn is a lock on a file, which the kernel takes from a process that ends, however it ends.
 
-    Args:
-        path: The file; made if it is not there, and left.
-        turn_s: How long to keep a turn that others may wait for.
-        clock: Seconds.
-        sleep: Waits so many.
-
-    Raises:
-        RuntimeError: This system has no such locks.
+    The file is made if it is not there, and left.  `turn_s` is how long a turn lasts that others wait for.
     """
 
     def __init__(
@@ -66,7 +127,11 @@ class Turns:
         self._since = 0.0
 
     def take(self) -> None:
-        """Wait until nobody else has a turn, and begin one."""
+        """Wait until nobody else has a turn, and begin one.
+
+        Raises:
+            RuntimeError: This system has no locks on files.
+        """
         try:
             import fcntl
         except ImportError as error:
@@ -96,9 +161,7 @@ class Turns:
 def taking_turns(path: Path | None, progress: Progress) -> Iterator[Progress]:
     """The progress of a command that pauses for others wherever it reports, which is between measurements.
 
-    Args:
-        path: File that those have in common who take turns; None: it never pauses.
-        progress: What shows it.
+    Those who take turns have the file in common; without one it never pauses.
     """
     if path is None:
         yield progress

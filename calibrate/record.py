@@ -14,14 +14,14 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, Literal
 
 import numpy as np
 
-from calibrate.journal import Journal, Json, pack, unpack
+from calibrate.journal import Journal, pack, unpack
 from calibrate.live.placement import (
     TORCH,
     Precision,
@@ -43,28 +43,23 @@ SAMPLED_RANKS = 32
 
 @dataclass(frozen=True, slots=True)
 class RecordingJob:
-    """What to record.
+    """What to record, and the models to do it with: folders, or names for `from_pretrained`.
 
     Attributes:
-        target: Folder or name for `from_pretrained`.
-        draft: Folder or name of the draft, too.
         prompts: (request id, prompt text) of each prompt.
-        limit: Most tokens per prompt.
+        max_tokens: Per prompt.
         temperature: 0 for greedy; else tokens are sampled from softmax(logits / temperature).
-        top_p: Mass of both laws that is kept at a temperature above 0; see `token_law`.
+        top_p: Mass of both distributions that is kept at a temperature above 0; see `token_law`.
         ranks: M, choices kept per position; None: `RANKS`, or `SAMPLED_RANKS` at a temperature above 0.
         seed: Keys the sampling, by request and position.
         threads: Threads of torch; the results do not depend on it beyond rounding.
-        precision: Of the weights.
         devices: Where torch has target and draft.
-        draft_backend: What runs the draft: `torch`, or `openvino:CPU`, `llamacpp:q8_0` and the like.
-        trust_remote_code: Run code that comes with the models.
     """
 
     target: str
     draft: str
     prompts: tuple[tuple[int, str], ...]
-    limit: int = 128
+    max_tokens: int = 128
     temperature: float = 0.0
     top_p: float = 1.0
     ranks: int | None = None
@@ -90,13 +85,7 @@ class RecordingJob:
 
 @dataclass(frozen=True, slots=True)
 class PairFacts:
-    """What a recorder finds in the models; reported before anything else.
-
-    Attributes:
-        vocabulary: Number of token ids.
-        end_tokens: Ids that end a text.
-        tokenizer: Its class.
-    """
+    """What a recorder finds in the models, reported before anything else; `tokenizer` is its class."""
 
     vocabulary: int
     end_tokens: tuple[int, ...]
@@ -105,14 +94,7 @@ class PairFacts:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One prompt's part of a trace.
-
-    Attributes:
-        request: Its id.
-        prompt: Its token ids.
-        ended: `end_token` or `limit`.
-        columns: By trace column, arrays of n positions in the precision of the file.
-    """
+    """One prompt's part of a trace: its id and token ids; columns of n positions, as the file has them."""
 
     request: int
     prompt: tuple[int, ...]
@@ -152,20 +134,17 @@ def record(job: RecordingJob, report: Callable[[PairFacts | Recording], None]) -
     with torch.inference_mode():
         for request, text in job.prompts:
             ids = list(tokenizer(text)["input_ids"])
-            _check_length(request, ids, job.limit, (target, draft))
+            if not ids:
+                raise ValueError(f"prompt {request} has no token")
+            for model in (target, draft):
+                most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+                if most is not None and len(ids) + job.max_tokens > most:
+                    raise ValueError(
+                        f"prompt {request} has {len(ids)} tokens, which with {job.max_tokens} new ones "
+                        f"outgrow the {most} positions of {model.config.name_or_path}; lower --max-tokens or "
+                        "use shorter prompts"
+                    )
             report(_record_one(job, (target, runner or draft), request, ids, set(ends)))
-
-
-def _check_length(request: int, ids: list[int], limit: int, models: tuple[Any, Any]) -> None:
-    if not ids:
-        raise ValueError(f"prompt {request} has no token")
-    for model in models:
-        most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        if most is not None and len(ids) + limit > most:
-            raise ValueError(
-                f"prompt {request} has {len(ids)} tokens, which with {limit} new ones outgrow the "
-                f"{most} positions of {model.config.name_or_path}; lower --max-tokens or use shorter prompts"
-            )
 
 
 def _record_one(
@@ -176,24 +155,20 @@ def _record_one(
     q = Reader(draft, ids, job) if job.draft_backend == TORCH else RunnerReader(draft, ids, job)
     rows: list[dict[str, Any]] = []
     ended: Literal["end_token", "limit"] = "limit"
-    for position in range(job.limit):
-        token = _choose(job, p, request, position)
+    for position in range(job.max_tokens):
+        token = int(p.order[0])
+        if job.temperature > 0.0:
+            uniform = keyed_generator(job.seed, "target-sample", request, position).random()
+            token = draw(np.exp(p.logprobs.numpy()), uniform)
         rows.append(_columns(job.kept_ranks, token, p, q))
         if token in ends:
             ended = "end_token"
             break
-        if position + 1 < job.limit:
+        if position + 1 < job.max_tokens:
             p.read([token])
             q.read([token])
     columns = {name: np.array([row[name] for row in rows], dtype=COLUMNS[name].dtype) for name in rows[0]}
     return Recording(request, tuple(ids), ended, columns)
-
-
-def _choose(job: RecordingJob, p: Reader, request: int, position: int) -> int:
-    if job.temperature == 0.0:
-        return int(p.order[0])
-    uniform = keyed_generator(job.seed, "target-sample", request, position).random()
-    return draw(np.exp(p.logprobs.numpy()), uniform)
 
 
 def draw(probabilities: np.ndarray, uniform: float) -> int:
@@ -223,16 +198,11 @@ def _columns(ranks: int, token: int, p: Reader, q: Reader) -> dict[str, Any]:
 
 
 def token_law(logits: Any, temperature: float, top_p: float) -> tuple[Any, Any]:
-    """The law that a model's token is sampled from, and its ranking of all tokens.
+    """The distribution that a model's token is sampled from, and its ranking of all tokens, of logits [V].
 
     softmax(logits / temperature), cut to the smallest set of most likely tokens whose mass reaches
-    `top_p` and renormalised; among equals the lower id goes first.  At temperature 0 the law is that of
+    `top_p` and renormalised; among equals the lower id goes first.  At temperature 0 it is that of
     temperature 1, uncut: what the log-probabilities of a greedy trace mean.
-
-    Args:
-        logits: [V], a torch tensor.
-        temperature: At least 0.
-        top_p: Mass kept, in (0, 1].
 
     Returns:
         [V] log-probabilities in double precision, minus infinity for what was cut; [V] ids, most likely
@@ -261,11 +231,9 @@ class Reader:
     """
 
     def __init__(self, model: Any, prompt: list[int], job: RecordingJob) -> None:
-        from transformers import DynamicCache
-
         self.model = model
         self.job = job
-        self.cache = DynamicCache(config=model.config)
+        self._clear()
         self.read(prompt)
 
     def read(self, ids: list[int]) -> None:
@@ -275,37 +243,39 @@ class Reader:
     def peek(self, token: int) -> float:
         """Highest log-probability after `token`, without keeping it."""
         logprobs, order = self._law_after([token])
-        self.cache.crop(-1)
+        self._forget()
         return float(logprobs[order[0]])
 
     def _law_after(self, ids: list[int]) -> tuple[Any, Any]:
+        return token_law(self._logits(ids).cpu(), self.job.temperature, self.job.top_p)
+
+    def _clear(self) -> None:
+        from transformers import DynamicCache
+
+        self.cache = DynamicCache(config=self.model.config)
+
+    def _logits(self, ids: list[int]) -> Any:
         import torch
 
-        device = self.model.device
-        output = self.model(
-            torch.tensor([ids], device=device), past_key_values=self.cache, use_cache=True, logits_to_keep=1
-        )
-        return token_law(output.logits[0, -1].cpu(), self.job.temperature, self.job.top_p)
+        tokens = torch.tensor([ids], device=self.model.device)
+        output = self.model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        return output.logits[0, -1]
+
+    def _forget(self) -> None:
+        self.cache.crop(-1)
 
 
 class RunnerReader(Reader):
-    """The same for a draft that another backend runs: what is recorded is what will draft."""
+    """A draft that another backend runs: what is recorded is what will draft."""
 
-    def __init__(self, runner: Any, prompt: list[int], job: RecordingJob) -> None:
-        self.runner = runner
-        self.job = job
-        runner.reset(0)
-        self.read(prompt)
+    def _clear(self) -> None:
+        self.model.reset(0)
 
-    def peek(self, token: int) -> float:
-        """As `Reader.peek`."""
-        logprobs, order = self._law_after([token])
-        self.runner.rollback(0, len(self.runner.held(0)) - 1)
-        return float(logprobs[order[0]])
+    def _logits(self, ids: list[int]) -> Any:
+        return self.model.forward([0], [ids], last_only=True)[0, 0]
 
-    def _law_after(self, ids: list[int]) -> tuple[Any, Any]:
-        logits = self.runner.forward([0], [ids], last_only=True)
-        return token_law(logits[0, 0].cpu(), self.job.temperature, self.job.top_p)
+    def _forget(self) -> None:
+        self.model.rollback(0, len(self.model.held(0)) - 1)
 
 
 def open_draft(job: RecordingJob) -> Any:
@@ -314,18 +284,16 @@ def open_draft(job: RecordingJob) -> Any:
         return None
     from calibrate.live.backends import open_runner
 
-    cores = available_cores()[: job.threads]
-    return open_runner(
-        WorkerSpec(
-            "draft",
-            job.draft,
-            cores,
-            job.precision,
-            "draft",
-            backend=job.draft_backend,
-            trust_remote_code=job.trust_remote_code,
-        )
+    spec = WorkerSpec(
+        "draft",
+        job.draft,
+        available_cores()[: job.threads],
+        job.precision,
+        "draft",
+        backend=job.draft_backend,
+        trust_remote_code=job.trust_remote_code,
     )
+    return open_runner(spec)
 
 
 VERSIONS_OF = ("torch", "transformers", "numpy")
@@ -363,133 +331,99 @@ def record_trace(
         SubprocessError: The recording failed.
     """
     journal = journal or Journal()
-    facts, found = _record_all(prompts, job, journal, processes, progress)
+    _record_missing(prompts, job, journal, processes, progress)
+    facts = journal.get("pair")
+    kept = [journal.get(*_key(job), i) for i in range(len(prompts))]
     columns: dict[str, Any] = {
-        name: _widen(np.concatenate([r.columns[name] for r in found])) for name in found[0].columns
+        name: np.concatenate([unpack(each["columns"][name]) for each in kept]) for name in kept[0]["columns"]
     }
-    sizes = [len(r.columns["token"]) for r in found]
+    for name, values in columns.items():
+        if values.ndim == 1 and values.dtype.kind == "i":
+            columns[name] = values.astype(np.int64)  # as `Trace` has them in memory
+    sizes = [each["columns"]["token"]["shape"][0] for each in kept]
+    sampling: dict[str, Any] = {"temperature": job.temperature, "seed": job.seed}
+    if job.temperature > 0.0:
+        sampling["top_p"] = job.top_p
+    meta = TraceMeta(
+        target_model=names[0],
+        draft_model=names[1],
+        tokenizer=facts["tokenizer"],
+        vocabulary=facts["vocabulary"],
+        sampling=sampling,
+        end_token=next(iter(facts["end_tokens"]), None),
+        # A vocabulary may have fewer than asked.
+        draft_top=columns["draft_top_ids"].shape[1],
+        target_top=columns["target_top_ids"].shape[1],
+        prompt_set=prompt_set,
+        prompt_set_hash=digest(prompts),
+        backend=backend_label(job.draft_backend),
+        precision=own_precision(job.draft_backend) or job.precision,
+        when=when or now(),
+        versions=versions(),
+    )
+    requests = [
+        trace_request(i, prompt, tuple(each["prompt"]), each["ended"])
+        for i, (prompt, each) in enumerate(zip(prompts, kept, strict=True))
+    ]
     return Trace.of(
-        requests=tuple(
-            TraceRequest(
-                id=r.request,
-                question_id=p.question_id,
-                category=p.category,
-                prompt=r.prompt,
-                source=p.source,
-                ended=r.ended,
-            )
-            for r, p in zip(found, prompts, strict=True)
-        ),
-        meta=_describe(
-            job,
-            facts,
-            digest=digest(prompts),
-            prompt_set=prompt_set,
-            names=names,
-            widths=(columns["draft_top_ids"].shape[1], columns["target_top_ids"].shape[1]),
-            when=when or now(),
-        ),
-        request=np.repeat([r.request for r in found], sizes),
+        requests=tuple(requests),
+        meta=meta,
+        request=np.repeat(np.arange(len(kept)), sizes),
         position=np.concatenate([np.arange(n) for n in sizes]),
         **columns,
     )
 
 
-def _record_all(
+def trace_request(
+    number: int, prompt: Prompt, ids: tuple[int, ...], ended: Literal["end_token", "limit"]
+) -> TraceRequest:
+    """What a trace says of a prompt with these token ids."""
+    return TraceRequest(
+        id=number,
+        question_id=prompt.question_id,
+        category=prompt.category,
+        prompt=ids,
+        source=prompt.source,
+        ended=ended,
+    )
+
+
+def _key(job: RecordingJob) -> tuple[str, float, float]:
+    return (STAGE, job.temperature, job.top_p)
+
+
+def _record_missing(
     prompts: Sequence[Prompt],
     job: RecordingJob,
     journal: Journal,
     processes: int,
     progress: Callable[[int, int], None],
-) -> tuple[PairFacts, list[Recording]]:
-    """All recordings in the order of the prompts; what the journal has is taken from there."""
-    key = (STAGE, job.temperature, job.top_p)
+) -> None:
+    """Let the journal have the recordings of all prompts, and the facts of the pair."""
 
     def missing() -> list[int]:
-        return [i for i in range(len(prompts)) if not journal.has(*key, i)]
+        return [i for i in range(len(prompts)) if not journal.has(*_key(job), i)]
 
     def collect(found: PairFacts | Recording) -> None:
         if isinstance(found, PairFacts):
-            journal.once(lambda: _pack_facts(found), "pair")
+            journal.once(lambda: asdict(found), "pair")
             return
-        journal.put(_pack(found), *key, found.request)
+        columns = {name: pack(values) for name, values in found.columns.items()}
+        piece = {"prompt": list(found.prompt), "ended": found.ended, "columns": columns}
+        journal.put(piece, *_key(job), found.request)
         progress(len(prompts) - len(missing()), len(prompts))
 
     todo = missing()
     progress(len(prompts) - len(todo), len(prompts))
     if todo or not journal.has("pair"):
         shares = [todo[i::processes] for i in range(min(processes, max(1, len(todo))))]
-        run_many(
-            record,
-            [replace(job, prompts=tuple((i, prompts[i].text) for i in share)) for share in shares],
-            collect,
-        )
-    facts = PairFacts(**{k: _tupled(v) for k, v in journal.get("pair").items()})
-    return facts, [_unpack(i, journal.get(*key, i)) for i in range(len(prompts))]
-
-
-def _pack(recording: Recording) -> Json:
-    columns = {name: pack(values) for name, values in recording.columns.items()}
-    return {"prompt": list(recording.prompt), "ended": recording.ended, "columns": columns}
-
-
-def _unpack(request: int, kept: Json) -> Recording:
-    columns = {name: unpack(values) for name, values in kept["columns"].items()}
-    return Recording(request, tuple(kept["prompt"]), kept["ended"], columns)
-
-
-def _pack_facts(facts: PairFacts) -> Json:
-    return {
-        "vocabulary": facts.vocabulary,
-        "end_tokens": list(facts.end_tokens),
-        "tokenizer": facts.tokenizer,
-    }
-
-
-def _tupled(value: Json) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _widen(values: np.ndarray) -> np.ndarray:
-    """Flat integers as the int64 that `Trace` has in memory."""
-    return values.astype(np.int64) if values.ndim == 1 and values.dtype.kind == "i" else values
+        jobs = [replace(job, prompts=tuple((i, prompts[i].text) for i in share)) for share in shares]
+        run_many(record, jobs, collect)
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
     """Hash of a list of prompts."""
     return hashlib.sha256("\x00".join(p.text for p in prompts).encode()).hexdigest()[:16]
-
-
-def _describe(
-    job: RecordingJob,
-    facts: PairFacts,
-    *,
-    digest: str,
-    prompt_set: str,
-    names: tuple[str, str],
-    widths: tuple[int, int],
-    when: str,
-) -> TraceMeta:
-    """Metadata; `widths` are the ranks kept of draft and target: a vocabulary may have fewer than asked."""
-    sampling: dict[str, Any] = {"temperature": job.temperature, "seed": job.seed}
-    if job.temperature > 0.0:
-        sampling["top_p"] = job.top_p
-    return TraceMeta(
-        target_model=names[0],
-        draft_model=names[1],
-        tokenizer=facts.tokenizer,
-        vocabulary=facts.vocabulary,
-        sampling=sampling,
-        end_token=facts.end_tokens[0] if facts.end_tokens else None,
-        draft_top=widths[0],
-        target_top=widths[1],
-        prompt_set=prompt_set,
-        prompt_set_hash=digest,
-        backend=backend_label(job.draft_backend),
-        precision=own_precision(job.draft_backend) or job.precision,
-        when=when,
-        versions=versions(),
-    )
 
 
 def now() -> str:

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 from calibrate.hostfit import fit_timings, gains, told
 from calibrate.hostrecords import Expectation, at_usual_speed, drift_of, time_operations
-from calibrate.job import PRECISION, with_room
+from calibrate.job import profiled_precision, with_room
 from calibrate.live.errors import WorkerError
 from calibrate.live.placement import (
-    PRECISIONS,
     Mode,
     Precision,
     WorkerSpec,
@@ -29,8 +27,9 @@ from calibrate.live.placement import (
 )
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import joined, run_live
+from calibrate.options import Progress
 from calibrate.prompts import Prompt
-from calibrate.record import digest, now, versions
+from calibrate.record import digest, now, trace_request, versions
 from hardware_profiles.optime import StepTiming, Timed
 from hardware_profiles.profile import Profile, Role
 from hardware_profiles.reply_trace import (
@@ -42,7 +41,7 @@ from hardware_profiles.reply_trace import (
     write_decisions,
 )
 from hardware_profiles.store import decisions_name, user_decisions
-from hardware_profiles.trace import TraceMeta, TraceRequest
+from hardware_profiles.trace import TraceMeta
 from policies.registry import Settings, configure
 from policies.values import Request
 
@@ -54,17 +53,16 @@ PATIENCE_S = 1200.0
 """Decisions may be recorded on a busy machine, where models take long to load."""
 SPARE = 64
 """Tokens of a row beyond its text: trees, and what is drafted past it."""
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""(stage, done, total)."""
+SUFFIX = ".parquet"
+MOST_CHANGE = 0.1
+"""A machine whose speed changes by more around a run was not idle, or not steady."""
 
 
 @dataclass(frozen=True)
 class Recorder:
-    """Records settings in a live world.
+    """Records settings in a pair's live world.
 
-    Args:
-        world: The pair's.
-        requests: What to continue.
+    Attributes:
         profile: Beside which operations are timed; None: nothing is.
         batches: Rows served at once; decisions are kept of the first, times of all.
     """
@@ -77,27 +75,29 @@ class Recorder:
     def record(self, settings: Settings, moved: Callable[[int, int], None]) -> Decisions:
         """What a setting decided and, beside a profile, what its operations took.
 
-        Args:
-            settings: What to run.
-            moved: Called with (runs done, runs in all).
+        `moved` is called with (runs done, runs in all).
         """
-        chunks = {batch: _chunks(self.requests, batch) for batch in self.batches}
+        chunks = {batch: self._chunks(batch) for batch in self.batches}
         total = sum(map(len, chunks.values()))
         done = 0
         decided: list[Decisions] = []
         timings: list[Timed] = []
         drifts: list[float] = []
         for batch, parts in chunks.items():
-            before, found = self._ready(settings, batch), []
+            run = partial(run_live, self.world, batch=batch, fresh_luck=False)
+            if self.profile is not None:
+                run(settings, self.requests[:batch])  # first calls of a shape are slower
+            drifts.append(self._drift(settings, batch))
+            found: list[Timed] = []
             for part in parts:
                 moved(done, total)
-                run = run_live(self.world, settings, part, batch=batch, fresh_luck=False)
+                decisions = run(settings, part).decisions
                 done += 1
                 if batch == self.batches[0]:
-                    decided.append(run.decisions)
+                    decided.append(decisions)
                 if self.profile is not None:
                     found += time_operations(self.world, Expectation(self.profile), batch=batch)
-            drifts += [before, self._drift(settings, batch)]
+            drifts.append(self._drift(settings, batch))
             timings += at_usual_speed(found, (drifts[-2] + drifts[-1]) / 2.0)
         moved(total, total)
         if self.profile is None:
@@ -105,11 +105,10 @@ class Recorder:
         beside = costs_fingerprint(self.profile)
         return replace(joined(decided), timings=tuple(timings), timed_beside=beside, drift=tuple(drifts))
 
-    def _ready(self, settings: Settings, batch: int) -> float:
-        """Warm a setting up, since first calls of a shape are slower; then see how fast the machine is."""
-        if self.profile is not None:
-            run_live(self.world, settings, self.requests[:batch], batch=batch, fresh_luck=False)
-        return self._drift(settings, batch)
+    def _chunks(self, batch: int) -> list[Sequence[Request]]:
+        """The requests of each run: enough of them to keep a batch full."""
+        size = AT_ONCE * batch
+        return [self.requests[i : i + size] for i in range(0, len(self.requests), size)]
 
     def _drift(self, settings: Settings, batch: int) -> float:
         """How much longer plain decoding takes now than the profile says."""
@@ -121,12 +120,6 @@ class Recorder:
         return drift_of(run.timings, self.profile, sampled=settings.temperature > 0.0)
 
 
-def _chunks(requests: Sequence[Request], batch: int) -> list[Sequence[Request]]:
-    """The requests of each run: enough of them to keep a batch full."""
-    size = AT_ONCE * batch
-    return [requests[i : i + size] for i in range(0, len(requests), size)]
-
-
 @dataclass(frozen=True)
 class Asked:
     """What to record.
@@ -134,14 +127,12 @@ class Asked:
     Attributes:
         profile: Names the models, and what to time beside.
         settings: All at one sampling.
-        prompts: What to continue; their order gives the request ids 0, 1, ...
-        prompt_set: Their name.
+        prompts: Their order gives the request ids 0, 1, ...
         limit: Most tokens per request.
         batches: Rows served at once; decisions are those of the first.
         timed: Whether to time operations, in the mode that the profile was measured in; else models are
             called eagerly.
         draft_backend: What runs the draft; None: what ran it when the profile was measured.
-        trust_remote_code: Run code that comes with the models.
     """
 
     profile: Profile
@@ -182,18 +173,23 @@ class Asked:
     @property
     def precision(self) -> Precision:
         """Of both models, but of a draft whose backend has one of its own."""
-        return next((p for p in PRECISIONS if p == self.profile.roles.target.precision), PRECISION)
+        return profiled_precision(self.profile)
+
+    @property
+    def mode(self) -> Mode:
+        """How models are called."""
+        return "compiled" if self.timed and self.roles[0].mode == "captured" else "eager"
+
+    @property
+    def sampled(self) -> bool:
+        """Whether tokens are sampled."""
+        return self.settings[0].temperature > 0.0
 
 
 def record_decisions(
     asked: Asked, keep: Callable[[Settings, DecisionTrace], None], progress: Progress
 ) -> dict[str, str]:
-    """Run settings one after the other on a profile's pair.
-
-    Args:
-        asked: What to record.
-        keep: Takes a setting's decision trace as soon as it is there.
-        progress: (label of the setting, runs done, runs in all).
+    """Run settings one after the other on a profile's pair; `keep` takes each one's decision trace at once.
 
     Returns:
         By label, what went wrong in a worker: that setting is missing, and does not keep others from being
@@ -209,6 +205,10 @@ def record_decisions(
     tokenizer = load_tokenizer(models[0], trust_remote_code=asked.trust_remote_code)
     texts = [tuple(tokenizer(prompt.text)["input_ids"]) for prompt in asked.prompts]
     requests = [Request(i, len(ids), asked.limit, ids) for i, ids in enumerate(texts)]
+    told_requests = tuple(
+        trace_request(i, prompt, ids, "limit")
+        for i, (prompt, ids) in enumerate(zip(asked.prompts, texts, strict=True))
+    )
     specs = _workers(asked, models, max(map(len, texts)))
     with LiveWorld(*specs, start_timeout_s=PATIENCE_S) as world:
         recorder = Recorder(world, requests, asked.profile if asked.timed else None, asked.batches)
@@ -221,7 +221,7 @@ def record_decisions(
             except WorkerError as error:
                 failed[label] = str(error)
                 continue
-            keep(settings, DecisionTrace(_told(asked, texts), meta, {label: found}, asked.limit))
+            keep(settings, DecisionTrace(told_requests, meta, {label: found}, asked.limit))
     return failed
 
 
@@ -235,26 +235,7 @@ def _workers(asked: Asked, models: Sequence[str], longest: int) -> tuple[WorkerS
         draft_backend=asked.backend,
         trust_remote_code=asked.trust_remote_code,
     )
-    return with_room(specs, mode_of(asked), batch=max(asked.batches), length=longest + asked.limit + SPARE)
-
-
-def mode_of(asked: Asked) -> Mode:
-    """How models are called."""
-    return "compiled" if asked.timed and asked.roles[0].mode == "captured" else "eager"
-
-
-def _told(asked: Asked, texts: Sequence[tuple[int, ...]]) -> tuple[TraceRequest, ...]:
-    return tuple(
-        TraceRequest(
-            id=i,
-            question_id=prompt.question_id,
-            category=prompt.category,
-            prompt=ids,
-            source=prompt.source,
-            ended="limit",
-        )
-        for i, (prompt, ids) in enumerate(zip(asked.prompts, texts, strict=True))
-    )
+    return with_room(specs, asked.mode, batch=max(asked.batches), length=longest + asked.limit + SPARE)
 
 
 def _meta(asked: Asked, world: LiveWorld, tokenizer: str) -> TraceMeta:
@@ -268,24 +249,15 @@ def _meta(asked: Asked, world: LiveWorld, tokenizer: str) -> TraceMeta:
         end_token=ends[0] if ends else None,
         prompt_set=asked.prompt_set,
         prompt_set_hash=digest(asked.prompts),
-        backend=backend_label(asked.backend, mode_of(asked)),
+        backend=backend_label(asked.backend, asked.mode),
         precision=own_precision(asked.backend) or asked.precision,
         when=now(),
         versions=versions(),
     )
 
 
-SUFFIX = ".parquet"
-MOST_CHANGE = 0.1
-"""A machine whose speed changes by more around a run was not idle, or not steady."""
-
-
 class DecisionFiles:
-    """Where the settings of a recording go.
-
-    Args:
-        asked: What is recorded.
-        out: File or folder; None: the user's own.
+    """Where the settings of a recording go: a file or folder; by default (None) the user's own.
 
     Raises:
         ValueError: A file holds other prompts or models, or settings of several policies go into one.
@@ -329,9 +301,8 @@ class DecisionFiles:
         path = self.path(settings)
         if path in self._held:
             trace = self._held[path].merged(trace)
-        timings = fit_timings(self.asked.profile, trace.settings.values(), sampled=self._sampled)
+        timings = fit_timings(self.asked.profile, trace.settings.values(), sampled=self.asked.sampled)
         self._held[path] = replace(trace, operation_timings=joined_timings(trace.operation_timings, timings))
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_decisions(self._held[path], path)
 
     def report(self, path: Path) -> Iterator[str]:
@@ -344,15 +315,11 @@ class DecisionFiles:
             steps = ", ".join(_shown(name, step) for name, step in timing.steps.items())
             beyond = f"beyond its steps {timing.host.extra_s * 1e6:+.0f} us"
             yield f"timing of {kind}: {steps or 'no steps'}; {beyond}"
-        found = gains(self.asked.profile, list(trace.settings.values()), sampled=self._sampled)
+        found = gains(self.asked.profile, list(trace.settings.values()), sampled=self.asked.sampled)
         if found:
             yield told(found)
         if drifts := [each.drift for each in trace.settings.values() if each.drift]:
             yield _day(drifts)
-
-    @property
-    def _sampled(self) -> bool:
-        return self.asked.settings[0].temperature > 0.0
 
     def _check(self, path: Path) -> None:
         """Refuse, before anything runs, what could not be added to a file in the end."""

@@ -14,9 +14,11 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
@@ -256,6 +258,16 @@ def split_list(_: click.Context, parameter: click.Parameter, value: str) -> list
     return parts
 
 
+def split_words(
+    context: click.Context, parameter: click.Parameter, value: str, *, names: Collection[str] = ()
+) -> tuple[str, ...]:
+    """As `split_list`, a tuple, and of these names alone if there are any."""
+    words = tuple(split_list(context, parameter, value))
+    if unknown := [word for word in words if names and word not in names]:
+        raise click.BadParameter(f"there is no {unknown[0]!r}; choices: {', '.join(names)}")
+    return words
+
+
 def split_integers(
     context: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[int, ...] | None:
@@ -350,16 +362,62 @@ _READ: dict[str, Callable[[str], Any]] = {
 }
 
 
+POSITIVE = click.IntRange(min=1)
+
+
+def option(default: Any, text: str, **details: Any) -> Any:
+    """A field of a request, a dataclass, that is an option of the command line (`click_options`).
+
+    Args:
+        default: Of the field and the option.
+        text: Help.
+        details: Of `click.option`, e.g. `type=POSITIVE`; else the field's type decides.  `spelled`:
+            how the command line calls it; `names`: of which a list of words takes any.
+    """
+    return field(default=default, metadata=about(text, **details))
+
+
+def about(text: str, **details: Any) -> dict[str, Any]:
+    """The metadata of such a field; ruff takes `option` only where it sees that a field's type is frozen."""
+    return {"help": text, **details}
+
+
+def click_options(request: type[DataclassInstance]) -> list[Callable[[Command], Command]]:
+    """The command-line options of a request, in the order of its fields; tuples are lists with commas."""
+    hints = get_type_hints(request)
+    return [_click_option(each, hints[each.name]) for each in fields(request) if "help" in each.metadata]
+
+
+def _click_option(each: Field[Any], hint: Any) -> Callable[[Command], Command]:
+    default: Any = each.default
+    details: dict[str, Any] = {"default": default, **each.metadata}
+    spelled = details.pop("spelled", ("--" + each.name.replace("_", "-"),))
+    if get_origin(hint) is UnionType:
+        (hint,) = (kind for kind in get_args(hint) if kind is not NoneType)
+    if get_origin(hint) is tuple and not details.get("multiple"):
+        words = partial(split_words, names=details.pop("names", ()))
+        split: dict[Any, Any] = {int: split_integers, float: split_numbers, str: words}
+        details = {"callback": split[get_args(hint)[0]], **details}
+        details["default"] = ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in default)
+    elif get_origin(hint) is Literal:
+        details = {"type": click.Choice(get_args(hint)), **details}
+    elif hint is bool:
+        details["is_flag"] = True
+    elif hint in {int, float}:
+        details = {"type": hint, **details}
+    shown = hint is not bool and details["default"] not in (None, "", ()) and "multiple" not in details
+    return click.option(*spelled, each.name, **{"show_default": shown, **details})
+
+
 def typed(kind: type[Request], options: Mapping[str, Any], **more: Any) -> Request:
     """What a command is asked, as one frozen value: the options by the names of its fields.
 
     Args:
         kind: A dataclass.
         options: As click has them.
-        more: Fields that are no options.
+        more: Fields that are no options, or stand in their place.
     """
-    names = [each.name for each in fields(kind) if each.name in options]
-    return kind(**{name: options[name] for name in names}, **more)
+    return kind(**({each.name: options[each.name] for each in fields(kind) if each.name in options} | more))
 
 
 def knob_options(*, exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:

@@ -14,9 +14,16 @@ from analysis.recommend.picture import picture
 from analysis.recommend.report import as_json, print_recommendation
 from analysis.recommend.search import quiet
 from analysis.show import save
-from analysis.study import click_options
 from calibrate.display import show_progress
-from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, checked_command, refusals, with_options
+from policies.commandline import (
+    BAD_INPUT,
+    HELP,
+    INCOMPLETE,
+    checked_command,
+    click_options,
+    refusals,
+    with_options,
+)
 
 EXAMPLES = """
 \b

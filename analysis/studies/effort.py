@@ -23,6 +23,7 @@ from analysis.sources import Sources
 from analysis.stats import Errors
 from analysis.study import POSITIVE, Entry, Plan, Study, option
 from calibrate.job import make_job
+from calibrate.options import CalibrationRequest
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile
 from policies.registry import SettingError, Settings
@@ -75,9 +76,14 @@ def answer(bench: Bench) -> list[Row]:
         raise SettingError(f"{len(plan.hw)} profiles need as many --minutes, got {len(plan.minutes)}")
     validations = [read(path) for path in plan.validation]
     measured, told = measured_speedups(validations), validations[0].about
-    temperatures = sorted({settings.temperature for settings, _ in measured})
-    target, draft, limit = told["target"], told["draft"], plan.max_tokens or MOST_TOKENS
-    job = make_job(target=target, draft=draft, temperature=temperatures, max_tokens=limit, quick=True)
+    request = CalibrationRequest(
+        target=told["target"],
+        draft=told["draft"],
+        temperature=tuple(sorted({settings.temperature for settings, _ in measured})),
+        max_tokens=plan.max_tokens or MOST_TOKENS,
+        quick=True,
+    )
+    job = make_job(request)
     plan = replace(plan, prompts=told["prompts"], count=int(told["summary"]["requests"]))
     # Only the profile is judged: the texts are the validations' own, recorded anew.
     sources = Sources(load_profile(find_profile(bench.hw)), {}, 0.0, hw=bench.hw)

@@ -25,6 +25,7 @@ from calibrate.journal import Journal, open_journal
 from calibrate.live.placement import Mode
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import LiveRun, run_live
+from calibrate.options import CalibrationRequest
 from hardware_profiles.store import user_directory
 from hardware_profiles.trace import Trace
 from policies.registry import POLICIES, SettingError, Settings, configure, find_policy
@@ -84,9 +85,15 @@ def answer(bench: Bench) -> list[Row]:
         raise SettingError(f"{len(prompts)} prompts do not fill a batch of {max(plan.batch)}: give more")
     job = bench.job
     if plan.target:
-        draft, limit = job.names[1], plan.max_tokens or 1
-        job = make_job(target=plan.target, draft=draft, temperature=(0.0,), max_tokens=limit, quick=True)
-        job = like_profile(replace(job, seed=plan.seed), bench.sources.profile)
+        request = CalibrationRequest(
+            target=plan.target,
+            draft=job.names[1],
+            temperature=(0.0,),
+            max_tokens=plan.max_tokens or 1,
+            quick=True,
+            seed=plan.seed,
+        )
+        job = like_profile(make_job(request), bench.sources.profile)
     job = replace(job, mode=plan.mode or job.mode)  # type: ignore[arg-type]  # click has checked it
     trace = replace(bench, given_job=job).trace(0.0)
     depends = {**inputs(job), "held out": [p.question_id for p in prompts]}

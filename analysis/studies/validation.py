@@ -26,6 +26,7 @@ from analysis.stats import errors_of, median
 from analysis.study import POSITIVE, Entry, Picture, Plan, Study, option
 from calibrate.calibration import open_work, run_calibration, write_all
 from calibrate.job import Job, like_profile, make_job
+from calibrate.options import CalibrationRequest
 from hardware_profiles.files import atomic_write
 from hardware_profiles.profile import MeasuredRun, load_profile
 from hardware_profiles.store import user_profile, user_trace
@@ -149,7 +150,7 @@ def answer(bench: Bench) -> list[Row]:
     prompts = bench.prompts()
     if not plan.hw:
         raise SettingError("--hw is empty: name a profile, or leave it out for this machine's own")
-    job = make_job(
+    request = CalibrationRequest(
         target=plan.target,
         draft=plan.draft,
         max_tokens=plan.max_tokens or 0,
@@ -159,6 +160,7 @@ def answer(bench: Bench) -> list[Row]:
         seed=plan.seed,
         trust_remote_code=plan.trust_remote_code,
     )
+    job = make_job(request)
     sources = predictor(job, plan, bench)
     warn_of_another_machine(job, sources)
     for temperature in plan.temperature:

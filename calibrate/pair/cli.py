@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrate.live.placement import GGUF_PRECISIONS
-from calibrate.options import trust_option
+from calibrate.options import TRUST
 from calibrate.shipped import DATA, cache_folder, resolve_model
 from policies.commandline import Command, checked_group, wide_console, with_options
 
@@ -200,7 +200,7 @@ def streams(
     show_default=True,
     help="Of the matrices; q8_0 is 8.5 bits per weight, q4_0 4.5.",
 )
-@trust_option
+@click.option("--trust-remote-code", is_flag=True, **TRUST)
 def gguf(model: str, out: Path, precision: str, trust_remote_code: bool) -> None:
     """Write a Llama as a GGUF file, for llama.cpp.
 

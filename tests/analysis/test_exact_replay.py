@@ -52,7 +52,9 @@ TOKENS = 40
 def trace() -> Trace:
     return record_trace(
         spread(load_prompts(find_prompts("heldout")), 4),
-        RecordingJob(str(resolve_model("pair:target")), str(resolve_model("pair:draft")), (), limit=TOKENS),
+        RecordingJob(
+            str(resolve_model("pair:target")), str(resolve_model("pair:draft")), (), max_tokens=TOKENS
+        ),
         prompt_set="heldout",
         names=("pair:target", "pair:draft"),
     )

@@ -55,4 +55,4 @@ def test_an_unknown_profile_is_refused() -> None:
 
 def test_a_pair_runs_as_it_was_measured() -> None:
     job = profiled_job(load_sources("cpu2-x5"), limit=32, seed=0)
-    assert (job.mode, job.limit, job.names) == ("compiled", 32, ("pair:x5", "pair:draft"))
+    assert (job.mode, job.max_tokens, job.names) == ("compiled", 32, ("pair:x5", "pair:draft"))

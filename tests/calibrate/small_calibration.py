@@ -61,7 +61,7 @@ def small_job(target: str, draft: str) -> Job:
         prompts=tuple(prompts(PROMPTS)),
         prompt_set="tiny",
         placement=parse_placement("split" if {0, 1} <= set(cores) else f"shared:{cores[0]}"),
-        limit=12,
+        max_tokens=12,
         quick=True,
         name="small",
         seed=3,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -17,6 +16,7 @@ import calibrate.machine
 from calibrate.cli import main
 from calibrate.job import make_job
 from calibrate.machine import Machine
+from calibrate.options import CalibrationRequest
 from hardware_profiles.profile import load_profile
 from hardware_profiles.trace import read_trace
 
@@ -77,20 +77,12 @@ def test_help_has_examples_and_every_option_says_something() -> None:
         assert option in text
 
 
-OTHERS: dict[str, Any] = {"hw": "auto", "prompts": "calibration", "placement": "split", "seed": 0}
-
-
 def test_other_commands_make_jobs_with_fewer_options() -> None:
-    options = OTHERS | {
-        "target": "pair:target",
-        "draft": "pair:draft",
-        "max_tokens": 64,
-        "temperature": (0.0,),
-    }
-    job = make_job(**options)
-    assert (job.temperatures, job.temperature, job.name) == ((0.0,), 0.0, "cpu2-target")
-    assert len(job.prompts) == 48 and len(make_job(**options, quick=True).prompts) == 24
-    assert len(make_job(**options, quick=True, count=30).prompts) == 30
+    request = CalibrationRequest(target="pair:target", max_tokens=64, temperature=(0.0,))
+    job = make_job(request)
+    assert (job.temperature, job.name) == ((0.0,), "cpu2-target")
+    assert len(job.prompts) == 48 and len(make_job(replace(request, quick=True)).prompts) == 24
+    assert len(make_job(replace(request, quick=True, count=30)).prompts) == 30
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from calibrate import reply_recorder as deciding
-from calibrate.decide_cli import decide, settings_of
+from calibrate.decide_cli import RecordingRequest, decide, settings_of
 from calibrate.prompts import Prompt
 from calibrate.record import digest
 from calibrate.reply_recorder import Asked, DecisionFiles, Recorder
@@ -21,7 +21,8 @@ from hardware_profiles.profile import DeviceInfo, Profile, Role, Roles
 from hardware_profiles.reply_trace import Decisions, DecisionTrace, costs_fingerprint, read_decisions
 from hardware_profiles.surface import ConstantCost, Provenance
 from hardware_profiles.trace import TraceMeta, TraceRequest
-from policies.registry import POLICIES, Settings, configure
+from policies.commandline import typed
+from policies.registry import KNOBS, POLICIES, Settings, configure
 from policies.values import Request
 
 PROMPTS = (Prompt(question_id=1, category="code", text="one two", source="x"),)
@@ -130,15 +131,16 @@ def test_what_contradicts_itself_is_refused(more: dict[str, Any], message: str) 
         asked(TREE, configure("tree", temperature=1.0))
 
 
-def options(*arguments: str) -> dict[str, Any]:
+def asked_for(*arguments: str) -> list[Settings]:
     with click.Context(decide) as context:
         decide.parse_args(context, list(arguments))
-        return dict(context.params)
+        params = context.params
+        return settings_of(typed(RecordingRequest, params), {name: params[name] for name in KNOBS})
 
 
 @pytest.mark.parametrize("temperature", ["0", "1"])
 def test_all_stands_for_every_policy_that_a_decision_trace_replays(temperature: str) -> None:
-    found = settings_of(**options("--policy", "all", "--temperature", temperature))
+    found = asked_for("--policy", "all", "--temperature", temperature)
     replayed = [n for n, info in POLICIES.items() if info.needs_decisions and "live" in info.worlds]
     assert [s.policy for s in found] == replayed
     assert {"tree", "rasd", "rest", "duo", "double", "mirror"} <= set(replayed)
@@ -147,21 +149,19 @@ def test_all_stands_for_every_policy_that_a_decision_trace_replays(temperature: 
 
 def test_dynamic_trees_are_recorded_by_their_knobs() -> None:
     knobs = ["--tree-plan", "dynamic", "--tree-depth", "4"]
-    (greedy,) = settings_of(**options("--policy", "tree", *knobs))
+    (greedy,) = asked_for("--policy", "tree", *knobs)
     assert greedy.knobs["tree_plan"] == "dynamic"
-    (hot,) = settings_of(
-        **options("--policy", "tree", *knobs, "--temperature", "1", "--draft-sampling", "greedy")
-    )
+    (hot,) = asked_for("--policy", "tree", *knobs, "--temperature", "1", "--draft-sampling", "greedy")
     assert hot.temperature == 1.0
-    assert [s.lookahead for s in settings_of(**options("--policy", "duo", "--lookaheads", "4,6"))] == [4, 6]
+    assert [s.lookahead for s in asked_for("--policy", "duo", "--lookaheads", "4,6")] == [4, 6]
 
 
 def test_settings_join_the_policies_and_count_once() -> None:
     texts = ["--setting", "duo lookahead=6 sequences=2", "--setting", "duo lookahead=4"]
-    found = settings_of(**options("--policy", "duo", *texts))
+    found = asked_for("--policy", "duo", *texts)
     assert [(s.lookahead, s.knobs["sequences"]) for s in found] == [(4, "dynamic"), (6, "2")]
     with pytest.raises(ValueError, match="give --policy or --setting"):
-        settings_of(**options())
+        asked_for()
 
 
 def test_a_recorder_keeps_decisions_of_the_first_batch_and_times_of_all(

@@ -27,6 +27,7 @@ from calibrate.job import (
 )
 from calibrate.live.placement import Placement, parse_placement
 from calibrate.models import MisfitError
+from calibrate.options import CalibrationRequest
 from calibrate.plan import LivePart
 from calibrate.record import RecordingJob, record
 from policies.ar import ArConfig
@@ -85,7 +86,7 @@ def test_a_draft_by_llamacpp(pair: tuple[str, str]) -> None:
 
 def test_llamacpps_trees_are_limited(pair: tuple[str, str]) -> None:
     """8 rows of 48 branches are 392 sequences; 4 are 196, and there can be 256."""
-    job = replace(small_job(*pair), quick=False, draft_backend="llamacpp:q8_0", limit=64)
+    job = replace(small_job(*pair), quick=False, draft_backend="llamacpp:q8_0", max_tokens=64)
     with pytest.raises(MisfitError, match=r"256 .* 392 .*--batches 1,2,4"):
         check(job, job.plan)
     smaller = replace(job, batches=(1, 2, 4))
@@ -107,7 +108,7 @@ def test_each_device_has_its_own_memory(pair: tuple[str, str]) -> None:
 
 def recorded(pair: tuple[str, str], **changes: Any) -> list[Any]:
     texts = tuple(enumerate(prompt.text for prompt in prompts(2)))
-    job = RecordingJob(*pair, prompts=texts, limit=8, temperature=0.8, top_p=0.95, **changes)
+    job = RecordingJob(*pair, prompts=texts, max_tokens=8, temperature=0.8, top_p=0.95, **changes)
     found: list[Any] = []
     record(job, found.append)
     return found
@@ -130,7 +131,7 @@ def test_a_calibration_with_an_openvino_draft(
     pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    job = replace(small_job(*pair), draft_backend="openvino:CPU", temperatures=(0.0,))
+    job = replace(small_job(*pair), draft_backend="openvino:CPU", temperature=(0.0,))
     configs = (ArConfig(), SdConfig(lookahead=2), PearlConfig(lookahead=2))
     least = replace(PLAN, repeats=1, overlap_repeats=1, live=(LivePart(configs, prompts=1, repeats=1),))
     found = run_calibration(job, lambda *_: None, what=least)
@@ -146,16 +147,7 @@ def test_a_calibration_with_an_openvino_draft(
 
 def test_options_reach_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate.machine, "find_machine", lambda: WITH_GPU)
-    options = {
-        "hw": "auto",
-        "target": "pair:target",
-        "draft": "pair:draft",
-        "prompts": "calibration",
-        "temperature": (0.0,),
-        "max_tokens": 16,
-        "seed": 0,
-        "placement": "cuda:0",
-    }
-    job = make_job(**options, precision="bf16", draft_backend="torch")
+    request = CalibrationRequest(target="pair:target", temperature=(0.0,), placement="cuda:0")
+    job = make_job(replace(request, precision="bf16"))
     assert (job.placement.devices, job.precision) == (("cuda:0", "cuda:0"), "bf16")
-    assert make_job(**options).precision == "fp32" and make_job(**options).draft_backend == "torch"
+    assert make_job(request).precision == "fp32" and make_job(request).draft_backend == "torch"

@@ -33,7 +33,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recorded(pair: tuple[str, str], **changes: Any) -> Trace:
-    job = RecordingJob(*pair, prompts=(), limit=12, **changes)
+    job = RecordingJob(*pair, prompts=(), max_tokens=12, **changes)
     return record_trace(prompts(3), job, prompt_set="tiny", names=("target", "draft"))
 
 

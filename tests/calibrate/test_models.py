@@ -115,7 +115,7 @@ def test_a_job_is_checked_before_anything_starts(
     job = small_job(*pair)
     check(job, PLAN)
     with pytest.raises(MisfitError, match="--max-tokens 510 does not fit: the target has 512 positions"):
-        check(replace(job, limit=510), PLAN)
+        check(replace(job, max_tokens=510), PLAN)
     long = replace(PLAN.grids[0], values=((1,), (100,), (500,)), held_out=())
     with pytest.raises(MisfitError, match="measures texts of 600 tokens"):
         check(job, replace(PLAN, grids=(long,)))

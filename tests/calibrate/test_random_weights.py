@@ -125,7 +125,7 @@ def test_requests_of_random_tokens(pair: tuple[str, str]) -> None:
     assert job.random and not small_job(*pair).random
     requests = random_requests(job, 6)
     assert requests == random_requests(job, 6)
-    assert {r.limit for r in requests} == {job.limit} and len({r.prompt for r in requests}) == 6
+    assert {r.limit for r in requests} == {job.max_tokens} and len({r.prompt for r in requests}) == 6
     assert all(r.prompt is not None and min(r.prompt) > 0 and max(r.prompt) < 64 for r in requests)
     with pytest.raises(MisfitError, match="no acceptance"):
         calibrate_pair(job, lambda *_: None)

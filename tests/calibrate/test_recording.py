@@ -184,7 +184,7 @@ def test_settings_out_of_their_domain_are_refused(options: dict[str, float], mes
 
 def test_a_prompt_that_outgrows_the_model_is_named(pair: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match=r"prompt 7 has 2 tokens.*512 positions"):
-        record(RecordingJob(*pair, ((7, "w3 w4"),), limit=511), lambda _: None)
+        record(RecordingJob(*pair, ((7, "w3 w4"),), max_tokens=511), lambda _: None)
 
 
 @pytest.fixture(autouse=True)

@@ -123,9 +123,9 @@ def test_the_traces_are_those_of_an_undisturbed_recording(
         return [function(argument, report) for argument in arguments]
 
     monkeypatch.setattr(calibrate.record, "run_many", here)
-    for temperature in job.temperatures:
+    for temperature in job.temperature:
         found = trace_path(job, temperature, out)
-        alone = record(replace(job, temperature=temperature), job.prompts, job.prompt_set, lambda *_: None)
+        alone = record(job, temperature, lambda *_: None)
         write_trace(at_the_same_time(alone, read_trace(found)), tmp_path / "t.parquet")
         assert (tmp_path / "t.parquet").read_bytes() == found.read_bytes()
 
@@ -169,8 +169,8 @@ def test_what_is_left_belongs_to_its_inputs(pair: tuple[str, str], tmp_path: Pat
         journal.put([], "grids", 0)
     for other in (
         replace(job, seed=4),
-        replace(job, limit=13),
-        replace(job, temperatures=(0.0,)),
+        replace(job, max_tokens=13),
+        replace(job, temperature=(0.0,)),
         replace(job, prompts=job.prompts[:3]),
         replace(job, draft=job.target),
     ):

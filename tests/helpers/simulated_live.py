@@ -19,7 +19,7 @@ from policies.values import Request
 from simulator.run import Scenario, simulate
 from simulator.tokens import replay
 
-JOB: Any = SimpleNamespace(limit=64, machine="here")
+JOB: Any = SimpleNamespace(max_tokens=64, machine="here")
 """Stands for a live pair that no model is started for."""
 
 
