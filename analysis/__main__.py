@@ -39,9 +39,7 @@ STUDIES = {
     "regret": "regret",
     "effort": "effort",
     "identity": "identity",
-    "engines": "engines",
-    "forwards": "forwards",
-    "speed": "speed",
+    **dict.fromkeys(("engines", "forwards", "speed"), "engines"),
 }
 """Modules of `analysis.studies` by name of the study."""
 

@@ -138,7 +138,7 @@ class View:
     Attributes:
         entry: The setting.
         world: `measured`, or a simulated one.
-        own: What it did.
+        own: What the setting did.
         unit: What plain decoding did there.
         trace: Recording of these prompts.
         told: What the law is told.
@@ -204,10 +204,10 @@ class Bench:
     Args:
         study: What is asked.
         plan: How.
-        hw: Name of the profile; of no importance where `sources` are given.
+        hw: Name of the profile.
         progress: (stage, done, total).
-        given_sources: Profile and calibration traces; by default those that `hw` names.
-        given_job: The live pair; by default the profile's own, as it was measured.
+        given_sources: Profile and calibration traces in place of those that `hw` names.
+        given_job: The live pair in place of the profile's own, as it was measured.
         subsets: Parts that the prompts are split into, each run and predicted on its own.
         out: Folder in which live runs are kept before anything is made of them.
         notes: What is kept beside what was asked, e.g. the machine.
@@ -336,20 +336,9 @@ class Bench:
             group.simulate()
         return [row for group in groups for row in group.rows()]
 
-    def known_decisions(self, settings: Settings) -> Decisions | None:
-        """What the profile's own recording of decisions says of a setting, on the calibration's prompts."""
-        known = self.sources.decisions.get(settings.temperature)
-        return known.settings.get(settings.label) if self.recorded and known is not None else None
-
 
 def run_study(study: Study[Any], plan: Plan, progress: Progress, out: Path | None = None) -> Results:
-    """Answer a study.
-
-    Args:
-        study: What is asked.
-        plan: How.
-        progress: (stage, done, total).
-        out: Folder in which live runs are kept as soon as they are done.
+    """Answer a study; live runs are kept in the folder `out` as soon as they are done.
 
     Raises:
         SettingError: A setting, prompt or recording that it needs is not there.
@@ -445,9 +434,11 @@ class Comparison:
                     for part in self.parts(entry.batch)
                 }
         else:
-            known = {s: bench.known_decisions(s) for s in needed if needs_decisions(s)}
-            found = {s.label: decisions for s, decisions in known.items() if decisions is not None}
-            if missing := [s for s, decisions in known.items() if decisions is None]:
+            recording = bench.sources.decisions.get(self.temperature) if bench.recorded else None
+            known = {} if recording is None else recording.settings
+            needed = [settings for settings in needed if needs_decisions(settings)]
+            found = {s.label: known[s.label] for s in needed if s.label in known}
+            if missing := [s for s in needed if s.label not in known]:
                 requests = requests_of(self.trace, bench.limit)
                 found |= decide(worlds()[SPLIT], missing, requests, progress=self._progress("decisions"))
             self.decisions = {label: (decisions,) for label, decisions in found.items()}
@@ -488,9 +479,12 @@ class Comparison:
     def keep_decisions(self, folder: Path) -> None:
         """Write what live runs decided, a file per repetition."""
         for repeat in range(max(map(len, self.decisions.values()), default=0)):
-            mine = {name: each[repeat] for name, each in self.decisions.items() if repeat < len(each)}
-            kept = DecisionTrace(self.trace.requests, self.trace.meta, mine, self.bench.job.max_tokens)
-            write_decisions(kept, folder / self._file(repeat))
+            mine = [each[repeat] for each in self.decisions.values() if repeat < len(each)]
+            write_decisions(self._trace_of(mine, self.bench.job.max_tokens), folder / self._file(repeat))
+
+    def _trace_of(self, decisions: Sequence[Decisions], limit: int) -> DecisionTrace:
+        known = {each.label: each for each in decisions}
+        return DecisionTrace(self.trace.requests, self.trace.meta, known, limit)
 
     def _stored_decisions(self) -> dict[str, tuple[Decisions, ...]]:
         path = self.bench.plan.measured
@@ -526,8 +520,8 @@ class Comparison:
         if (known := self.decisions.get(settings.label)) is not None:
             limit = int(np.diff(trace.offsets).max())
             for decided in known:
-                whole = DecisionTrace(trace.requests, trace.meta, {decided.label: decided}, limit)
-                yield replace(self._scenario(part, seed), decisions=whole.slice(part.ids))
+                mine = self._trace_of([decided], limit).slice(part.ids)
+                yield replace(self._scenario(part, seed), decisions=mine)
         elif needs_decisions(settings):
             raise SettingError(f"nothing is known of what {settings.label} decides on these prompts: --live")
         else:
@@ -616,8 +610,20 @@ class Comparison:
             **{name: pooled_figure(own.summaries, name) for name in FIGURES},
             "overlap_s": own.overlap_s,
             **self.bench.study.columns(view),
-            **(live_figures(own, unit) if world == MEASURED else {}),
         }
+        if world == MEASURED:  # enough to pool and to compare live runs again
+            pairs = zip(own.repeats, unit.repeats, strict=True)
+            by_repeat = [(t / s) / (unit_t / unit_s) for (t, s), (unit_t, unit_s) in pairs]
+            figures |= {
+                "low": min(by_repeat),
+                "high": max(by_repeat),
+                "spread": spread_of(by_repeat, own.speed / unit.speed),
+                "by_repeat": by_repeat,
+                "tokens": own.tokens,
+                "seconds": own.seconds,
+                "repeat_tokens": [tokens for tokens, _ in own.repeats],
+                "repeat_seconds": [seconds for _, seconds in own.repeats],
+            }
         return {f"{world}_{name}": value for name, value in figures.items()}
 
     def _stored(self, entry: Entry, parts: Sequence[Part]) -> Row:
@@ -655,22 +661,6 @@ class Comparison:
 
 ROUNDS = ("rounds_compared", "round_differences", "unexcused_differences")
 """Columns of a row whose live rounds were compared with simulated ones."""
-
-
-def live_figures(own: Outcome, unit: Outcome) -> Row:
-    """What is kept of live runs, enough to pool and to compare them again."""
-    pairs = zip(own.repeats, unit.repeats, strict=True)
-    by_repeat = [(t / s) / (unit_t / unit_s) for (t, s), (unit_t, unit_s) in pairs]
-    return {
-        "low": min(by_repeat),
-        "high": max(by_repeat),
-        "spread": spread_of(by_repeat, own.speed / unit.speed),
-        "by_repeat": by_repeat,
-        "tokens": own.tokens,
-        "seconds": own.seconds,
-        "repeat_tokens": [tokens for tokens, _ in own.repeats],
-        "repeat_seconds": [seconds for _, seconds in own.repeats],
-    }
 
 
 def identical(runs: Sequence[LiveRun], trace: Trace, limit: int | None = None) -> bool:

@@ -26,7 +26,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -92,18 +91,6 @@ def evenly_chosen(tokens: TokenModel, count: int) -> TokenModel:
     """The token model serving so many of its requests at most, spread evenly over them."""
     indices = np.linspace(0, len(tokens.requests) - 1, min(count, len(tokens.requests)))
     return chosen_requests(tokens, np.unique(indices.astype(np.int64)))
-
-
-def without_prefill(scenario: Scenario) -> Scenario:
-    """The scenario with prefills that take no time: decode speeds leave them out anyway."""
-    profile = scenario.profile
-    if profile is None:
-        return scenario
-    operations: dict[Any, Any] = {
-        name: ConstantCost(seconds=INSTANT_S) if name.endswith("prefill") else cost
-        for name, cost in profile.operations.items()
-    }
-    return replace(scenario, profile=profile.model_copy(update={"operations": operations}))
 
 
 def share_surfaces(original: Scenario, copy: Scenario) -> None:
@@ -329,14 +316,21 @@ class Bootstrap:
         return self._run(scenario, lucky).summary.tokens_per_second
 
     def _run(self, scenario: Scenario, settings: Settings) -> Simulated:
-        share_surfaces(self.scenario, scenario)
+        for known in (self.scenario, self._instant_prefill):
+            share_surfaces(known, scenario)
         run = simulate(scenario, settings)
         self.extrapolated.update(outside_grid(run))
         return run
 
     @cached_property
     def _instant_prefill(self) -> Scenario:
-        return without_prefill(self.scenario)
+        """The scenario with prefills that take no time: decode speeds leave them out anyway."""
+        profile = self.scenario.profile
+        if profile is None:
+            return self.scenario
+        instant = ConstantCost(seconds=INSTANT_S)
+        operations = {n: instant if n.endswith("prefill") else cost for n, cost in profile.operations.items()}
+        return replace(self.scenario, profile=profile.model_copy(update={"operations": operations}))
 
 
 def plain(settings: Settings) -> Settings:

@@ -118,13 +118,8 @@ def table(
 ) -> Table:
     """Rows for people; where there is no room columns go whole (`policies.commandline.fitted_table`).
 
-    Args:
-        title: Of the table.
-        columns: What it shows; the first is aligned to the left.
-        rows: One each.
-        left: Titles of further columns that are.
-        drop: Titles of columns in the order in which they go; by default the last first, to three.
-        notes: What is said below, by the title of the column that it explains.
+    The first column and those titled in `left` are aligned to the left; columns go in the order `drop` of
+    their titles, by default the last first, to three; `notes` are said below, by the column they explain.
     """
     titles = [column.title for column in columns]
     cells = [[column.cell(row) for column in columns] for row in rows]
@@ -143,7 +138,8 @@ def markdown(
     """A Markdown table; its columns from `right` on, or those in it, are aligned to the right."""
     numbers = range(right, len(head)) if isinstance(right, int) else (right or ())
     ruler = ["--:" if column in numbers else "---" for column in range(len(head))]
-    clean = ([_escaped(cell) for cell in row] for row in rows)
+    signs = str.maketrans({"|": "\\|", "*": "\\*", "<": "&lt;"})  # else columns, emphasis, tags
+    clean = ([cell.translate(signs) for cell in row] for row in rows)
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ruler, *clean))
 
 
@@ -151,11 +147,6 @@ def markdown_of(columns: Sequence[Column], rows: Iterable[Row], *, right: int = 
     """The same of columns; from `right` on they are aligned to the right."""
     lines = [[column.cell(row) for column in columns] for row in rows]
     return markdown([column.title for column in columns], lines, right=right)
-
-
-def _escaped(cell: str) -> str:
-    """Text that is neither a column, emphasis nor a tag."""
-    return cell.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
 
 
 def save(picture: Picture, path: Path) -> Path:
@@ -194,16 +185,9 @@ def draw_worlds(
     label: str,
     worlds: Sequence[str] = ("law", "simulated", "measured"),
 ) -> None:
-    """A figure over a column, one line per world; worlds without a value are left out.
+    """A figure over the column `x`, in whose order the rows come: a line per world that has a value.
 
-    Args:
-        axes: Where to.
-        rows: In the order of `x`.
-        x: Column on the horizontal axis.
-        figure: Column less the world's name, e.g. `speedup_vs_ar`.
-        colour: Of all worlds; they differ in line and marker.
-        label: For the legend, given to the simulated line.
-        worlds: Which to draw.
+    The figure is a column less the world's name, e.g. `speedup_vs_ar`; worlds differ in line and marker.
     """
     at = values(rows, x)
     for world in worlds:
@@ -223,15 +207,10 @@ def finish(axes: Any, *, x: str, y: str, powers: Sequence[float] = ()) -> None:
 
     known = axes.get_legend_handles_labels()
     seen = {line.get_marker() for line in axes.get_lines()}
-    worlds = [
-        Line2D([], [], color="#555555", label=name, **style)
-        for name, style in WORLDS.items()
-        if style["marker"] in seen
-    ]
+    looks = ({"label": name, **style} for name, style in WORLDS.items() if style["marker"] in seen)
+    worlds = [Line2D([], [], color="#555555", **look) for look in looks]
     axes.legend(handles=[*known[0], *worlds], fontsize=7, ncols=2)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(alpha=0.3)
+    frame(axes, x=x, y=y, legend=0)
     if powers:  # of two, on a logarithmic axis
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(powers), [f"{tick:g}" for tick in powers])
@@ -274,7 +253,7 @@ def draw_lines(
         figure: Where to.
         rows: In the order of `x`.
         by: Column whose values have a line each.
-        x: Column on the horizontal axis.
+        x: Column on the horizontal axis, called `label`.
         label: Of that axis.
         panels: Labels of the vertical axes by column less the world's name, e.g. `speedup_vs_ar`.
         name: Format of what a line is called.
@@ -329,22 +308,21 @@ def bars(
     axes.legend(fontsize=7, ncols=2, loc="upper right")
 
 
+def draw_marks(axes: Any, rows: Sequence[Row], column: str, *, scale: float = 1.0, **look: Any) -> None:
+    """A column as marks, a line per row; nothing where no row has a value."""
+    if np.isfinite(at := scale * values(rows, column)).any():
+        axes.plot(at, range(len(rows)), linestyle="", **look)
+
+
 def opinions(axes: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
     """The three opinions on every setting, a line each, first row on top."""
-    looks = {
-        "law": {"marker": "x", "color": "#888888"},
-        "simulated": {"marker": "D", "color": "#dd8452"},
-        "measured": {"marker": "o", "color": "#4c72b0"},
-    }
-    for at, row in enumerate(rows):
-        seen = [v for world in looks if (v := row.get(f"{world}_speedup_vs_ar")) is not None]
-        axes.plot([min(seen), max(seen)], [at, at], color="#dddddd", linewidth=1.5, zorder=0)
-    for world, look in looks.items():
-        known = [
-            (v, at) for at, row in enumerate(rows) if (v := row.get(f"{world}_speedup_vs_ar")) is not None
-        ]
-        if known:
-            axes.plot(*zip(*known, strict=True), linestyle="", markersize=5.5, label=world, **look)
+    looks = {"law": ("x", "#888888"), "simulated": ("D", "#dd8452"), "measured": ("o", "#4c72b0")}
+    every = np.array([values(rows, f"{world}_speedup_vs_ar") for world in looks])
+    ends = (np.nanmin(every, axis=0), np.nanmax(every, axis=0))
+    axes.hlines(range(len(rows)), *ends, color="#dddddd", linewidth=1.5, zorder=0)
+    for world, (marker, colour) in looks.items():
+        look = {"marker": marker, "color": colour, "markersize": 5.5, "label": world}
+        draw_marks(axes, rows, f"{world}_speedup_vs_ar", **look)
     parity(axes, upright=True)
     name_rows(axes, names, size=7.5)
     axes.set_xlabel("speedup over plain decoding")
@@ -388,7 +366,5 @@ def draw_sweep(axes: Any, scenario: Scenario, lookaheads: Sequence[int], *, fano
         if all(value is not None for value in laws):
             axes.plot(lookaheads, laws, "--", color=colour, linewidth=1, label=f"{policy}, law")
     parity(axes)
-    axes.set_xlabel("lookahead K")
-    axes.set_ylabel("speedup over plain decoding")
+    frame(axes, x="lookahead K", y="speedup over plain decoding", legend=0)
     axes.legend(fontsize=8, ncols=2)
-    axes.grid(alpha=0.3)

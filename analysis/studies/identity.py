@@ -198,6 +198,15 @@ def about(results: Results) -> Row:
 
 def show(results: Results) -> Iterator[Any]:
     """A row per setting and batch, then one line for all."""
+
+    def first(row: Row) -> str | None:
+        if row.get("first_request") is None:
+            return None
+        return (
+            f"request {row['first_request']}, position {row['first_position']}: {row['first_found']} for "
+            f"{row['first_expected']}, gap {row['first_gap']:.1e}"
+        )
+
     yield table(
         "",
         (
@@ -208,7 +217,7 @@ def show(results: Results) -> Iterator[Any]:
             Column("tokens/round", "tokens_per_round", "{:.2f}"),
             Column("differences", "differences"),
             Column("ties", "ties"),
-            Column("first", first_departure),
+            Column("first", first),
         ),
         results.rows,
         left=("first",),
@@ -218,16 +227,6 @@ def show(results: Results) -> Iterator[Any]:
     yield (
         f"{total['runs']} runs, {total['tokens']:,} tokens: {total['differences']} texts differ from plain "
         f"decoding, {total['ties']} part from it at a tie of the target's logits"
-    )
-
-
-def first_departure(row: Row) -> str | None:
-    """Where a setting's first departure is."""
-    if row.get("first_request") is None:
-        return None
-    return (
-        f"request {row['first_request']}, position {row['first_position']}: {row['first_found']} for "
-        f"{row['first_expected']}, gap {row['first_gap']:.1e}"
     )
 
 

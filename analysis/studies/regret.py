@@ -33,6 +33,7 @@ GRID: tuple[Settings, ...] = (
     ),
 )
 """Settings tried live beside the choice."""
+PREDICTED = ("predicted_low", "predicted_middle", "predicted_high")
 
 
 @dataclass(frozen=True)
@@ -60,21 +61,19 @@ def answer(bench: Bench) -> list[Row]:
     bench.plan = replace(bench.plan, count=(bench.plan.count or 1) * len(categories))
     tried = dict.fromkeys((*GRID, *(settings for settings, _ in choices.values())))
     rows = bench.compare([Entry(settings) for settings in tried])
-    found = []
     for row in rows:
-        chosen = choices.get(row["category"])
-        if chosen is not None and chosen[0].label == row["setting"]:
-            names = ("predicted_low", "predicted_middle", "predicted_high")
-            row |= {"chosen": True, **dict(zip(names, chosen[1], strict=True))}
-        found.append(row)
-    return found
+        settings, predicted = choices.get(row["category"], (None, ()))
+        if settings is not None and settings.label == row["setting"]:
+            row |= {"chosen": True, **dict(zip(PREDICTED, predicted, strict=True))}
+    return rows
 
 
 def cases(rows: Sequence[Row]) -> list[Row]:
     """One per profile and category: the choice beside the best setting tried, and SD with K = 5."""
     found = []
     for choice in (row for row in rows if row.get("chosen")):
-        here = [r for r in rows if (r["profile"], r["category"]) == (choice["profile"], choice["category"])]
+        where = {name: choice[name] for name in ("profile", "category")}
+        here = [row for row in rows if where.items() <= row.items()]
         speeds = {r["setting"]: r["measured_speedup_vs_ar"] for r in here if r["measured_speedup_vs_ar"]}
         if not speeds:
             continue
@@ -82,10 +81,9 @@ def cases(rows: Sequence[Row]) -> list[Row]:
         own, default = speeds[choice["setting"]], speeds[DEFAULT_CHOICE.label]
         found.append(
             {
-                "profile": choice["profile"],
-                "category": choice["category"],
+                **where,
                 "choice": choice["setting"],
-                "predicted": [choice[f"predicted_{name}"] for name in ("low", "middle", "high")],
+                "predicted": [choice[name] for name in PREDICTED],
                 "measured_speedup_vs_ar": own,
                 "best": best,
                 "best_speedup_vs_ar": speeds[best],
@@ -99,15 +97,13 @@ def cases(rows: Sequence[Row]) -> list[Row]:
 
 def summary(found: Sequence[Row]) -> Row:
     """Mean and worst regret of the recommendations, and of SD with K = 5."""
-    regrets, defaults = [c["regret"] for c in found], [c["regret_of_sd5"] for c in found]
+    names = ("regret", "regret_of_sd5", "gain_over_sd5")
+    values = {name: [case[name] for case in found] for name in names}
     inside = [c["predicted"][0] <= c["measured_speedup_vs_ar"] <= c["predicted"][2] for c in found]
     return {
         "cases": len(found),
-        "mean_regret": sum(regrets) / len(found),
-        "worst_regret": max(regrets),
-        "mean_regret_of_sd5": sum(defaults) / len(found),
-        "worst_regret_of_sd5": max(defaults),
-        "mean_gain_over_sd5": sum(c["gain_over_sd5"] for c in found) / len(found),
+        **{f"mean_{name}": sum(each) / len(found) for name, each in values.items()},
+        **{f"worst_{name}": max(values[name]) for name in names[:2]},
         "predicted_interval_holds": sum(inside),
     }
 

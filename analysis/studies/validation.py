@@ -20,7 +20,7 @@ import numpy as np
 from analysis.execute import Bench, Comparison
 from analysis.intervals import Bootstrap, Interval
 from analysis.results import Results, Row, settings_of
-from analysis.show import WORLDS, Column, legend_below, parity, table, values
+from analysis.show import Column, draw_marks, legend_below, parity, table, values
 from analysis.sources import Sources, load_sources
 from analysis.stats import errors_of, median
 from analysis.study import POSITIVE, Entry, Picture, Plan, Study, option
@@ -30,7 +30,6 @@ from calibrate.options import CalibrationRequest
 from hardware_profiles.files import atomic_write
 from hardware_profiles.profile import MeasuredRun, load_profile
 from hardware_profiles.store import user_profile, user_trace
-from hardware_profiles.trace import Trace
 from policies.registry import POLICIES, SettingError, Settings, configure, find_policy
 from policies.timeline import chrome_trace
 from simulator.costs import Effects
@@ -244,13 +243,16 @@ def foresee(rows: Sequence[Row], sources: Sources, bench: Bench, *, size: int) -
     for done, row in enumerate(whole):
         temperature, batch, measured = (row[n] for n in ("temperature", "batch", "measured_speedup_vs_ar"))
         if (temperature, batch) not in boots:
-            limit = reachable(plan.max_tokens, sources.trace(temperature))
+            longest = int(np.diff(sources.trace(temperature).offsets).max())
+            # Where the calibration did not record as much, all that it recorded.
+            limit = plan.max_tokens if longest >= (plan.max_tokens or longest) else None
             boots[temperature, batch] = sources.bootstrap(
                 temperature, batch=batch, size=size, limit=limit, level=plan.level, seed=plan.seed
             )
         several, one = intervals_of(boots[temperature, batch], settings_of(row), bench.subsets)
         nearest = nearest_measured(settings_of(row), sources.profile.measured_runs, batch)
-        parts = [r for r in rows if r.get("subset") is not None and _same(r, row)] or [{**row, "subset": 0}]
+        mine = [r for r in rows if (r["setting"], r["batch"]) == (row["setting"], batch)]
+        parts = [r for r in mine if r.get("subset") is not None] or [{**row, "subset": 0}]
         runs = [_run(part, one) for part in parts]
         found.append(
             {
@@ -288,10 +290,6 @@ def _predicted(interval: Interval | None) -> Row:
     return {f"predicted_{end}": interval and getattr(interval, end) for end in ("low", "middle", "high")}
 
 
-def _same(one: Row, other: Row) -> bool:
-    return (one["setting"], one["batch"]) == (other["setting"], other["batch"])
-
-
 def _run(part: Row, interval: Interval | None) -> Row:
     """A live run that an interval was predicted for: a setting on a subset of the prompts."""
     speedups = ("simulated_speedup_vs_ar", "measured_speedup_vs_ar")
@@ -301,11 +299,6 @@ def _run(part: Row, interval: Interval | None) -> Row:
         **{name: part[name] for name in speedups},
         "covered": interval and part["measured_speedup_vs_ar"] in interval,
     }
-
-
-def reachable(limit: int | None, trace: Trace) -> int | None:
-    """The limit where the calibration trace reaches it, else None: all that was recorded."""
-    return limit if limit and int(np.diff(trace.offsets).max()) >= limit else None
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
@@ -465,21 +458,21 @@ def pictures(results: Results) -> dict[str, Picture]:
 def draw_speedups(axes: Any, rows: Sequence[Row], level: float) -> None:
     """Markers per setting: law, simulated, measured with its range; the predicted interval behind them."""
     at = np.arange(len(rows))
-    low, middle, high = (values(rows, f"predicted_{name}") for name in ("low", "middle", "high"))
+    low, high = values(rows, "predicted_low"), values(rows, "predicted_high")
     label = f"{level:.0%} interval, from calibration prompts"
     axes.barh(at, high - low, left=low, height=0.55, color="#f3d9c4", label=label)
-    axes.plot(middle, at, "|", color="#c44e52", label="simulated, calibration prompts", markersize=12)
-    law, simulated, measured, least, most = (
-        values(rows, name)
-        for name in (*(f"{world}_speedup_vs_ar" for world in WORLDS), "measured_low", "measured_high")
-    )
-    look = {"fmt": "o", "color": "#55a868", "markersize": 7, "capsize": 3}
+    look: Row = {"marker": "|", "markersize": 12}
+    label = "simulated, calibration prompts"
+    draw_marks(axes, rows, "predicted_middle", color="#c44e52", label=label, **look)
+    measured, least, most = (values(rows, f"measured_{name}") for name in ("speedup_vs_ar", "low", "high"))
     ends = np.maximum(0.0, [measured - least, most - measured])
-    axes.errorbar(measured, at, xerr=ends, label="measured", **look)
-    axes.plot(simulated, at, "D", color="#dd8452", label="simulated, own prompts", markersize=5)
-    axes.plot(law, at, "|", color="#4c72b0", label="law", markersize=12)
+    style: Row = {"fmt": "o", "color": "#55a868", "markersize": 7, "capsize": 3}
+    axes.errorbar(measured, at, xerr=ends, label="measured", **style)
+    own: Row = {"marker": "D", "color": "#dd8452", "markersize": 5, "label": "simulated, own prompts"}
+    draw_marks(axes, rows, "simulated_speedup_vs_ar", **own)
+    draw_marks(axes, rows, "law_speedup_vs_ar", color="#4c72b0", label="law", **look)
     parity(axes, upright=True)
-    _frame(axes, [row["label"] for row in rows], "speedup over plain decoding")
+    _finish(axes, [row["label"] for row in rows], "speedup over plain decoding")
 
 
 def draw_errors(axes: Any, rows: Sequence[Row]) -> None:
@@ -487,22 +480,17 @@ def draw_errors(axes: Any, rows: Sequence[Row]) -> None:
     at, spread = np.arange(len(rows)), 100 * values(rows, "measured_spread")
     if np.isfinite(spread).any():
         axes.barh(at, 2 * spread, left=-spread, color="#dddddd", label="spread of live runs")
-    marks: dict[str, tuple[str, Row]] = {
-        "error": ("simulated", {"marker": "D", "color": "#dd8452"}),
-        "error_without_contention": (
-            "no contention",
-            {"marker": "d", "markerfacecolor": "none", "color": "#dd8452"},
-        ),
-        "nearest_setting_error": ("nearest calibrated setting", {"marker": "x", "color": "#8172b3"}),
-    }
-    for column, (label, look) in marks.items():
-        if np.isfinite(errors := 100 * values(rows, column)).any():
-            axes.plot(errors, at, linestyle="", markersize=5, label=label, **look)
+    for column, label, look in (
+        ("error", "simulated", {"marker": "D", "color": "#dd8452"}),
+        ("error_without_contention", "no contention", {"marker": "d", "mfc": "none", "color": "#dd8452"}),
+        ("nearest_setting_error", "nearest calibrated setting", {"marker": "x", "color": "#8172b3"}),
+    ):
+        draw_marks(axes, rows, column, scale=100, markersize=5, label=label, **look)
     axes.axvline(0.0, color="black", linewidth=0.8)
-    _frame(axes, [""] * len(rows), "error of the predicted speedup, %")
+    _finish(axes, [""] * len(rows), "error of the predicted speedup, %")
 
 
-def _frame(axes: Any, names: Sequence[str], label: str) -> None:
+def _finish(axes: Any, names: Sequence[str], label: str) -> None:
     """A setting per line, the first on top, alike in both panels."""
     axes.set_yticks(np.arange(len(names)), names, fontsize=8)
     axes.set_ylim(len(names) - 0.5, -0.5)

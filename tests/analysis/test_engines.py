@@ -1,4 +1,4 @@
-"""Comparison of engines, on engines of paper."""
+"""Comparison of engines, on engines of paper, and of eager with compiled forwards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from analysis.__main__ import main
 from analysis.studies import engines
-from analysis.studies.engines import BASE, EnginesPlan, Runs, compare, measure, pinned_name
+from analysis.studies.engines import BASE, EnginesPlan, Runs, compare, measure, pinned_name, summarise
 from calibrate.live.reference import Generated
 from policies.values import Request
 
@@ -75,3 +75,15 @@ def test_the_command_prints_json_and_a_table(monkeypatch: pytest.MonkeyPatch) ->
     assert found["rows"][0]["vs_pinned"] == [1.0, 1.0, 1.0]
     assert (found["asked"]["target"], plans[0].mode, plans[0].lookahead) == ("pair:target", ("eager",), 4)
     assert BASE in CliRunner().invoke(main, options, catch_exceptions=False).stdout
+
+
+def test_ratios_are_of_one_repetition() -> None:
+    # Medians 2 and 4 against 1 and 4: ratios 2 and 1.
+    row = summarise("x", {"eager": [[1.0, 2.0, 9.0], [4.0]], "compiled": [[1.0], [4.0]]})
+    assert (row["eager_s"], row["compiled_s"]) == (3.0, 2.5)
+    assert row["eager_over_compiled"] == pytest.approx([1.0, 1.5, 2.0])
+
+
+def test_both_modes_need_the_same_repetitions() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        summarise("x", {"eager": [[1.0]], "compiled": [[1.0], [2.0]]})
