@@ -77,8 +77,7 @@ def command_of(study: Study[Any]) -> click.Command:
 
     def run(out: Path | None, plot: bool, as_json: bool, **options: Any) -> None:
         with refusals(RUNS_MODELS):
-            results = _run(study, study.plan(**options), out, quiet=as_json)
-            written = _write(study, results, out, plot=plot)
+            results, written = _run(study, study.plan(**options), out, plot=plot, quiet=as_json)
         if as_json:
             click.echo(results.as_json())
         else:
@@ -90,34 +89,27 @@ def command_of(study: Study[Any]) -> click.Command:
         if study.failed(results):
             raise SystemExit(1)
 
-    decorated = with_options((*click_options(study.plan), *OUTPUT))(run)
-    return checked_command(study.name, help=study.question, epilog=study.epilog, context_settings=HELP)(
-        decorated
-    )
+    details = {"help": study.question, "epilog": study.epilog, "context_settings": HELP}
+    return checked_command(study.name, **details)(with_options((*click_options(study.plan), *OUTPUT))(run))
 
 
-def _run(study: Study[Any], plan: Any, out: Path | None, *, quiet: bool) -> Results:
+def _run(
+    study: Study[Any], plan: Any, out: Path | None, *, plot: bool, quiet: bool
+) -> tuple[Results, list[Path]]:
+    """The results, and the files that were written."""
     from analysis.execute import run_study
+    from analysis.show import save
     from calibrate.display import show_progress
     from calibrate.options import taking_turns
 
     nothing: Progress = lambda stage, done, total: None  # noqa: E731
     shown = nullcontext(nothing) if quiet else show_progress()
     with shown as bars, taking_turns(plan.turns, bars) as progress:
-        return run_study(study, plan, progress, out)
-
-
-def _write(study: Study[Any], results: Results, out: Path | None, *, plot: bool) -> list[Path]:
-    from analysis.show import save
-
+        results = run_study(study, plan, progress, out)
     written = results.write(out) if out else []
-    if plot or out:
-        folder = out or Path()
-        for ending, picture in study.pictures(results).items():
-            written.append(save(picture, folder / f"{study.name}{ending}.png"))
-    if out:
-        written += study.files(results, out)
-    return written
+    for ending, picture in study.pictures(results).items() if plot or out else ():
+        written.append(save(picture, (out or Path()) / f"{study.name}{ending}.png"))
+    return results, written + (study.files(results, out) if out else [])
 
 
 @checked_group(context_settings=HELP)

@@ -321,8 +321,8 @@ def opinions(axes: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
     ends = (np.nanmin(every, axis=0), np.nanmax(every, axis=0))
     axes.hlines(range(len(rows)), *ends, color="#dddddd", linewidth=1.5, zorder=0)
     for world, (marker, colour) in looks.items():
-        look = {"marker": marker, "color": colour, "markersize": 5.5, "label": world}
-        draw_marks(axes, rows, f"{world}_speedup_vs_ar", **look)
+        look: Row = {"marker": marker, "color": colour, "label": world}
+        draw_marks(axes, rows, f"{world}_speedup_vs_ar", markersize=5.5, **look)
     parity(axes, upright=True)
     name_rows(axes, names, size=7.5)
     axes.set_xlabel("speedup over plain decoding")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -11,44 +10,30 @@ import numpy as np
 from analysis.results import Row
 
 
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """How far predicted speedups are off, over some settings.
+def errors(ratios: Iterable[float]) -> Row | None:
+    """How far predicted speedups are off, from predicted over measured ones; None without any.
 
-    Attributes:
-        settings: How many.
-        median: Median of |predicted / measured speedup - 1|.
-        p95: 95 % quantile of it.
-        largest: Its maximum.
-        bias: Mean of log(predicted / measured speedup).
+    Returns:
+        Of how many `settings`; the `median`, 95 % quantile (`p95`) and `largest` |ratio - 1|; and the `bias`,
+        the mean of log(ratio).
     """
-
-    settings: int
-    median: float
-    p95: float
-    largest: float
-    bias: float
-
-    @classmethod
-    def of(cls, ratios: Iterable[float]) -> Errors | None:
-        """From predicted over measured speedups; None without any."""
-        known = np.array(list(ratios))
-        if not len(known):
-            return None
-        off = np.abs(known - 1.0)
-        return cls(
-            settings=len(known),
-            median=float(np.median(off)),
-            p95=float(np.quantile(off, 0.95)),
-            largest=float(off.max()),
-            bias=float(np.mean(np.log(known))),
-        )
+    known = np.array(list(ratios))
+    if not len(known):
+        return None
+    off = np.abs(known - 1.0)
+    return {
+        "settings": len(known),
+        "median": float(np.median(off)),
+        "p95": float(np.quantile(off, 0.95)),
+        "largest": float(off.max()),
+        "bias": float(np.mean(np.log(known))),
+    }
 
 
-def errors_of(rows: Iterable[Row], column: str) -> Errors | None:
+def errors_of(rows: Iterable[Row], column: str) -> Row | None:
     """Errors in a column such as `simulated_error`, plain decoding and missing opinions left out."""
     mine = (row for row in rows if row["policy"] != "ar" and row.get(column) is not None)
-    return Errors.of([1.0 + row[column] for row in mine])
+    return errors(1.0 + row[column] for row in mine)
 
 
 def median(values: Iterable[float | None]) -> float | None:

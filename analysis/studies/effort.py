@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +20,7 @@ from analysis.execute import MOST_TOKENS, Bench
 from analysis.results import Results, Row, read, settings_of
 from analysis.show import Column, table
 from analysis.sources import Sources
-from analysis.stats import Errors
+from analysis.stats import errors
 from analysis.study import POSITIVE, Entry, Plan, Study, option
 from calibrate.job import make_job
 from calibrate.options import CalibrationRequest
@@ -103,9 +103,9 @@ def judge(bench: Bench, measured: Mapping[Setting, float]) -> list[Row]:
         with suppress(SettingError):
             rows = bench.compare([Entry(settings, batch)])
             row = next(r for r in rows if r["policy"] == settings.policy and r.get("subset") is None)
-            errors = {f"{w}_error": row[f"{w}_speedup_vs_ar"] / speedup - 1.0 for w in STUDY.worlds}
+            off = {f"{w}_error": row[f"{w}_speedup_vs_ar"] / speedup - 1.0 for w in STUDY.worlds}
             covered = not row["extrapolated"]
-            own = {"hw": bench.hw, "measured_speedup_vs_ar": speedup, **errors, "covered": covered}
+            own = {"hw": bench.hw, "measured_speedup_vs_ar": speedup, **off, "covered": covered}
             found.append(row | own)
         bench.progress("settings", done + 1, len(measured))
     if not found:
@@ -129,8 +129,7 @@ def efforts(results: Results) -> list[Row]:
     minutes = results.asked.get("minutes") or [None] * len(by)
 
     def of(rows: Iterable[Row], column: str = "simulated_error") -> Row | None:
-        found = Errors.of(1.0 + row[column] for row in rows)
-        return None if found is None else asdict(found)
+        return errors(1.0 + row[column] for row in rows)
 
     return [
         {
@@ -158,7 +157,7 @@ def places(results: Results) -> list[Row]:
             "profile": hw,
             "place": place,
             "settings": len(rows),
-            **{world: Errors.of(1.0 + row[f"{world}_error"] for row in rows) for world in STUDY.worlds},
+            **{world: errors(1.0 + row[f"{world}_error"] for row in rows) for world in STUDY.worlds},
         }
         for (hw, place), rows in sorted(groups.items())
     ]
@@ -171,10 +170,10 @@ def show(results: Results) -> Iterator[Any]:
         return Column(title, lambda row: row["covered"] and row["covered"][name], form)
 
     def short(title: str, name: str) -> Column:
-        return Column(title, name, lambda e: f"{e['median']:.1%}, {e['largest']:.1%} ({e['settings']})")
+        return Column(title, name, "{0[median]:.1%}, {0[largest]:.1%} ({0[settings]})")
 
     def both(title: str, name: str) -> Column:
-        return Column(f"{title}:\nmedian, largest", name, lambda e: f"{e.median:.1%}, {e.largest:.0%}")
+        return Column(f"{title}:\nmedian, largest", name, "{0[median]:.1%}, {0[largest]:.0%}")
 
     yield table(
         "",

@@ -1,10 +1,10 @@
 """How fast our own programs are: the engine beside transformers', compiled forwards, and the simulator.
 
-`engines`: the same pair does the same work, greedy, on equal cores, one thread each, and every engine's output
-is compared token by token: a speedup means little on an engine that is slow by itself.  Engines take turns
-prompt by prompt, in an order drawn anew each time, so that a drift of the machine hits all alike.  In
-transformers both models share a process and a core; ours are two processes on a core each.  In SD the two take
-turns, so that at any time one core works, in either engine; ours also pays for messages.
+`engines`: the same pair does the same work, greedy, on equal cores, one thread each, and every engine's
+output is compared token by token: a speedup means little on an engine that is slow by itself.  Engines take
+turns prompt by prompt, in an order drawn anew each time, so that a drift of the machine hits all alike.  In
+transformers both models share a process and a core; ours are two processes on a core each.  In SD the two
+take turns, so that at any time one core works, in either engine; ours also pays for messages.
 
 `forwards`: the shapes that a round is made of, timed by the calibration's own probes, eager and compiled in
 turn.  What to look for is a verification that costs about as much as a decode step: the premise of the laws.

@@ -7,7 +7,7 @@ the tokens say were ignored, and whether trusting the predicted order would have
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -159,9 +159,8 @@ def errors(rows: Sequence[Row]) -> Row:
     """Errors of law, simulation, and with content ignored; and the spread of the live runs."""
     every = [row for row in rows if row["category"] == EVERY and row["policy"] != "ar"]
     spreads = [s for row in every if (s := row["measured_spread"]) is not None]
-    found = {world: errors_of(every, f"{world}_error") for world in WORLDS}
-    told: Row = {world: e and asdict(e) for world, e in found.items()}
-    return told | {"median_spread": median(spreads), "largest_spread": max(spreads, default=None)}
+    found: Row = {world: errors_of(every, f"{world}_error") for world in WORLDS}
+    return found | {"median_spread": median(spreads), "largest_spread": max(spreads, default=None)}
 
 
 ORDERS = (

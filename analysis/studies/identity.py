@@ -18,10 +18,10 @@ from analysis.execute import Bench
 from analysis.results import Results, Row
 from analysis.rounds import GAP_BOUND, first_difference
 from analysis.show import BATCH, SETTING, Column, table
-from analysis.study import POSITIVE, Plan, Progress, Study, option
+from analysis.study import POSITIVE, Plan, Study, option
 from calibrate.calibration import requests_of
-from calibrate.job import Job, inputs, like_profile, make_job, worker_specs
-from calibrate.journal import Journal, open_journal
+from calibrate.job import inputs, like_profile, make_job, worker_specs
+from calibrate.journal import open_journal
 from calibrate.live.placement import Mode
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import LiveRun, run_live
@@ -49,37 +49,34 @@ class IdentityPlan(Plan):
     fresh: bool = option(False, "Forget what an interrupted run left.")
 
 
-def identity_settings(names: Sequence[str] = (), *, datastore: str | None = None) -> list[Settings]:
-    """Greedy settings whose output has to be plain decoding's.
+def identity_settings(names: Sequence[str] = (), *, datastore: str = "") -> list[Settings]:
+    """Greedy settings of policies (by default all that run live) whose output has to be plain decoding's.
 
-    Args:
-        names: Policies, by name or alias; none: all that run live.
-        datastore: One more setting of each policy that retrieves, from this one; None: none.
+    Those that retrieve have one more, from `datastore` if that is given.
 
     Raises:
         SettingError: An unknown policy, or one that runs no models.
     """
-    chosen = [find_policy(name) for name in names] or [p for p in POLICIES.values() if "live" in p.worlds]
-    for info in chosen:
-        if "live" not in info.worlds:
-            raise SettingError(f"policy {info.name!r} runs in the simulated world only, without models")
     found = []
-    for info in chosen:
+    for info in map(find_policy, names) if names else POLICIES.values():
         variants = info.variants
         if datastore and "datastore" in info.knobs:
             variants = (*variants, {"datastore": datastore})
-        found += [configure(info.name, **knobs) for knobs in variants]
+        if "live" in info.worlds:
+            found += [configure(info.name, **knobs) for knobs in variants]
+        elif names:
+            raise SettingError(f"policy {info.name!r} runs in the simulated world only, without models")
     return list(dict.fromkeys(found))
 
 
 def answer(bench: Bench) -> list[Row]:
-    """A row per setting and batch.
+    """A row per setting and batch; every finished comparison is kept in a journal.
 
     Raises:
         SettingError: A policy without models, or too few prompts for a batch.
     """
     plan = bench.plan_as(IdentityPlan)
-    settings = identity_settings(plan.policies, datastore=plan.datastore or None)
+    settings = identity_settings(plan.policies, datastore=plan.datastore)
     prompts = bench.prompts()
     if max(plan.batch) > len(prompts):
         raise SettingError(f"{len(prompts)} prompts do not fill a batch of {max(plan.batch)}: give more")
@@ -96,50 +93,26 @@ def answer(bench: Bench) -> list[Row]:
         job = like_profile(make_job(request), bench.sources.profile)
     job = replace(job, mode=plan.mode or job.mode)  # type: ignore[arg-type]  # click has checked it
     trace = replace(bench, given_job=job).trace(0.0)
-    depends = {**inputs(job), "held out": [p.question_id for p in prompts]}
-    folder = (bench.out or user_directory()) / ".identity.partial"
-    with open_journal(folder, depends, fresh=plan.fresh) as journal:
-        rows = check(job, trace, settings, plan.batch, journal=journal, progress=bench.progress)
-        journal.discard()
-    return rows
-
-
-def check(
-    job: Job,
-    trace: Trace,
-    settings: Sequence[Settings],
-    batches: Sequence[int],
-    *,
-    journal: Journal,
-    progress: Progress,
-) -> list[Row]:
-    """Run settings live on the prompts of a trace and compare every text with the recorded one.
-
-    Args:
-        job: Pair, placement and mode.
-        trace: Greedy recording of the prompts by plain decoding.
-        settings: Greedy ones.
-        batches: Rows served at once; each setting runs at each.
-        journal: Keeps every finished comparison.
-        progress: (stage, done, total).
-    """
     requests, rows, started = requests_of(trace), [], 0
-    cells = [(each, batch) for batch in batches for each in settings]
+    cells = [(each, batch) for batch in plan.batch for each in settings]
     # A second draft worker is started for those only that use it; wide batches, soon done, come first.
     cells.sort(key=lambda cell: (cell[0].draft_devices or 1, -cell[1]))
-    with ExitStack() as stack:
+    depends = {**inputs(job), "held out": [p.question_id for p in prompts]}
+    folder = (bench.out or user_directory()) / ".identity.partial"
+    with open_journal(folder, depends, fresh=plan.fresh) as journal, ExitStack() as stack:
         for each, batch in cells:
             key, drafts = ("identity", each.label, batch), each.draft_devices or 1
             if not journal.has(*key):
                 if drafts != started:
                     stack.close()
-                    target, draft = worker_specs(job, batch=max(batches))
-                    more = [replace(draft, name=f"draft-{i}") for i in range(1, drafts)]
-                    world = stack.enter_context(LiveWorld(target, [draft, *more]))
+                    target, first = worker_specs(job, batch=max(plan.batch))
+                    more = [replace(first, name=f"draft-{i}") for i in range(1, drafts)]
+                    world = stack.enter_context(LiveWorld(target, [first, *more]))
                     started = drafts
                 journal.put(compare(run_live(world, each, requests, batch=batch), trace), *key)
             rows.append(journal.get(*key))
-            progress("identity", len(rows), len(cells))
+            bench.progress("identity", len(rows), len(cells))
+        journal.discard()
     return rows
 
 

@@ -94,21 +94,14 @@ def expand(
     Raises:
         SettingError: An unknown policy, or a knob out of its domain.
     """
-    names = ["ar", *(find_policy(p).name for p in policies if find_policy(p).name != "ar")]
+    names = dict.fromkeys(["ar", *(find_policy(policy).name for policy in policies)])
+    given: dict[str, Sequence[Any]] = {"lookahead": lookaheads, "fanout": fanouts, "backup": backups}
     settings: list[Settings] = []
     for temperature, name in product(temperatures, names):
-        knobs = POLICIES[name].knobs
-        combinations = product(
-            lookaheads if "lookahead" in knobs else (None,),
-            fanouts if "fanout" in knobs else (None,),
-            backups if "backup" in knobs else (None,),
-        )
-        settings += [
-            configure(
-                name, lookahead=lookahead, fanout=fanout, backup=backup, temperature=temperature, seed=seed
-            )
-            for lookahead, fanout, backup in combinations
-        ]
+        mine = {knob: values for knob, values in given.items() if knob in POLICIES[name].knobs}
+        for chosen in product(*mine.values()):
+            knobs = dict(zip(mine, chosen, strict=True))
+            settings.append(configure(name, temperature=temperature, seed=seed, **knobs))
     return list(dict.fromkeys(settings))
 
 
@@ -310,7 +303,7 @@ def error_summary(rows: Sequence[Row]) -> Row:
     """Median and maximum absolute error of every opinion that has any."""
     found = {name: errors_of(rows, column) for name, column in OPINIONS.items()}
     return {
-        name: {"median": e.median, "max": e.largest, "settings": e.settings}
+        name: {"median": e["median"], "max": e["largest"], "settings": e["settings"]}
         for name, e in found.items()
         if e is not None
     }

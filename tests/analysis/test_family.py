@@ -8,7 +8,7 @@ import pytest
 from tiny_profiles import profile, trace
 
 from analysis.results import EVERY, Results
-from analysis.stats import Errors, ranks, spread_of
+from analysis.stats import errors, ranks, spread_of
 from analysis.studies.family import about, content_ignored, setting_from, settings_for
 from policies.registry import POLICIES, SettingError, configure
 from simulator.run import Scenario
@@ -37,10 +37,14 @@ def row(
 
 
 def test_errors_and_spread_by_hand() -> None:
-    found = Errors.of([1.1, 0.8])
+    found = errors([1.1, 0.8])
     assert found is not None
-    assert (found.settings, found.median, found.largest) == (2, pytest.approx(0.15), pytest.approx(0.2))
-    assert Errors.of([]) is None
+    assert (found["settings"], found["median"], found["largest"]) == (
+        2,
+        pytest.approx(0.15),
+        pytest.approx(0.2),
+    )
+    assert errors([]) is None
     assert spread_of((1.0, 2.0), 4 / 3) == pytest.approx(0.375)
     assert spread_of((1.0,), 1.0) is None  # a single repetition
 
