@@ -35,7 +35,7 @@ from analysis.intervals import outside_grid, plain, share_surfaces
 from analysis.results import EVERY, Results, Row, describe, read, settings_of
 from analysis.rounds import compare_rounds
 from analysis.sources import Sources, load_sources
-from analysis.stats import spread_of
+from analysis.stats import grouped, spread_of
 from analysis.study import RECORDED, SPLIT, Entry, Plan, PlanT, Progress, Study
 from calibrate.calibration import record, requests_of
 from calibrate.job import Job, like_profile, make_job, worker_specs
@@ -316,11 +316,9 @@ class Bench:
             SettingError: Too few prompts for a batch, no recording at a temperature, or too few cores.
         """
         entries = with_baselines(entries)
-        traces = {t: self.trace(t) for t in dict.fromkeys(e.settings.temperature for e in entries)}
-        groups = [
-            Comparison(self, [e for e in entries if e.settings.temperature == t], trace)
-            for t, trace in traces.items()
-        ]
+        by_temperature = grouped(entries, lambda entry: entry.settings.temperature)
+        traces = {temperature: self.trace(temperature) for temperature in by_temperature}
+        groups = [Comparison(self, by_temperature[t], trace) for t, trace in traces.items()]
         self.comparisons += groups
         with ExitStack() as stack:
             worlds = cache(lambda: live_worlds(self.job, entries, stack))
@@ -362,9 +360,7 @@ def run_study(study: Study[Any], plan: Plan, progress: Progress, out: Path | Non
 def with_baselines(entries: Sequence[Entry]) -> list[Entry]:
     """The entries, with plain decoding first in every place, batch and temperature (and drift)."""
     found: list[Entry] = []
-    groups: dict[tuple[Any, ...], list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault((entry.batch, plain(entry.settings), entry.place, entry.drift), []).append(entry)
+    groups = grouped(entries, lambda entry: (entry.batch, plain(entry.settings), entry.place, entry.drift))
     for (batch, unit, place, drift), mine in groups.items():
         given = [e for e in mine if e.settings.plain]
         found += given[:1] or [Entry(unit, batch, place, (("baseline", True),), drift)]
@@ -411,11 +407,11 @@ class Comparison:
         """What is simulated and summed on its own: subsets, at batch 1 by category where the study asks."""
         category = {request.id: request.category for request in self.trace.requests}
         apart = self.bench.study.by_category and batch == 1
-        found: dict[tuple[str, int], list[int]] = {}
+        parts = []
         for subset, ids in enumerate(self.subsets):
-            for i in ids:
-                found.setdefault((category[i] if apart else EVERY, subset), []).append(i)
-        return [Part(tuple(ids), *key) for key, ids in found.items()]
+            names = grouped(ids, lambda i: category[i] if apart else EVERY)
+            parts += [Part(tuple(mine), name, subset) for name, mine in names.items()]
+        return parts
 
     def gather(self, worlds: Worlds) -> None:
         """Run live what is to be, and collect what was decided."""

@@ -30,8 +30,9 @@ from itertools import product
 import numpy as np
 
 from analysis.results import settings_of
+from analysis.stats import grouped
 from calibrate.prompts import spread
-from hardware_profiles.profile import MeasuredRun, Profile
+from hardware_profiles.profile import Profile
 from hardware_profiles.surface import ConstantCost, GridCost
 from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure
@@ -370,12 +371,9 @@ def log_errors(profile: Profile, traces: Mapping[float, Trace]) -> dict[tuple[Se
 
     The runs at one batch and temperature are simulated on the prompts that they ran on, if those are known.
     """
-    groups: dict[tuple[float, int], list[MeasuredRun]] = {}
-    for run in profile.measured_runs:
-        if run.policy != "ar" and run.temperature in traces:
-            groups.setdefault((run.temperature, run.batch), []).append(run)
+    known = (run for run in profile.measured_runs if run.policy != "ar" and run.temperature in traces)
     found: dict[tuple[Settings, int], float] = {}
-    for (temperature, batch), runs in groups.items():
+    for (temperature, batch), runs in grouped(known, lambda run: (run.temperature, run.batch)).items():
         part, limit = ran_on(traces[temperature], runs[0].tokens)
         scenario = Scenario(tokens=replay(part, limit=limit), profile=profile, batch=batch)
         ar = simulate(scenario, configure("ar", temperature=temperature)).summary.tokens_per_second

@@ -20,7 +20,7 @@ from analysis.execute import MOST_TOKENS, Bench
 from analysis.results import Results, Row, read, settings_of
 from analysis.show import Column, table
 from analysis.sources import Sources
-from analysis.stats import errors
+from analysis.stats import errors, grouped
 from analysis.study import POSITIVE, Entry, Plan, Study, option
 from calibrate.job import make_job
 from calibrate.options import CalibrationRequest
@@ -51,20 +51,17 @@ def measured_speedups(validations: Sequence[Results]) -> dict[Setting, float]:
     Raises:
         SettingError: They are of other pairs or prompts, which have speedups of their own.
     """
-    found: dict[Setting, list[float]] = {}
-    of = set()
+    names, rows = ("target", "draft", "prompts"), [row for told in validations for row in told.rows]
     try:
-        for told in validations:
-            requests = told.about["summary"]["requests"]
-            of.add((*(told.about[name] for name in ("target", "draft", "prompts")), requests))
-            for row in (row for row in told.rows if row["policy"] != "ar"):
-                setting = settings_of(row), int(row["batch"])
-                found.setdefault(setting, []).append(float(row["measured_speedup_vs_ar"]))
+        of = {(*(v.about[n] for n in names), v.about["summary"]["requests"]) for v in validations}
+        compared = (row for row in rows if row["policy"] != "ar")
+        found = grouped(compared, lambda row: (settings_of(row), int(row["batch"])))
+        speedups = {s: [float(r["measured_speedup_vs_ar"]) for r in mine] for s, mine in found.items()}
     except (KeyError, TypeError) as error:
         raise SettingError(f"no result of `validate --out`: {error!r}") from error
     if len(of) != 1:
         raise SettingError("the validations are of different pairs or prompts and cannot be pooled")
-    return {setting: float(np.exp(np.mean(np.log(each)))) for setting, each in found.items()}
+    return {setting: float(np.exp(np.mean(np.log(each)))) for setting, each in speedups.items()}
 
 
 def answer(bench: Bench) -> list[Row]:
@@ -104,9 +101,8 @@ def judge(bench: Bench, measured: Mapping[Setting, float]) -> list[Row]:
             rows = bench.compare([Entry(settings, batch)])
             row = next(r for r in rows if r["policy"] == settings.policy and r.get("subset") is None)
             off = {f"{w}_error": row[f"{w}_speedup_vs_ar"] / speedup - 1.0 for w in STUDY.worlds}
-            covered = not row["extrapolated"]
-            own = {"hw": bench.hw, "measured_speedup_vs_ar": speedup, **off, "covered": covered}
-            found.append(row | own)
+            own = {"measured_speedup_vs_ar": speedup, **off, "covered": not row["extrapolated"]}
+            found.append({"hw": bench.hw, **row, **own})
         bench.progress("settings", done + 1, len(measured))
     if not found:
         raise SettingError(f"profile {profile.name} can predict none of the settings that were run live")
@@ -121,9 +117,7 @@ def judge(bench: Bench, measured: Mapping[Setting, float]) -> list[Row]:
 
 def efforts(results: Results) -> list[Row]:
     """Per profile its errors on what it covers, on what all cover, and beyond."""
-    by: dict[str, list[Row]] = {}
-    for row in results.rows:
-        by.setdefault(row["hw"], []).append(row)
+    by = grouped(results.rows, lambda row: row["hw"])
     covered = [{(r["setting"], r["batch"]) for r in rows if r["covered"]} for rows in by.values()]
     common = set.intersection(*covered) if covered else set()
     minutes = results.asked.get("minutes") or [None] * len(by)

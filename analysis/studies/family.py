@@ -16,7 +16,7 @@ from analysis.execute import Bench
 from analysis.intervals import plain
 from analysis.results import EVERY, Results, Row, settings_of
 from analysis.show import OPINIONS, SETTING, TEXT, Column, factor, table
-from analysis.stats import errors_of, median, ranks
+from analysis.stats import errors_of, grouped, median, ranks
 from analysis.study import Entry, Picture, Plan, Study, option
 from policies.commandline import parse_setting
 from policies.registry import POLICIES, Settings, configure
@@ -135,11 +135,8 @@ def content_ignored(scenario: Scenario, settings: Settings) -> float:
 
 def groups_of(results: Results) -> dict[tuple[str, float], list[Row]]:
     """The settings of each profile and temperature, all categories, plain decoding left out."""
-    found: dict[tuple[str, float], list[Row]] = {}
-    for row in results.rows:
-        if row["policy"] != "ar":
-            found.setdefault((row["profile"], row["temperature"]), []).append(row)
-    return found
+    rows = (row for row in results.rows if row["policy"] != "ar")
+    return grouped(rows, lambda row: (row["profile"], row["temperature"]))
 
 
 def about(results: Results) -> Row:
@@ -148,8 +145,8 @@ def about(results: Results) -> Row:
         return {}
     said: list[Row] = []
     for (profile, temperature), rows in groups_of(results).items():
-        categories = dict.fromkeys(row["category"] for row in rows)
-        orders = [{"category": c, **ranks([r for r in rows if r["category"] == c])} for c in categories]
+        categories = grouped(rows, lambda row: row["category"])
+        orders = [{"category": category, **ranks(mine)} for category, mine in categories.items()]
         own = {"profile": profile, "temperature": temperature, "errors": errors(rows), "orders": orders}
         said.append(own)
     return {"errors": errors(results.rows), "groups": said}

@@ -22,7 +22,7 @@ from analysis.intervals import Bootstrap, Interval
 from analysis.results import Results, Row, settings_of
 from analysis.show import Column, draw_marks, legend_below, parity, table, values
 from analysis.sources import Sources, load_sources
-from analysis.stats import errors_of, median
+from analysis.stats import errors_of, grouped, median
 from analysis.study import POSITIVE, Entry, Picture, Plan, Study, option
 from calibrate.calibration import open_work, run_calibration, write_all
 from calibrate.job import Job, like_profile, make_job
@@ -329,9 +329,7 @@ def summary(results: Results) -> Row:
     rows, others = results.rows, compared(results.rows)
     replayed = [row for row in rows if row["rounds_compared"] is not None]
     texts = [row["identical"] for row in rows if row["identical"] is not None]
-    groups: dict[tuple[int, float], list[Row]] = {}
-    for row in others:
-        groups.setdefault((row["batch"], row["temperature"]), []).append(row)
+    groups = grouped(others, lambda row: (row["batch"], row["temperature"]))
     return {
         "settings": len(others),
         "requests": rows[0]["requests"],
