@@ -12,11 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from analysis.breaks.map import Map, load_map
 from analysis.breaks.show import by_relaxation, of_law
 from analysis.papers.cells import read_csv
 from analysis.papers.report import SUMMARY
-from analysis.show import markdown, markdown_of
+from analysis.results import Row
+from analysis.show import COLOURS, frame, legend_above, markdown, markdown_of, name_rows, values
 from hardware_profiles.files import read_json
 from policies.laws.catalogue import STATEMENTS, Statement, find
 from policies.laws.evaluate import answer
@@ -51,11 +54,7 @@ def tally(paper: str) -> str:
 def draw_law(axes: Any, name: str, *typed: str, part: str | None = None) -> None:
     """Both forms of a statement: a sweep as lines, a list as bars beside each other.
 
-    Args:
-        axes: Where to.
-        name: Id of the statement.
-        typed: Arguments as `laws eval` takes them.
-        part: Which part of the value, where it has several.
+    `typed` are arguments as `laws eval` takes them; `part` of a value that has several.
 
     Raises:
         ValueError: No such statement, or arguments it cannot take.
@@ -63,19 +62,16 @@ def draw_law(axes: Any, name: str, *typed: str, part: str | None = None) -> None
     said = answer(find(name), typed)
     corrected, printed = (form if part is None else form[part] for form in (said.value, said.printed))
     if said.sweep:
-        axes.plot(said.sweep.values, corrected, color="#4c72b0", label="corrected")
-        axes.plot(said.sweep.values, printed, color="#c44e52", linestyle="--", label="as printed")
-        axes.set_xlabel(said.sweep.name)
+        axes.plot(said.sweep.values, corrected, color=COLOURS[0], label="corrected")
+        axes.plot(said.sweep.values, printed, color=COLOURS[1], linestyle="--", label="as printed")
     else:
-        at = range(len(corrected))
-        axes.bar([x - 0.2 for x in at], corrected, 0.38, color="#4c72b0", label="corrected")
-        axes.bar([x + 0.2 for x in at], printed, 0.38, color="#c44e52", label="as printed")
-        axes.set_xticks(list(at))
-        axes.set_xlabel("token")
+        at = np.arange(len(corrected))
+        axes.bar(at - 0.2, corrected, 0.38, color=COLOURS[0], label="corrected")
+        axes.bar(at + 0.2, printed, 0.38, color=COLOURS[1], label="as printed")
+        axes.set_xticks(at)
     axes.set_title(textwrap.fill(f"{name}: {part or said.statement.title}", LONG), fontsize=9)
     axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    frame(axes, x=said.sweep.name if said.sweep else "token")
 
 
 def load_predictions(paper: str) -> dict[str, Any]:
@@ -98,7 +94,7 @@ def errors(found: Mapping[str, Any]) -> str:
     return markdown_of(SUMMARY[1:], found["summary"])
 
 
-def draw_rows(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+def draw_rows(axes: Any, rows: Sequence[Row]) -> None:
     """Predictions of single cells: printed value, prediction and interval, a line per cell.
 
     What all cells have in common is left out of their names; intervals are cut at the frame.
@@ -106,21 +102,17 @@ def draw_rows(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     words = [re.sub(r"budget_row=(\d+) of \d+", r"row=\1", row["where"]).split() for row in rows]
     common = set(words[0]).intersection(*words[1:]) if len(words) > 1 else set()
     names = [" ".join(word for word in line if word not in common) for line in words]
-    at = list(range(len(rows)))
-    reported, predicted = ([row[name] for row in rows] for name in ("reported", "predicted"))
-    below = [max(0.0, row["predicted"] - row["low"]) for row in rows]
-    above = [max(0.0, row["high"] - row["predicted"]) for row in rows]
+    reported, predicted, low, high = (values(rows, n) for n in ("reported", "predicted", "low", "high"))
+    ends = np.maximum(0.0, [predicted - low, high - predicted])
     look = {"fmt": "D", "color": "#dd8452", "markersize": 4, "elinewidth": 0.8}
-    axes.errorbar(predicted, at, xerr=[below, above], label="by law", **look)
-    axes.plot(reported, at, "o", color="#4c72b0", markersize=5, label="printed")
-    both = [*reported, *predicted]
-    margin = 0.25 * (max(both) - min(both))
-    axes.set_xlim(max(0.0, min(both) - margin), max(both) + margin)
-    axes.set_yticks(at, names, fontsize=7)
-    axes.invert_yaxis()
-    axes.grid(alpha=0.3)
-    # Above the frame: within it, it would hide points.
-    axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
+    axes.errorbar(predicted, range(len(rows)), xerr=ends, label="by law", **look)
+    axes.plot(reported, range(len(rows)), "o", color=COLOURS[0], markersize=5, label="printed")
+    both = np.concatenate([reported, predicted])
+    margin = 0.25 * np.ptp(both)
+    axes.set_xlim(max(0.0, both.min() - margin), both.max() + margin)
+    name_rows(axes, names, size=7)
+    frame(axes, x="", legend=0)
+    legend_above(axes)
 
 
 def breaks(paper: str) -> Map:
