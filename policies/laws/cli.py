@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from hardware_profiles.files import to_json
-from policies.commandline import HELP, Refusal, checked_group
+from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, checked_group, refusals
 from policies.laws import report
-from policies.laws.catalogue import STATEMENTS, find
+from policies.laws.catalogue import STATEMENTS, Statement, find
 from policies.laws.evaluate import answer, finite
-from policies.laws.glossary import FORMERLY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from policies.laws.catalogue import Statement
+from policies.laws.glossary import FORMERLY, GLOSSARY
 
 PAPERS = ("ssd", "double", "duo", "rasd", "mirror")
 VERDICTS = ("holds", "caveat", "wrong")
@@ -66,7 +61,7 @@ def list_statements(paper: str | None, verdict: str | None, *, as_json: bool, ma
     elif markdown:
         click.echo(report.markdown(chosen))
     else:
-        report.table_of(chosen)
+        report.print_statements(chosen)
 
 
 @main.command()
@@ -80,11 +75,12 @@ def show(name: str, *, as_json: bool) -> None:
       laws show ssd.thm17
       laws show mirror.eq10 --json
     """
-    statement = _found(name)
+    with refusals(INCOMPLETE, BAD_INPUT):
+        statement = find(name)
     if as_json:
         click.echo(to_json(report.details(statement), indent=2))
     else:
-        report.page(statement)
+        report.print_statement(statement)
 
 
 @main.command("eval")
@@ -110,15 +106,15 @@ def evaluate_statement(
       laws eval ssd.def11 fanout=1,2,4 exponent=1 scale=0.6
       laws eval ssd.thm17 --example t_primary=0.1:0.9:0.1 --plot switch.png
     """
-    statement = _found(name)
-    typed = _with_example(statement, arguments) if example else arguments
-    said = _refusing(lambda: answer(statement, typed))
-    if plot:
-        _refusing(lambda: report.picture(said, plot))
+    with refusals(INCOMPLETE, BAD_INPUT):
+        statement = find(name)
+        said = answer(statement, _with_example(statement, arguments) if example else arguments)
+        if plot:
+            report.picture(said, plot)
     if as_json:
         click.echo(to_json(finite(report.values(said)), indent=2))
     else:
-        report.numbers(said)
+        report.print_answer(said)
 
 
 @main.command()
@@ -126,28 +122,14 @@ def evaluate_statement(
 def glossary(*, as_json: bool) -> None:
     """Explain the parameters of the laws: meaning, unit and domain of each name."""
     if as_json:
-        click.echo(to_json(report.terms(), indent=2))
+        click.echo(to_json([asdict(term) for term in GLOSSARY.values()], indent=2))
     else:
-        report.table_of_terms()
-
-
-def _found(name: str) -> Statement:
-    found: Statement = _refusing(lambda: find(name))
-    return found
+        report.print_terms()
 
 
 def _with_example(statement: Statement, arguments: tuple[str, ...]) -> list[str]:
     given = {FORMERLY.get(name, name) for name in (item.partition("=")[0] for item in arguments)}
     return [*(item for item in statement.example.split() if item.partition("=")[0] not in given), *arguments]
-
-
-def _refusing(action: Callable[[], Any]) -> Any:
-    try:
-        return action()
-    except (ValueError, OSError) as error:
-        raise Refusal(str(error)) from error
-    except ImportError as error:
-        raise Refusal(f"{error}; pip install spectwin") from error
 
 
 if __name__ == "__main__":

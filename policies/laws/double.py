@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from policies.laws.law import FloatArray, law
+from policies.laws.law import FloatArray, law, peak
 from policies.laws.retrieval import Tokens, common_prefix
 from policies.laws.sampling import draw, reject, token_probs
 from policies.laws.ssd import expected_tokens
@@ -217,12 +217,11 @@ def best_lookahead(
         longest: Largest lookahead tried, at least 1; 2 ceil(C) by default.
     """
     most = 2 * math.ceil(speed_ratio) if longest is None else longest
-    best, best_rate = 1, rate_function(acceptance, 1, speed_ratio)
-    for lookahead in range(2, most + 1):
-        rate = rate_function(acceptance, lookahead, speed_ratio)
-        if rate > best_rate * (1.0 + 1e-14):  # not by rounding
-            best, best_rate = lookahead, rate
-    return best
+
+    def rate(lookahead: int) -> float:
+        return rate_function(acceptance, lookahead, speed_ratio)
+
+    return peak(rate, range(1, max(1, most) + 1), single=False)
 
 
 # DOUBLE's own speed

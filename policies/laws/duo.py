@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from numpy.typing import ArrayLike
 
 from policies.laws.double import pearl_speedup
-from policies.laws.law import FloatArray, law
+from policies.laws.law import FloatArray, law, peak
 from policies.laws.sampling import candidates_probs, token_probs, top_tokens, verify_candidates
 
 
@@ -83,9 +83,9 @@ def best_budget(
     are tried until it falls, from 1 to `largest`, the answer where nothing is ever rejected and each token
     helps.
     """
-    best, best_rate = 1, 0.0
-    for lookahead in range(1, largest + 1):
-        rate = duo_speedup(
+
+    def rate(lookahead: int) -> float:
+        return duo_speedup(
             acceptance,
             lookahead,
             speed_ratio,
@@ -94,11 +94,8 @@ def best_budget(
             jitter_draft=jitter_draft,
             t_communication=t_communication,
         )
-        if rate > best_rate * (1.0 + 1e-14):  # not by rounding
-            best, best_rate = lookahead, rate
-        elif rate < best_rate * (1.0 - 1e-12):
-            break
-    return best
+
+    return peak(rate, range(1, largest + 1))
 
 
 @dataclass(frozen=True, slots=True)

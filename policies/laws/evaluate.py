@@ -69,10 +69,9 @@ def answer(statement: Statement, typed: Iterable[str]) -> Answer:
     points = [{**arguments, sweep.name: value} for value in sweep.values] if sweep else [arguments]
     values = [_value(statement.corrected, point, sweep) for point in points]
     printed, refusal = _printed(statement, points, sweep)
-    given = {name: value.values if isinstance(value, Sweep) else value for name, value in arguments.items()}
     if sweep:
-        return Answer(statement, given, sweep, values, printed, refusal)
-    return Answer(statement, given, None, values[0], None if printed is None else printed[0], refusal)
+        return Answer(statement, arguments | {sweep.name: sweep.values}, sweep, values, printed, refusal)
+    return Answer(statement, arguments, None, values[0], printed and printed[0], refusal)
 
 
 def command(statement: Statement) -> str:
@@ -86,10 +85,7 @@ def _printed(
     """Values of the printed form, None where it has none, and why."""
     if statement.printed is None:
         return None, None
-    missing = [
-        name for name, needed in parameters(statement.printed).items() if needed and name not in points[0]
-    ]
-    if missing:
+    if missing := _missing(statement.printed, points[0]):
         return None, f"it also needs {', '.join(missing)}"
     values, refusal = [], None
     for point in points:
@@ -105,39 +101,27 @@ def _value(function: Callable[..., Any], point: dict[str, Any], sweep: Sweep | N
     at = f" (at {sweep.name}={point[sweep.name]:g})" if sweep else ""
     try:
         with np.errstate(all="ignore"):  # what overflows is infinite, and nan is refused below
-            value = plain(apply(function, point))
+            return plain(apply(function, point))
     except ValueError as error:
         raise ValueError(f"{error}{at}") from error
     except (ArithmeticError, IndexError) as error:
         raise ValueError(f"outside the domain, which `laws show` states: {error}{at}") from error
-    if any(isinstance(leaf, float) and math.isnan(leaf) for leaf in _leaves(value)):
-        raise ValueError(f"outside the domain, which `laws show` states: no value{at}")
-    return value
-
-
-def _leaves(value: Any) -> Iterable[Any]:
-    """Single values of a plain one."""
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(item)
-    else:
-        yield value
 
 
 def plain(value: Any) -> Any:
-    """A law's result as numbers, text, lists and dictionaries: what JSON knows, but for inf."""
+    """A law's result as numbers, text, lists and dictionaries: what JSON knows, but for inf.
+
+    Raises:
+        FloatingPointError: Some number of it is not a number.
+    """
     if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
+        return {name: plain(item) for name, item in asdict(value).items()}
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
-    if isinstance(value, Fraction):
-        return float(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted(plain(item) for item in value)
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, float) and math.isnan(value):
+        raise FloatingPointError("no value")
     return value
 
 
@@ -168,12 +152,15 @@ def _read(statement: Statement, typed: Iterable[str]) -> dict[str, Any]:
         if name in arguments:
             raise ValueError(f"{name} is given twice")
         arguments[name] = _argument(name, text)
-    wanted = parameters(statement.corrected)
-    missing = [name for name, needed in wanted.items() if needed and name not in arguments]
-    if missing:
+    if missing := _missing(statement.corrected, arguments):
         example = f"for example `{command(statement)}`"
         raise ValueError(f"{statement.id} also needs {', '.join(missing)}; {example}")
     return arguments
+
+
+def _missing(law: Callable[..., Any], given: Mapping[str, Any]) -> list[str]:
+    """Parameters that must be given and are not."""
+    return [name for name, needed in parameters(law).items() if needed and name not in given]
 
 
 def _argument(name: str, text: str) -> Any:
@@ -218,13 +205,12 @@ def _number(name: str, text: str, *, whole: bool = False) -> float:
 
 
 def _exact(text: str) -> float:
+    if "/" in text:
+        return float(Fraction(text))
     try:
         return int(text)
     except ValueError:
-        pass
-    if "/" in text:
-        return float(Fraction(text))
-    return float(text)
+        return float(text)
 
 
 def _range(name: str, text: str, *, whole: bool) -> tuple[float, ...]:

@@ -181,15 +181,6 @@ def stationary_gap(weights: Weights, slopes: FloatArray | Sequence[float]) -> fl
     return float(np.ptp(w * gain))
 
 
-def backup_weights(lookahead: int, acceptance: float = 0.0) -> FloatArray:
-    """[K + 1] outcome weights of a round that verifies a backup's tokens.
-
-    A backup that is never accepted (random tokens, nearly so) has all of its weight at position 0, and
-    so does a plain decode, which has no other position (`lookahead` 0): the whole budget belongs there.
-    """
-    return outcome_weights(acceptance, lookahead)
-
-
 @law()
 def greedy_fanout(weights: Weights, hit: HitTable, budget: int) -> tuple[int, ...]:
     """Fan-outs [P] by the rule of `ssd.thm18` in whole guesses: the next guess goes where it gains most.

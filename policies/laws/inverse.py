@@ -1,7 +1,7 @@
 """The laws the other way round: from what was measured, or is wanted, to what it takes.
 
-Fits say how sure they are, and a wish that cannot be met says what can.  `fit_power_law` (hit curve),
-`best_budget` (DuoDecoding) and `best_lookahead` (pipelines) are those of the papers' modules.
+Fits say how sure they are, and a wish that cannot be met says what can.  The papers' modules have more:
+`ssd.fit_power_law` (hit curve), `duo.best_budget` and `double.best_lookahead` (pipelines).
 """
 
 from __future__ import annotations
@@ -13,23 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import brentq, least_squares
 
-from policies.laws.double import best_lookahead
-from policies.laws.duo import best_budget, budget_printed
-from policies.laws.law import FloatArray, law
-from policies.laws.ssd import PowerLaw, expected_tokens, fit_power_law, sd_speedup, ssd_speedup
-
-__all__ = [
-    "PowerLaw",
-    "SpeculativeFit",
-    "acceptance_from_tokens",
-    "best_budget",
-    "best_lookahead",
-    "best_sd_lookahead",
-    "budget_printed",
-    "fit_power_law",
-    "fit_sd",
-    "required_hit_rate",
-]
+from policies.laws.law import FloatArray, law, peak
+from policies.laws.ssd import expected_tokens, sd_speedup, ssd_speedup
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +140,12 @@ def best_sd_lookahead(
     is linear in K, so that the rate has one peak.  `longest` is the largest K tried, the answer where each
     token helps (a = 1 with t_verify > 0).
     """
-    best, best_rate, previous = 0, 1.0, 0.0
-    for lookahead in range(1, longest + 1):
-        rate = sd_speedup(acceptance, lookahead, t_draft, t_verify)
-        if rate > best_rate * (1.0 + 1e-14):  # not by rounding
-            best, best_rate = lookahead, rate
-        if rate < previous * (1.0 - 1e-12):
-            break
-        previous = rate
-    return best
+
+    def rate(lookahead: int) -> float:
+        return sd_speedup(acceptance, lookahead, t_draft, t_verify)
+
+    best = peak(rate, range(1, longest + 1))
+    return best if best and rate(best) > 1.0 + 1e-14 else 0
 
 
 def _sd_curve(parameters: FloatArray, lookahead: FloatArray, t_verify: float) -> FloatArray:

@@ -25,11 +25,8 @@ R = TypeVar("R")
 _BOUNDS = {
     "0..1": (0.0, 1.0, "a probability in 0..1"),
     "at least 0": (0.0, sys.float_info.max, "at least 0"),
-    "at least 1": (
-        1.0 - 1e-9,
-        sys.float_info.max,
-        "at least 1",
-    ),  # a mean may come out of a sum a little lower
+    # A mean may come out of a sum a little lower.
+    "at least 1": (1.0 - 1e-9, sys.float_info.max, "at least 1"),
     "above 0": (5e-324, sys.float_info.max, "above 0"),
 }
 """Lowest and highest number of a domain, and the domain in words."""
@@ -54,7 +51,7 @@ def law(**domains: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         names = tuple(inspect.signature(function).parameters)
         terms = {name: GLOSSARY[name] for name in names if name in GLOSSARY}
         known = {name: term.domain for name, term in terms.items() if term.kind != "matrix"} | domains
-        bounds = {name: found for name in names if (found := _bounds(known.get(name, "")))}
+        bounds = {name: limits for name in names if (limits := _bounds(known.get(name, "")))}
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -71,8 +68,8 @@ def law(**domains: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def _bounds(domain: str) -> tuple[float, float, str] | None:
     """Bounds of a domain in the glossary's words; None where it is no interval."""
     infinite = domain.endswith(", or inf")
-    found = _BOUNDS.get(domain.removeprefix("whole, ").removesuffix(", or inf"))
-    return found and (found[0], math.inf if infinite else found[1], found[2])
+    limits = _BOUNDS.get(domain.removeprefix("whole, ").removesuffix(", or inf"))
+    return limits and (limits[0], math.inf if infinite else limits[1], limits[2])
 
 
 def _check(name: str, value: Any, low: float, high: float, words: str) -> None:
@@ -85,6 +82,22 @@ def _check(name: str, value: Any, low: float, high: float, words: str) -> None:
         if not low <= number <= high:  # true for NaN too
             finite = " and finite" if number == math.inf else ""
             raise ValueError(f"{name} must be {words}{finite}, got {number:g}")
+
+
+def peak(rate: Callable[[int], float], numbers: Iterable[int], *, single: bool = True) -> int:
+    """The number of the highest rate, the first of equals (not by rounding); 0 of none.
+
+    A rate with a `single` peak is tried until it falls.
+    """
+    best, highest, previous = 0, -math.inf, -math.inf
+    for number in numbers:
+        value = rate(number)
+        if value > highest + 1e-14 * abs(highest) or best == 0:
+            best, highest = number, value
+        if single and value < previous - 1e-12 * abs(previous):
+            break
+        previous = value
+    return best
 
 
 def broadcast(function: Callable[..., Any], /, **arguments: Any) -> FloatArray:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from policies.commandline import wide_console
+from hardware_profiles.files import atomic_write
+from policies.commandline import wide_console, wrapped_table
 from policies.laws.catalogue import Statement
 from policies.laws.evaluate import Answer, command
 from policies.laws.glossary import GLOSSARY
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _COLOURS = {"holds": "green", "caveat": "yellow", "wrong": "red"}
 
@@ -37,9 +34,8 @@ def details(statement: Statement) -> dict[str, Any]:
     return {
         **summary(statement),
         "aliases": list(statement.aliases),
-        "corrected": {"function": _function(statement.corrected), "says": _says(statement.corrected)},
-        "printed": statement.printed
-        and {"function": _function(statement.printed), "says": _says(statement.printed)},
+        "corrected": _form(statement.corrected),
+        "printed": statement.printed and _form(statement.printed),
         "parameters": list(statement.parameters),
         "assumptions": list(statement.assumptions),
         "domain": statement.domain,
@@ -51,22 +47,17 @@ def details(statement: Statement) -> dict[str, Any]:
 
 def values(answer: Answer) -> dict[str, Any]:
     """What `laws eval --json` prints."""
-    found: dict[str, Any] = {
+    said: dict[str, Any] = {
         "id": answer.statement.id,
         "arguments": answer.arguments,
         "value": answer.value,
         "printed": answer.printed,
     }
     if answer.sweep:
-        found["sweep"] = answer.sweep.name
+        said["sweep"] = answer.sweep.name
     if answer.refusal:
-        found["printed_refuses"] = answer.refusal
-    return found
-
-
-def terms() -> list[dict[str, Any]]:
-    """What `laws glossary --json` prints."""
-    return [asdict(term) for term in GLOSSARY.values()]
+        said["printed_refuses"] = answer.refusal
+    return said
 
 
 def markdown(statements: Iterable[Statement]) -> str:
@@ -76,12 +67,11 @@ def markdown(statements: Iterable[Statement]) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for statement in statements:
-        printed = f"`{_function(statement.printed)}`" if statement.printed else ""
         cells = (
             _names(statement),
             statement.title,
             f"`{_function(statement.corrected)}`",
-            printed,
+            f"`{_function(statement.printed)}`" if statement.printed else "",
             statement.verdict,
             f"`{statement.check.removeprefix('tests/')}`",
         )
@@ -89,67 +79,57 @@ def markdown(statements: Iterable[Statement]) -> str:
     return "\n".join(rows)
 
 
-def table_of(statements: Iterable[Statement]) -> None:
-    """Print the statements as a table."""
-    from rich.table import Table
-
-    table = Table("id", "statement", "source", "verdict")
-    for statement in statements:
-        colour = _COLOURS[statement.verdict]
-        table.add_row(
-            _names(statement),
-            _literal(statement.title),
-            _literal(statement.source),
-            f"[{colour}]{statement.verdict}[/]",
-        )
-    wide_console().print(table)
+def print_statements(statements: Iterable[Statement]) -> None:
+    """A table of statements."""
+    rows = [(_names(s), _literal(s.title), _literal(s.source), _verdict(s)) for s in statements]
+    wide_console().print(wrapped_table(("id", "statement", "source", "verdict"), rows))
 
 
-def table_of_terms() -> None:
-    """Print the glossary as a table."""
-    from rich.table import Table
-
-    table = Table("name", "meaning", "unit", "domain", "typed as")
-    for term in GLOSSARY.values():
-        table.add_row(term.name, _literal(term.meaning), term.unit, term.domain, term.kind)
-    wide_console().print(table)
+def print_terms() -> None:
+    """The glossary as a table."""
+    rows = [(t.name, _literal(t.meaning), t.unit, t.domain, t.kind) for t in GLOSSARY.values()]
+    wide_console().print(wrapped_table(("name", "meaning", "unit", "domain", "typed as"), rows))
 
 
-def page(statement: Statement) -> None:
-    """Print all that is known of a statement."""
+def print_statement(statement: Statement) -> None:
+    """All that is known of a statement."""
     console = wide_console()
-    colour = _COLOURS[statement.verdict]
     console.print(f"[bold]{_names(statement)}[/]  {_literal(statement.title)}")
-    console.print(f"{_literal(statement.source)}; verdict: [{colour}]{statement.verdict}[/]")
-    for label, law in (("corrected", statement.corrected), ("printed", statement.printed)):
-        if law:
-            console.print(f"\n[bold]{label}[/]  {_function(law)}", highlight=False)
-            console.print(_literal(_says(law)), highlight=False)
+    console.print(f"{_literal(statement.source)}; verdict: {_verdict(statement)}")
+    known = details(statement)
+    for label in ("corrected", "printed"):
+        if form := known[label]:
+            console.print(f"\n[bold]{label}[/]  {form['function']}", highlight=False)
+            console.print(_literal(form["says"]), highlight=False)
     console.print()
-    lines = (
-        ("parameters", ", ".join(statement.parameters)),
-        ("assumptions", "; ".join(statement.assumptions)),
-        ("domain", statement.domain),
-        ("counterexample", statement.counterexample),
-        ("check", statement.check),
-        ("example", command(statement)),
-    )
-    for label, text in lines:
-        if text:
+    lists = {"parameters": ", ".join(known["parameters"]), "assumptions": "; ".join(known["assumptions"])}
+    for label in ("parameters", "assumptions", "domain", "counterexample", "check", "example"):
+        if text := (known | lists)[label]:
             console.print(f"[bold]{label}[/]  {_literal(text)}", highlight=False)
 
 
-def numbers(answer: Answer) -> None:
-    """Print what a statement evaluates to, and the printed form's value where it is another one."""
+def print_answer(answer: Answer) -> None:
+    """What a statement evaluates to, and the printed form's value where it is another one."""
     console = wide_console()
     if answer.sweep:
-        _sweep_table(answer, console)
+        console.print(_sweep_table(answer))
     else:
         console.print(f"[bold]{answer.statement.id}[/]  {_literal(_text(answer.value))}", highlight=False)
         if answer.statement.printed and answer.printed is not None and answer.printed != answer.value:
             console.print(f"as printed  {_literal(_text(answer.printed))}", highlight=False)
     if answer.refusal:
         console.print(f"as printed: no value: {_literal(answer.refusal)}", highlight=False)
+
+
+def _sweep_table(answer: Answer) -> Any:
+    assert answer.sweep is not None
+    columns = {
+        answer.sweep.name: [f"{at:g}" for at in answer.sweep.values],
+        answer.statement.id: [_literal(_text(value)) for value in answer.value],
+    }
+    if answer.printed:
+        columns["as printed"] = [_literal(_text(value)) for value in answer.printed]
+    return wrapped_table(list(columns), zip(*columns.values(), strict=True))
 
 
 def picture(answer: Answer, path: Path) -> None:
@@ -160,30 +140,20 @@ def picture(answer: Answer, path: Path) -> None:
     """
     corrected = _columns(answer, answer.value)
     printed = _columns(answer, answer.printed) if answer.printed is not None else []
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     where = answer.sweep.values if answer.sweep else range(len(corrected[0]))
-    figure, axes = pyplot.subplots(layout="constrained")
-    for index, column in enumerate(corrected):
-        label = "corrected" if len(corrected) == 1 else f"corrected [{index}]"
-        axes.plot(where, column, color=f"C{index % 10}", label=label)
-    for index, column in enumerate(printed):
-        label = "as printed" if len(printed) == 1 else f"as printed [{index}]"
-        axes.plot(where, column, color=f"C{index % 10}", linestyle="--", label=label)
+    figure = Figure(layout="constrained")
+    axes = figure.subplots()
+    for name, style, columns in (("corrected", "-", corrected), ("as printed", "--", printed)):
+        for index, column in enumerate(columns):
+            label = name if len(columns) == 1 else f"{name} [{index}]"
+            axes.plot(where, column, color=f"C{index % 10}", linestyle=style, label=label)
     axes.set_xlabel(answer.sweep.name if answer.sweep else "position")
     axes.set_title(f"{answer.statement.id}: {answer.statement.title}", fontsize="medium", wrap=True)
     axes.legend()
-    # A killed run leaves the old picture or none.
-    part = path.with_name(f".{path.stem}.part{path.suffix}")
-    try:
-        figure.savefig(part)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-        pyplot.close(figure)
+    with atomic_write(path, binary=True) as file:
+        figure.savefig(file, format=path.suffix.lstrip(".") or "png")
 
 
 def _columns(answer: Answer, value: Any) -> list[list[float]]:
@@ -204,33 +174,20 @@ def _height(row: list[Any], column: int) -> float:
     return float(row[column]) if column < len(row) and row[column] is not None else float("nan")
 
 
-def _sweep_table(answer: Answer, console: Console) -> None:
-    from rich.table import Table
-
-    sweep = answer.sweep
-    assert sweep is not None
-    heads = [sweep.name, answer.statement.id]
-    table = Table(*heads, *(["as printed"] if answer.printed else []))
-    for index, at in enumerate(sweep.values):
-        cells = [f"{at:g}", _literal(_text(answer.value[index]))]
-        if answer.printed:
-            cells.append(_literal(_text(answer.printed[index])))
-        table.add_row(*cells)
-    console.print(table)
-
-
 def _text(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, list):
-        return ("\n" if value and isinstance(value[0], list) else " ").join(_text(item) for item in value)
-    if isinstance(value, dict):
-        return "\n".join(f"{key}: {_text(item)}" for key, item in value.items())
-    return str(value)
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.6g}"
+        case list():
+            return ("\n" if value and isinstance(value[0], list) else " ").join(_text(item) for item in value)
+        case dict():
+            return "\n".join(f"{key}: {_text(item)}" for key, item in value.items())
+        case _:
+            return str(value)
 
 
 def _function(law: Callable[..., Any]) -> str:
@@ -238,17 +195,20 @@ def _function(law: Callable[..., Any]) -> str:
     return f"{law.__module__.removeprefix('policies.laws.')}.{law.__name__}"
 
 
+def _form(law: Callable[..., Any]) -> dict[str, str]:
+    """A form's function, and its docstring without the parameters."""
+    says = re.split(r"\n(?:Args|Raises|Returns):", inspect.getdoc(law) or "")[0].strip()
+    return {"function": _function(law), "says": says}
+
+
 def _names(statement: Statement) -> str:
     """The id, and aliases that it does not name already as a range such as `def2-6`."""
-    return (
-        statement.id if re.search(r"\d-\d+$", statement.id) else ", ".join((statement.id, *statement.aliases))
-    )
+    ranged = re.search(r"\d-\d+$", statement.id)
+    return statement.id if ranged else ", ".join((statement.id, *statement.aliases))
 
 
-def _says(law: Callable[..., Any]) -> str:
-    """The docstring without its parameters."""
-    text = inspect.getdoc(law) or ""
-    return text.split("\nArgs:")[0].split("\nRaises:")[0].split("\nReturns:")[0].strip()
+def _verdict(statement: Statement) -> str:
+    return f"[{_COLOURS[statement.verdict]}]{statement.verdict}[/]"
 
 
 def _literal(text: str) -> str:

@@ -8,7 +8,6 @@ A *datastore* is a sequence of texts; where none is given it is the text itself,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -130,36 +129,3 @@ def _phrases(
 def _matched(text: Tokens, path: Tokens, longest: int, span: int, datastore: Texts | None) -> int:
     """Retrieved tokens that lie on the path."""
     return common_prefix(lookup(text, [text] if datastore is None else datastore, longest, span), path)
-
-
-@dataclass(frozen=True, slots=True)
-class RetrievalCache:
-    """The three layers of `double.alg3`, each a sequence of texts.
-
-    Attributes:
-        warm_up: Warm-up texts, kept between requests.
-        dynamic: Texts of this request that were accepted.
-        rejected: Drafted and rejected tokens, each with the words before them.
-    """
-
-    warm_up: tuple[Phrase, ...] = ()
-    dynamic: tuple[Phrase, ...] = ()
-    rejected: tuple[Phrase, ...] = ()
-
-    def accept(self, tokens: Tokens) -> RetrievalCache:
-        """With accepted tokens, which continue the latest accepted text."""
-        latest = self.dynamic[-1] if self.dynamic else ()
-        return replace(self, dynamic=(*self.dynamic[:-1], (*latest, *tokens)))
-
-    def reject(self, before: Tokens, tokens: Tokens) -> RetrievalCache:
-        """With rejected tokens and the words before them, by which they are found."""
-        return replace(self, rejected=(*self.rejected, (*before, *tokens)))
-
-    def flush(self) -> RetrievalCache:
-        """For the next request: only the warm-up texts.  Keeping more would leak one request to another."""
-        return RetrievalCache(warm_up=self.warm_up)
-
-    def retrieve(self, text: Tokens, longest: int, span: int) -> Phrase:
-        """`retrieve` over these layers."""
-        layers = {"warm_up": self.warm_up, "dynamic": self.dynamic, "rejected": self.rejected}
-        return retrieve(text, longest, span, **layers)

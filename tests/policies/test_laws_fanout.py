@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.laws.fanout import (
-    backup_weights,
     exact_fanout,
     expected_hit,
     geometric_fanout,
@@ -224,11 +223,7 @@ def test_the_closed_form_is_stationary() -> None:
 
 
 def test_a_backup_that_is_never_accepted_needs_position_0_only() -> None:
-    assert backup_weights(3).tolist() == [1, 0, 0, 0]
-    assert backup_weights(0).tolist() == [1]
-    assert exact_fanout(backup_weights(3), power_law_table(4, 1.0, 1.0, 9), 9) == (9, 0, 0, 0)
-    # An n-gram that is right half of the time: .5 .25 .25
-    assert backup_weights(2, 0.5).tolist() == [0.5, 0.25, 0.25]
+    assert exact_fanout(outcome_weights(0.0, 3), power_law_table(4, 1.0, 1.0, 9), 9) == (9, 0, 0, 0)
 
 
 def test_bad_input_says_what_is_wrong() -> None:

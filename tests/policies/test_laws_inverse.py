@@ -9,9 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from policies.laws import inverse
 from policies.laws.inverse import acceptance_from_tokens, best_sd_lookahead, fit_sd, required_hit_rate
-from policies.laws.ssd import expected_tokens, fit_power_law, sd_speedup, ssd_speedup
+from policies.laws.ssd import expected_tokens, sd_speedup, ssd_speedup
 
 SWEEP = [1, 2, 3, 4, 6, 8, 12]
 
@@ -159,10 +158,3 @@ class TestBestLookahead:
             best_sd_lookahead(0.5, -0.1)
         with pytest.raises(ValueError, match="acceptance"):
             best_sd_lookahead(1.5, 0.1)
-
-
-def test_what_the_papers_modules_have_is_here_too() -> None:
-    assert inverse.fit_power_law is fit_power_law
-    assert inverse.best_budget(0.8, 24.0) == 24 == inverse.budget_printed(24.0)
-    assert inverse.best_lookahead(0.8, 24.0) == 24
-    assert all(hasattr(inverse, name) for name in inverse.__all__)

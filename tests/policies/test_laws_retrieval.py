@@ -22,7 +22,6 @@ from policies.laws.double import (
     step,
 )
 from policies.laws.retrieval import (
-    RetrievalCache,
     lookup,
     retrieval_draft,
     retrieval_draft_printed,
@@ -148,13 +147,6 @@ class TestCache:
             expected = _search(text, [text], longest, span)
         found = retrieve(text, longest, span, warm_up=layers[0], dynamic=layers[1], rejected=layers[2])
         assert _string(found) == (expected or "")
-
-    def test_a_request_leaves_nothing_behind(self) -> None:
-        cache = RetrievalCache(warm_up=((1, 2, 3),)).accept([4, 5]).accept([6]).reject([4, 5], [7])
-        assert cache.dynamic == ((4, 5, 6),) and cache.rejected == ((4, 5, 7),)
-        assert cache.retrieve([4, 5], 2, 3) == (6,)
-        assert cache.flush() == RetrievalCache(warm_up=((1, 2, 3),))
-        assert cache.flush().retrieve([4, 5], 2, 3) == ()
 
 
 class TestGuidance:
