@@ -12,7 +12,7 @@ are tossed at the acceptance wanted, with the hit curve fitted to the trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -20,7 +20,7 @@ import click
 import numpy as np
 
 from analysis.intervals import LEVEL, Bootstrap, Interval, interval
-from analysis.recommend.search import FEW, Choice, Search, best_of, grid, leaders, quiet, refine
+from analysis.recommend.search import FEW, Choice, Search, best_of, grid, leaders, quiet, refine, values_of
 from analysis.sources import Sources, load_sources
 from analysis.study import POSITIVE, Progress, option
 from hardware_profiles.profile import Profile
@@ -102,25 +102,18 @@ def usual_devices(profile: Profile) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class Ranked(Choice):
     """A choice with its intervals.
 
     Attributes:
-        choice: The setting on all devices.
         speed: Interval of its tokens per second, all groups together.
         over_ar: Interval of its speed over plain decoding's on the same devices.
         winner_over: Interval of the winner's speed over its own, on the same prompts (paired).
     """
 
-    choice: Choice
     speed: Interval
     over_ar: Interval
     winner_over: Interval
-
-    @property
-    def settings(self) -> Settings:
-        """The setting."""
-        return self.choice.settings
 
     @property
     def distinguishable(self) -> bool:
@@ -192,7 +185,7 @@ class Recommendation:
     def extrapolated(self) -> list[str]:
         """Where costs of the winner or of a baseline lay outside the measured grid."""
         rows = [self.winner, *self.best.values()]
-        return sorted({text for row in rows for text in row.choice.extrapolated})
+        return sorted({text for row in rows for text in row.extrapolated})
 
 
 def recommend(sources: Sources, query: Query, progress: Progress = quiet) -> Recommendation:
@@ -220,32 +213,31 @@ def recommend(sources: Sources, query: Query, progress: Progress = quiet) -> Rec
     if not query.crossovers:
         return answer
     finalists = [choice.settings for choice in found[:3]]
+    batches = {float(batch): search.elsewhere(batch=batch) for batch in BATCHES}
+    acceptances = {a: with_acceptance(search, finalists[0], answer.trace, a) for a in ACCEPTANCES}
     return replace(
         answer,
-        by_batch=over_batch(search, finalists),
-        by_acceptance=over_acceptance(search, finalists, answer.trace),
+        by_batch=points("other batches", batches, finalists, progress),
+        by_acceptance=points("other acceptances", acceptances, finalists, progress),
     )
 
 
 def rank(choices: Sequence[Choice], search: Search, model_error: float, query: Query) -> list[Ranked]:
     """The choices, fastest first, with intervals from replicates on the same prompts and machine."""
+    widest = max(width for choice in choices for width in choice.widths)
     boot = Bootstrap(
-        search.scenario,
-        batch=max(width for choice in choices for width in choice.deployment.widths),
-        model_error=model_error,
-        level=query.level,
-        seed=query.seed,
+        search.scenario, batch=widest, model_error=model_error, level=query.level, seed=query.seed
     )
     speeds: list[FloatArray] = []  # [R] tokens per second of all groups in each replicate
     for done, choice in enumerate(choices):
-        widths = choice.deployment.widths.items()
+        widths = choice.widths.items()
         parts = [groups * boot.predicted_speeds(choice.settings, width) for width, groups in widths]
         speeds.append(np.sum(parts, axis=0))
         search.progress("intervals", done + 1, len(choices))
     plain = next(s for s, c in zip(speeds, choices, strict=True) if c.settings.plain)
     return [
         Ranked(
-            choice=choice,
+            **values_of(choice),
             speed=interval(speed, query.level),
             over_ar=interval(speed / plain, query.level),
             winner_over=interval(speeds[0] / speed, query.level),
@@ -278,60 +270,46 @@ BATCHES = (1, 2, 4, 8, 16)
 ACCEPTANCES = (0.3, 0.45, 0.6, 0.75, 0.9)
 
 
-def over_batch(search: Search, finalists: Sequence[Settings]) -> list[Point]:
-    """The best of a small grid and the finalists at each batch.
+def points(
+    stage: str, searches: Mapping[float, Search], finalists: Sequence[Settings], progress: Progress
+) -> list[Point]:
+    """The best of a small grid and the finalists in each of some searches.
 
     Args:
-        search: Traffic, hardware and devices.
+        stage: What progress is said of.
+        searches: By batch or acceptance.
         finalists: Settings that were good at the traffic asked about, the winner first.
+        progress: (stage, done, total).
     """
-    there = ((float(batch), search.elsewhere(batch=batch)) for batch in BATCHES)
-    return _points("other batches", len(BATCHES), there, finalists, search.progress)
-
-
-def over_acceptance(search: Search, finalists: Sequence[Settings], trace: Trace) -> list[Point]:
-    """The same at each acceptance, at the search's own batch."""
-
-    def there(acceptance: float) -> Search:
-        if search.temperature == 0.0:
-            tokens = replay(thinned(trace, acceptance))
-        else:
-            tokens = coins_like(search.scenario, finalists[0], acceptance)
-        # Decisions belong to the acceptance they were made at.
-        return search.elsewhere(replace(search.scenario, tokens=tokens, decisions=None))
-
-    found = ((acceptance, there(acceptance)) for acceptance in ACCEPTANCES)
-    return _points("other acceptances", len(ACCEPTANCES), found, finalists, search.progress)
-
-
-def _points(
-    stage: str,
-    count: int,
-    searches: Iterable[tuple[float, Search]],
-    finalists: Sequence[Settings],
-    progress: Progress,
-) -> list[Point]:
-    points: list[Point] = []
-    for at, search in searches:
+    found: list[Point] = []
+    for at, search in searches.items():
         requests = max(6, 2 * search.batch)
         small = grid(search.scenario.tokens, search.temperature, FEW)
         # Coins have neither texts nor distributions: settings that need them are refused and drop out.
         ranked = search.best([*finalists, *small], requests)
         ar, sd = best_of(ranked, "ar"), best_of(ranked, "sd")
         assert ar is not None and sd is not None, "every profile with a draft runs both"
-        winner, best = search.try_out(finalists[0], requests), ranked[0]
-        points.append(
-            Point(
-                at=at,
-                best=best.settings,
-                speedup_vs_ar=best.tokens_per_second / ar.tokens_per_second,
-                speedup_vs_sd=best.tokens_per_second / sd.tokens_per_second,
-                extrapolated=bool(best.extrapolated or ar.extrapolated),
-                recommended_vs_ar=None if winner is None else winner.tokens_per_second / ar.tokens_per_second,
-            )
+        best, winner = ranked[0], search.try_out(finalists[0], requests)
+        point = Point(
+            at=at,
+            best=best.settings,
+            speedup_vs_ar=best.tokens_per_second / ar.tokens_per_second,
+            speedup_vs_sd=best.tokens_per_second / sd.tokens_per_second,
+            extrapolated=bool(best.extrapolated or ar.extrapolated),
+            recommended_vs_ar=None if winner is None else winner.tokens_per_second / ar.tokens_per_second,
         )
-        progress(stage, len(points), count)
-    return points
+        found.append(point)
+        progress(stage, len(found), len(searches))
+    return found
+
+
+def with_acceptance(search: Search, winner: Settings, trace: Trace, acceptance: float) -> Search:
+    """The search with traffic of another acceptance; decisions belong to the one they were made at."""
+    if search.temperature == 0.0:
+        tokens = replay(thinned(trace, acceptance))
+    else:
+        tokens = coins_like(search.scenario, winner, acceptance)
+    return search.elsewhere(replace(search.scenario, tokens=tokens, decisions=None))
 
 
 def crossovers(points: Sequence[Point]) -> list[tuple[Point, Point]]:

@@ -60,7 +60,7 @@ def draw_speeds(axes: Any, rows: Sequence[Ranked]) -> None:
 
 def draw_times(axes: Any, rows: Sequence[Ranked]) -> None:
     """Milliseconds per token of one group, by who works meanwhile."""
-    times = [time_per_token(row.choice.summary) for row in rows]
+    times = [time_per_token(row.summary) for row in rows]
     left = np.zeros(len(rows))
     for name, (colour, label) in PARTS.items():
         values = np.array([t[name] for t in times])

@@ -79,7 +79,7 @@ def as_json(answer: Recommendation) -> str:
 
 def as_row(row: Ranked) -> Row:
     """A ranked choice as plain values, ready for JSON."""
-    choice, settings, summary = row.choice, row.settings, row.choice.summary
+    settings, summary = row.settings, row.summary
     return {
         "setting": settings.label,
         "policy": settings.policy,
@@ -88,12 +88,12 @@ def as_row(row: Ranked) -> Row:
         "fanout_backup": settings.fanout_backup,
         "backup": settings.backup,
         **settings.unusual,
-        "deployment": choice.deployment.words,
-        "tokens_per_second": choice.tokens_per_second,
+        "deployment": row.words,
+        "tokens_per_second": row.tokens_per_second,
         "tokens_per_second_interval": asdict(row.speed),
-        "tokens_per_second_per_device": choice.per_device,
-        "tokens_per_second_per_busy_device": choice.per_busy_device,
-        "tokens_per_second_per_request": choice.per_request,
+        "tokens_per_second_per_device": row.per_device,
+        "tokens_per_second_per_busy_device": row.per_busy_device,
+        "tokens_per_second_per_request": row.per_request,
         "speedup_vs_ar": asdict(row.over_ar),
         "winner_over": asdict(row.winner_over),
         "told_apart_from_winner": row.distinguishable,
@@ -101,7 +101,7 @@ def as_row(row: Ranked) -> Row:
         "tokens_per_round": summary.tokens_per_round,
         "acceptance_rate": summary.acceptance_rate,
         "cache_hit_rate": summary.cache_hit_rate,
-        "extrapolated": choice.extrapolated,
+        "extrapolated": row.extrapolated,
     }
 
 
@@ -132,7 +132,7 @@ def without_decisions(answer: Recommendation) -> Mapping[str, str]:
 def reasons(answer: Recommendation) -> Iterator[str]:
     """Why the winner wins, in sentences with numbers."""
     winner, policy = answer.winner, answer.winner.settings.policy
-    step = sum(time_per_token(answer.best["ar"].choice.summary).values())
+    step = sum(time_per_token(answer.best["ar"].summary).values())
     yield f"plain decoding takes {step:.3g} ms per token and group"
     yield _where_time_goes(answer.best["sd"])
     if policy == "ar":
@@ -143,14 +143,14 @@ def reasons(answer: Recommendation) -> Iterator[str]:
         best = min(rivals, key=lambda row: row.winner_over.middle)
         yield (
             f"a device for the draft is better used by another replica: {best.settings.label} makes "
-            f"{best.choice.per_busy_device:.3g} tokens/s per busy device against "
-            f"{winner.choice.per_busy_device:.3g}"
+            f"{best.per_busy_device:.3g} tokens/s per busy device against "
+            f"{winner.per_busy_device:.3g}"
         )
 
 
 def _where_time_goes(row: Ranked) -> str:
     """What a setting does in a token's milliseconds: overlapped, or one after the other."""
-    summary, label = row.choice.summary, row.settings.label
+    summary, label = row.summary, row.settings.label
     parts, hits = time_per_token(summary), summary.cache_hit_rate
     per_round = f"{summary.tokens_per_round:.2f} tokens"
     verifying, drafting = f"{parts['target_alone']:.3g} ms", f"{parts['draft_alone']:.3g} ms"
@@ -187,19 +187,20 @@ def describe(points: Sequence[Point], unit: str) -> str:
 
 def snippets(answer: Recommendation) -> dict[str, str]:
     """Commands by what they are for."""
-    winner, sources, limit = answer.winner.choice, answer.sources, answer.query.max_tokens
-    width, meta = max(winner.deployment.widths), answer.trace.meta
-    requests = requests_served(len(answer.trace.requests), width)
-    known: Row = {"sources": sources, "batch": width, "limit": limit}
-    simulated = simulate_command(winner.settings, **known, requests=requests, seed=answer.query.seed)
-    lines = {"simulate": simulated}
-    if meta.target_model.startswith("pair:") and not warnings(answer):
-        models = (meta.target_model, meta.draft_model)
-        checked = validate_command(winner.settings, *models, **known)
-        lines |= {} if checked is None else {"validate": checked}
+    winner, trace, query = answer.winner, answer.trace, answer.query
+    width, models = max(winner.widths), (trace.meta.target_model, trace.meta.draft_model)
+    lines = commands(
+        winner.settings,
+        answer.sources,
+        batch=width,
+        requests=requests_served(len(trace.requests), width),
+        limit=query.max_tokens,
+        seed=query.seed,
+        pair=models if models[0].startswith("pair:") and not warnings(answer) else None,
+    )
     if no_engine_lines(answer) is None:
-        theirs = winner if engines_have(winner.settings.policy) else answer.best["sd"].choice
-        for engine, line in engine_lines(theirs.settings, meta.target_model, meta.draft_model).items():
+        theirs = winner if engines_have(winner.settings.policy) else answer.best["sd"]
+        for engine, line in engine_lines(theirs.settings, *models).items():
             lines[engine if theirs is winner else f"{engine} (best SD)"] = line
     return lines
 
@@ -235,7 +236,7 @@ def stand_in(policy: str) -> str | None:
     return f"neither vLLM nor SGLang has {policy!r}; their lines are of the best SD"
 
 
-def simulate_command(
+def commands(
     settings: Settings,
     sources: Sources,
     *,
@@ -243,8 +244,11 @@ def simulate_command(
     requests: int | None = None,
     limit: int | None = None,
     seed: int = 0,
-) -> str:
-    """The `simulate` command of a setting, with every option that changes its answer.
+    pair: tuple[str, str] | None = None,
+) -> dict[str, str]:
+    """`simulate` of a setting, with every option that changes its answer, and what would check it live.
+
+    `validate` has not every knob.  Where it does not reach, the study `family` runs requests one by one.
 
     Args:
         settings: The setting.
@@ -253,55 +257,23 @@ def simulate_command(
         requests: How many requests are served; None: as many as `simulate` serves by default.
         limit: Most tokens per request; None: as recorded.
         seed: Keys latency noise and luck.
+        pair: Target and draft that can run live.
     """
-    return _line(
-        "simulate",
-        hw=sources.hw or sources.profile.name,
-        trace=sources.files.get(settings.temperature),
-        policy=settings.policy,
-        **_options(settings),
-        batch=batch,
-        prompt_category=sources.category,
-        requests=requests,
-        max_tokens=limit,
-        seed=seed or None,
-    )
-
-
-def validate_command(
-    settings: Settings,
-    target: str,
-    draft: str,
-    *,
-    sources: Sources,
-    batch: int = 1,
-    limit: int | None = None,
-) -> str | None:
-    """The command that would check a setting live; None where none would.
-
-    `validate` has not every knob.  Where it does not reach, the study `family` runs requests one by one.
-    """
-    info = find_policy(settings.policy)
+    info, hw = find_policy(settings.policy), sources.hw or sources.profile.name
     uneven = settings.fanout_backup is not None or len(set(settings.fanout or (1,))) > 1
-    if not (uneven or settings.unusual or info.needs_decisions):
-        return _line(
-            "validate",
-            target=target,
-            draft=draft,
-            policies=settings.policy,
-            **_options(settings),
-            batch=batch,
-            count=max(6, 2 * batch),
-            max_tokens=limit,
-        )
-    if batch > 1 or "live" not in info.worlds:
-        return None
-    return _line(
-        *("python", "-m", "analysis", "run", "family", "--live"),
-        hw=sources.hw or sources.profile.name,
-        setting=setting_text(settings),
-        temperature=f"{settings.temperature:g}",
-    )
+    knobs, heat = _knobs(settings), f"{settings.temperature:g}"
+    known: Row = {**knobs, "temperature": heat if settings.temperature else None, "batch": batch}
+    served: Row = {"prompt_category": sources.category, "requests": requests, "max_tokens": limit}
+    served |= {"seed": seed or None}
+    trace = sources.files.get(settings.temperature)
+    lines = {"simulate": _line("simulate", hw=hw, trace=trace, policy=settings.policy, **known, **served)}
+    if pair and not (uneven or settings.unusual or info.needs_decisions):
+        asked: Row = {"target": pair[0], "draft": pair[1], "policies": settings.policy}
+        lines["validate"] = _line("validate", **asked, **known, count=max(6, 2 * batch), max_tokens=limit)
+    elif pair and batch == 1 and "live" in info.worlds:
+        study = ("python", "-m", "analysis", "run", "family", "--live")
+        lines["validate"] = _line(*study, hw=hw, setting=setting_text(settings), temperature=heat)
+    return lines
 
 
 def _line(*words: str, **options: Any) -> str:
@@ -313,12 +285,6 @@ def _line(*words: str, **options: Any) -> str:
 def setting_text(settings: Settings) -> str:
     """A setting as `--setting` takes it, e.g. `mirror lookahead=3 kappa=1`."""
     return " ".join([settings.policy, *(f"{name}={text}" for name, text in _knobs(settings).items())])
-
-
-def _options(settings: Settings) -> dict[str, str]:
-    """The options of a setting that `simulate` takes."""
-    sampled = settings.temperature > 0.0
-    return _knobs(settings) | ({"temperature": f"{settings.temperature:g}"} if sampled else {})
 
 
 def _knobs(settings: Settings) -> dict[str, str]:
@@ -341,8 +307,8 @@ def print_recommendation(answer: Recommendation) -> None:
     for warning in warnings(answer):
         say(f"[bold yellow]warning: {warning}[/bold yellow]")
     say(
-        f"[bold]{winner.settings.label}[/bold]: {winner.choice.tokens_per_second:.4g} tokens/s on "
-        f"{devices} device{'s' * (devices > 1)} at batch {query.batch} ({winner.choice.deployment.words}), "
+        f"[bold]{winner.settings.label}[/bold]: {winner.tokens_per_second:.4g} tokens/s on "
+        f"{devices} device{'s' * (devices > 1)} at batch {query.batch} ({winner.words}), "
         f"{answer.sources.category or 'all'} prompts, temperature {query.temperature:g}"
     )
     if files := answer.sources.origins:
@@ -413,8 +379,8 @@ def best_table(ranked: Iterable[Ranked]) -> Any:
     """The best of each policy."""
     rows = []
     for each in ranked:
-        row, own = as_row(each), each.choice.deployment
-        rows.append({**row, **row["ms_per_token"], "groups": f"{own.groups} x {own.group_devices}"})
+        row = as_row(each)
+        rows.append({**row, **row["ms_per_token"], "groups": f"{each.groups} x {each.group_devices}"})
     first, *_ = TIMES
     return table(
         "",

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -176,41 +177,38 @@ def exact_shape(tokens: TokenModel, lookahead: int, budget: int, temperature: fl
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A setting on all devices, simulated.
+class Choice(Deployment):
+    """A deployment, simulated.
 
     Attributes:
-        deployment: The setting and how it is spread over the devices.
         tokens_per_second: Of all groups together.
         summary: Metrics of one group (the widest).
         extrapolated: Where costs lay outside the measured grid, prefills left out.
     """
 
-    deployment: Deployment
     tokens_per_second: float
     summary: Summary
     extrapolated: tuple[str, ...]
 
     @property
-    def settings(self) -> Settings:
-        """The setting."""
-        return self.deployment.settings
-
-    @property
     def per_device(self) -> float:
         """Tokens per second over devices, idle ones included."""
-        return self.tokens_per_second / self.deployment.devices
+        return self.tokens_per_second / self.devices
 
     @property
     def per_busy_device(self) -> float:
         """Tokens per second over the devices of groups that have a request: what more traffic would get."""
-        busy = sum(self.deployment.widths.values()) * self.deployment.group_devices
-        return self.tokens_per_second / busy
+        return self.tokens_per_second / (sum(self.widths.values()) * self.group_devices)
 
     @property
     def per_request(self) -> float:
         """Tokens per second that one request sees."""
-        return self.tokens_per_second / self.deployment.batch
+        return self.tokens_per_second / self.batch
+
+
+def values_of(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, to make one that has more."""
+    return {each.name: getattr(record, each.name) for each in fields(record)}
 
 
 def quiet(stage: str, done: int, total: int) -> None:
@@ -298,7 +296,12 @@ class Search:
             total += groups * run.summary.tokens_per_second
             summaries.append(run.summary)
             outside.update(outside_grid(run))
-        return Choice(deployment, total, summaries[-1], tuple(sorted(outside)))
+        return Choice(
+            **values_of(deployment),
+            tokens_per_second=total,
+            summary=summaries[-1],
+            extrapolated=tuple(sorted(outside)),
+        )
 
 
 def requests_served(count: int, width: int) -> int:

@@ -6,7 +6,6 @@ import json
 import shlex
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,18 +17,17 @@ from tiny_profiles import profile, trace
 
 from analysis.recommend.__main__ import main
 from analysis.recommend.report import (
+    commands,
     reasons,
     setting_text,
-    simulate_command,
     stand_in,
-    validate_command,
     without_acceptance_sweep,
 )
 from analysis.sources import Sources
 from analysis.studies.family import setting_from as setting_of
 from hardware_profiles.profile import save_profile
 from hardware_profiles.trace import write_trace
-from policies.registry import configure
+from policies.registry import Settings, configure
 from simulator.imports.export import engine_lines
 
 
@@ -82,12 +80,15 @@ def test_the_answer_for_people_and_its_picture(folder: Path, tmp_path: Path) -> 
 def test_settings_to_paste() -> None:
     sources = Sources(profile(), {0.0: trace([[0]])}, 0.0, hw="my.json", files={0.0: "my.parquet"})
     ssd = configure("saguaro", lookahead=3, fanout=(4, 2, 1, 1), backup="plain", stall=None)
-    assert simulate_command(ssd, sources, batch=4) == (
+    assert commands(ssd, sources, batch=4)["simulate"] == (
         "simulate --hw my.json --trace my.parquet --policy saguaro --lookahead 3 --fanout 4,2,1,1 "
         "--backup plain --batch 4"
     )
     # `validate` has uniform fan-outs only, and no policy whose content a run decides.
-    on_pair = partial(validate_command, target="pair:x5", draft="pair:draft", sources=sources)
+
+    def on_pair(settings: Settings, batch: int = 1) -> str | None:
+        return commands(settings, sources, batch=batch, pair=("pair:x5", "pair:draft")).get("validate")
+
     family = "python -m analysis run family --live --hw my.json --setting"
     assert on_pair(ssd) == (f"{family} 'saguaro lookahead=3 fanout=4,2,1,1 backup=plain' --temperature 0")
     mirror = configure("mirror", lookahead=3, kappa=1, temperature=1.0)
@@ -121,7 +122,9 @@ def test_settings_to_paste() -> None:
 def test_a_pasted_setting_is_read_as_what_it_was(text: str, temperature: float) -> None:
     setting = setting_of(text, temperature, 0)
     assert setting_text(setting) == text and setting_of(setting_text(setting), temperature, 0) == setting
-    assert "(" not in simulate_command(setting, Sources(profile(), {}, 0.0)), "a list as an option takes it"
+    assert "(" not in commands(setting, Sources(profile(), {}, 0.0))["simulate"], (
+        "a list as an option takes it"
+    )
 
 
 def answer(policy: str, **milliseconds: float) -> Any:
@@ -134,10 +137,7 @@ def answer(policy: str, **milliseconds: float) -> Any:
     }
     used = {"target": 0.6, "draft": milliseconds.get("draft", 0.4)}
     summary = SimpleNamespace(**run, utilization=used, cache_hit_rate=None)
-    rows = {
-        name: SimpleNamespace(settings=configure(name), choice=SimpleNamespace(summary=summary))
-        for name in ("ar", "sd", policy)
-    }
+    rows = {name: SimpleNamespace(settings=configure(name), summary=summary) for name in ("ar", "sd", policy)}
     return SimpleNamespace(best=rows, winner=rows[policy])
 
 

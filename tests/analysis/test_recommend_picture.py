@@ -30,7 +30,7 @@ def answer(*, sweeps: bool = True) -> Any:
     rows = [
         SimpleNamespace(
             settings=settings,
-            choice=SimpleNamespace(summary=summary),
+            summary=summary,
             over_ar=SimpleNamespace(low=1.9, middle=2.1, high=2.4, level=0.8),
         )
         for settings in SETTINGS

@@ -87,7 +87,7 @@ def easy(length: int = 24) -> list[list[int]]:
 def test_a_draft_that_is_never_right_means_plain_decoding() -> None:
     sources = Sources(profile(), {0.0: trace(hard())}, model_error=0.01)
     found = recommend(sources, Query(crossovers=False))
-    assert found.winner.choice.settings.policy == "ar"
+    assert found.winner.settings.policy == "ar"
     assert found.over_sd.low > 1.0
 
 
@@ -95,19 +95,19 @@ def test_a_draft_that_is_always_right_means_ssd_for_one_request_and_sd_replicas_
     sources = Sources(profile(), {0.0: trace(easy())}, model_error=0.0)
     one = recommend(sources, Query(batch=1, crossovers=False))
     # Drafting is hidden: a round of K + 1 tokens takes a target step (plus the draft's excess).
-    assert one.winner.choice.settings.policy in {"saguaro", "pearl"}
+    assert one.winner.settings.policy in {"saguaro", "pearl"}
     assert one.over_sd.low > 1.2
     # Where costs grow with the batch, two replicas with half of the rows each are twice as fast.
     loaded = Sources(profile(linear=True), {0.0: trace(easy())}, model_error=0.0)
     many = recommend(loaded, Query(batch=8, crossovers=False))
-    assert many.winner.choice.settings.policy == "sd"
+    assert many.winner.settings.policy == "sd"
     assert set(many.best) >= {"ar", "sd", "saguaro"}
 
 
 def test_one_device_allows_plain_decoding_and_sd_only() -> None:
     sources = Sources(profile(), {0.0: trace(easy())}, model_error=0.0)
     found = recommend(sources, Query(max_devices=1, crossovers=False))
-    assert set(found.best) == {"ar", "sd", "pld"} and found.winner.choice.settings.policy == "sd"
+    assert set(found.best) == {"ar", "sd", "pld"} and found.winner.settings.policy == "sd"
 
 
 def test_winner_and_runner_up_that_do_not_differ_are_not_told_apart() -> None:

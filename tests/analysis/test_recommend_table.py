@@ -11,7 +11,6 @@ from rich.console import Console
 from analysis.intervals import Interval
 from analysis.recommend.answer import Ranked
 from analysis.recommend.report import best_table
-from analysis.recommend.search import Choice, Deployment
 from policies.registry import configure
 
 
@@ -21,9 +20,8 @@ def found() -> Ranked:
     rates = dict.fromkeys(("tokens_per_round", "acceptance_rate", "cache_hit_rate"), 0.5)
     summary: Any = SimpleNamespace(tokens=1000, seconds=1.0, overlap_s=0.4, utilization=used, **rates)
     settings = configure("saguaro", lookahead=3, fanout=(3, 2, 1, 2), backup="ngram")
-    choice = Choice(Deployment(settings, 4, 10, 40, batch=5), 523.4, summary, ())
     over = Interval(1.95, 2.14, 2.36, 0.8)
-    return Ranked(choice, over, over, over)
+    return Ranked(settings, 4, 10, 40, 5, 523.4, summary, (), over, over, over)
 
 
 @pytest.mark.parametrize(("width", "whole"), [(60, False), (80, False), (112, True)])
