@@ -29,7 +29,7 @@ STUDIES = {
     "double": "double",
     "duodecoding": "duodecoding",
     "mirror": "mirror",
-    "mirror-streams": "mirror_streams",
+    "mirror-streams": "mirror",
     "mirror-figures": "mirror_figures",
     "retrieval": "retrieval",
     **dict.fromkeys(

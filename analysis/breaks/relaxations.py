@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from analysis.breaks.worlds import Case, Point, World, falling_levels, inputs_of_recording, replies_of
-from analysis.studies.mirror import overlap_counted
+from analysis.studies.mirror_account import overlap_counted
 from hardware_profiles.reply_trace import Decisions
 from policies.double import Drafted
 from policies.laws.retrieval import common_prefix

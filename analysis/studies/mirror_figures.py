@@ -25,7 +25,8 @@ import click
 from analysis.execute import Bench
 from analysis.results import EVERY, Results, Row, value_of, where
 from analysis.show import BATCH, SETTING, Column, bars, best_world, factor, frame, milli, parity, table
-from analysis.studies.mirror import columns, draw_fallbacks, rivals
+from analysis.studies.mirror import draw_fallbacks, rivals
+from analysis.studies.mirror_account import columns
 from analysis.study import POSITIVE, SHARED, SPLIT, Entry, Picture, Plan, Study, option
 from policies.mirror import EXITS
 from policies.registry import SettingError, configure, find_policy

@@ -28,7 +28,7 @@ from analysis.breaks.relaxations import (
 )
 from analysis.breaks.worlds import Case, Point, World, replies_of
 from analysis.papers.rasd import fused_tau
-from analysis.studies.mirror import overlap_counted
+from analysis.studies.mirror_account import overlap_counted
 from policies.laws.double import pearl_speedup
 from policies.registry import configure
 from policies.tokentree import TreeVerdict

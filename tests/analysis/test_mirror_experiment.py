@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from analysis.__main__ import main
-from analysis.studies.mirror import MirrorPlan, account, overlap_counted, stretched
+from analysis.studies.mirror import MirrorPlan
+from analysis.studies.mirror_account import account, overlap_counted, stretched
 from hardware_profiles.reply_trace import Decisions
 from policies.registry import configure
 from policies.rows import NO_CACHE

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.__main__ import main
-from analysis.studies.mirror import most_streams, passes_of
+from analysis.studies.mirror_account import most_streams, passes_of
 from hardware_profiles.reply_trace import Decisions
 from policies.laws.mirror import mean_passes, passes_probs
 from policies.mirror import StreamDraft

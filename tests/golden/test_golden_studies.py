@@ -17,8 +17,7 @@ from analysis.sources import Sources, load_sources
 from analysis.studies.double import retrieved
 from analysis.studies.duodecoding import PAPERS_WORLDS, doubt_of, profile_budgets, uneven_budget
 from analysis.studies.effort import judge, measured_speedups
-from analysis.studies.mirror import MirrorPlan, on_coins
-from analysis.studies.mirror_streams import StreamsPlan
+from analysis.studies.mirror import MirrorPlan, StreamsPlan, on_coins
 from analysis.studies.openquestions import compared
 from analysis.study import RECORDED, Entry, Plan
 from hardware_profiles.profile import load_profile
