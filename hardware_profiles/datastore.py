@@ -41,8 +41,7 @@ from hardware_profiles.surface import describe_invalid
 def suffix_array(tokens: NDArray[np.unsignedinteger]) -> NDArray[np.uint32]:
     """[n] start of every suffix, in lexical order of the suffixes; a beginning comes before what it begins.
 
-    Args:
-        tokens: [n] of less than 2**31 bytes.
+    `tokens` are [n] of less than 2**31 bytes.
     """
     try:
         from pydivsufsort import divsufsort
@@ -58,11 +57,7 @@ def suffix_array(tokens: NDArray[np.unsignedinteger]) -> NDArray[np.uint32]:
 
 
 def by_doubling(tokens: NDArray[np.unsignedinteger]) -> NDArray[np.uint32]:
-    """As `suffix_array`, in numpy alone: sorted by 1, 2, 4, ... tokens until all suffixes differ.
-
-    Args:
-        tokens: [n].
-    """
+    """As `suffix_array`, in numpy alone: sorted by 1, 2, 4, ... tokens until all suffixes differ."""
     count, length = len(tokens), 1
     if not count:
         return np.empty(0, dtype=np.uint32)
@@ -130,19 +125,6 @@ def _changes(follows: IntArray) -> NDArray[np.bool_]:
     return changes
 
 
-def check_search(longest: int, shortest: int, span: int, count: int) -> None:
-    """Refuse a search that is none.
-
-    Raises:
-        ValueError: Outside the domain.
-    """
-    if not 1 <= shortest <= longest or span < 1 or count < 0:
-        raise ValueError(
-            "needs 1 <= shortest <= longest, span >= 1 and a count of at least 0, "
-            f"got {shortest}, {longest}, {span}, {count}"
-        )
-
-
 SCHEMA = "spectwin/datastore/1"
 LOOKED_AT = 4096
 """Most occurrences of an ending that are looked at, evenly spread over their sorted order.  A single common
@@ -206,11 +188,7 @@ class Datastore:
     ) -> Datastore:
         """A datastore in memory; `write` keeps it.
 
-        Args:
-            texts: Token ids; a continuation never crosses the end of its text.
-            vocabulary: V.
-            tokenizer: See `DatastoreMeta`.
-            sources: See `DatastoreMeta`.
+        `texts` are token ids; a continuation never crosses the end of its text.
 
         Raises:
             DatastoreError: An id outside the vocabulary.
@@ -228,10 +206,7 @@ class Datastore:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Datastore:
-        """Map a datastore's folder into memory.
-
-        Args:
-            path: The folder; see `datastore_path` for names.
+        """Map a datastore's folder into memory; see `datastore_path` for names.
 
         Raises:
             DatastoreError: There is none, or its parts do not fit together.
@@ -300,15 +275,13 @@ class Datastore:
         Raises:
             ValueError: Outside the domain.
         """
-        check_search(longest, shortest, span, count)
         found: dict[tuple[int, ...], int] = {}
-        for size, (low, high) in self._matches(tuple(text[-longest:]), shortest):
-            if len(found) >= count:
-                break
+        for follows in self._searched(text, longest, shortest, span, count):
             # Of the `count` most frequent ones, no more are known already than were found already.
-            follows = self._follows(range(low, high), size, span)
             for tokens, frequency in whole(follows, self.meta.vocabulary, count):
                 found.setdefault(tokens, frequency)
+            if len(found) >= count:
+                break
         return list(found.items())[:count]
 
     def prefixes(
@@ -327,29 +300,21 @@ class Datastore:
         anything follows comes first; shorter ones fill the tree up until `enough` distinct continuations
         were found.  A beginning of a listed one is listed before it.
 
-        Args:
-            text: As in `lookup`.
-            longest: As in `lookup`.
-            span: As in `lookup`.
-            nodes: Most beginnings.
-            enough: Distinct continuations after which shorter endings are left out.
-            shortest: As in `lookup`.
+        `nodes` are listed at most; other parameters are those of `lookup`.
 
         Raises:
             ValueError: Outside the domain.
         """
-        check_search(longest, shortest, span, min(nodes, enough))
         found: dict[tuple[int, ...], int] = {}
         distinct = 0
-        for size, (low, high) in self._matches(tuple(text[-longest:]), shortest):
-            if len(found) >= nodes or distinct >= enough:
-                break
-            follows = self._follows(range(low, high), size, span)
+        for follows in self._searched(text, longest, shortest, span, min(nodes, enough)):
             new, more = beginnings(follows, self.meta.vocabulary, nodes)
             distinct += more
             for tokens, frequency in new:
                 if len(found) < nodes:
                     found.setdefault(tokens, frequency)
+            if len(found) >= nodes or distinct >= enough:
+                break
         return list(found.items())
 
     def occurrences(self, words: Sequence[int]) -> int:
@@ -357,13 +322,23 @@ class Datastore:
         low, high = self._range(self._pattern(words))
         return high - low
 
-    def _matches(self, ending: tuple[int, ...], shortest: int) -> Iterator[tuple[int, tuple[int, int]]]:
-        """(size, range of suffixes) of every ending that occurs, longest first."""
+    def _searched(
+        self, text: Sequence[int], longest: int, shortest: int, span: int, count: int
+    ) -> Iterator[IntArray]:
+        """[n, span] what follows each ending of the text that occurs, longest ending first."""
+        if not 1 <= shortest <= longest or span < 1 or count < 0:
+            raise ValueError(
+                "needs 1 <= shortest <= longest, span >= 1 and a count of at least 0, "
+                f"got {shortest}, {longest}, {span}, {count}"
+            )
+        if count == 0:
+            return
+        ending = tuple(text[-longest:])
         # An ending occurs only if all shorter ones do.
         sizes = range(1, len(ending) + 1)
-        longest = bisect_left(sizes, True, key=lambda size: not self.occurrences(ending[-size:]))
-        for size in range(longest, shortest - 1, -1):
-            yield size, self._range(self._pattern(ending[-size:]))
+        known = bisect_left(sizes, True, key=lambda size: not self.occurrences(ending[-size:]))
+        for size in range(known, shortest - 1, -1):
+            yield self._follows(range(*self._range(self._pattern(ending[-size:]))), size, span)
 
     def _pattern(self, words: Sequence[int]) -> bytes:
         if any(not 0 <= word < self.meta.vocabulary for word in words):

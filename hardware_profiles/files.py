@@ -18,37 +18,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal, NoReturn, TextIO, overload
+from typing import Any, BinaryIO, Literal, NoReturn, TextIO, overload
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk, the user's share of it, or the largest file is full."""
-
-
-@overload
-def atomic_write(path: str | os.PathLike[str]) -> AbstractContextManager[TextIO]: ...
-@overload
-def atomic_write(
-    path: str | os.PathLike[str], *, binary: Literal[False]
-) -> AbstractContextManager[TextIO]: ...
-@overload
-def atomic_write(
-    path: str | os.PathLike[str], *, binary: Literal[True]
-) -> AbstractContextManager[BinaryIO]: ...
-def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> AbstractContextManager[IO[Any]]:
-    """Open a file that takes the place of `path` when the block ends without an exception.
-
-    A reader sees the old file (or none) until then, and the new one, complete, after it.  If the block
-    raises, `path` is untouched and nothing is left behind.  Missing folders are made: a measurement of
-    an hour should not be lost for the want of one.
-
-    Args:
-        path: File to write; a symbolic link is followed.
-        binary: Open for bytes; otherwise for UTF-8 text with Unix line ends on every system.
-
-    Raises:
-        OSError: `path` exists and is not a regular file (a folder, a device), or the file system refuses.
-    """
-    return _replacing(Path(path), binary)
 
 
 @contextmanager
@@ -62,17 +35,39 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
+@overload
+def atomic_write(
+    path: str | os.PathLike[str], *, binary: Literal[False] = False
+) -> AbstractContextManager[TextIO]: ...
+@overload
+def atomic_write(
+    path: str | os.PathLike[str], *, binary: Literal[True]
+) -> AbstractContextManager[BinaryIO]: ...
 @contextmanager
-def _replacing(path: Path, binary: bool) -> Iterator[IO[Any]]:
-    final = path.resolve()
+def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Iterator[Any]:
+    """Open a file that takes the place of `path` when the block ends without an exception.
+
+    A reader sees the old file (or none) until then, and the new one, complete, after it.  If the block
+    raises, `path` is untouched and nothing is left behind.  Missing folders are made: a measurement of
+    an hour should not be lost for the want of one.
+
+    Args:
+        path: File to write; a symbolic link is followed.
+        binary: Open for bytes; otherwise for UTF-8 text with Unix line ends on every system.
+
+    Raises:
+        OSError: `path` exists and is not a regular file (a folder, a device), or the file system refuses.
+    """
+    final = Path(path).resolve()
     if final.exists() and not final.is_file():
         raise OSError(f"{path}: exists and is not a regular file")
     final.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, since a rename is atomic within one file system only.  Not `tempfile`: its
     # files are private to the user (mode 0600) and the final file would inherit that.
     temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}.tmp")
+    text: dict[str, Any] = {} if binary else {"encoding": "utf-8", "newline": "\n"}
     try:
-        with naming(path), _create(temporary, binary) as file:
+        with naming(Path(path)), temporary.open("xb" if binary else "x", **text) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # else a power cut can leave the new name on an empty file
@@ -80,10 +75,6 @@ def _replacing(path: Path, binary: bool) -> Iterator[IO[Any]]:
     except BaseException:  # also on Ctrl-C
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _create(path: Path, binary: bool) -> IO[Any]:
-    return path.open("xb") if binary else path.open("x", encoding="utf-8", newline="\n")
 
 
 LARGEST_BYTES = 256 * 1024 * 1024
@@ -190,30 +181,14 @@ def read_json(path: str | os.PathLike[str], most_bytes: int = LARGEST_BYTES) -> 
         raise FileRefused(f"{path}{line}: {error}", error.line) from error
 
 
-def to_json(
-    value: Any,
-    *,
-    indent: int | None = None,
-    ensure_ascii: bool = True,
-    sort_keys: bool = False,
-    separators: tuple[str, str] | None = None,
-    default: Any = None,
-) -> str:
-    """The JSON text of a value; parameters as those of `json.dumps`.
+def to_json(value: Any, **options: Any) -> str:
+    """The JSON text of a value; options as those of `json.dumps`.
 
     Raises:
         ValueError: A number in it is NaN or infinite; the message names its field.
     """
     try:
-        return json.dumps(
-            value,
-            indent=indent,
-            ensure_ascii=ensure_ascii,
-            sort_keys=sort_keys,
-            separators=separators,
-            default=default,
-            allow_nan=False,
-        )
+        return json.dumps(value, allow_nan=False, **options)
     except ValueError:
         for where, found in _values(value):
             if isinstance(found, float) and not math.isfinite(found):

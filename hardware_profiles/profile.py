@@ -39,7 +39,6 @@ class DeviceInfo(Frozen):
         kind: What torch calls it, e.g. `cpu` or `cuda`.
         name: The part, e.g. `NVIDIA H100 80GB HBM3`.
         cores: CPU cores that the process is pinned to.
-        threads: Threads that the model computes with.
         memory_bytes: Memory that weights and caches may take; None: not stated, so that nothing is checked.
     """
 
@@ -54,16 +53,11 @@ class Role(Frozen):
     """The device and the model behind one of the two roles.  None means: not stated.
 
     Attributes:
-        device: Where it runs.
-        model: Name of the model.
-        parameters: Number of its weights.
         precision: Of weights and activations, e.g. `float32`.
         backend: What runs it, e.g. `torch-eager`.
         mode: Whether its kernels are launched one by one or as a captured graph.
         tensor_parallel: Devices that it is spread over.
         kv_bytes_per_token: Keys and values of one token in all layers.
-        weight_bytes: Weights in memory.
-        layers: Number of its layers.
     """
 
     device: DeviceInfo
@@ -120,11 +114,7 @@ class MeasuredRun(Frozen):
     """Speed of one policy setting, run live during calibration beside plain decoding.
 
     Attributes:
-        policy: Name of the policy.
-        lookahead: Drafted tokens per round, if it has that knob.
-        fanout: F_0 ... F_K, likewise.
-        backup: What it does on a cache miss, likewise.
-        batch: Rows served at once.
+        lookahead: Drafted tokens per round, if it has that knob; so are fan-out and backup.
         temperature: Of both models; 0 is greedy.
         tokens: Tokens emitted per pass over the prompts.
         tokens_per_second: Over decode time, prefill left out.
@@ -159,14 +149,8 @@ class Profile(Frozen):
 
     Attributes:
         schema_version: Always `SCHEMA` (`schema` in the file).
-        name: Short name.
-        description: For people.
-        roles: Devices and models.
         placement: Whether the two models have a device each or share one.
-        placement_note: Anything to add to that.
         operations: Cost of each operation; `target.forward` is always there.
-        host: The controller's overheads.
-        overlap: What running both devices at the same time costs.
         measured_runs: Settings run live during calibration, whose rounds gave the host time.
         model_error: Standard deviation of log(simulated / measured speedup) over those settings; None:
             not known.
@@ -267,8 +251,7 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
     try:
         parse_json(text)
     except FileRefused as error:
-        line = f":{error.line}" if error.line else ""
-        raise ProfileError(f"{path}{line}: {error}") from error
+        raise ProfileError(f"{path}{f':{error.line}' if error.line else ''}: {error}") from error
     try:
         # Strict, so that a number in quotes is reported instead of guessed at.
         profile = Profile.model_validate_json(text, strict=True)
@@ -313,19 +296,16 @@ def _describe(path: str | os.PathLike[str], error: ValidationError) -> str:
     details = error.errors(include_url=False)
     # A file of another schema has a wrong field everywhere; only one of them matters.
     shown = [d for d in details if d["loc"] == ("schema",)] or details
-    lines = [_describe_one(detail) for detail in shown[:_MOST_ERRORS_SHOWN]]
+    lines = []
+    for detail in shown[:_MOST_ERRORS_SHOWN]:
+        # Parts in brackets are pydantic's: the kind of a union's member, "[key]" of a mapping.
+        parts = [str(part) for part in detail["loc"] if str(part)[:1] not in ("<", "[")]
+        if detail["type"] == "field":
+            parts.append(detail["ctx"]["path"])
+        lines.append(": ".join([*filter(None, [".".join(parts)]), _reason(detail)]))
     if len(shown) > _MOST_ERRORS_SHOWN:
         lines.append(f"and {len(shown) - _MOST_ERRORS_SHOWN} more")
     return f"{path}: {'; '.join(lines)}"
-
-
-def _describe_one(detail: ErrorDetails) -> str:
-    # Parts in brackets are pydantic's: the kind of a union's member, "[key]" of a mapping.
-    parts = [str(part) for part in detail["loc"] if str(part)[:1] not in ("<", "[")]
-    if detail["type"] == "field":
-        parts.append(detail["ctx"]["path"])
-    where = ".".join(parts)
-    return f"{where}: {_reason(detail)}" if where else _reason(detail)
 
 
 def _reason(detail: ErrorDetails) -> str:

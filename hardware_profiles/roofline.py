@@ -28,8 +28,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import astuple, dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,16 +38,20 @@ from hardware_profiles.shapes import Shape
 from hardware_profiles.surface import ConstantCost, GridCost, InterpolationError, OperationCost, summary_of
 
 GB = 10**9
-GIB = 2**30
 TERA = 1e12
+HOP_S = 5e-6
+"""alpha of an all-reduce, s per ln(devices): 7 us over 4 of them.  Assumed, of the order seen on NVLink."""
 
 
 class DeviceError(ValueError):
     """A device is not known, or cannot do what is asked; the message says what would do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class RooflineError(ValueError):
+    """A roofline cannot be fitted or asked; the message says why."""
+
+
+class Device(NamedTuple):
     """Peaks of one device.
 
     Attributes:
@@ -61,6 +65,7 @@ class Device:
         link_bytes_per_s: To the other devices, one direction; None: no link that is fit for tensor
             parallelism.
         source: Where the numbers are published.
+        reported: Words that a driver's name of the part has, e.g. `NVIDIA A100-SXM4-80GB`.
     """
 
     name: str
@@ -71,17 +76,14 @@ class Device:
     memory_bytes: int | None
     link_bytes_per_s: float | None
     source: str
+    reported: tuple[str, ...] = ()
 
     def of_cores(self, count: int) -> Device:
         """That many CPU cores in place of one, as if they did not share their bandwidth."""
         if count == 1:
             return self
-        return replace(
-            self,
-            part=f"{count} of: {self.part}",
-            flops=count * self.flops,
-            bytes_per_s=count * self.bytes_per_s,
-        )
+        flops, bytes_per_s = count * self.flops, count * self.bytes_per_s
+        return self._replace(part=f"{count} of: {self.part}", flops=flops, bytes_per_s=bytes_per_s)
 
 
 _NVLINK = "NVLink, half of the printed two-way bandwidth"
@@ -91,31 +93,32 @@ DEVICES: Mapping[str, Device] = {
     for device in (
         Device(
             "a100-40", "NVIDIA A100 40GB SXM", "cuda", 312 * TERA, 1555 * GB, 40 * GB, 300 * GB,
-            f"NVIDIA A100 datasheet: 312 TFLOPS FP16, 1555 GB/s, 600 GB/s {_NVLINK}",
+            f"NVIDIA A100 datasheet: 312 TFLOPS FP16, 1555 GB/s, 600 GB/s {_NVLINK}", ("A100", "40GB"),
         ),
         Device(
             "a100", "NVIDIA A100 80GB SXM", "cuda", 312 * TERA, 2039 * GB, 80 * GB, 300 * GB,
-            f"NVIDIA A100 datasheet: 312 TFLOPS FP16, 2039 GB/s, 600 GB/s {_NVLINK}",
+            f"NVIDIA A100 datasheet: 312 TFLOPS FP16, 2039 GB/s, 600 GB/s {_NVLINK}", ("A100", "80GB"),
         ),
         Device(
             "a800", "NVIDIA A800 80GB SXM", "cuda", 312 * TERA, 2039 * GB, 80 * GB, 200 * GB,
-            f"an A100 with 400 GB/s {_NVLINK} (NVIDIA A800 datasheet)",
+            f"an A100 with 400 GB/s {_NVLINK} (NVIDIA A800 datasheet)", ("A800",),
         ),
         Device(
             "h100", "NVIDIA H100 80GB SXM", "cuda", 989.4 * TERA, 3350 * GB, 80 * GB, 450 * GB,
-            f"NVIDIA H100 datasheet: 989.4 TFLOPS BF16 dense, 3.35 TB/s, 900 GB/s {_NVLINK}",
+            f"NVIDIA H100 datasheet: 989.4 TFLOPS BF16 dense, 3.35 TB/s, 900 GB/s {_NVLINK}", ("H100",),
         ),
         Device(
             "h200", "NVIDIA H200 141GB SXM", "cuda", 989.4 * TERA, 4800 * GB, 141 * GB, 450 * GB,
-            f"NVIDIA H200 datasheet: 989.4 TFLOPS BF16 dense, 4.8 TB/s, 900 GB/s {_NVLINK}",
+            f"NVIDIA H200 datasheet: 989.4 TFLOPS BF16 dense, 4.8 TB/s, 900 GB/s {_NVLINK}", ("H200",),
         ),
         Device(
             "l40s", "NVIDIA L40S 48GB", "cuda", 362.05 * TERA, 864 * GB, 48 * GB, 32 * GB,
-            "NVIDIA L40S datasheet: 362 TFLOPS BF16 dense, 864 GB/s, PCIe 4.0 x16",
+            "NVIDIA L40S datasheet: 362 TFLOPS BF16 dense, 864 GB/s, PCIe 4.0 x16", ("L40S",),
         ),
         Device(
             "rtx4090", "NVIDIA GeForce RTX 4090", "cuda", 165.2 * TERA, 1008 * GB, 24 * GB, 32 * GB,
             "NVIDIA Ada whitepaper: 165.2 TFLOPS FP16 with FP32 accumulation, 1008 GB/s, PCIe 4.0 x16",
+            ("RTX 4090",),
         ),
         Device(
             "m2ultra", "Apple M2 Ultra GPU, 76 cores", "mps", 27.2 * TERA, 800 * GB, 192 * GB, 15 * GB,
@@ -139,22 +142,11 @@ DEVICES: Mapping[str, Device] = {
 shares of is nominal, and above 1 where a small model stays in the caches."""
 
 
-REPORTED: Mapping[str, tuple[str, ...]] = {
-    "a100-40": ("A100", "40GB"),
-    "a100": ("A100", "80GB"),
-    "a800": ("A800",),
-    "h100": ("H100",),
-    "h200": ("H200",),
-    "l40s": ("L40S",),
-    "rtx4090": ("RTX 4090",),
-}
-"""Words that a driver's name of the part has, e.g. `NVIDIA A100-SXM4-80GB`."""
-
-
 def known_part(reported: str) -> Device | None:
     """The device behind a name as drivers report it, or as profiles here have it; None: unknown."""
     for device in DEVICES.values():
-        if reported == device.part or all(w in reported for w in REPORTED.get(device.name, ("\0",))):
+        said = device.reported and all(word in reported for word in device.reported)
+        if reported == device.part or said:
             return device
     return None
 
@@ -170,23 +162,8 @@ def find_device(name: str) -> Device:
     return DEVICES[name]
 
 
-HOP_S = 5e-6
-"""alpha of an all-reduce, s per ln(devices): 7 us over 4 of them.  Assumed, of the order seen on NVLink."""
-
-
-class RooflineError(ValueError):
-    """A roofline cannot be fitted or asked; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """Bytes per number.
-
-    Attributes:
-        name: As in a profile.
-        weight_bytes: Of a weight.
-        activation_bytes: Of an activation, a key or a value.
-    """
+class Precision(NamedTuple):
+    """Bytes per number: of a weight; of an activation, a key or a value."""
 
     name: str
     weight_bytes: float
@@ -219,59 +196,6 @@ def find_precision(name: str) -> Precision:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What one call of a model has to do.
-
-    Attributes:
-        flops: Multiplications and additions.
-        moved_bytes: Read or written.
-        layers: Blocks it goes through.
-        message_bytes: Of each all-reduce, if the model is spread over devices.
-    """
-
-    flops: float
-    moved_bytes: float
-    layers: int
-    message_bytes: float
-
-
-def work_of(
-    shape: Shape,
-    operation: str,
-    at: Mapping[str, float],
-    *,
-    precision: Precision = PRECISIONS["fp32"],
-) -> Work:
-    """The work of one call of an operation.
-
-    Args:
-        shape: The model.
-        operation: As in a profile, e.g. `target.forward`; the kind after the dot is what counts.
-        at: Coordinates: `batch` (1 if left out), `new_tokens` or `branches`, `context`.
-        precision: Of weights and activations.
-    """
-    kind = operation.rsplit(".", 1)[-1]
-    rows = at.get("batch", 1.0)
-    each = at["branches"] if kind == "tree" else at["new_tokens"]
-    context = 0.0 if kind == "prefill" else at["context"]
-    tokens = rows * each
-    seen = context + (1.0 if kind == "tree" else 0.5 * (each + 1.0))
-    answered = rows if kind == "prefill" else tokens
-    flops = 2.0 * tokens * shape.layers * shape.layer_weights + 2.0 * answered * shape.head_weights
-    flops += 4.0 * tokens * seen * shape.query_width * shape.layers
-    weights = shape.matrix_weights + tokens * shape.hidden
-    cached = shape.kv_numbers_per_token * (rows * context + tokens)
-    matrices = 4 * shape.hidden + 2 * shape.query_width + 2 * shape.kv_width + 3 * shape.intermediate
-    passing = tokens * shape.layers * matrices + answered * (shape.hidden + shape.vocabulary)
-    return Work(
-        flops=flops,
-        moved_bytes=precision.weight_bytes * weights + precision.activation_bytes * (cached + passing),
-        layers=shape.layers,
-        message_bytes=precision.activation_bytes * tokens * shape.hidden,
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class Efficiency:
     """What an engine makes of a device's peaks; all at least 0.
 
@@ -295,45 +219,13 @@ class Efficiency:
         """Share of the bandwidth, likewise."""
         return 1.0 / self.byte_cost if self.byte_cost > 0.0 else None
 
-    def as_dict(self) -> dict[str, float | None]:
-        """Plain values, ready for JSON."""
-        return {"compute": self.compute, "bandwidth": self.bandwidth, "layer_s": self.layer_s}
 
+class Work(NamedTuple):
+    """What one call of a model has to do: FLOPs, bytes read or written, bytes of each of its all-reduces."""
 
-def allreduce_s(message_bytes: float, devices: int, device: Device) -> float:
-    """All-reduce over a group: alpha ln G + beta M, with beta of a ring, 2 (G - 1) / (G * link).
-
-    Raises:
-        DeviceError: The device has no link.
-    """
-    if devices == 1:
-        return 0.0
-    if device.link_bytes_per_s is None:
-        raise DeviceError(f"{device.name} has no link for tensor parallelism: use 1 device")
-    beta = 2.0 * (devices - 1) / devices / device.link_bytes_per_s
-    return HOP_S * math.log(devices) + beta * message_bytes
-
-
-def communication_s(work: Work, devices: int, device: Device) -> float:
-    """All all-reduces of a call."""
-    return 2.0 * work.layers * allreduce_s(work.message_bytes, devices, device)
-
-
-def terms(work: Work, device: Device, devices: int = 1) -> tuple[float, float, float]:
-    """What `flop_cost`, `byte_cost` and `layer_s` are multiplied with."""
-    compute = work.flops / (devices * device.flops)
-    return compute, work.moved_bytes / (devices * device.bytes_per_s), float(work.layers)
-
-
-def seconds(work: Work, device: Device, efficiency: Efficiency, devices: int = 1) -> float:
-    """Duration of a call on a tensor-parallel group of `devices`.
-
-    Raises:
-        DeviceError: The devices have no link.
-    """
-    compute, memory, layers = terms(work, device, devices)
-    own = efficiency.flop_cost * compute + efficiency.byte_cost * memory + efficiency.layer_s * layers
-    return own + communication_s(work, devices, device)
+    flops: float
+    moved_bytes: float
+    message_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,16 +241,60 @@ class Setting:
 
     shape: Shape
     device: Device
-    precision: Precision
+    precision: Precision = PRECISIONS["fp32"]
     devices: int = 1
 
     def work(self, operation: str, at: Mapping[str, float]) -> Work:
-        """The work of an operation at coordinates."""
-        return work_of(self.shape, operation, at, precision=self.precision)
+        """The work of one call of an operation.
+
+        Args:
+            operation: As in a profile, e.g. `target.forward`; the kind after the dot is what counts.
+            at: Coordinates: `batch` (1 if left out), `new_tokens` or `branches`, `context`.
+        """
+        shape, precision, kind = self.shape, self.precision, operation.rsplit(".", 1)[-1]
+        rows = at.get("batch", 1.0)
+        each = at["branches"] if kind == "tree" else at["new_tokens"]
+        context = 0.0 if kind == "prefill" else at["context"]
+        tokens = rows * each
+        seen = context + (1.0 if kind == "tree" else 0.5 * (each + 1.0))
+        answered = rows if kind == "prefill" else tokens
+        flops = 2.0 * tokens * shape.layers * shape.layer_weights + 2.0 * answered * shape.head_weights
+        flops += 4.0 * tokens * seen * shape.query_width * shape.layers
+        weights = shape.matrix_weights + tokens * shape.hidden
+        cached = shape.kv_numbers_per_token * (rows * context + tokens)
+        matrices = 4 * shape.hidden + 2 * shape.query_width + 2 * shape.kv_width + 3 * shape.intermediate
+        passing = tokens * shape.layers * matrices + answered * (shape.hidden + shape.vocabulary)
+        moved = precision.weight_bytes * weights + precision.activation_bytes * (cached + passing)
+        return Work(flops, moved, precision.activation_bytes * tokens * shape.hidden)
+
+    def terms(self, work: Work) -> tuple[float, float, float]:
+        """What `flop_cost`, `byte_cost` and `layer_s` are multiplied with."""
+        compute = work.flops / (self.devices * self.device.flops)
+        return compute, work.moved_bytes / (self.devices * self.device.bytes_per_s), float(self.shape.layers)
+
+    def communication_s(self, work: Work) -> float:
+        """All all-reduces of a call: each alpha ln G + beta M, with beta of a ring, 2 (G - 1) / (G * link).
+
+        Raises:
+            DeviceError: The devices have no link.
+        """
+        if self.devices == 1:
+            return 0.0
+        if self.device.link_bytes_per_s is None:
+            raise DeviceError(f"{self.device.name} has no link for tensor parallelism: use 1 device")
+        beta = 2.0 * (self.devices - 1) / self.devices / self.device.link_bytes_per_s
+        return 2.0 * self.shape.layers * (HOP_S * math.log(self.devices) + beta * work.message_bytes)
 
     def seconds(self, operation: str, at: Mapping[str, float], efficiency: Efficiency) -> float:
-        """Its duration."""
-        return seconds(self.work(operation, at), self.device, efficiency, self.devices)
+        """Duration of a call.
+
+        Raises:
+            DeviceError: The devices have no link.
+        """
+        work = self.work(operation, at)
+        compute, memory, layers = self.terms(work)
+        own = efficiency.flop_cost * compute + efficiency.byte_cost * memory + efficiency.layer_s * layers
+        return own + self.communication_s(work)
 
 
 COMPUTE_SHARE = 0.6
@@ -417,7 +353,6 @@ FOLDS = 3
 """A third of the grid is left out at a time."""
 SEED = 0
 FloatArray: TypeAlias = NDArray[np.float64]
-IndexArray: TypeAlias = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,7 +376,9 @@ class RooflineFit:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return {
-            **self.efficiency.as_dict(),
+            "compute": self.efficiency.compute,
+            "bandwidth": self.efficiency.bandwidth,
+            "layer_s": self.efficiency.layer_s,
             "points": self.points,
             "held_out_error": self.error.model_dump(),
             "beyond_error": self.beyond.model_dump(),
@@ -456,23 +393,20 @@ def fit_roofline(operation: str, cost: OperationCost, setting: Setting) -> Roofl
     """
     if isinstance(cost, ConstantCost) or len(cost.points) < 6:
         raise RooflineError(f"{operation} has no grid of at least 6 points to fit a roofline to")
-    table, fixed, measured = _columns(operation, cost, setting)
+    flops, table, fixed, measured = _columns(operation, cost, setting)
     every = np.arange(len(measured))
     order = np.random.default_rng(SEED).permutation(len(measured))
-    folds = [order[k::FOLDS] for k in range(FOLDS)]
-    work = np.array([setting.work(operation, cost.where(point)).flops for point in cost.points])
-    largest = np.argsort(work, kind="stable")[-(len(measured) // FOLDS) :]
+    largest = np.argsort(flops, kind="stable")[-(len(measured) // FOLDS) :]
 
-    def errors(left_out: IndexArray) -> FloatArray:
+    def errors(left_out: NDArray[np.intp]) -> FloatArray:
         kept = np.setdiff1d(every, left_out)
         costs = _least_squares(table[kept], fixed[kept], measured[kept])
         return np.asarray(np.abs((table[left_out] @ costs + fixed[left_out]) / measured[left_out] - 1.0))
 
-    costs = _least_squares(table, fixed, measured)
     return RooflineFit(
         operation,
-        Efficiency(*(float(c) for c in costs)),
-        summary_of(np.concatenate([errors(fold) for fold in folds])),
+        Efficiency(*_least_squares(table, fixed, measured).tolist()),
+        summary_of(np.concatenate([errors(order[k::FOLDS]) for k in range(FOLDS)])),
         summary_of(errors(largest)),
         len(measured),
     )
@@ -482,17 +416,21 @@ def carried_error(
     operation: str, cost: GridCost, setting: Setting, efficiency: Efficiency
 ) -> InterpolationError:
     """Error of efficiencies fitted elsewhere (another model, another machine) on a measured grid."""
-    table, fixed, measured = _columns(operation, cost, setting)
-    costs = np.array([efficiency.flop_cost, efficiency.byte_cost, efficiency.layer_s])
-    return summary_of(np.abs((table @ costs + fixed) / measured - 1.0))
+    _, table, fixed, measured = _columns(operation, cost, setting)
+    return summary_of(np.abs((table @ np.array(astuple(efficiency)) + fixed) / measured - 1.0))
 
 
-def _columns(operation: str, cost: GridCost, setting: Setting) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """[n, 3] what the unknowns are multiplied with, [n] communication, [n] measured seconds."""
+def _columns(
+    operation: str, cost: GridCost, setting: Setting
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """[n] FLOPs, [n, 3] what the unknowns are multiplied with, [n] communication, [n] measured seconds."""
     works = [setting.work(operation, cost.where(point)) for point in cost.points]
-    table = np.array([terms(work, setting.device, setting.devices) for work in works])
-    fixed = np.array([communication_s(work, setting.devices, setting.device) for work in works])
-    return table, fixed, np.array([point.mean_s for point in cost.points])
+    return (
+        np.array([work.flops for work in works]),
+        np.array([setting.terms(work) for work in works]),
+        np.array([setting.communication_s(work) for work in works]),
+        np.array([point.mean_s for point in cost.points]),
+    )
 
 
 def _least_squares(table: FloatArray, fixed: FloatArray, measured: FloatArray) -> FloatArray:

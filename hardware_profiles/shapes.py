@@ -27,10 +27,7 @@ class Shape:
     """Sizes of a decoder-only transformer.
 
     Attributes:
-        name: For people.
         hidden: Width of the residual stream.
-        layers: Number of blocks.
-        heads: Attention heads.
         kv_heads: Heads of keys and values (fewer where heads are grouped).
         head_dim: Numbers per head.
         intermediate: Width of the MLP.
@@ -98,11 +95,8 @@ class Shape:
 def shape_of_config(config: Mapping[str, Any], *, name: str, source: str = "") -> Shape:
     """The shape that a transformers config describes (`config.json` as a dict).
 
-    Args:
-        config: With `hidden_size`, `num_hidden_layers`, `num_attention_heads`, `intermediate_size`,
-            `vocab_size`; optional `num_key_value_heads`, `head_dim`, `tie_word_embeddings`, `model_type`.
-        name: For people.
-        source: Where the config is from.
+    It has `hidden_size`, `num_hidden_layers`, `num_attention_heads`, `intermediate_size`, `vocab_size`, and
+    may have `num_key_value_heads`, `head_dim`, `tie_word_embeddings`, `model_type`.
 
     Raises:
         ShapeError: An entry is missing, or the model is of another kind.
@@ -114,7 +108,9 @@ def shape_of_config(config: Mapping[str, Any], *, name: str, source: str = "") -
     if missing := [key for key in needed if not config.get(key)]:
         raise ShapeError(f"{name}: the config has no {', '.join(missing)}")
     for key in (*_ENTRIES, "head_dim"):
-        _check_size(config.get(key), key, name)
+        value = config.get(key)
+        if value is not None and (type(value) is not int or not 0 < value <= _LARGEST_SIZE):
+            raise ShapeError(f"{name}: {key}: expected a whole number above 0, got {value!r:.80}")
     hidden, layers, heads, intermediate, vocabulary = (int(config[key]) for key in needed)
     kind = str(config.get("model_type", "llama"))
     return Shape(
@@ -131,11 +127,6 @@ def shape_of_config(config: Mapping[str, Any], *, name: str, source: str = "") -
         qk_norm=kind == "qwen3",
         source=source,
     )
-
-
-def _check_size(value: Any, key: str, name: str) -> None:
-    if value is not None and (type(value) is not int or not 0 < value <= _LARGEST_SIZE):
-        raise ShapeError(f"{name}: {key}: expected a whole number above 0, got {value!r:.80}")
 
 
 def text_config(config: Any, name: str) -> Mapping[str, Any]:
@@ -213,11 +204,6 @@ CONFIGS: Mapping[str, tuple[Mapping[str, Any], str]] = {
 """Published configs by name, and the repository on huggingface.co whose `config.json` has them."""
 
 
-def known_shapes() -> list[str]:
-    """Names of the architectures that come with the package."""
-    return sorted(CONFIGS)
-
-
 def find_shape(name_or_path: str) -> Shape:
     """An architecture by name, or from a `config.json` or the folder that holds one.
 
@@ -230,19 +216,15 @@ def find_shape(name_or_path: str) -> Shape:
     if path.is_dir():
         path /= "config.json"
     if path.is_file():
-        return _read(path)
+        return shape_of_config(read_config(path), name=path.parent.name or path.stem, source=str(path.name))
     name = name_or_path.lower().rsplit("/", 1)[-1].removesuffix("-instruct").removesuffix("-chat")
     if name in CONFIGS:
         config, source = CONFIGS[name]
         return shape_of_config(config, name=name, source=source)
     raise ShapeError(
         f"no architecture {name_or_path!r}: give a config.json, a folder with one, or one of "
-        + ", ".join(known_shapes())
+        + ", ".join(sorted(CONFIGS))
     )
-
-
-def _read(path: Path) -> Shape:
-    return shape_of_config(read_config(path), name=path.parent.name or path.stem, source=str(path.name))
 
 
 def with_layers(shape: Shape, layers: int, *, name: str, source: str) -> Shape:

@@ -26,18 +26,76 @@ _LONGEST_PATH, _LONGEST_FILE = 4000, 240  # what file systems take
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """One kind of file: its name in messages, its folder, its suffix and the error if it is not found."""
+class Shelf:
+    """Where files of one kind lie.
+
+    Attributes:
+        noun: What one is called in messages.
+        folder: Its folder, in that of the user and in that of the package.
+        suffix: Of its files.
+        error: Raised where one is not found.
+    """
 
     noun: str
     folder: str
     suffix: str
     error: type[ValueError]
 
+    def own(self, name: str) -> Path:
+        """Path at which the user's own file of that name is looked for, and is to be written.
 
-_PROFILE = _Kind("profile", "profiles", ".json", ProfileError)
-_TRACE = _Kind("trace", "traces", ".parquet", TraceError)
-_DECISIONS = _Kind("decision trace", "decisions", ".parquet", TraceError)
+        Raises:
+            ValueError: The name, which may come from a file or a command line, is a way out of the folder.
+        """
+        try:
+            return self._path(user_directory(), check_name(name))
+        except ValueError as error:
+            raise self.error(str(error)) from error
+
+    def shipped(self) -> list[str]:
+        """Names of the files that come with the package, sorted."""
+        return self._names(_DATA)
+
+    def find(self, name_or_path: str | os.PathLike[str]) -> Path:
+        """Path of a file.
+
+        Args:
+            name_or_path: A name (`textbook`), looked for among the user's own files and then among the
+                shipped ones; `shipped:textbook` among those alone; or the path of a file, which has a
+                separator or ends in the suffix.
+
+        Raises:
+            ValueError: There is none; the message lists the names there are.
+        """
+        wanted = os.fspath(name_or_path)
+        if len(wanted) > _LONGEST_PATH or len(Path(wanted).name) > _LONGEST_FILE or "\0" in wanted:
+            raise self.error(f"{wanted[:60]!r}...: no such {self.noun}: too long for the name of a file")
+        if Path(wanted).name != wanted or wanted.endswith(self.suffix):
+            if not Path(wanted).is_file():
+                raise self.error(f"{wanted}: no such {self.noun} file")
+            return Path(wanted)
+        own = self._path(user_directory(), wanted)
+        shipped = self._path(_DATA, wanted.removeprefix(SHIPPED))
+        if not wanted.startswith(SHIPPED) and own.is_file():
+            if shipped.is_file():
+                _warn_of_shadow(self.noun, own, shipped)
+            return own
+        if shipped.is_file():
+            return shipped
+        raise self.error(self._explain_unknown(wanted))
+
+    def _path(self, root: Path, name: str) -> Path:
+        return root / self.folder / f"{name}{self.suffix}"
+
+    def _names(self, root: Path) -> list[str]:
+        return sorted(path.stem for path in (root / self.folder).glob(f"*{self.suffix}"))
+
+    def _explain_unknown(self, wanted: str) -> str:
+        shipped, own = self._names(_DATA), self._names(user_directory())
+        close = difflib.get_close_matches(wanted, [*own, *shipped], n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        mine = f"; yours: {', '.join(own)}" if own else ""
+        return f"no {self.noun} {wanted!r}{hint} (shipped: {', '.join(shipped) or 'none'}{mine})"
 
 
 def user_directory() -> Path:
@@ -50,28 +108,18 @@ def user_directory() -> Path:
     return (base if base.is_absolute() else Path.home() / ".local" / "share") / "spectwin"
 
 
-def user_profile(name: str) -> Path:
-    """Path at which the user's own profile of that name is looked for, and is to be written."""
-    return _own_path(_PROFILE, name)
+@cache
+def _warn_of_shadow(noun: str, own: Path, shipped: Path) -> None:
+    """Say once that a shipped file is hidden: by the logger, which without handlers prints on stderr."""
+    _LOG.warning("warning: %s %s hides the shipped one of that name: %s", noun, own, origin(shipped))
 
 
-def user_trace(name: str) -> Path:
-    """Path at which the user's own trace of that name is looked for, and is to be written."""
-    return _own_path(_TRACE, name)
-
-
-def user_decisions(name: str) -> Path:
-    """Path at which the user's own decision trace of that name is looked for, and is to be written."""
-    return _own_path(_DECISIONS, name)
-
-
-def find_decisions(name_or_path: str | os.PathLike[str]) -> Path:
-    """Path of a decision trace; like `find_profile`, with `.parquet`.
-
-    Raises:
-        TraceError: There is none; the message lists the names there are.
-    """
-    return _find(_DECISIONS, os.fspath(name_or_path))
+_PROFILES = Shelf("profile", "profiles", ".json", ProfileError)
+_TRACES = Shelf("trace", "traces", ".parquet", TraceError)
+_DECISIONS = Shelf("decision trace", "decisions", ".parquet", TraceError)
+user_profile, find_profile, shipped_profiles = _PROFILES.own, _PROFILES.find, _PROFILES.shipped
+user_trace, find_trace, shipped_traces = _TRACES.own, _TRACES.find, _TRACES.shipped
+user_decisions, find_decisions = _DECISIONS.own, _DECISIONS.find
 
 
 def decisions_name(profile: str, policy: str, temperature: float = 0.0, top_p: float = 1.0) -> str:
@@ -91,39 +139,6 @@ def trace_name(profile: str, temperature: float = 0.0, top_p: float = 1.0) -> st
     return name if top_p == 1.0 else f"{name}-p{top_p:g}"
 
 
-def shipped_profiles() -> list[str]:
-    """Names of the profiles that come with the package, sorted."""
-    return _names(_PROFILE, _DATA)
-
-
-def shipped_traces() -> list[str]:
-    """Names of the traces that come with the package, sorted."""
-    return _names(_TRACE, _DATA)
-
-
-def find_profile(name_or_path: str | os.PathLike[str]) -> Path:
-    """Path of a profile.
-
-    Args:
-        name_or_path: A name (`textbook`), looked for among the user's own profiles and then among the
-            shipped ones; `shipped:textbook` among those alone; or the path of a file, which has a separator
-            or ends in `.json`.
-
-    Raises:
-        ProfileError: There is none; the message lists the names there are.
-    """
-    return _find(_PROFILE, os.fspath(name_or_path))
-
-
-def find_trace(name_or_path: str | os.PathLike[str]) -> Path:
-    """Path of a trace; like `find_profile`, with `.parquet`.
-
-    Raises:
-        TraceError: There is none; the message lists the names there are.
-    """
-    return _find(_TRACE, os.fspath(name_or_path))
-
-
 def name_beside(hw: str | None, name: str) -> str:
     """Name under which what belongs to a profile is looked for: among the shipped ones if the profile was.
 
@@ -137,57 +152,6 @@ def name_beside(hw: str | None, name: str) -> str:
 def origin(path: Path) -> str:
     """Which file answered, for people: `shipped:NAME`, or its path."""
     return SHIPPED + path.stem if path.is_relative_to(_DATA) else str(path)
-
-
-def _own_path(kind: _Kind, name: str) -> Path:
-    """`_user_path` of a name that may come from a file or a command line: no way out of the folder."""
-    try:
-        return _user_path(kind, check_name(name))
-    except ValueError as error:
-        raise kind.error(str(error)) from error
-
-
-def _user_path(kind: _Kind, name: str) -> Path:
-    return user_directory() / kind.folder / f"{name}{kind.suffix}"
-
-
-def _names(kind: _Kind, root: Path) -> list[str]:
-    return sorted(path.stem for path in (root / kind.folder).glob(f"*{kind.suffix}"))
-
-
-def _find(kind: _Kind, wanted: str) -> Path:
-    if len(wanted) > _LONGEST_PATH or len(Path(wanted).name) > _LONGEST_FILE or "\0" in wanted:
-        raise kind.error(f"{wanted[:60]!r}...: no such {kind.noun}: too long for the name of a file")
-    if Path(wanted).name != wanted or wanted.endswith(kind.suffix):
-        if not Path(wanted).is_file():
-            raise kind.error(f"{wanted}: no such {kind.noun} file")
-        return Path(wanted)
-    own, shipped = _user_path(kind, wanted), _shipped_path(kind, wanted)
-    if not wanted.startswith(SHIPPED) and own.is_file():
-        if shipped.is_file():
-            _warn_of_shadow(kind.noun, own, shipped)
-        return own
-    if shipped.is_file():
-        return shipped
-    raise kind.error(_explain_unknown(kind, wanted))
-
-
-def _shipped_path(kind: _Kind, name: str) -> Path:
-    return _DATA / kind.folder / f"{name.removeprefix(SHIPPED)}{kind.suffix}"
-
-
-@cache
-def _warn_of_shadow(noun: str, own: Path, shipped: Path) -> None:
-    """Say once that a shipped file is hidden: by the logger, which without handlers prints on stderr."""
-    _LOG.warning("warning: %s %s hides the shipped one of that name: %s", noun, own, origin(shipped))
-
-
-def _explain_unknown(kind: _Kind, wanted: str) -> str:
-    shipped, own = _names(kind, _DATA), _names(kind, user_directory())
-    close = difflib.get_close_matches(wanted, [*own, *shipped], n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    mine = f"; yours: {', '.join(own)}" if own else ""
-    return f"no {kind.noun} {wanted!r}{hint} (shipped: {', '.join(shipped) or 'none'}{mine})"
 
 
 ANY = "any"

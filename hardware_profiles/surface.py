@@ -123,14 +123,7 @@ class Provenance(Frozen):
 
 
 class InterpolationError(Frozen):
-    """Relative error |interpolated - measured| / measured on points that the grid was not built from.
-
-    Attributes:
-        median: Middle one of the errors.
-        p95: Their 95 % quantile.
-        worst: The largest.
-        held_out_points: How many there are, at least 1.
-    """
+    """Relative error |interpolated - measured| / measured on points that the grid was not built from."""
 
     median: Seconds
     p95: Seconds
@@ -157,13 +150,7 @@ class Point(Frozen):
 
 
 class ConstantCost(Frozen):
-    """An operation that always takes the same time.
-
-    Attributes:
-        seconds: Its duration, s.
-        interpolation_error: Error of this entry on points held out, if it stands for measurements.
-        provenance: Where the number comes from, if not from where the profile says.
-    """
+    """An operation that always takes the same time."""
 
     seconds: PositiveFloat
     interpolation_error: InterpolationError | None = None
@@ -267,14 +254,14 @@ class LatencySurface:
         self._ticks: dict[str, FloatArray] = {}
         if isinstance(cost, ConstantCost):
             self._means = np.array(cost.seconds)
-            self._spread = np.ones(len(LEVELS))
+            self.spread = np.ones(len(LEVELS))
         else:
             ticks = cost.ticks()
             self._ticks = {a: np.array(t, dtype=np.float64) for a, t in zip(cost.axes, ticks, strict=True)}
             # The grid is full, so that the points in the order of their coordinates are its values.
             means = [point.mean_s for point in sorted(cost.points, key=lambda point: point.at)]
             self._means = np.reshape(means, [len(tick) for tick in ticks])
-            self._spread = _pooled_spread(cost.points)
+            self.spread = _pooled_spread(cost.points)
         self._free = [axis for axis in self.axes if len(self._ticks[axis]) > 1]
         self._interpolate: Any = None
 
@@ -304,36 +291,13 @@ class LatencySurface:
             at[:, column] = values if name == axis else fixed[name]
         return self._evaluate(at)
 
-    def covers(self, **coordinates: float) -> bool:
-        """Whether the coordinates lie within the measured grid, so that nothing is extrapolated.
-
-        A constant covers everything.
-
-        Raises:
-            ValueError: An axis of this surface is not given.
-        """
-        self._require(coordinates)
-        return all(bool(t[0] <= coordinates[axis] <= t[-1]) for axis, t in self._ticks.items())
-
     def bounds(self) -> dict[str, tuple[float, float]]:
         """Smallest and largest measured coordinate on each axis; none for a constant."""
         return {axis: (float(self._ticks[axis][0]), float(self._ticks[axis][-1])) for axis in self.axes}
 
-    def relative_spread(self) -> FloatArray:
-        """[5] ratios quantile / mean at `LEVELS`, pooled over the grid; ones where no spread is known.
-
-        Pooled with the number of samples as weight, since a handful of samples says little about the
-        tails of one cell.
-        """
-        return self._spread.copy()
-
     def noise(self, uniform: NDArray[np.floating[Any]]) -> FloatArray:
-        """Factors on the mean duration, of mean exactly 1, from uniforms in [0, 1) of any shape.
-
-        They follow the inverse of the distribution function that is linear between the pooled quantiles
-        and flat beyond the outer two: five quantiles say nothing about the tails.
-        """
-        return varied(self._spread, uniform)
+        """Factors on the mean duration, of mean exactly 1, from uniforms in [0, 1); see `varied`."""
+        return varied(self.spread, uniform)
 
     def _require(self, coordinates: dict[str, float]) -> None:
         if missing := [axis for axis in self.axes if axis not in coordinates]:
@@ -362,7 +326,7 @@ def varied(spread: Sequence[float] | FloatArray, uniform: NDArray[np.floating[An
     """Factors of mean exactly 1, from uniforms in [0, 1) of any shape.
 
     They follow the inverse of the distribution function that is linear between the quantiles `spread` at
-    `LEVELS` and flat beyond the outer two.
+    `LEVELS` and flat beyond the outer two: five quantiles say nothing about the tails.
     """
     levels = np.asarray(spread, dtype=np.float64)
     # The integral of the inverse over [0, 1]: two rectangles outside, four trapezia inside.

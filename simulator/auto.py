@@ -17,8 +17,8 @@ from policies.laws.fanout import expected_hit
 from policies.laws.ssd import switch_batch, switch_batch_printed
 from policies.registry import MAX_LOOKAHEAD, SettingError, Settings, configure, find_policy
 from policies.ssd import FAST, AnyBackup, SaguaroConfig
-from simulator.checks import GUESSES
 from simulator.fanout import (
+    REASONS,
     SHAPES,
     Fit,
     Shape,
@@ -29,6 +29,7 @@ from simulator.fanout import (
     step_times,
 )
 from simulator.law import draft_rule, law_inputs, law_prediction
+from simulator.needs import GUESSES
 from simulator.probe import RoundStatistics, round_statistics
 from simulator.run import Scenario, simulate
 
@@ -131,15 +132,9 @@ def settings_query(
     find_switch: bool = False,
     **knobs: Any,
 ) -> SettingsQuery:
-    """What a user asks for, checked as far as no scenario is needed.
+    """What a user asks for (see `SettingsQuery`), checked as far as no scenario is needed.
 
-    Args:
-        policy: Name in the registry.
-        lookahead: K or `auto`.
-        shape: See `SettingsQuery`, as are the budget and the switch.
-        budget: Outcomes per row.
-        find_switch: By simulation, too.
-        knobs: All other knobs and the sampling, as `configure` takes them; `backup` may be `auto`.
+    `knobs` are all others and the sampling, as `configure` takes them; `backup` may be `auto`.
 
     Raises:
         SettingError: A contradiction, a knob that the policy does not have, or a value out of its domain.
@@ -170,11 +165,7 @@ def settings_query(
 
 
 def resolve(scenario: Scenario, query: SettingsQuery) -> Resolution:
-    """Decide everything that a query leaves open.
-
-    Args:
-        scenario: Where it will run.
-        query: What is asked for.
+    """Decide everything that a query leaves open, for the scenario in which it will run.
 
     Raises:
         SettingError: An option that would change nothing in this scenario.
@@ -201,8 +192,8 @@ def _refuse_idle(scenario: Scenario, settings: Settings) -> None:
         raise SettingError("draft_devices change nothing with constant times: a tree costs what a step costs")
 
 
-class Candidates:
-    """Settings of a query with everything but the lookahead and the backup decided; keeps what it computes.
+class _Resolver:
+    """One resolution: what is decided, among which settings; keeps what it computes.
 
     Args:
         scenario: Where they will run.
@@ -216,109 +207,12 @@ class Candidates:
         self.scenario = scenario
         self.query = query
         self.steady = replace(scenario, effects=replace(scenario.effects, jitter=False))
+        self.most = scenario.tokens.max_fanout
+        # With which other knobs are searched while the backup is open; None: the one that is asked for.
+        self.first_backup: AnyBackup | None = "primary" if query.open_backup else None
         self._speeds: dict[tuple[Settings, int], float] = {}
         self._statistics: dict[int, RoundStatistics] = {}
         self._fits: dict[int, Fit] = {}
-
-    def settings(self, lookahead: int | None, backup: AnyBackup | None) -> Settings:
-        """The settings with this lookahead and backup; fan-outs computed where they are to be."""
-        plain = self.query.at(lookahead, backup)
-        if not self.query.shaped or not isinstance(plain.config, SaguaroConfig):
-            return plain
-        after_backup = None
-        if plain.config.backup in FAST:
-            weights = ngram_weights(self.scenario, plain) if plain.config.reads_text else None
-            after_backup = shape_after_backup(
-                self.known(plain), self._budget(plain), most=self._most(), weights=weights
-            )
-        return plain.but(fanout=self._shape(plain), fanout_backup=after_backup)
-
-    def _shape(self, settings: Settings) -> tuple[int, ...]:
-        return shape_after_primary(
-            self.query.shape or "exact",
-            self.known(settings),
-            self._budget(settings),
-            inputs=self.inputs,
-            most=self._most(),
-            coins=self.scenario.tokens.power_law is not None,
-        )
-
-    def _budget(self, settings: Settings) -> int:
-        if isinstance(self.query.budget, int):
-            return self.query.budget
-        return self._fit(settings).budget
-
-    def _fit(self, settings: Settings) -> Fit:
-        depth = settings.lookahead or 1
-        if depth not in self._fits:
-            self._fits[depth] = fitting_budget(self.steady, settings, most=self._most())
-        return self._fits[depth]
-
-    def known(self, settings: Settings) -> RoundStatistics:
-        """What is known of rounds of the setting's lookahead."""
-        depth = settings.lookahead or 1
-        if depth not in self._statistics:
-            self._statistics[depth] = round_statistics(self.scenario.tokens, depth, draft_rule(settings))
-        return self._statistics[depth]
-
-    def _most(self) -> int:
-        return self.scenario.tokens.max_fanout
-
-    @cached_property
-    def inputs(self) -> LawInputs:
-        """What the law is inputs of the scenario."""
-        return law_inputs(self.scenario, self.query.at(backup=self.first_backup))
-
-    @property
-    def first_backup(self) -> AnyBackup | None:
-        """The backup to search other knobs with while it is open; None: the one that is asked for."""
-        return "primary" if self.query.open_backup else None
-
-    def fanout_choice(self, settings: Settings) -> Choice:
-        """How the fan-outs of a setting came about."""
-        assert settings.fanout is not None
-        shape = self.query.shape or "exact"
-        numbers: dict[str, Any] = {"shape": shape, "budget": self._budget(settings)}
-        why = f"{shape} shape of a budget of {numbers['budget']} per row"
-        if not isinstance(self.query.budget, int):
-            fit = self._fit(settings)
-            numbers |= fit.as_dict()
-            why += f", {fit.why}"
-        if settings.fanout_backup is not None:
-            numbers["fanout_backup"] = list(settings.fanout_backup)
-        return Choice("fanout", settings.fanout, why, numbers)
-
-    def lawful(self, lookahead: int, backup: AnyBackup | None) -> Settings:
-        """A setting cheap enough to ask the law about at every lookahead: a budget is spread evenly."""
-        plain = self.query.at(lookahead, backup)
-        if not isinstance(self.query.budget, int):
-            return plain
-        return plain.but(fanout=(max(1, self.query.budget // (lookahead + 1)),) * (lookahead + 1))
-
-    def fast_ones(self, lookahead: int | None) -> list[Settings]:
-        """Settings with the backups that cost the draft nothing, as far as they can be replayed here."""
-        tokens = self.scenario.tokens
-        readable = tokens.vocabulary > 0 and tokens.requests[0].prompt is not None
-        known = {"plain", *(GUESSES if tokens.decides_guesses else ())} - (set() if readable else {"ngram"})
-        return [self.settings(lookahead, name) for name in FAST if name in known]
-
-    def speed(self, settings: Settings, batch: int | None = None) -> float:
-        """Tokens per second of a setting, simulated with mean latencies: one luck for all."""
-        at = self.scenario.batch if batch is None else batch
-        if (settings, at) not in self._speeds:
-            requests = max(self.scenario.requests or 0, at) if batch is not None else self.scenario.requests
-            world = replace(self.steady, batch=at, requests=requests)
-            self._speeds[settings, at] = simulate(world, settings).summary.tokens_per_second
-        return self._speeds[settings, at]
-
-
-class _Resolver:
-    """One resolution: what is decided, among which candidates."""
-
-    def __init__(self, scenario: Scenario, query: SettingsQuery) -> None:
-        self.scenario = scenario
-        self.query = query
-        self.candidates = Candidates(scenario, query)
 
     def resolve(self) -> Resolution:
         """Decide, in the order in which decisions rest on each other."""
@@ -326,7 +220,7 @@ class _Resolver:
         lookahead: int | None = None
         backup: AnyBackup | None = None
         if self.query.open_lookahead:
-            choices["lookahead"] = self._lookahead(self.candidates.first_backup)
+            choices["lookahead"] = self._lookahead(self.first_backup)
             lookahead = choices["lookahead"].value
         if self.query.open_backup:
             choices["backup"] = self._backup(lookahead)
@@ -337,73 +231,141 @@ class _Resolver:
                 lookahead = choices["lookahead"].value
                 choices["backup"] = self._backup(lookahead)
                 backup = choices["backup"].value
-        settings = self.candidates.settings(lookahead, backup)
+        settings = self.settings(lookahead, backup)
         if self.query.shaped:
-            choices["fanout"] = self.candidates.fanout_choice(settings)
+            choices["fanout"] = self._fanout_choice(settings)
         return Resolution(settings, tuple(choices.values()))
 
-    def _lookahead(self, backup: AnyBackup | None) -> Choice:
-        inputs, rule = self.candidates.inputs, self.query.settings.config.lookahead_rule
-        if rule == "balanced":
-            if inputs.draft_s <= 0.0:
-                raise SettingError("a draft step that takes no time balances no lookahead: give one")
-            balanced = min(MAX_LOOKAHEAD, balanced_lookahead(inputs.target_s / inputs.draft_s))
-            why = "balanced: a block is drafted while the target takes a step, ceil(target_s / draft_s)"
-            return Choice(
-                "lookahead", balanced, why, {"target_s": inputs.target_s, "draft_s": inputs.draft_s}
-            )
-        if rule == "cost ratio":
-            return self._drafting_budget(inputs)
-
-        def lawful_speedup(k: int) -> float:
-            at = self.candidates.lawful(k, backup)
-            return law_prediction(at, inputs, batch=self.scenario.batch).speedup_vs_ar or 0.0
-
-        law = _best(range(1, LONGEST_LAW + 1), lawful_speedup)
-        tried: dict[int, float] = {}
-
-        def speed(k: int) -> float:
-            tried[k] = self.candidates.speed(self.candidates.settings(k, backup))
-            return tried[k]
-
-        best = _climb(law, speed, MAX_LOOKAHEAD)
-        why = f"the law says {law}; the fastest of {len(tried)} simulated"
-        return Choice(
-            "lookahead",
-            best,
-            why,
-            {"law": law, "tokens_per_second": {str(k): tried[k] for k in sorted(tried)}},
+    def settings(self, lookahead: int | None, backup: AnyBackup | None) -> Settings:
+        """The settings with this lookahead and backup; fan-outs computed where they are to be."""
+        plain = self.query.at(lookahead, backup)
+        if not self.query.shaped or not isinstance(plain.config, SaguaroConfig):
+            return plain
+        known, budget = self._known(plain), self._budget(plain)
+        after_backup = None
+        if plain.config.backup in FAST:
+            weights = ngram_weights(self.scenario, plain) if plain.config.reads_text else None
+            after_backup = shape_after_backup(known, budget, most=self.most, weights=weights)
+        fanout = shape_after_primary(
+            self.query.shape or "exact",
+            known,
+            budget,
+            inputs=self.inputs,
+            most=self.most,
+            coins=self.scenario.tokens.power_law is not None,
         )
+        return plain.but(fanout=fanout, fanout_backup=after_backup)
 
-    def _drafting_budget(self, inputs: LawInputs) -> Choice:
-        """The cost ratio, and what simulation makes of it: verification that grows, jitter, real texts.
+    def speed(self, settings: Settings, batch: int | None = None) -> float:
+        """Tokens per second of a setting, simulated with mean latencies: one luck for all."""
+        at = self.scenario.batch if batch is None else batch
+        if (settings, at) not in self._speeds:
+            requests = max(self.scenario.requests or 0, at) if batch is not None else self.scenario.requests
+            world = replace(self.steady, batch=at, requests=requests)
+            self._speeds[settings, at] = simulate(world, settings).summary.tokens_per_second
+        return self._speeds[settings, at]
 
-        Simulated with one sequence, which is PEARL: any recording replays that at every lookahead.
-        """
-        given = self.query.settings
-        alike = given.config.single_sequence
-        assert isinstance(alike, LookaheadConfig)
-        ratio = inputs.target_s / inputs.draft_s if inputs.draft_s > 0.0 else float(MAX_LOOKAHEAD)
-        printed = min(MAX_LOOKAHEAD, max(1, int(ratio)))
+    def _budget(self, settings: Settings) -> int:
+        return self.query.budget if isinstance(self.query.budget, int) else self._fit(settings).budget
+
+    def _fit(self, settings: Settings) -> Fit:
+        depth = settings.lookahead or 1
+        if depth not in self._fits:
+            self._fits[depth] = fitting_budget(self.steady, settings, most=self.most)
+        return self._fits[depth]
+
+    def _known(self, settings: Settings) -> RoundStatistics:
+        """What is known of rounds of the setting's lookahead."""
+        depth = settings.lookahead or 1
+        if depth not in self._statistics:
+            self._statistics[depth] = round_statistics(self.scenario.tokens, depth, draft_rule(settings))
+        return self._statistics[depth]
+
+    @cached_property
+    def inputs(self) -> LawInputs:
+        """What the law is told of the scenario."""
+        return law_inputs(self.scenario, self.query.at(backup=self.first_backup))
+
+    def _fanout_choice(self, settings: Settings) -> Choice:
+        """How the fan-outs of a setting came about."""
+        assert settings.fanout is not None
+        shape, budget = self.query.shape or "exact", self._budget(settings)
+        numbers: dict[str, Any] = {"shape": shape, "budget": budget}
+        why = f"{shape} shape of a budget of {budget} per row"
+        if not isinstance(self.query.budget, int):
+            fit = self._fit(settings)
+            numbers |= {"verify_s": fit.verify_s, "prepare_s": fit.prepare_s, "bound": fit.bound}
+            why += f", {REASONS[fit.bound]}"
+        if settings.fanout_backup is not None:
+            numbers["fanout_backup"] = list(settings.fanout_backup)
+        return Choice("fanout", settings.fanout, why, numbers)
+
+    def _fast_ones(self, lookahead: int | None) -> list[Settings]:
+        """Settings with the backups that cost the draft nothing, as far as they can be replayed here."""
+        tokens = self.scenario.tokens
+        readable = tokens.vocabulary > 0 and tokens.requests[0].prompt is not None
+        known = {"plain", *(GUESSES if tokens.decides_guesses else ())} - (set() if readable else {"ngram"})
+        return [self.settings(lookahead, name) for name in FAST if name in known]
+
+    def _lookahead(self, backup: AnyBackup | None) -> Choice:
+        inputs, given = self.inputs, self.query.settings
+        target_s, draft_s = inputs.target_s, inputs.draft_s
+        if given.config.lookahead_rule == "balanced":
+            if draft_s <= 0.0:
+                raise SettingError("a draft step that takes no time balances no lookahead: give one")
+            balanced = min(MAX_LOOKAHEAD, balanced_lookahead(target_s / draft_s))
+            why = "balanced: a block is drafted while the target takes a step, ceil(target_s / draft_s)"
+            return Choice("lookahead", balanced, why, {"target_s": target_s, "draft_s": draft_s})
+        if given.config.lookahead_rule == "cost ratio":
+            # What simulation makes of it: verification that grows, jitter, real texts.  Simulated with one
+            # sequence, which is PEARL: any recording replays that at every lookahead.
+            alike = given.config.single_sequence
+            assert isinstance(alike, LookaheadConfig)
+            ratio = target_s / draft_s if draft_s > 0.0 else float(MAX_LOOKAHEAD)
+            printed = min(MAX_LOOKAHEAD, max(1, int(ratio)))
+            best, speeds = self._fastest(printed, lambda k: replace(given, config=alike.deeper(k)))
+            why = f"the cost ratio is {ratio:.3g}; the fastest of {len(speeds)} simulated with one sequence"
+            return Choice("lookahead", best, why, {"cost_ratio": ratio, "tokens_per_second": speeds})
+
+        def lawful_speedup(lookahead: int) -> float:
+            # Cheap enough to ask at every lookahead: a budget is spread evenly.
+            settings = self.query.at(lookahead, backup)
+            if isinstance(self.query.budget, int):
+                share = max(1, self.query.budget // (lookahead + 1))
+                settings = settings.but(fanout=(share,) * (lookahead + 1))
+            return law_prediction(settings, inputs, batch=self.scenario.batch).speedup_vs_ar or 0.0
+
+        law = max(range(1, LONGEST_LAW + 1), key=lawful_speedup)
+        best, speeds = self._fastest(law, lambda k: self.settings(k, backup))
+        why = f"the law says {law}; the fastest of {len(speeds)} simulated"
+        return Choice("lookahead", best, why, {"law": law, "tokens_per_second": speeds})
+
+    def _fastest(self, start: int, settings: Callable[[int], Settings]) -> tuple[int, dict[str, float]]:
+        """The lookahead at the top of the hill of speeds that `start` lies on, and the speeds looked at."""
         tried: dict[int, float] = {}
 
-        def speed(k: int) -> float:
-            tried[k] = self.candidates.speed(replace(given, config=alike.deeper(k)))
-            return tried[k]
+        def speed(lookahead: int) -> float:
+            tried[lookahead] = self.speed(settings(lookahead))
+            return tried[lookahead]
 
-        best = _climb(printed, speed, MAX_LOOKAHEAD)
-        why = f"the cost ratio is {ratio:.3g}; the fastest of {len(tried)} simulated with one sequence"
-        speeds = {str(k): tried[k] for k in sorted(tried)}
-        return Choice("lookahead", best, why, {"cost_ratio": ratio, "tokens_per_second": speeds})
+        best, top = start, speed(start)
+        for step in (1, -1):
+            here = best + step
+            while 1 <= here <= MAX_LOOKAHEAD and (found := speed(here)) > top:
+                best, top = here, found
+                here += step
+            if best != start:
+                break
+        return best, {str(k): tried[k] for k in sorted(tried)}
 
     def _backup(self, lookahead: int | None) -> Choice:
-        slow = self.candidates.settings(lookahead, "primary")
-        fast = max(self.candidates.fast_ones(lookahead), key=self.candidates.speed)
+        slow = self.settings(lookahead, "primary")
+        fast = max(self._fast_ones(lookahead), key=self.speed)
         numbers = self._switch(slow, fast)
         batch = min(self.scenario.batch, len(self.scenario.serving()[1]))
         by_law = slow if batch < numbers["b_corrected"] else fast
         other = fast if by_law is slow else slow
-        speeds = {s.backup: self.candidates.speed(s) for s in (slow, fast)}
+        speeds = {s.backup: self.speed(s) for s in (slow, fast)}
         overruled = speeds[other.backup] > CLEARLY * speeds[by_law.backup]
         chosen = other if overruled else by_law
         if self.query.find_switch:
@@ -418,7 +380,7 @@ class _Resolver:
     def _switch(self, slow: Settings, fast: Settings) -> dict[str, Any]:
         """b* as printed and corrected, from measured rates and this profile's own times."""
         assert slow.fanout is not None and fast.fanout is not None
-        known = self.candidates.known(slow)
+        known = self._known(slow)
         p_primary = expected_hit(known.weights, known.after_primary, _within(slow.fanout, known))
         first = (fast.fanout_backup or fast.fanout)[:1]
         p_backup = expected_hit([1.0], known.after_nothing[None, :], _within(first, known))
@@ -426,7 +388,7 @@ class _Resolver:
         if fast.backup == "ngram":
             weights = ngram_weights(self.scenario, fast)
             e_miss += float(sum(k * w for k, w in enumerate(weights)))
-        times = step_times(self.candidates.steady, slow)
+        times = step_times(self.steady, slow)
         t_primary = times.draft_s / times.verify_s
         return {
             "b_printed": switch_batch_printed(min(p_primary, 1.0), e_hit, e_miss, t_primary),
@@ -442,7 +404,7 @@ class _Resolver:
         """Smallest batch whose fast backup is at least as fast, by bisection; None beyond the largest."""
 
         def faster(batch: int) -> bool:
-            return self.candidates.speed(fast, batch) >= self.candidates.speed(slow, batch)
+            return self.speed(fast, batch) >= self.speed(slow, batch)
 
         low, high = 0, 1
         while not faster(high):
@@ -459,21 +421,3 @@ def _within(fanout: Iterable[int], known: RoundStatistics) -> tuple[int, ...]:
     """Fan-outs as far as the curves reach."""
     deepest = known.after_primary.shape[1] - 1
     return tuple(min(f, deepest) for f in fanout)
-
-
-def _best(candidates: Iterable[int], value: Callable[[int], float]) -> int:
-    """The candidate of the highest value, the first of equals."""
-    return max(candidates, key=value)
-
-
-def _climb(start: int, value: Callable[[int], float], most: int) -> int:
-    """The top of the hill that `start` lies on, walking in steps of one."""
-    best, top = start, value(start)
-    for step in (1, -1):
-        here = best + step
-        while 1 <= here <= most and (found := value(here)) > top:
-            best, top = here, found
-            here += step
-        if best != start:
-            break
-    return best

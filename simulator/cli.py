@@ -26,11 +26,10 @@ from policies.commandline import (
 from policies.registry import KNOBS, POLICIES
 from simulator.auto import resolve, settings_query
 from simulator.fanout import SHAPES
-from simulator.law import law_inputs, law_prediction
+from simulator.law import law_inputs, law_prediction, waterfall
 from simulator.report import Report, plot, print_report, write_timeline
 from simulator.request import DEFAULT_PROFILE, SimulationRequest, build_scenario
 from simulator.run import baselines, simulate
-from simulator.waterfall import waterfall
 
 LINE = 79
 """Characters of a line in lists."""

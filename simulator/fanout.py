@@ -7,7 +7,7 @@ of accepted tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from policies.rows import Rows
 from policies.sampling import FloatArray
 from policies.values import Source, Speculation, View
 from simulator.costs import TextbookCosts
-from simulator.probe import RoundStatistics
+from simulator.probe import RoundStatistics, primary_chains
 from simulator.run import Scenario, simulate
 from simulator.world import SimulatedWorld
 
@@ -141,28 +141,19 @@ class Fit:
     bound: str
 
     @property
-    def why(self) -> str:
-        """For people."""
-        reasons = {
-            "time": "the most that can be prepared for while the target verifies",
-            "grid": "the widest tree that the profile has measured",
-            "tokens": "the most that the recording can decide",
-            "cap": "as much as is ever tried: it is done before the verification",
-            "late": "one per position, although even that takes longer than the verification",
-        }
-        return reasons[self.bound]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return {"verify_s": self.verify_s, "prepare_s": self.prepare_s, "bound": self.bound}
+    def in_time(self) -> bool:
+        """Whether it is done when the verification is."""
+        return self.prepare_s <= self.verify_s * _TIE
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Seconds of single operations at a scenario's batch, host time included."""
-
-    verify_s: float
-    draft_s: float
+REASONS = {
+    "time": "the most that can be prepared for while the target verifies",
+    "grid": "the widest tree that the profile has measured",
+    "tokens": "the most that the recording can decide",
+    "cap": "as much as is ever tried: it is done before the verification",
+    "late": "one per position, although even that takes longer than the verification",
+}
+"""What kept a `Fit` from being larger, for people."""
 
 
 def fitting_budget(scenario: Scenario, settings: Settings, *, most: int) -> Fit:
@@ -183,36 +174,41 @@ def fitting_budget(scenario: Scenario, settings: Settings, *, most: int) -> Fit:
         return Fit(budget, *_race(scenario, settings, budget), bound)
 
     low = fit(1, "time")
-    if not _in_time(low):
+    if not low.in_time:
         return fit(min(positions, bounds[bound]), "late")
     high = fit(bounds[bound], bound)
-    if _in_time(high):
+    if high.in_time:
         return high
     while high.budget - low.budget > 1:
         middle = fit((low.budget + high.budget) // 2, "time")
-        low, high = (middle, high) if _in_time(middle) else (low, middle)
+        low, high = (middle, high) if middle.in_time else (low, middle)
     return low
+
+
+class StepTimes(NamedTuple):
+    """Seconds of single operations at a scenario's batch, host time included."""
+
+    verify_s: float
+    draft_s: float
 
 
 def step_times(scenario: Scenario, settings: Settings) -> StepTimes:
     """Seconds of a verification of K tokens and of a redraft, each alone, at the scenario's batch."""
-    depth = settings.lookahead or 1
-    times = []
-    for name in ("verify", "draft"):
-        world, view, speculation = _stage(scenario, settings)
-        unseen = np.ones(len(view.slots), dtype=np.int64)
-        operation = (
-            Verify(view, speculation, settings.sampling)
-            if name == "verify"
-            else Draft(view, depth, unseen, settings.sampling)
-        )
-        world.run(_alone(world, operation))
-        times.append(world.now)
-    return StepTimes(*times)
 
+    def alone(operation: Verify | Draft) -> float:
+        def steps() -> Steps:
+            yield (world.target if isinstance(operation, Verify) else world.draft).submit(operation)
 
-def _in_time(fit: Fit) -> bool:
-    return fit.prepare_s <= fit.verify_s * _TIE
+        world = _stage(scenario, settings)[0]
+        world.run(steps())
+        return world.now
+
+    _, view, speculation = _stage(scenario, settings)
+    unseen = np.ones(len(view.slots), dtype=np.int64)
+    return StepTimes(
+        alone(Verify(view, speculation, settings.sampling)),
+        alone(Draft(view, settings.lookahead or 1, unseen, settings.sampling)),
+    )
 
 
 def _measured_branches(scenario: Scenario) -> int | None:
@@ -227,22 +223,20 @@ def _measured_branches(scenario: Scenario) -> int | None:
 def _race(scenario: Scenario, settings: Settings, budget: int) -> tuple[float, float]:
     """Seconds of a verification and of the pre-speculation beside it."""
     world, view, speculation = _stage(scenario, settings)
-    depth, count = settings.lookahead or 1, settings.draft_devices or 1
+    depth, sampling = settings.lookahead or 1, settings.sampling
     fanout = (budget, *[0] * depth)  # the cost depends on the sum alone
     ends: list[float] = []
 
     def round_of_both() -> Steps:
-        verify = world.target.submit(Verify(view, speculation, settings.sampling))
+        verify = world.target.submit(Verify(view, speculation, sampling))
         verify.callbacks.append(lambda _: ends.append(world.now))
-        prepares = [
-            device.submit(
-                Prespeculate(view, speculation, depth, fanout, sampling=settings.sampling, part=(i, count))
+        everything: Any = None
+        for i, device in enumerate(world.drafts):
+            part = (i, len(world.drafts))
+            prepare = device.submit(
+                Prespeculate(view, speculation, depth, fanout, sampling=sampling, part=part)
             )
-            for i, device in enumerate(world.drafts)
-        ]
-        everything: Any = prepares[0]
-        for prepare in prepares[1:]:
-            everything = everything & prepare
+            everything = prepare if everything is None else everything & prepare
         yield everything
         prepared = world.now
         yield verify
@@ -252,27 +246,12 @@ def _race(scenario: Scenario, settings: Settings, budget: int) -> tuple[float, f
     return ends[0], ends[1]
 
 
-def _alone(world: SimulatedWorld, operation: Verify | Draft) -> Steps:
-    device = world.target if isinstance(operation, Verify) else world.draft
-    yield device.submit(operation)
-
-
 def _stage(scenario: Scenario, settings: Settings) -> tuple[SimulatedWorld, View, Speculation]:
     """A world, a full batch half-way through its texts, and a primary speculation for it."""
     tokens, requests = scenario.serving()
     rows = Rows(requests, min(scenario.batch, len(requests)))
     rows.admit()
     view = rows.view()
-    halves = view.rooms // 2
-    view = View(view.slots, view.requests, view.positions, view.contexts + halves, view.rooms)
-    width, depth = len(view.slots), settings.lookahead or 1
-    sources = np.full(width, int(Source.PRIMARY), dtype=np.int64)
-    speculation = Speculation(np.full(width, depth, dtype=np.int64), sources)
-    world = SimulatedWorld(
-        tokens,
-        scenario.costs,
-        host=scenario.host,
-        slowdowns=scenario.slowdowns,
-        draft_devices=settings.draft_devices or 1,
-    )
-    return world, view, speculation
+    view = replace(view, contexts=view.contexts + view.rooms // 2)
+    world = scenario.world(tokens, settings.draft_devices)
+    return world, view, primary_chains(len(view.slots), settings.lookahead or 1)

@@ -1,20 +1,35 @@
-"""What the papers' law says of a setting.
+"""What the papers' law says of a setting, and why the simulated world differs.
 
 The law is given what a reader of the papers would give it: an iid acceptance, a power-law hit curve, the
-cost of one target step and of one draft step.  Why the simulated world differs from what it says is
-explained by `simulator.waterfall`.
+cost of one target step and of one draft step.  Then the effects of real hardware and text are switched on one
+after another: a *waterfall* of simulations from the law's assumptions to the full world.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from policies.config import LawInputs, Settings
 from policies.ssd import SaguaroConfig
+from simulator.costs import Effects, TextbookCosts
 from simulator.probe import DraftRule, mean_acceptance, rejection_power_law
-from simulator.run import Scenario
+from simulator.run import Scenario, Simulated, baseline_settings, simulate
+from simulator.tokens import coin
+
+NO_EFFECT = Effects(*[False] * 7)
+_EFFECTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("batch and context length", ("batch_width", "context")),
+    ("verification grows with its width", ("verify_width",)),
+    ("drafting grows with its branches", ("draft_width",)),
+    ("host and messages", ("host",)),
+    ("devices slow each other", ("overlap",)),
+    ("jitter", ("jitter",)),
+)
+LONG = 12_000
+"""Tokens of a simulation that is to show a long-run rate; about 1 % of sampling error remains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +44,7 @@ class LawPrediction:
         cache_hit_rate: Its long-run hit rate; None without a cache.
         assumptions: What it was told.
         reason: Why it has no answer.
-        ceiling: C, target step over draft step, which PEARL's speedup cannot exceed (as printed; a draft
-            slower than its target can); None for other policies.
+        ceiling: See `policies.config.LawValue`.
     """
 
     statement: str
@@ -45,19 +59,16 @@ class LawPrediction:
 
 def draft_rule(settings: Settings) -> DraftRule:
     """How a setting drafts and caches tokens."""
-    sampling = settings.sampling
-    if not isinstance(settings.config, SaguaroConfig):
+    sampling, config = settings.sampling, settings.config
+    if not isinstance(config, SaguaroConfig):
         return DraftRule(sampling)
-    config = settings.config
     return DraftRule(sampling, config.shape(sampling), keep_rejected=config.cache_set == "top")
 
 
 def law_inputs(scenario: Scenario, settings: Settings | None = None) -> LawInputs:
     """What the law is told about a scenario: means of the recording, step costs of the profile.
 
-    Args:
-        scenario: Its tokens and costs.
-        settings: How tokens are drafted; greedily by default.
+    `settings` say how tokens are drafted; greedily by default.
     """
     tokens = scenario.tokens
     rule = DraftRule() if settings is None else draft_rule(settings)
@@ -92,3 +103,83 @@ def law_prediction(settings: Settings, assumptions: LawInputs, *, batch: int) ->
         reason=value.reason,
         ceiling=value.ceiling,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of the waterfall: speedup over AR once `effect` and all before it are on."""
+
+    effect: str
+    speedup_vs_ar: float
+
+
+def waterfall(scenario: Scenario, settings: Settings, law: LawPrediction) -> list[Stage]:
+    """Speedup over AR from the law's assumptions to the simulated world, one effect at a time.
+
+    The last stage is the speedup of the scenario itself.  Empty without a law, whose `reason` says why.
+    """
+    if law.speedup_vs_ar is None:
+        return []
+    lengths = [r.limit for r in scenario.tokens.requests]
+    ideal = _coin_speedup(scenario, settings, law.assumptions, max(LONG // scenario.batch, *lengths))
+    stages = [Stage("law", law.speedup_vs_ar), Stage("simulated, law's assumptions", ideal)]
+    speedup, effects = _speedup(scenario, settings), NO_EFFECT
+    outputs = "recorded tokens" if scenario.tokens.power_law is None else "short outputs"
+    stages.append(Stage(f"{outputs}; start, end, drain", speedup(effects)))
+    for name, parts in _EFFECTS if scenario.textbook is None else ():
+        if on := {part: True for part in parts if getattr(scenario.effects, part)}:
+            effects = replace(effects, **on)
+            stages.append(Stage(name, speedup(effects)))
+    return stages
+
+
+def _speedup(scenario: Scenario, settings: Settings) -> Callable[[Effects], float]:
+    """Speedup of a setting under given effects; plain decoding is simulated once per what it can feel."""
+    plain, known = baseline_settings(settings)[0], dict[Effects, float]()
+
+    def speed(effects: Effects, settings: Settings) -> float:
+        return simulate(replace(scenario, effects=effects), settings).summary.tokens_per_second
+
+    def speedup(effects: Effects) -> float:
+        felt = replace(effects, verify_width=True, draft_width=True, overlap=True)
+        if felt not in known:
+            known[felt] = speed(felt, plain)
+        return speed(effects, settings) / known[felt]
+
+    return speedup
+
+
+def _coin_speedup(scenario: Scenario, settings: Settings, inputs: LawInputs, length: int) -> float:
+    """Speedup in the law's own world, with outputs of `length` tokens; AR takes a step per token there."""
+    if settings.plain:
+        return 1.0
+    tokens = coin(
+        inputs.acceptance,
+        exponent=inputs.exponent or 1.0,
+        scale=inputs.scale,
+        requests=max(scenario.batch, LONG // length),
+        length=length,
+        prompt_length=1,
+        seed=settings.seed,
+    )
+    textbook = TextbookCosts(inputs.target_s, inputs.draft_s)
+    world = Scenario(tokens=tokens, textbook=textbook, batch=scenario.batch)
+    return _full_batch_speed(simulate(world, _tossed(settings))) * inputs.target_s / scenario.batch
+
+
+def _full_batch_speed(run: Simulated) -> float:
+    """Tokens per second while no row has finished: without the drain at the end, which no law knows."""
+    width = run.rows.width
+    table = run.rows.log.table()
+    counts = np.bincount(table["request"])
+    if len(counts) > width:  # rows are replaced: the batch drains only in the last of many requests
+        return run.summary.tokens_per_second
+    full = int(counts.min())
+    return float(table["emitted"][: full * width].sum() / run.rows.log.ends[full - 1])
+
+
+def _tossed(settings: Settings) -> Settings:
+    """A setting as coins can run it: they have no distributions to rescale nor words to look up."""
+    if not isinstance(settings.config, SaguaroConfig):
+        return settings
+    return settings.but(scale=1.0, backup="plain" if settings.backup == "ngram" else settings.backup)

@@ -104,7 +104,7 @@ def mean_acceptance(tokens: TokenModel, rule: DraftRule) -> float:
     draft's first choice.
     """
     view = _all_positions(tokens)
-    verdict = tokens.verify(view, Verify(view, _drafted(len(view.slots), 1, rule), rule.sampling))
+    verdict = tokens.verify(view, Verify(view, primary_chains(len(view.slots), 1, rule.shape), rule.sampling))
     return float(verdict.accepted.mean())
 
 
@@ -126,7 +126,7 @@ def _curves(
 ) -> tuple[IntArray, FloatArray]:
     """Of the rows that do not end: [n] accepted tokens, and [n, deepest + 1] whether F outcomes hit."""
     sampling = rule.sampling
-    speculation = _drafted(len(view.slots), lookahead, rule)
+    speculation = primary_chains(len(view.slots), lookahead, rule.shape)
     verdict: Verdict = tokens.verify(view, Verify(view, speculation, sampling))
     going: BoolArray = ~verdict.ended
     columns = [np.zeros(len(view.slots), dtype=np.bool_)]
@@ -145,23 +145,21 @@ def _curves(
     return verdict.accepted[going], np.stack(columns, axis=1)[going].astype(float)
 
 
-def _drafted(width: int, lookahead: int, rule: DraftRule) -> Speculation:
+def primary_chains(width: int, lookahead: int, shape: tuple[int, ...] | None = None) -> Speculation:
+    """`lookahead` tokens of the primary draft in each of `width` rows, none of which is known."""
     if lookahead == 0:
         return Speculation.empty(width)
+    lengths = np.full(width, lookahead, dtype=np.int64)
     sources = np.full(width, int(Source.PRIMARY), dtype=np.int64)
-    shape = None if rule.shape is None else rule.shape[:lookahead]
-    return Speculation(np.full(width, lookahead, dtype=np.int64), sources, shape=shape)
+    return Speculation(lengths, sources, shape=None if shape is None else shape[:lookahead])
 
 
 def _round_starts(tokens: TokenModel, lookahead: int, rule: DraftRule) -> View:
     """The rows at the beginning of each round but the requests' last ones, as one wide batch."""
-    requests = tokens.requests
-    width = len(requests)
-    ids = np.array([r.id for r in requests], dtype=np.int64)
-    limits = np.array([r.limit for r in requests], dtype=np.int64)
-    prompts = np.array([r.prompt_length for r in requests], dtype=np.int64)
+    ids, prompts, limits = _facts(tokens)
+    width = len(ids)
     position = np.zeros(width, dtype=np.int64)
-    speculation = _drafted(width, lookahead, rule)
+    speculation = primary_chains(width, lookahead, rule.shape)
     slots, found = np.arange(width), []
     while len(slots):
         at = position[slots]
@@ -175,14 +173,16 @@ def _round_starts(tokens: TokenModel, lookahead: int, rule: DraftRule) -> View:
 
 def _all_positions(tokens: TokenModel) -> View:
     """Every position of every request, as one wide batch."""
-    requests = tokens.requests
-    limits = np.array([r.limit for r in requests], dtype=np.int64)
+    ids, prompts, limits = _facts(tokens)
     positions = np.concatenate([np.arange(n) for n in limits])
-    ids, prompts = (
-        np.repeat(np.array(values, dtype=np.int64), limits)
-        for values in ([r.id for r in requests], [r.prompt_length for r in requests])
-    )
-    return _wide(ids, positions, prompts, np.repeat(limits, limits))
+    ids, prompts, limits = (np.repeat(each, limits) for each in (ids, prompts, limits))
+    return _wide(ids, positions, prompts, limits)
+
+
+def _facts(tokens: TokenModel) -> IntArray:
+    """[3, R] ids, prompt lengths and limits of the requests."""
+    facts = [(r.id, r.prompt_length, r.limit) for r in tokens.requests]
+    return np.array(facts, dtype=np.int64).T
 
 
 def _wide(ids: IntArray, positions: IntArray, prompts: IntArray, limits: IntArray) -> View:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hardware_profiles.files import atomic_write
 from policies.commandline import fitted_table
 from policies.summary import Summary
 from policies.timeline import chrome_trace
+from policies.values import Request
 from simulator.auto import Choice
-from simulator.law import LawPrediction, draft_rule
-from simulator.placement import DeviceCount, count_devices
+from simulator.law import LawPrediction, Stage, draft_rule
+from simulator.needs import DeviceCount, count_devices
 from simulator.request import WARNING
 from simulator.run import Scenario, Simulated
-from simulator.waterfall import Stage
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +42,7 @@ class Report:
         sd: Vanilla speculation at the same lookahead; None for policies without one.
         law: The law's answer.
         waterfall: From the law to the simulation, effect by effect.
-        sources: Names of the profile and the trace, for people.
+        sources: Where the numbers come from, by what they are, for people.
         choices: What was left open, and decided.
     """
 
@@ -52,10 +55,15 @@ class Report:
     sources: dict[str, str]
     choices: tuple[Choice, ...] = ()
 
+    @cached_property
+    def requests(self) -> list[Request]:
+        """The requests served."""
+        return self.scenario.serving()[1]
+
     @property
     def prompt_length(self) -> float:
         """Mean prompt tokens of the requests served."""
-        return float(np.mean([r.prompt_length for r in self.scenario.serving()[1]]))
+        return float(np.mean([r.prompt_length for r in self.requests]))
 
     @property
     def speedup_vs_ar(self) -> float:
@@ -69,7 +77,7 @@ class Report:
             return None
         return self.run.summary.tokens_per_second / self.sd.summary.tokens_per_second
 
-    @property
+    @cached_property
     def devices(self) -> dict[str, DeviceCount]:
         """Devices of the policy, of plain decoding and of vanilla speculation; empty without a profile."""
         runs = {"policy": self.run, "ar": self.ar, "sd": self.sd}
@@ -78,13 +86,8 @@ class Report:
             return {}
         return {n: count_devices(run.settings, profile) for n, run in runs.items() if run is not None}
 
-    @property
-    def speedup_vs_ar_per_device(self) -> float | None:
-        """Tokens per second and device over plain decoding's; None without a profile."""
-        return self.per_device(self.speedup_vs_ar)
-
     def per_device(self, speedup: float | None) -> float | None:
-        """A speedup over plain decoding as if plain decoding had as many devices."""
+        """A speedup over plain decoding as if plain decoding had as many devices; None without a profile."""
         found = self.devices
         return speedup * found["ar"].total / found["policy"].total if found and speedup is not None else None
 
@@ -99,7 +102,7 @@ class Report:
         return {
             "policy": settings.policy,
             "batch": self.scenario.batch,
-            "requests": len(self.scenario.serving()[1]),
+            "requests": len(self.requests),
             "prompt_length": self.prompt_length,
             "temperature": settings.temperature,
             "top_p": settings.top_p,
@@ -107,13 +110,10 @@ class Report:
             "knobs": {n: list(v) if isinstance(v, tuple) else v for n, v in settings.knobs.items()},
             "speedup_vs_ar": self.speedup_vs_ar,
             "speedup_vs_sd": self.speedup_vs_sd,
-            "speedup_vs_ar_per_device": self.speedup_vs_ar_per_device,
+            "speedup_vs_ar_per_device": self.per_device(self.speedup_vs_ar),
             "devices": {name: count.total for name, count in self.devices.items()},
             **summary.as_dict(),
-            "law": {
-                **asdict(self.law),
-                "waterfall": [asdict(stage) for stage in self.waterfall],
-            },
+            "law": {**asdict(self.law), "waterfall": [asdict(stage) for stage in self.waterfall]},
             "choices": [choice.as_dict() for choice in self.choices],
             "memory": [need.as_dict() for need in self.run.memory],
             "extrapolated": [asdict(entry) for entry in self.run.extrapolated],
@@ -127,65 +127,61 @@ class Report:
 
 def print_report(report: Report, console: Console) -> None:
     """Tables for people."""
-    settings, summary = report.run.settings, report.run.summary
+    run, unequal = report.run, _unequal(report)
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False)
+
     console.print(
-        f"[bold]{settings.label}[/bold] · batch {report.scenario.batch} · {summary.tokens} tokens of "
-        f"{len(report.scenario.serving()[1])} requests, prompts of {report.prompt_length:.0f}"
+        f"[bold]{run.settings.label}[/bold] · batch {report.scenario.batch} · {run.summary.tokens} tokens of "
+        f"{len(report.requests)} requests, prompts of {report.prompt_length:.0f}"
     )
     for kind, text in report.warnings.items():
-        console.print(f"[bold yellow]{kind}: {text}[/bold yellow]", highlight=False)
+        say(f"[bold yellow]{kind}: {text}[/bold yellow]")
     for kind, source in report.sources.items():
-        if kind in report.warnings:
-            continue
-        console.print(f"[dim]{kind}: {source}[/dim]", highlight=False)
+        if kind not in report.warnings:
+            say(f"[dim]{kind}: {source}[/dim]")
     for choice in report.choices:
-        console.print(f"[cyan]{choice.knob} {_value(choice.value)}[/cyan]: {choice.why}", highlight=False)
-    console.print(_opinions(report, console.width))
-    console.print("[dim]measured: `validate` runs it live[/dim]", highlight=False)
-    if unequal := _unequal(report):
-        console.print(unequal, highlight=False)
+        value = ",".join(map(str, choice.value)) if isinstance(choice.value, tuple) else choice.value
+        say(f"[cyan]{choice.knob} {value}[/cyan]: {choice.why}")
+    console.print(_law_and_simulated(report, console.width, per_device=unequal is not None))
+    say("[dim]measured: `validate` runs it live[/dim]")
+    if unequal is not None:
+        say(unequal)
     console.print(_time(report, console.width))
-    console.print(_latency(report), highlight=False)
+    first = run.summary.time_to_first_token_s
+    say(
+        f"time to first token {'-' if first is None else f'{first:.4g} s'} on average, prefill included; "
+        f"prefills held the batch up for {run.summary.prefill_s:.4g} s"
+    )
     if len(report.waterfall) > 1:
         console.print(_why(report, console.width))
     if report.law.reason:
         console.print(f"no law: {report.law.reason}")
-    for entry in report.run.extrapolated:
-        console.print(f"[yellow]extrapolated: {entry}[/yellow]", highlight=False)
+    for entry in run.extrapolated:
+        say(f"[yellow]extrapolated: {entry}[/yellow]")
     console.print(f"[dim]{METHOD}[/dim]")
 
 
-def _opinions(report: Report, width: int) -> Any:
-    equal = () if not _unequal(report) else ("vs AR,\nper device",)
+def _law_and_simulated(report: Report, width: int, *, per_device: bool) -> Any:
+    titles = ["", "tokens/s", "vs AR", "vs AR,\nper device", "vs SD", "tokens/\nround", "hit rate"]
     law, summary = report.law, report.run.summary
+
+    def row(name: str, speedup: float | None, vs_sd: str, numbers: Any) -> list[str]:
+        factors = [_factor(speedup), _factor(report.per_device(speedup)), vs_sd]
+        shown = [_number(numbers.tokens_per_second), *factors, _number(numbers.tokens_per_round)]
+        return [name, *shown, _share(numbers.cache_hit_rate)]
+
     rows = [
-        (
-            f"law ({law.statement})",
-            _number(law.tokens_per_second),
-            _factor(law.speedup_vs_ar),
-            *(_factor(report.per_device(law.speedup_vs_ar)) for _ in equal),
-            "",
-            _number(law.tokens_per_round),
-            _share(law.cache_hit_rate),
-        ),
-        (
-            "simulated",
-            _number(summary.tokens_per_second),
-            _factor(report.speedup_vs_ar),
-            *(_factor(report.speedup_vs_ar_per_device) for _ in equal),
-            _factor(report.speedup_vs_sd),
-            _number(summary.tokens_per_round),
-            _share(summary.cache_hit_rate),
-        ),
+        row(f"law ({law.statement})", law.speedup_vs_ar, "", law),
+        row("simulated", report.speedup_vs_ar, _factor(report.speedup_vs_sd), summary),
     ]
     if law.ceiling is not None:
-        rows.append(("ceiling C", "", _factor(law.ceiling), *("" for _ in equal), "", "", ""))
-    return fitted_table(
-        ("", "tokens/s", "vs AR", *equal, "vs SD", "tokens/\nround", "hit rate"),
-        rows,
-        width,
-        drop=("hit rate", "tokens/\nround", "vs SD"),
-    )
+        rows.append(["ceiling C", "", _factor(law.ceiling), "", "", "", ""])
+    if not per_device:
+        for cells in (titles, *rows):
+            del cells[3]
+    return fitted_table(titles, rows, width, drop=("hit rate", "tokens/\nround", "vs SD"))
 
 
 def _unequal(report: Report) -> str | None:
@@ -213,26 +209,13 @@ def _time(report: Report, width: int) -> Any:
     return fitted_table(("where the time goes", "busy", "stalled", "both busy"), rows, width)
 
 
-def _latency(report: Report) -> str:
-    summary = report.run.summary
-    first = summary.time_to_first_token_s
-    told = "-" if first is None else f"{first:.4g} s"
-    held_up = f"prefills held the batch up for {summary.prefill_s:.4g} s"
-    return f"time to first token {told} on average, prefill included; {held_up}"
-
-
-def _value(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
 def _why(report: Report, width: int) -> Any:
-    rows = []
-    before: float | None = None
-    for stage in report.waterfall:
-        change = "" if before is None else f"{(stage.speedup_vs_ar / before - 1.0) * 100:+.1f} %"
-        effect = stage.effect if before is None or stage.effect.startswith("sim") else f"+ {stage.effect}"
+    first = report.waterfall[0]
+    rows = [(first.effect, _factor(first.speedup_vs_ar), "")]
+    for before, stage in pairwise(report.waterfall):
+        change = f"{(stage.speedup_vs_ar / before.speedup_vs_ar - 1.0) * 100:+.1f} %"
+        effect = stage.effect if stage.effect.startswith("sim") else f"+ {stage.effect}"
         rows.append((effect, _factor(stage.speedup_vs_ar), change))
-        before = stage.speedup_vs_ar
     return fitted_table(("why law and simulation differ", "speedup vs AR", "change"), rows, width)
 
 
@@ -250,8 +233,6 @@ def _share(value: float | None) -> str:
 
 def write_timeline(report: Report, path: Path) -> None:
     """Chrome-trace JSON of the run, for Perfetto."""
-    from hardware_profiles.files import atomic_write
-
     text = chrome_trace(report.run.spans, title=f"simulated {report.run.settings.label}")
     with atomic_write(path) as file:
         file.write(text)
@@ -263,8 +244,6 @@ def plot(report: Report, path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
-
-    from hardware_profiles.files import atomic_write
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     draw_waterfall(left, report.waterfall or [Stage("simulated", report.speedup_vs_ar)])

@@ -43,26 +43,8 @@ LLAMACPP = "llamacpp"
 class SimulationRequest:
     """What `simulate` is asked; every field is the option of its name.
 
-    Attributes:
-        query: The settings, some of which may be open.
-        batch: Rows served at once.
-        hw: Profile, a shipped name or a file; None: `DEFAULT_PROFILE`.
-        target_shape: Another target on the profile's device.
-        draft_shape: Another draft.
-        placement: Another placement than the profile's.
-        trace: Recorded trace; None: the profile's, at the temperature of the settings.
-        decisions: Decision trace; None: the profile's, of the policy, at that temperature.
-        prompt_category: Only prompts of this category.
-        prompt_length: Prompt tokens in place of the recorded ones.
-        requests: How many to serve; None: 8 per row, at least 48.
-        max_tokens: Most tokens per request.
-        target_time: Constant seconds of a target step, in place of a profile.
-        draft_time: Those of a draft step.
-        acceptance: Of coin tosses, or a file of imported acceptance, in place of a trace.
-        hit_exponent: r of the coins' hit curve.
-        hit_scale: c of it.
-        hit_curve: Both, of an imported acceptance.
-        jitter: Whether latencies vary.
+    `hw`, `trace` and `decisions` are names or files; None: what belongs to the profile, at the settings'
+    temperature.
     """
 
     query: SettingsQuery

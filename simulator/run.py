@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from hardware_profiles.optime import Host, OperationTiming
-from hardware_profiles.profile import Overlap, Profile
+from hardware_profiles.profile import Profile
 from hardware_profiles.reply_trace import (
     NOT_TIMED,
     DecisionTrace,
@@ -27,9 +28,8 @@ from policies.sd import SdConfig
 from policies.summary import Summary, summarise
 from policies.timeline import Span
 from policies.values import Request
-from simulator.checks import check_profile, check_tokens
 from simulator.costs import STRATA, Costs, Effects, Extrapolation, KeyedNoise, ProfileCosts, TextbookCosts
-from simulator.memory import MemoryNeed, check_memory
+from simulator.needs import MemoryNeed, check_memory, check_profile, check_tokens
 from simulator.replies import Recorded, RowReplies
 from simulator.synthetic import Synthetic
 from simulator.tokens import TokenModel
@@ -88,12 +88,13 @@ class Scenario:
         """What devices cost each other, by the operations of policies."""
         if self.profile is None or not self.effects.overlap:
             return {}
-        return {
-            (entry.device, mine, entry.while_busy, other): entry.slowdown
-            for entry in self.profile.overlap
-            for mine in OPERATIONS[entry.device, entry.operation]
-            for other in _others(entry)
-        }
+        found: dict[tuple[str, str, str, str | None], float] = {}
+        for entry in self.profile.overlap:
+            busy, other = entry.while_busy, entry.while_operation
+            others = (None,) if other is None else OPERATIONS[busy, other]
+            for mine in OPERATIONS[entry.device, entry.operation]:
+                found |= {(entry.device, mine, busy, each): entry.slowdown for each in others}
+        return found
 
     def timings(self, policy: str) -> Mapping[str, OperationTiming]:
         """What a policy's operations take in real rounds, by kind.
@@ -118,14 +119,25 @@ class Scenario:
     @property
     def costs(self) -> Costs:
         """A fresh account of what operations cost."""
-        if self.textbook is not None:
+        if self.profile is None:
+            assert self.textbook is not None
             return self.textbook
-        assert self.profile is not None
         origins: dict[str, str] = {
             name: self.profile.provenance_of(name).kind for name in self.profile.operations
         }
         return ProfileCosts(
             self.surfaces, effects=self.effects, seed=self.seed, drift=self.drift, origins=origins
+        )
+
+    def world(self, tokens: TokenModel, draft_devices: int | None = None, **more: Any) -> SimulatedWorld:
+        """A fresh world with these costs, host time and contention; `more` as `SimulatedWorld` takes it."""
+        return SimulatedWorld(
+            tokens,
+            self.costs,
+            host=self.host,
+            slowdowns=self.slowdowns,
+            draft_devices=draft_devices or 1,
+            **more,
         )
 
     @cached_property
@@ -152,7 +164,7 @@ class Simulated:
     """Outcome of one simulated run.
 
     Attributes:
-        settings: The policy and its knobs.
+        settings: What ran.
         summary: Metrics.
         rows: The batch, with its round log.
         spans: Timeline, if asked for.
@@ -180,20 +192,17 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
     if find_policy(settings.policy).needs_decisions:
         contents, requests = decided(replace(scenario, tokens=tokens), settings, requests)
     batch = min(scenario.batch, len(requests))
-    check_profile(scenario.profile, settings)
-    check_tokens(tokens, settings)
     memory: tuple[MemoryNeed, ...] = ()
+    if scenario.profile is not None:
+        check_profile(scenario.profile, settings)
+    check_tokens(tokens, settings)
     if scenario.profile is not None:
         longest = max(r.prompt_length + r.limit for r in requests)
         memory = check_memory(scenario.profile, settings, batch, longest, vocabulary=tokens.vocabulary)
-    costs = scenario.costs
-    world = SimulatedWorld(
+    world = scenario.world(
         tokens,
-        costs,
-        host=scenario.host,
-        slowdowns=scenario.slowdowns,
+        settings.draft_devices,
         timeline=timeline,
-        draft_devices=settings.draft_devices or 1,
         rows=contents,
         timings=scenario.timings(settings.policy),
         noise=KeyedNoise(scenario.seed, strata=STRATA) if scenario.effects.jitter else None,
@@ -201,33 +210,29 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
     keep = settings.config.reads_text or isinstance(contents, Recorded)
     rows = Rows(requests, batch, keep_tokens=keep)
     world.run(start(world, rows, settings))
-    summary = summarise(
-        rows.log,
-        total_s=world.now,
-        busy_s=world.machine.busy_s,
-        overlap_s=world.machine.overlap_s,
-    )
-    extrapolated = costs.extrapolated() if isinstance(costs, ProfileCosts) else ()
+    machine = world.machine
+    summary = summarise(rows.log, total_s=world.now, busy_s=machine.busy_s, overlap_s=machine.overlap_s)
+    extrapolated = world.costs.extrapolated() if isinstance(world.costs, ProfileCosts) else ()
     return Simulated(settings, summary, rows, world.spans, extrapolated, memory)
 
 
 def decided(
     scenario: Scenario, settings: Settings, requests: list[Request]
 ) -> tuple[RowReplies, list[Request]]:
-    """What answers a policy's rowwise operations, and the requests it serves.
+    """What answers a policy's row operations, and the requests it serves.
 
     The decision trace does if it has the setting; else a recorded path where it decides everything, and coins
     where the scenario's tokens are coins.
 
     Raises:
-        SettingError: It has not.
+        SettingError: Nothing does.
     """
-    recorded = scenario.decisions is not None and settings.label in scenario.decisions.settings
-    on_path = scenario.tokens.tokens is not None and settings.config.follows_path(settings.sampling)
-    if on_path and not recorded:
+    trace, path = scenario.decisions, scenario.tokens.tokens is not None
+    found = None if trace is None else trace.settings.get(settings.label)
+    if found is None and path and settings.config.follows_path(settings.sampling):
         return Synthetic(scenario.tokens), requests
-    if scenario.decisions is None:
-        if scenario.tokens.tokens is None:
+    if trace is None:
+        if not path:
             return Synthetic(scenario.tokens), requests
         if "live" not in find_policy(settings.policy).worlds:
             raise SettingError(
@@ -239,37 +244,33 @@ def decided(
             f"decision trace.  Record one with `calibrate decide --policy {settings.policy}` and give it "
             "with --decisions"
         )
-    found = scenario.decisions.settings.get(settings.label)
     if found is None:
-        known = ", ".join(map(repr, scenario.decisions.settings))
+        known = ", ".join(map(repr, trace.settings))
         raise SettingError(
             f"the decision trace has no {settings.label!r}; it has {known}.  Record it with "
             "`calibrate decide`"
         )
-    trace = scenario.decisions
     base = 1 + max(entry.id for entry in trace.requests)
-    served = _served(scenario, trace, requests, base, fresh=settings.temperature > 0.0)
-    return Recorded(found, base), served
+    return Recorded(found, base), _served(scenario, trace, requests, base, settings.temperature)
 
 
 def _served(
-    scenario: Scenario, trace: DecisionTrace, requests: list[Request], base: int, *, fresh: bool
+    scenario: Scenario, trace: DecisionTrace, requests: list[Request], base: int, temperature: float
 ) -> list[Request]:
-    """The scenario's own requests where the decision trace has them, else those of the decision trace.
-
-    `fresh`: texts differ from those of the recorded path, so that its lengths bind nobody.
-    """
+    """The scenario's own requests where the decision trace has them, else those of the decision trace."""
     known = {entry.id: entry.prompt for entry in trace.requests}
     if all(known.get(request.id % base) == request.prompt for request in requests):
+        if temperature == 0.0:
+            return requests
+        # Texts differ from those of the recorded path, whose lengths bind nobody.
         longest = max(request.limit for request in requests)
-        return [replace(request, limit=longest) for request in requests] if fresh else requests
-    count = scenario.requests or len(trace.requests)
+        return [replace(request, limit=longest) for request in requests]
     served = []
-    for i in range(count):
-        entry = trace.requests[i % len(trace.requests)]
-        number = entry.id + base * (i // len(trace.requests))
+    for i in range(scenario.requests or len(trace.requests)):
+        again, place = divmod(i, len(trace.requests))
+        entry = trace.requests[place]
         length = scenario.prompt_length or len(entry.prompt)
-        served.append(Request(number, length, trace.limit, entry.prompt))
+        served.append(Request(entry.id + base * again, length, trace.limit, entry.prompt))
     return served
 
 
@@ -289,13 +290,6 @@ def baselines(scenario: Scenario, settings: Settings) -> tuple[Simulated, Simula
     return simulate(scenario, ar), None if sd is None else simulate(scenario, sd)
 
 
-def _others(entry: Overlap) -> tuple[str | None, ...]:
-    """Operations of the other device that an entry is about; None for any."""
-    if entry.while_operation is None:
-        return (None,)
-    return OPERATIONS[entry.while_busy, entry.while_operation]
-
-
 def find_timings(
     profile: Profile, temperature: float = 0.0, top_p: float = 1.0, *, name: str | None = None
 ) -> OperationTimings | None:
@@ -304,11 +298,7 @@ def find_timings(
     What sampling costs hardly depends on the temperature: where there is no recording at this one, that at
     temperature 1 stands in.
 
-    Args:
-        profile: Whose name the decision traces bear.
-        temperature: Of the runs to be simulated.
-        top_p: Mass of the distributions that is kept.
-        name: Under which they are looked for (`store.name_beside`); the profile's own by default.
+    They are looked for by `name` (`store.name_beside`), the profile's own by default.
     """
     found: OperationTimings | None = None
     for sampling in [*([(1.0, 1.0)] if temperature > 0.0 else []), (temperature, top_p)]:

@@ -295,6 +295,7 @@ class SimulatedWorld:
         self.machine = Machine(slowdowns)
         self.spans: list[Span] = []
         self.vocabulary = tokens.vocabulary
+        self.costs = costs
         work = Replies(costs, tokens, host or Host(), rows=rows, timings=timings, noise=noise)
         names = ["target", "draft", *(f"draft-{i}" for i in range(1, draft_devices))]
         spans = self.spans if timeline else None

@@ -25,7 +25,7 @@ from simulator.costs import Effects
 from simulator.probe import DraftRule, mean_acceptance, rejection_power_law
 from simulator.run import Scenario
 from simulator.tokens import TokenModel, coin, histogram, replay
-from simulator.tokens.histogram import power_law_curve
+from simulator.tokens.coins import power_law_curve
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from policies.registry import SettingError, Settings, configure
 from policies.sampling import FloatArray, keyed_uniforms
 from policies.summary import Summary
 from simulator.law import law_inputs
-from simulator.placement import count_devices
+from simulator.needs import count_devices
 from simulator.run import Scenario
 from simulator.tokens import TokenModel, coin, replay
 

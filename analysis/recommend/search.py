@@ -2,7 +2,7 @@
 
 **Replication.**  A parallel policy takes a group of devices, the target's and those of one or more drafts;
 plain decoding and SD (collocated: both models on the target's devices, used in turn) take the target's
-alone.  A model spread over several devices takes all of them (`simulator.placement`).  What is compared is
+alone.  A model spread over several devices takes all of them (`simulator.needs`).  What is compared is
 the same hardware under the same load: `devices` devices that serve `batch` requests at any time, in as many
 independent groups as fit, the requests spread evenly over them.  Devices that no group fills, and groups for
 which there is no request, idle.  Models on the same devices are taken to cost what each costs on a device of
@@ -29,7 +29,7 @@ from policies.laws.fanout import exact_fanout
 from policies.registry import MAX_LOOKAHEAD, SettingError, Settings, configure
 from policies.sampling import Sampling
 from policies.summary import Summary
-from simulator.placement import count_devices
+from simulator.needs import count_devices
 from simulator.probe import DraftRule, round_statistics
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel

@@ -31,10 +31,9 @@ from policies.sampling import keyed_generator
 from policies.values import UNKNOWN
 from policies.values import View as RowView
 from simulator.costs import Effects, TextbookCosts
-from simulator.law import law_inputs
+from simulator.law import NO_EFFECT, law_inputs
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin
-from simulator.waterfall import NO_EFFECT
 
 SD_LOOKAHEAD = 4
 """The paper's speculative decoding processes 5 tokens per iteration (Figure 4)."""

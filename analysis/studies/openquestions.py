@@ -34,7 +34,7 @@ from policies.registry import Settings, configure
 from simulator.auto import resolve, settings_query
 from simulator.fanout import SHAPES, step_times
 from simulator.law import law_inputs
-from simulator.placement import count_devices
+from simulator.needs import count_devices
 from simulator.probe import DraftRule, round_statistics
 from simulator.run import simulate
 

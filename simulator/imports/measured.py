@@ -22,7 +22,7 @@ from hardware_profiles.files import FileRefused, parse_json, to_json, write_json
 from policies.laws.inverse import acceptance_from_tokens
 from policies.registry import SettingError
 from simulator.tokens.acceptance import AcceptanceFile, Provenance, joint_of
-from simulator.tokens.histogram import conditional_acceptance
+from simulator.tokens.coins import conditional_acceptance
 
 DEEPEST = 1024
 """Most drafted tokens of a round that are believed."""

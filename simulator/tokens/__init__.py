@@ -4,8 +4,7 @@
 `histogram` draws them by position, as an engine's metrics tell them.
 """
 
-from simulator.tokens.coin import coin
-from simulator.tokens.histogram import conditional_acceptance, histogram
+from simulator.tokens.coins import coin, conditional_acceptance, histogram
 from simulator.tokens.model import TokenModel
 from simulator.tokens.outcomes import NEVER, Outcomes, accepted_runs
 from simulator.tokens.replay import REPLAY_COLUMNS, check_sampling, replay

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hardware_profiles.files import FileRefused, read_json
 from policies.registry import MAX_LOOKAHEAD, SettingError, Settings, find_policy
-from simulator.tokens.histogram import histogram, power_law_curve
+from simulator.tokens.coins import check_power_law, histogram, power_law_curve
 from simulator.tokens.model import TokenModel
 
 KIND = "spectwin-acceptance"
@@ -135,51 +135,6 @@ def load_acceptance(path: Path) -> AcceptanceFile:
         raise FileRefused(f"{path}: {where + ': ' if where else ''}{first['msg']}") from error
 
 
-def token_model(
-    acceptance: AcceptanceFile,
-    policy: str,
-    *,
-    hit_curve: tuple[float, float] | None,
-    requests: int,
-    length: int,
-    prompt_length: int,
-    seed: int,
-) -> TokenModel:
-    """The histogram token model of an acceptance file, for a policy.
-
-    Args:
-        acceptance: The file.
-        policy: That will run; one with a speculation cache needs a hit curve, which no engine measures.
-        hit_curve: (exponent r, scale c) of an assumed hit probability 1 - c F^-r; None for none.
-        requests: Number of requests.
-        length: Tokens emitted by each.
-        prompt_length: Prompt tokens of each.
-        seed: Keys the luck.
-
-    Raises:
-        SettingError: The policy needs what is missing, or has no use for what is given.
-    """
-    cached = "fanout" in find_policy(policy).knobs
-    if cached and hit_curve is None:
-        raise SettingError(
-            f"policy {policy!r} needs the hit curve of a speculation cache, which {acceptance.source.file} "
-            f"({acceptance.source.engine}) does not say; assume one with --hit-curve R,C, or record a "
-            "trace with `calibrate`"
-        )
-    if hit_curve is not None and not cached:
-        raise SettingError(f"--hit-curve changes nothing: policy {policy!r} has no speculation cache")
-    curve = (0.0,) if hit_curve is None else power_law_curve(*_checked(hit_curve))
-    return histogram(
-        acceptance.acceptance_at_position,
-        rejected=[curve],
-        free=curve,
-        requests=requests,
-        length=length,
-        prompt_length=prompt_length,
-        seed=seed,
-    )
-
-
 def acceptance_tokens(
     path: Path,
     settings: Settings,
@@ -190,46 +145,48 @@ def acceptance_tokens(
     length: int,
     prompt_length: int,
 ) -> tuple[TokenModel, str]:
-    """The token model of an acceptance file, and its provenance with everything that was assumed.
+    """The histogram token model of an acceptance file, and its provenance with everything that was assumed.
 
     Args:
         path: Of the file.
-        settings: What is to run.
-        open_lookahead: Whether any lookahead may.
-        hit_curve: r and c of a hit curve to assume; None: none.
+        settings: What is to run; a speculation cache needs a hit curve, which no engine measures.
+        open_lookahead: Whether any lookahead may run.
+        hit_curve: (exponent r, scale c) of an assumed hit probability 1 - c F^-r; None for none.
         requests: How many.
         length: Tokens of each.
         prompt_length: Tokens of its prompt.
 
     Raises:
         FileRefused: The file is none.
-        SettingError: The policy needs what the file does not say.
+        SettingError: The policy needs what the file does not say, or has no use for what is given.
     """
     acceptance = load_acceptance(path)
-    model = token_model(
-        acceptance,
-        settings.policy,
-        hit_curve=hit_curve,
+    policy, cached = settings.policy, "fanout" in find_policy(settings.policy).knobs
+    if cached and hit_curve is None:
+        raise SettingError(
+            f"policy {policy!r} needs the hit curve of a speculation cache, which {acceptance.source.file} "
+            f"({acceptance.source.engine}) does not say; assume one with --hit-curve R,C, or record a "
+            "trace with `calibrate`"
+        )
+    if hit_curve is not None and not cached:
+        raise SettingError(f"--hit-curve changes nothing: policy {policy!r} has no speculation cache")
+    assumed = list(acceptance.assumed)
+    curve: tuple[float, ...] = (0.0,)
+    known = len(acceptance.acceptance_at_position)
+    if (MAX_LOOKAHEAD if open_lookahead else settings.config.longest_run) > known:
+        assumed.append(f"positions past {known} like that one")
+    if hit_curve is not None:
+        check_power_law(*hit_curve)
+        curve = power_law_curve(*hit_curve)
+        assumed.append(f"hit curve 1 - {hit_curve[1]:g} F^-{hit_curve[0]:g}")
+    model = histogram(
+        acceptance.acceptance_at_position,
+        rejected=[curve],
+        free=curve,
         requests=requests,
         length=length,
         prompt_length=prompt_length,
         seed=settings.seed,
     )
-    assumed = list(acceptance.assumed)
-    known = len(acceptance.acceptance_at_position)
-    longest = MAX_LOOKAHEAD if open_lookahead else settings.config.longest_run
-    if longest > known:
-        assumed.append(f"positions past {known} like that one")
-    if hit_curve is not None:
-        assumed.append(f"hit curve 1 - {hit_curve[1]:g} F^-{hit_curve[0]:g}")
     words = acceptance.words
     return model, f"{words}; assumed: {'; '.join(assumed)}" if assumed else words
-
-
-def _checked(hit_curve: tuple[float, float]) -> tuple[float, float]:
-    exponent, scale = hit_curve
-    if exponent <= 0.0 or not 0.0 <= scale <= 1.0:
-        raise SettingError(
-            f"the hit curve needs an exponent above 0 and a scale in 0..1, got {exponent:g}, {scale:g}"
-        )
-    return hit_curve

@@ -14,9 +14,10 @@ What was guessed rather than drafted (random tokens, n-grams) is known, and comp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -30,109 +31,8 @@ from simulator.tokens.outcomes import Outcomes
 if TYPE_CHECKING:
     from simulator.tokens.sampled import SampledOutcomes
 
-
-_RANDOM, _NGRAM = int(Source.RANDOM), int(Source.NGRAM)
-
-
-def accept_guesses(
-    model: TokenModel, operation: Verify, slots: IntArray, here: IntArray, accepted: IntArray
-) -> None:
-    """Set `accepted` of the rows that verify a backup's tokens.
-
-    Args:
-        model: The outcomes.
-        operation: What is verified.
-        slots: [R] rows it is about.
-        here: [R] flat position of each row's first token.
-        accepted: [R] tokens accepted, so far as if all were the primary draft's.
-    """
-    known, drawn = _deciders(model, operation, slots)
-    lengths = operation.speculation.lengths[slots]
-    if drawn.any():
-        assert model.sampled is not None
-        run = model.sampled.outcomes(operation.sampling, Source.RANDOM).run
-        accepted[drawn] = np.minimum(lengths[drawn], run[here[drawn]])
-    if known.any():
-        accepted[known] = _agreeing(model, operation.speculation, slots[known], here[known])
-
-
-def leave_out_guesses(
-    model: TokenModel,
-    operation: Prespeculate,
-    slots: IntArray,
-    at: IntArray,
-    accepted: IntArray,
-    *,
-    need: IntArray,
-) -> None:
-    """Set `need`, [R] the fan-out needed, of the rows that verified a backup's tokens and had one rejected.
-
-    Args:
-        model: The outcomes.
-        operation: What was prepared meanwhile.
-        slots: [R] rows it is about.
-        at: [R] flat position of each row's first token that was not accepted.
-        accepted: [R] tokens accepted.
-        need: Changed in place.
-    """
-    known, drawn = _deciders(model, operation, slots)
-    rejected = accepted < operation.speculation.lengths[slots]
-    known, drawn = known & rejected, drawn & rejected
-    if drawn.any():
-        assert model.sampled is not None
-        outcomes = model.sampled.outcomes(operation.sampling, Source.RANDOM)
-        need[drawn] = outcomes.need_after(accepted[drawn], at[drawn])
-    if known.any():
-        need[known] = _need_without(model, operation.speculation, slots[known], at[known], accepted[known])
-
-
-def _deciders(
-    model: TokenModel, operation: Verify | Prespeculate, slots: IntArray
-) -> tuple[BoolArray, BoolArray]:
-    """Masks over `slots`: rows whose guessed tokens decide, and rows whose distribution decides.
-
-    Sampled decoding does not look at random tokens: given the path, the verified token is no longer
-    uniform, since the path's own token is all the likelier to be the one that was accepted.
-    """
-    sources = operation.speculation.sources[slots]
-    random = sources == _RANDOM
-    if model.sampled is None:
-        return random | (sources == _NGRAM), np.zeros_like(random)
-    return sources == _NGRAM, random
-
-
-def _agreeing(model: TokenModel, speculation: Speculation, slots: IntArray, here: IntArray) -> IntArray:
-    """Leading guessed tokens per row that are the path's own; without ids there are none."""
-    if model.tokens is None or speculation.tokens is None:
-        return np.zeros(len(here), dtype=np.int64)
-    guessed = speculation.tokens[slots]
-    at = here[:, None] + np.arange(guessed.shape[1])
-    same = guessed == model.tokens[np.minimum(at, len(model.tokens) - 1)]
-    same &= np.arange(guessed.shape[1]) < speculation.lengths[slots][:, None]
-    accepted: IntArray = np.cumprod(same, axis=1).sum(axis=1)
-    return accepted
-
-
-def _need_without(
-    model: TokenModel, speculation: Speculation, slots: IntArray, at: IntArray, accepted: IntArray
-) -> IntArray:
-    """Fan-out needed when a known token was rejected: it frees a place only if it outranks the path's.
-
-    With rank(y) counted from 0 and s the rejected token, y is the (rank(y) + 1)-th choice, or the
-    rank(y)-th once s, ranked above it, is left out.
-    """
-    need = model.need_free[at]
-    if model.tokens is None or speculation.tokens is None:
-        return need
-    assert model.ranked is not None, "simulator.checks refuses such a setting"
-    guessed = speculation.tokens[slots, accepted]
-    is_guessed = model.ranked[at % len(model.ranked)] == guessed[:, None]
-    outranks = is_guessed.any(axis=1) & (is_guessed.argmax(axis=1) < need - 1)
-    return np.where(outranks, need - 1, need)
-
-
+_PRIMARY, _RANDOM, _NGRAM = int(Source.PRIMARY), int(Source.RANDOM), int(Source.NGRAM)
 _FANOUT, _BEFORE = 0, 1
-_PRIMARY = int(Source.PRIMARY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +75,52 @@ class TokenModel:
     sampled: SampledOutcomes | None = None
     by_depth: Outcomes | None = None
 
+    @classmethod
+    def of(
+        cls,
+        requests: Sequence[Request],
+        lengths: Sequence[int] | IntArray,
+        *,
+        tokens: IntArray | None = None,
+        ranked: IntArray | None = None,
+        vocabulary: int = 0,
+        **outcomes: Any,
+    ) -> TokenModel:
+        """A model of requests that lie one after the other, each of so many positions."""
+        ids = [request.id for request in requests]
+        starts = np.full(max(ids) + 1, -1, dtype=np.int64)
+        sizes = np.zeros(max(ids) + 1, dtype=np.int64)
+        starts[ids] = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        sizes[ids] = lengths
+        return cls(
+            starts=starts,
+            lengths=sizes,
+            tokens=tokens,
+            ranked=ranked,
+            vocabulary=vocabulary,
+            requests=tuple(requests),
+            **outcomes,
+        )
+
     @property
     def decides_guesses(self) -> bool:
         """Whether a rejected guess's rank under the draft is known, or nothing is known of any token."""
         return self.tokens is None or self.ranked is not None
+
+    def check_fanout(self, widest: int) -> None:
+        """Refuse a fan-out that the tokens cannot decide.
+
+        Raises:
+            SettingError: It is such a one.
+        """
+        if widest > self.max_fanout:
+            raise SettingError(
+                f"fan-out {widest} is more than this trace can decide: it records the draft's first "
+                f"{self.max_fanout + 1} choices, enough for a fan-out of {self.max_fanout}"
+                if self.vocabulary
+                else f"fan-out {widest} is more than the given acceptance can decide: its hit curve reaches "
+                f"to {self.max_fanout}"
+            )
 
     def verify(self, view: View, operation: Verify) -> Verdict:
         """Outcome of a verification for the rows of `view`.
@@ -193,7 +135,7 @@ class TokenModel:
         lengths = speculation.lengths[slots]
         accepted = np.minimum(lengths, self._run(operation.sampling, speculation)[here])
         if speculation.has_guesses:
-            accept_guesses(self, operation, slots, here, accepted)
+            self._accept_guesses(operation, here, accepted)
         # Runs end with the request, so the accepted tokens fit in its room unless the limit is lower.
         accepted = np.minimum(accepted, view.rooms)
         emitted = np.minimum(accepted + 1, view.rooms)
@@ -235,7 +177,7 @@ class TokenModel:
             rejected = accepted < speculation.lengths[slots]
             need = np.where(rejected, self._need_after(operation, accepted, at), need)
             if speculation.has_guesses:
-                leave_out_guesses(self, operation, slots, at, accepted, need=need)
+                self._leave_out_guesses(operation, at, accepted, rejected, need=need)
         hit = (self._prepared(_FANOUT, operation, accepted, slots) >= need) & ~verdict.ended[slots]
         share, count = operation.part
         if count > 1:  # the target's token is the need-th of the outcomes with its number accepted
@@ -257,12 +199,8 @@ class TokenModel:
         """Largest error of the hit rate after rejections that unrecorded tails may cause, in 0..1.
 
         It is 0 where replay is exact: for greedy decoding, greedy drafts, drafts that sample from q itself
-        and n-grams.  Averaged over the rejections on the recorded path.
-
-        Args:
-            sampling: Of the run.
-            shape: F_0 ... F_(K-1) that rescale the draft's distributions; None for none.
-            source: Of the tokens rejected.
+        and n-grams.  Averaged over the rejections on the recorded path.  `shape` are the F_0 ... F_(K-1)
+        that rescale the draft's distributions, `source` is that of the tokens rejected.
         """
         if self.sampled is None or source == Source.NGRAM:
             return 0.0
@@ -273,28 +211,24 @@ class TokenModel:
 
         With sampled decoding each of them meets luck of its own.
         """
-        base, ids = len(self.starts), [r.id for r in self.requests]
-        rounds = -(-count // len(ids))
-        again = [
-            replace(request, id=request.id + base * k) for k in range(rounds) for request in self.requests
-        ]
+        base, rounds = len(self.starts), -(-count // len(self.requests))
+        again = [replace(r, id=r.id + base * k) for k in range(rounds) for r in self.requests]
         longer = replace(
             self,
             starts=np.tile(self.starts, rounds),
             lengths=np.tile(self.lengths, rounds),
             requests=tuple(again[:count]),
         )
-        return longer if self.sampled is None else longer._with_own_luck(rounds)
-
-    def _with_own_luck(self, rounds: int) -> TokenModel:
-        """This model, its `rounds` copies of each request moved to positions of their own."""
-        assert self.sampled is not None and self.setting is not None and self.tokens is not None
+        if self.sampled is None:
+            return longer
+        assert self.setting is not None and self.tokens is not None
+        # Each copy of a request has positions of its own.
         sampled = self.sampled.repeated(self.sampled.copies * rounds)
         plain = sampled.outcomes(Sampling(*self.setting), Source.PRIMARY)
-        copy = np.repeat(np.arange(rounds), len(self.starts) // rounds)
+        moved = longer.starts + np.repeat(np.arange(rounds), base) * len(self.tokens)
         return replace(
-            self,
-            starts=np.where(self.starts < 0, self.starts, self.starts + copy * len(self.tokens)),
+            longer,
+            starts=np.where(longer.starts < 0, longer.starts, moved),
             run=plain.run,
             need_rejected=plain.need[0],
             need_free=np.tile(self.need_free, rounds),
@@ -337,12 +271,7 @@ class TokenModel:
         return np.where(primary, values, self._table(operation.fanout_backup)[line][accepted])
 
     def _table(self, fanout: tuple[int, ...]) -> tuple[IntArray, IntArray]:
-        """See `_fanout_table`; refuses what the ranks recorded cannot decide."""
-        if max(fanout) > self.max_fanout:
-            raise SettingError(
-                f"fan-out {max(fanout)} is more than this trace can decide: it records the draft's first "
-                f"{self.max_fanout + 1} choices, enough for a fan-out of {self.max_fanout}"
-            )
+        self.check_fanout(max(fanout))
         return _fanout_table(fanout)
 
     def _emitted_ids(
@@ -355,6 +284,65 @@ class TokenModel:
         for slot, start, count in zip(slots.tolist(), here.tolist(), emitted.tolist(), strict=True):
             texts[slot] = tuple(self.tokens[start : start + count].tolist())
         return tuple(texts)
+
+    def _accept_guesses(self, operation: Verify, here: IntArray, accepted: IntArray) -> None:
+        """Set `accepted` [R] of the rows that verify a backup's tokens; `here` are their first positions."""
+        speculation, slots = operation.speculation, operation.view.slots
+        known, drawn = self._deciders(operation)
+        if drawn.any():
+            assert self.sampled is not None
+            run = self.sampled.outcomes(operation.sampling, Source.RANDOM).run
+            accepted[drawn] = np.minimum(speculation.lengths[slots[drawn]], run[here[drawn]])
+        if not known.any():
+            return
+        if self.tokens is None or speculation.tokens is None:  # without ids none is the path's own
+            accepted[known] = 0
+            return
+        guessed = speculation.tokens[slots[known]]
+        at = here[known][:, None] + np.arange(guessed.shape[1])
+        same = guessed == self.tokens[np.minimum(at, len(self.tokens) - 1)]
+        same &= np.arange(guessed.shape[1]) < speculation.lengths[slots[known]][:, None]
+        accepted[known] = np.cumprod(same, axis=1).sum(axis=1)
+
+    def _leave_out_guesses(
+        self,
+        operation: Prespeculate,
+        at: IntArray,
+        accepted: IntArray,
+        rejected: BoolArray,
+        *,
+        need: IntArray,
+    ) -> None:
+        """Set `need`, [R] fan-outs needed, of the rows that verified a backup's tokens and had one rejected.
+
+        A known token frees a place only if it outranks the path's: with rank(y) counted from 0 and s the
+        rejected token, y is the (rank(y) + 1)-th choice, or the rank(y)-th once s, ranked above it, is left
+        out.  `at` are the positions of the rejected tokens.
+        """
+        speculation, slots = operation.speculation, operation.view.slots
+        known, drawn = (mask & rejected for mask in self._deciders(operation))
+        if drawn.any():
+            assert self.sampled is not None
+            outcomes = self.sampled.outcomes(operation.sampling, Source.RANDOM)
+            need[drawn] = outcomes.need_after(accepted[drawn], at[drawn])
+        if not known.any():
+            return
+        need[known] = self.need_free[at[known]]
+        if self.tokens is not None and speculation.tokens is not None:
+            assert self.ranked is not None, "simulator.needs refuses such a setting"
+            guessed = speculation.tokens[slots[known], accepted[known]]
+            is_guessed = self.ranked[at[known] % len(self.ranked)] == guessed[:, None]
+            need[known] -= is_guessed.any(axis=1) & (is_guessed.argmax(axis=1) < need[known] - 1)
+
+    def _deciders(self, operation: Verify | Prespeculate) -> tuple[BoolArray, BoolArray]:
+        """[R] masks: rows whose guessed tokens decide, and rows whose distribution decides.
+
+        Sampled decoding does not look at random tokens: given the path, the verified token is no longer
+        uniform, since the path's own token is all the likelier to be the one that was accepted.
+        """
+        sources = operation.speculation.sources[operation.view.slots]
+        random, ngram = sources == _RANDOM, sources == _NGRAM
+        return (random | ngram, np.zeros_like(random)) if self.sampled is None else (ngram, random)
 
 
 PerRow = TypeVar("PerRow", IntArray, BoolArray)
@@ -378,16 +366,13 @@ def _fanout_table(fanout: tuple[int, ...]) -> tuple[IntArray, IntArray]:
 
 def other_sampling(recorded: tuple[float, float], wanted: tuple[float, float]) -> SettingError:
     """The error of a run whose target samples otherwise than the trace's did; each (temperature, top_p)."""
-    temperature, top_p = wanted
-    more = f" --top-p {top_p:g}" if temperature > 0.0 and top_p < 1.0 else ""
+
+    def described(temperature: float, top_p: float, cut: str) -> str:
+        return f"{temperature:g}" + (f"{cut} {top_p:g}" if temperature > 0.0 and top_p < 1.0 else "")
+
     how = " (greedily)" if recorded[0] == 0.0 else ""
-    record = f"calibrate --temperature {temperature:g}{more}"
+    ran, runs = (described(*setting, " and top-p") for setting in (recorded, wanted))
     return SettingError(
-        f"this trace was recorded at {_describe(*recorded)}{how} and decides no run at {_describe(*wanted)}; "
-        f"record one with `{record}` and give it with --trace"
+        f"this trace was recorded at temperature {ran}{how} and decides no run at temperature {runs}; "
+        f"record one with `calibrate --temperature {described(*wanted, ' --top-p')}` and give it with --trace"
     )
-
-
-def _describe(temperature: float, top_p: float) -> str:
-    cut = f" and top-p {top_p:g}" if temperature > 0.0 and top_p < 1.0 else ""
-    return f"temperature {temperature:g}{cut}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -74,12 +73,3 @@ def shaped_runs(accepts: tuple[BoolArray, ...], proposal_at: IntArray, ends: Int
         going &= accepts[proposal][np.minimum(at, len(ends) - 1)]
         runs += going
     return runs
-
-
-def index_requests(ids: Sequence[int], lengths: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
-    """`TokenModel.starts` and `.lengths` of requests that lie one after the other."""
-    starts = np.full(max(ids) + 1, -1, dtype=np.int64)
-    sizes = np.zeros(max(ids) + 1, dtype=np.int64)
-    starts[ids] = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    sizes[ids] = lengths
-    return starts, sizes

@@ -10,7 +10,7 @@ from policies.registry import SettingError
 from policies.sampling import Sampling
 from policies.values import Request, Source
 from simulator.tokens.model import TokenModel, other_sampling
-from simulator.tokens.outcomes import NEVER, accepted_runs, index_requests
+from simulator.tokens.outcomes import NEVER, accepted_runs
 
 if TYPE_CHECKING:
     from hardware_profiles.trace import Trace
@@ -41,8 +41,38 @@ def replay(trace: Trace, *, limit: int | None = None, seed: int = 0) -> TokenMod
         SettingError: The trace is shorter than `limit` for a request that did not end by itself, or its
             text cannot have been sampled from the target's recorded distribution.
     """
-    sampling = recorded_sampling(trace)
-    return _greedy(trace, limit) if sampling.greedy else _sampled(trace, sampling, limit, seed)
+    sampling, sampled = recorded_sampling(trace), None
+    rank = trace.column("draft_rank")
+    if sampling.greedy:
+        known = trace.columns.get("draft_top_ids")
+        listed = NEVER if known is None else known.shape[1]
+        run = accepted_runs(rank == 0, trace.ends)
+        # The rejected token is the draft's first choice, rank 0, which outranks every other.
+        need_rejected = np.where(rank < listed, rank, NEVER)
+    else:
+        from simulator.tokens.sampled import SampledOutcomes
+
+        if not np.isfinite(trace.column("target_logprob")).all():
+            raise SettingError(
+                "this trace holds a token of probability 0: its text was not sampled as it says"
+            )
+        sampled = SampledOutcomes(trace, seed)
+        plain = sampled.outcomes(sampling, Source.PRIMARY)
+        known = trace.column("draft_top_ids")
+        listed, run, need_rejected = known.shape[1], plain.run, plain.need[0]
+    return TokenModel.of(
+        _traced_requests(trace, limit),
+        np.diff(trace.offsets),
+        run=run,
+        need_rejected=need_rejected,
+        need_free=np.where(rank < listed, rank + 1, NEVER),
+        tokens=trace.token,
+        ranked=None if known is None else known.astype(np.int64),
+        max_fanout=NEVER if known is None else listed - 1,
+        vocabulary=trace.meta.vocabulary,
+        setting=(sampling.temperature, sampling.top_p),
+        sampled=sampled,
+    )
 
 
 def check_sampling(trace: Trace, temperature: float, top_p: float = 1.0) -> None:
@@ -59,68 +89,19 @@ def check_sampling(trace: Trace, temperature: float, top_p: float = 1.0) -> None
 
 def recorded_sampling(trace: Trace) -> Sampling:
     """The target sampling that a trace was recorded with."""
-    setting = {name: float(str(trace.meta.sampling.get(name, d))) for name, d in _DEFAULTS.items()}
-    return Sampling(temperature=setting["temperature"], top_p=setting["top_p"])
-
-
-_DEFAULTS = {"temperature": 0.0, "top_p": 1.0}
-
-
-def _greedy(trace: Trace, limit: int | None) -> TokenModel:
-    rank = trace.column("draft_rank")
-    known = trace.columns.get("draft_top_ids")
-    recorded = NEVER if known is None else known.shape[1]
-    starts, lengths = index_requests([r.id for r in trace.requests], np.diff(trace.offsets))
-    return TokenModel(
-        starts=starts,
-        lengths=lengths,
-        run=accepted_runs(rank == 0, trace.ends),
-        # The rejected token is the draft's first choice, rank 0, which outranks every other.
-        need_rejected=np.where(rank < recorded, rank, NEVER),
-        need_free=np.where(rank < recorded, rank + 1, NEVER),
-        tokens=trace.token,
-        ranked=None if known is None else known.astype(np.int64),
-        max_fanout=NEVER if known is None else recorded - 1,
-        vocabulary=trace.meta.vocabulary,
-        requests=tuple(_traced_requests(trace, limit)),
-        setting=(0.0, 1.0),
-    )
-
-
-def _sampled(trace: Trace, sampling: Sampling, limit: int | None, seed: int) -> TokenModel:
-    from simulator.tokens.sampled import SampledOutcomes
-
-    if not np.isfinite(trace.column("target_logprob")).all():
-        raise SettingError("this trace holds a token of probability 0: its text was not sampled as it says")
-    sampled = SampledOutcomes(trace, seed)
-    plain = sampled.outcomes(sampling, Source.PRIMARY)
-    rank, ranked = trace.column("draft_rank"), trace.column("draft_top_ids").astype(np.int64)
-    recorded = ranked.shape[1]
-    starts, lengths = index_requests([r.id for r in trace.requests], np.diff(trace.offsets))
-    return TokenModel(
-        starts=starts,
-        lengths=lengths,
-        run=plain.run,
-        need_rejected=plain.need[0],
-        need_free=np.where(rank < recorded, rank + 1, NEVER),
-        tokens=trace.token,
-        ranked=ranked,
-        max_fanout=recorded - 1,
-        vocabulary=trace.meta.vocabulary,
-        requests=tuple(_traced_requests(trace, limit)),
-        setting=(sampling.temperature, sampling.top_p),
-        sampled=sampled,
+    said = trace.meta.sampling
+    return Sampling(
+        temperature=float(str(said.get("temperature", 0.0))), top_p=float(str(said.get("top_p", 1.0)))
     )
 
 
 def _traced_requests(trace: Trace, limit: int | None) -> list[Request]:
     requests = []
-    for entry, length in zip(trace.requests, np.diff(trace.offsets), strict=True):
+    for entry, length in zip(trace.requests, np.diff(trace.offsets).tolist(), strict=True):
         if limit is not None and limit > length and entry.ended == "limit":
             raise SettingError(
                 f"the trace holds {length} tokens of request {entry.id}; --max-tokens {limit} needs a "
                 f"longer recording (at most {length} with this trace)"
             )
-        wanted = int(length) if limit is None else min(limit, int(length))
-        requests.append(Request(entry.id, len(entry.prompt), wanted, entry.prompt))
+        requests.append(Request(entry.id, len(entry.prompt), min(limit or length, length), entry.prompt))
     return requests

@@ -93,7 +93,7 @@ OF_THE_LAW = [
 @pytest.fixture(autouse=True)
 def _a_short_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The waterfall's first simulation shows a long-run rate: its first tokens pin it as well."""
-    monkeypatch.setattr("simulator.waterfall.LONG", 1500)
+    monkeypatch.setattr("simulator.law.LONG", 1500)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -7,7 +7,6 @@ from typing import IO, Any
 
 import pytest
 
-from hardware_profiles import files
 from hardware_profiles.files import atomic_write
 
 
@@ -75,10 +74,11 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
 @pytest.mark.parametrize("binary", [False, True])
 def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binary: bool) -> None:
-    def full(_: Path, binary: bool) -> IO[Any]:
-        return Path("/dev/full").open("wb" if binary else "w")
+    def full(_: Path, mode: str, **__: Any) -> IO[Any]:
+        return opened(Path("/dev/full"), mode.replace("x", "w"))
 
-    monkeypatch.setattr(files, "_create", full)
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", full)
     path = tmp_path / "profile.json"
     named = r"No space left on device: '.*profile\.json'"
     with pytest.raises(OSError, match=named), atomic_write(path, binary=binary) as file:

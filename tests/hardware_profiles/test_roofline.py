@@ -20,15 +20,13 @@ from hardware_profiles.roofline import (
     Efficiency,
     RooflineError,
     Setting,
-    allreduce_s,
+    Work,
     carried_error,
     default_engine,
     find_device,
     find_precision,
     fit_roofline,
     known_part,
-    seconds,
-    work_of,
 )
 from hardware_profiles.shapes import Shape, ShapeError, find_shape
 from hardware_profiles.store import find_profile
@@ -42,7 +40,7 @@ FP32 = PRECISIONS["fp32"]
 
 
 def test_work_of_a_forward_by_hand() -> None:
-    work = work_of(SMALL, "target.forward", {"batch": 3, "new_tokens": 2, "context": 5})
+    work = Setting(SMALL, CORE).work("target.forward", {"batch": 3, "new_tokens": 2, "context": 5})
     # 6 tokens.  Matrices: 2 * 6 * (2 blocks * 144 + 40) = 3936 FLOPs.  A new token sees 5 cached ones and
     # itself and those before it, 1.5 on average: 4 * 6 tokens * 6.5 * 4 wide * 2 blocks = 1248.
     assert work.flops == 3936 + 1248
@@ -51,18 +49,18 @@ def test_work_of_a_forward_by_hand() -> None:
     # out; output 4 in, 4 out; gate and up 4 in, 8 + 8 out; down 8 in, 4 out: 52 per block and token.  Through
     # the output matrix: 4 in, 10 out per token.
     assert work.moved_bytes == 4 * (352 + 168 + 6 * 2 * 52 + 6 * 14)
-    assert (work.layers, work.message_bytes) == (2, 4 * 6 * 4)
+    assert work.message_bytes == 4 * 6 * 4
 
 
 def test_a_prefill_answers_once_per_row() -> None:
-    work = work_of(SMALL, "target.prefill", {"batch": 2, "new_tokens": 3})
+    work = Setting(SMALL, CORE).work("target.prefill", {"batch": 2, "new_tokens": 3})
     # 6 tokens through the blocks, 2 through the output matrix; a token sees 2 on average.
     assert work.flops == 2 * 6 * 288 + 2 * 2 * 40 + 4 * 6 * 2 * 4 * 2
 
 
 def test_branches_of_a_tree_share_the_trunk() -> None:
-    tree = work_of(SMALL, "draft.tree", {"batch": 1, "branches": 4, "context": 100})
-    rows = work_of(SMALL, "draft.forward", {"batch": 4, "new_tokens": 1, "context": 100})
+    tree = Setting(SMALL, CORE).work("draft.tree", {"batch": 1, "branches": 4, "context": 100})
+    rows = Setting(SMALL, CORE).work("draft.forward", {"batch": 4, "new_tokens": 1, "context": 100})
     assert tree.flops == rows.flops
     # Four rows read their own trunks: 3 * 100 cached tokens of 8 numbers more.
     assert rows.moved_bytes - tree.moved_bytes == 4 * 3 * 100 * 8
@@ -70,7 +68,7 @@ def test_branches_of_a_tree_share_the_trunk() -> None:
 
 def test_precision_scales_weights_and_the_rest_apart() -> None:
     at = {"batch": 1.0, "new_tokens": 1.0, "context": 9.0}
-    full, quantised = (work_of(SMALL, "x.forward", at, precision=PRECISIONS[p]) for p in ("fp32", "q5_k_m"))
+    full, quantised = (Setting(SMALL, CORE, PRECISIONS[p]).work("x.forward", at) for p in ("fp32", "q5_k_m"))
     weights = 288 + 40 + 4
     assert quantised.moved_bytes == pytest.approx(5.7 / 8 * weights + (full.moved_bytes / 4 - weights) * 2)
     with pytest.raises(RooflineError, match="bf16"):
@@ -78,10 +76,11 @@ def test_precision_scales_weights_and_the_rest_apart() -> None:
 
 
 def test_seconds_add_up() -> None:
-    work = work_of(SMALL, "x.forward", {"batch": 1, "new_tokens": 1, "context": 0})
+    at = {"batch": 1.0, "new_tokens": 1.0, "context": 0.0}
+    work = Setting(SMALL, CORE).work("x.forward", at)
     efficiency = Efficiency(2.0, 4.0, 1e-3)
     expected = 2.0 * work.flops / 96e9 + 4.0 * work.moved_bytes / 25.6e9 + 2e-3
-    assert seconds(work, CORE, efficiency) == pytest.approx(expected, rel=1e-12)
+    assert Setting(SMALL, CORE).seconds("x.forward", at, efficiency) == pytest.approx(expected, rel=1e-12)
     assert (efficiency.compute, efficiency.bandwidth) == (0.5, 0.25)
     assert Efficiency(0.0, 1.0, 0.0).compute is None
 
@@ -89,17 +88,20 @@ def test_seconds_add_up() -> None:
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_all_reduces_are_those_of_the_law(devices: int) -> None:
     gpu = find_device("h100")
-    work = work_of(SMALL, "x.forward", {"batch": 2, "new_tokens": 1, "context": 0})
-    alone, spread = (seconds(work, gpu, Efficiency(1.0, 1.0, 0.0), n) for n in (1, devices))
+    at, ideal = {"batch": 2.0, "new_tokens": 1.0, "context": 0.0}, Efficiency(1.0, 1.0, 0.0)
+    group = [Setting(SMALL, gpu, FP32, n) for n in (1, devices)]
+    alone, spread = (setting.seconds("x.forward", at, ideal) for setting in group)
+    work = group[0].work("x.forward", at)
     beta = 2 * (devices - 1) / devices / 450e9
     law = target_communication(work.message_bytes, 2, devices, 5e-6, beta)
     assert spread == pytest.approx(alone / devices + law, rel=1e-9)
 
 
 def test_a_device_without_a_link_stands_alone() -> None:
-    assert allreduce_s(1e6, 1, CORE) == 0.0
+    work = Work(1e6, 1e6, 1e6)
+    assert Setting(SMALL, CORE).communication_s(work) == 0.0
     with pytest.raises(DeviceError, match="no link"):
-        allreduce_s(1e6, 2, CORE)
+        Setting(SMALL, CORE, FP32, 2).communication_s(work)
 
 
 def test_devices_are_known_with_their_sources() -> None:

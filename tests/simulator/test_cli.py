@@ -24,7 +24,7 @@ FEW = ["--requests", "6", "--max-tokens", "48"]
 @pytest.fixture(autouse=True)
 def _a_short_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The waterfall's first simulation shows a long-run rate, which is tested elsewhere."""
-    monkeypatch.setattr("simulator.waterfall.LONG", 1500)
+    monkeypatch.setattr("simulator.law.LONG", 1500)
 
 
 KEYS = {

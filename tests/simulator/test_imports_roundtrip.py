@@ -27,7 +27,8 @@ from simulator.imports.measured import (
     write_acceptance,
 )
 from simulator.run import Scenario, simulate
-from simulator.tokens.acceptance import AcceptanceFile, load_acceptance, token_model
+from simulator.tokens import histogram
+from simulator.tokens.acceptance import AcceptanceFile, load_acceptance
 
 SAMPLES = Path(__file__).parents[1] / "data" / "imports"
 LONG = 6_000
@@ -132,7 +133,15 @@ def chosen(name: str, label: str | None) -> Imported:
 
 def simulated(acceptance: AcceptanceFile, lookahead: int) -> tuple[float, int]:
     """Tokens per round of SD with these tokens, and the number of rounds."""
-    tokens = token_model(acceptance, "sd", hit_curve=None, requests=1, length=LONG, prompt_length=1, seed=3)
+    tokens = histogram(
+        acceptance.acceptance_at_position,
+        rejected=[(0.0,)],
+        free=(0.0,),
+        requests=1,
+        length=LONG,
+        prompt_length=1,
+        seed=3,
+    )
     scenario = Scenario(tokens=tokens, textbook=TextbookCosts(1.0, 0.1))
     summary = simulate(scenario, configure("sd", lookahead=lookahead)).summary
     assert summary.tokens_per_round is not None

@@ -8,7 +8,7 @@ import pytest
 
 from hardware_profiles.profile import Profile
 from policies.registry import SettingError, configure
-from simulator.memory import check_memory, memory_needs
+from simulator.needs import check_memory, memory_needs
 
 
 def profile(target_memory: int | None, draft_memory: int | None, **changes: Any) -> Profile:

@@ -16,7 +16,7 @@ from analysis.sources import load_sources
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile
 from policies.registry import SettingError, configure
-from simulator.placement import count_devices
+from simulator.needs import count_devices
 
 H100 = load_profile(find_profile("h100x4+1"))
 FEW = ["--requests", "6", "--max-tokens", "32"]

@@ -23,7 +23,7 @@ from direct import Direct, directly, disagreement
 from hardware_profiles.trace import Trace
 from policies.laws.sampling import hit_rate_sampled
 from policies.registry import Settings, configure
-from simulator.tokens import TokenModel, model, replay, sampled
+from simulator.tokens import TokenModel, replay, sampled
 from simulator.tokens.chances import DRAFT, Chances, Recorded
 
 LEVEL = 4.5
@@ -160,12 +160,12 @@ def acceptance_and_rank_share_their_luck(patch: pytest.MonkeyPatch) -> None:
 
 
 def random_tokens_are_compared(patch: pytest.MonkeyPatch) -> None:
-    def wrong(model: TokenModel, operation: Any, slots: Any) -> Any:
-        known, drawn = deciders(model, operation, slots)
+    def wrong(self: TokenModel, operation: Any) -> Any:
+        known, drawn = deciders(self, operation)
         return known | drawn, np.zeros_like(drawn)
 
-    deciders = model._deciders
-    patch.setattr(model, "_deciders", wrong)
+    deciders = TokenModel._deciders
+    patch.setattr(TokenModel, "_deciders", wrong)
 
 
 def backups_get_the_primary_fanout(patch: pytest.MonkeyPatch) -> None:

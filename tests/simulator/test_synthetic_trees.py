@@ -17,7 +17,7 @@ from simulator.costs import TextbookCosts
 from simulator.run import Scenario, Simulated, simulate
 from simulator.synthetic.trees import shape_of
 from simulator.tokens import TokenModel, coin
-from simulator.tokens.histogram import histogram
+from simulator.tokens.coins import histogram
 
 
 def run(tokens: TokenModel, policy: str = "tree", *, batch: int = 1, **knobs: Any) -> Simulated:

@@ -9,7 +9,7 @@ from policies.registry import SettingError, configure
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel, coin, conditional_acceptance, histogram
-from simulator.tokens.histogram import power_law_curve
+from simulator.tokens.coins import power_law_curve
 
 ALWAYS, NEVER_HITS = (1.0,), (0.0,)
 

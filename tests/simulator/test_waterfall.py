@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 from tiny_profiles import profile
 
-import simulator.waterfall as module
+import simulator.law as module
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile, find_trace
 from hardware_profiles.trace import read_trace
 from policies.registry import configure
 from simulator.costs import Effects, TextbookCosts
-from simulator.law import law_inputs, law_prediction
+from simulator.law import law_inputs, law_prediction, waterfall
 from simulator.run import Scenario, baselines, simulate
 from simulator.tokens import coin, replay
-from simulator.waterfall import waterfall
 
 TOKENS = {
     "tossed": coin(0.8, exponent=1.0, scale=1.0, requests=5, length=14, prompt_length=30, seed=0),
