@@ -44,24 +44,16 @@ DEEPEST_TREE = 1
 class Speculation:
     """One setting, for every engine that has the method; only vLLM knows `draft_sampled` and `by_batch`.
 
-    Attributes:
-        lookahead: K.
-        method: A key of `SGLANG`.
-        model: Draft model or head, for the methods that have one.
-        draft_sampled: Whether the draft samples; vLLM drafts greedily unless told otherwise.
-        by_batch: K by batch from which on it holds; 0 is plain decoding.
-        largest_batch: End of the last range; the largest batch of `by_batch` by default.
-
     Raises:
         ImportRefused: A model is missing or of no use, or a value is out of its domain.
     """
 
-    lookahead: int
-    method: str = "draft_model"
-    model: str | None = None
-    draft_sampled: bool = False
-    by_batch: Mapping[int, int] | None = None
-    largest_batch: int | None = None
+    lookahead: int  # K
+    method: str = "draft_model"  # a key of `SGLANG`
+    model: str | None = None  # draft model or head, for the methods that have one
+    draft_sampled: bool = False  # vLLM drafts greedily unless told otherwise
+    by_batch: Mapping[int, int] | None = None  # K by batch from which on it holds; 0 is plain decoding
+    largest_batch: int | None = None  # end of the last range; the largest batch of `by_batch` by default
 
     def __post_init__(self) -> None:
         """Refuse what no engine takes."""

@@ -68,9 +68,8 @@ def find_format(name: str) -> Format:
     Raises:
         ImportRefused: There is none.
     """
-    for fmt in FORMATS:
-        if fmt.name == name:
-            return fmt
+    if name in REGISTERED:
+        return REGISTERED[name]
     raise ImportRefused(f"unknown format {name!r}; choices: {', '.join(each.name for each in FORMATS)}")
 
 
@@ -95,13 +94,7 @@ def read_text(text: str, fmt: Format) -> tuple[Imported, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A file that was read.
-
-    Attributes:
-        path: Of the file.
-        format: What it was taken for.
-        measured: Its measurements.
-    """
+    """A file that was read, and what it was taken for."""
 
     path: Path
     format: Format

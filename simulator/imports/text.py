@@ -217,17 +217,11 @@ def samples_of(text: str) -> list[Sample]:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text that is to be recognised.
-
-    Attributes:
-        raw: All of it.
-        whole: The JSON value it is; None if it is none.
-        first: The JSON object in its first line; empty if there is none.
-    """
+    """A text that is to be recognised."""
 
     raw: str
-    whole: Any
-    first: dict[str, Any]
+    whole: Any  # the JSON value it is; None if it is none
+    first: dict[str, Any]  # the JSON object in its first line; empty if there is none
 
     @classmethod
     def of(cls, raw: str) -> Text:
@@ -287,23 +281,14 @@ def either(*tests: Test) -> Test:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format.
+    """One format."""
 
-    Attributes:
-        name: For `--format`; also the source of what was measured, unless its parser says another.
-        engine: Whose numbers they are, unless its parser says so; empty where it always does.
-        what: Where such a file comes from, for people.
-        fits: Whether a text looks like it.
-        parse: The measurements of a text.
-        pools: Whether several measurements of a file are windows of one run, to be added up.
-    """
-
-    name: str
-    engine: str
-    what: str
-    fits: Test
+    name: str  # for `--format`; also the source of what was measured, unless its parser says another
+    engine: str  # whose numbers they are, unless its parser says so; empty where it always does
+    what: str  # where such a file comes from, for people
+    fits: Test  # whether a text looks like it
     parse: Callable[[str], tuple[Imported, ...]]
-    pools: bool = False
+    pools: bool = False  # whether measurements of one file are windows of one run, to be added up
 
 
 REGISTERED: dict[str, Format] = {}
@@ -319,17 +304,10 @@ def reads(
     empty: str = "",
     pools: bool = False,
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-    """Register a parser of the texts that pass all of the tests.
+    """Register a parser of the texts that pass all of the tests; the rest as in `Format`.
 
-    Args:
-        name: As in `Format`, like what is not listed here.
-        engine: As in `Format`.
-        what: As in `Format`.
-        tests: What tells a text of this format.
-        rows: Where given, the parser takes one of these `Row`s and returns one measurement; else it takes
-            the text and returns one, or a sequence of them.
-        empty: What is said of a text without rows, if that is refused.
-        pools: As in `Format`.
+    With `rows` the parser takes one row and returns one measurement, and a text without rows is refused with
+    `empty`, if that is given; else it takes the text and returns one measurement or several.
     """
 
     def register(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
