@@ -10,33 +10,9 @@ from pathlib import Path
 
 import click
 import pytest
+from commands import ROOT, programs
 
-from analysis.__main__ import main as analysis
-from analysis.breaks.__main__ import main as breaks
-from analysis.cli import main as validate
-from analysis.papers.__main__ import main as papers
-from analysis.papers.profiles import main as profiles
-from analysis.recommend.__main__ import main as recommend
-from calibrate.cli import main as calibrate
-from calibrate.roofline import main as roofline
-from policies.laws.cli import main as laws
-from simulator.cli import main as simulate
-from simulator.imports.__main__ import main as imports
-
-ROOT = Path(__file__).parents[1]
-PROGRAMS: dict[str, click.Command] = {
-    "simulate": simulate,
-    "recommend": recommend,
-    "validate": validate,
-    "calibrate": calibrate,
-    "laws": laws,
-    "python -m analysis": analysis,
-    "python -m analysis.breaks": breaks,
-    "python -m analysis.papers": papers,
-    "python -m analysis.papers.profiles": profiles,
-    "python -m calibrate.roofline": roofline,
-    "python -m simulator.imports": imports,
-}
+PROGRAMS = programs()
 LONGEST_FIRST = sorted(PROGRAMS, key=len, reverse=True)
 
 
