@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from policies.laws.catalogue import apply, evaluate
 
 Kind: TypeAlias = Literal["value", "upper bound", "lower bound", "choice"]
 Form: TypeAlias = Literal["as printed", "corrected", "printed = corrected", "not printed"]
+PRINTED, CORRECTED, SAME, UNPRINTED = get_args(Form)
 
 LEVEL = 3.0
 """Standard errors either side of an error: a law that is off by the margin passes once in 740 times."""
@@ -109,11 +110,19 @@ def both(statement: str, observe: Observe) -> Forms:
     return printed, corrected
 
 
+Trial: TypeAlias = tuple[tuple[Point, ...], dict[str, str]]
+"""Points and relaxations of a law."""
+
+
+def tried(says: tuple[str, Form, str], trial: Trial, comparer: Comparer, *, fault: str = "") -> Law:
+    """A law of this name, form and title."""
+    return Law(*says, *trial, comparer, fault)
+
+
 def twins(
     name: str,
     titles: tuple[str, str],
-    points: tuple[Point, ...],
-    relaxations: dict[str, str],
+    trial: Trial,
     forms: Forms,
     *,
     fault: str = "",
@@ -123,9 +132,10 @@ def twins(
 
     `titles` are those of both; `corrected` is what the corrected form has to say otherwise of relaxations.
     """
+    points, relaxations = trial
     return (
-        Law(f"{name}.printed", "as printed", titles[0], points, relaxations, forms[0], fault),
-        Law(name, "corrected", titles[1], points, relaxations | (corrected or {}), forms[1]),
+        Law(f"{name}.printed", PRINTED, titles[0], points, relaxations, forms[0], fault),
+        Law(name, CORRECTED, titles[1], points, relaxations | (corrected or {}), forms[1]),
     )
 
 

@@ -10,6 +10,10 @@ from functools import partial
 
 from analysis.breaks.bench import PIPELINE, RASD, TWO_SEQUENCES, Bench, Estimate, NotSeen
 from analysis.breaks.comparison import (
+    CORRECTED,
+    PRINTED,
+    SAME,
+    UNPRINTED,
     Comparer,
     Comparison,
     Law,
@@ -22,6 +26,7 @@ from analysis.breaks.comparison import (
     ratio,
     says,
     speed,
+    tried,
     twins,
     value_of,
 )
@@ -74,31 +79,25 @@ _PIPELINED = {**_TOKENS, **_PIPELINE_WAITS, "short": _PIPELINE_SHORT}
 _RUN = {**_TOKENS, "short": "a cut round is no rejection, and a run ends with its output"}
 
 SD_LAWS = (
-    Law(
-        "ar",
-        "printed = corrected",
-        "plain decoding: a token per step, whatever the batch",
-        (Point(0.8, 1, 0.1), Point(0.8, 1, 0.1, batch=8)),
-        {
-            "jitter": "none: the mean of a sum is the sum of the means",
-            "verify-batch": "the step of a batch is slower than that of one row",
-        },
+    tried(
+        ("ar", SAME, "plain decoding: a token per step, whatever the batch"),
+        (
+            (Point(0.8, 1, 0.1), Point(0.8, 1, 0.1, batch=8)),
+            {
+                "jitter": "none: the mean of a sum is the sum of the means",
+                "verify-batch": "the step of a batch is slower than that of one row",
+            },
+        ),
         by_value(lambda point: 1.0, ratio("ar", "tokens", "seconds")),
     ),
-    Law(
-        "double.thm1",
-        "printed = corrected",
-        "tokens of a round: E(a, K)",
-        DRAFTED,
-        {**_TOKENS, "short": _CUT},
+    tried(
+        ("double.thm1", SAME, "tokens of a round: E(a, K)"),
+        (DRAFTED, {**_TOKENS, "short": _CUT}),
         by_value(says("double.thm1"), ratio("sd", "tokens", "rounds")),
     ),
-    Law(
-        "double.eq8",
-        "printed = corrected",
-        "rounds up to the first rejection: k = 1/(1 - a^g)",
-        DRAFTED,
-        _RUN,
+    tried(
+        ("double.eq8", SAME, "rounds up to the first rejection: k = 1/(1 - a^g)"),
+        (DRAFTED, _RUN),
         by_value(says("double.eq8"), ratio("sd", "rounds", "rejected")),
     ),
     *twins(
@@ -107,74 +106,57 @@ SD_LAWS = (
             "tokens up to the first rejection: (k - 1)(g + 1) + E(a, g)",
             "tokens up to the first rejection: k E(a, g)",
         ),
-        DRAFTED,
-        _RUN,
+        (DRAFTED, _RUN),
         both("double.thm2", ratio("sd", "tokens", "rejected")),
         fault=_THM2_FAULT,
     ),
     *twins(
         "double.eq11",
         ("speedup of SD: E[L_k] C / (k (g + C))", "speedup of SD: E(a, g) C / (g + C)"),
-        (*DRAFTED, BALANCED[0]),
-        {**_TOKENS, **_LEVEL, "short": _CUT},
+        ((*DRAFTED, BALANCED[0]), {**_TOKENS, **_LEVEL, "short": _CUT}),
         both("double.eq11", speed("sd")),
         fault=_PSD_FAULT,
     ),
-    Law(
-        "double.thm3.printed",
-        "as printed",
-        "S_PSD against the plain pipeline that it describes",
-        BALANCED,
-        _PIPELINED,
+    tried(
+        ("double.thm3.printed", PRINTED, "S_PSD against the plain pipeline that it describes"),
+        (BALANCED, _PIPELINED),
         by_value(says("double.thm3", printed=True), speed(PIPELINE)),
         fault=_PSD_FAULT,
     ),
-    Law(
-        "double.thm3.printed-pearl",
-        "as printed",
-        "S_PSD against PEARL, which it is said to be of",
-        BALANCED,
-        _PIPELINED,
+    tried(
+        ("double.thm3.printed-pearl", PRINTED, "S_PSD against PEARL, which it is said to be of"),
+        (BALANCED, _PIPELINED),
         by_value(says("double.thm3", printed=True), speed("pearl")),
         fault=f"{_PSD_FAULT}, and knows no pre-verification, so that it undercounts where little is accepted",
     ),
-    Law(
-        "double.thm3.plain",
-        "corrected",
-        "S_plain, the exact rate of a plain pipeline",
-        BALANCED,
-        _PIPELINED,
+    tried(
+        ("double.thm3.plain", CORRECTED, "S_plain, the exact rate of a plain pipeline"),
+        (BALANCED, _PIPELINED),
         by_value(says("double.thm3"), speed(PIPELINE)),
     ),
-    Law(
-        "double.thm3.pearl",
-        "corrected",
-        "S_PEARL, the exact rate with pre-verification",
-        (*BALANCED, Point(0.8, 4, 0.1)),
-        _PIPELINED,
+    tried(
+        ("double.thm3.pearl", CORRECTED, "S_PEARL, the exact rate with pre-verification"),
+        ((*BALANCED, Point(0.8, 4, 0.1)), _PIPELINED),
         by_value(applied(double.pearl_speedup), speed("pearl")),
     ),
-    Law(
-        "double.thm3.ceiling",
-        "printed = corrected",
-        "no pipeline exceeds C",
-        (*BALANCED, Point(0.95, 12, 1 / 4)),
-        _PIPELINED,
+    tried(
+        ("double.thm3.ceiling", SAME, "no pipeline exceeds C"),
+        ((*BALANCED, Point(0.95, 12, 1 / 4)), _PIPELINED),
         by_bound(applied(double.psd_ceiling), speed("pearl"), upper=True),
     ),
-    Law(
-        "duo.budget",
-        "printed = corrected",
-        "the best lookahead of a pipeline is C",
-        (Point(0.8, 8, 1 / 8), Point(0.6, 8, 1 / 8)),
-        {
-            "position": "none: up to C a longer block costs no time, however little its end is accepted",
-            "trace": "none: up to C a longer block costs no time",
-            "jitter": "at gamma = C the two devices tie, where waiting for the slower one costs most",
-            "verify-k": "a longer block is dearer to verify, and drafting is not what takes longest",
-            "contention": "a shorter block overlaps less",
-            "short": "none: overshoot costs no time either",
-        },
+    tried(
+        ("duo.budget", SAME, "the best lookahead of a pipeline is C"),
+        (
+            (Point(0.8, 8, 1 / 8), Point(0.6, 8, 1 / 8)),
+            {
+                "position": "none: up to C a longer block costs no time, however little its end is accepted",
+                "trace": "none: up to C a longer block costs no time",
+                "jitter": "at gamma = C the two devices tie, where waiting for the slower one costs most",
+                "verify-k": "a longer block is dearer to verify, and drafting is not what takes longest",
+                "contention": "a shorter block overlaps less",
+                "short": "none: overshoot costs no time either",
+            },
+        ),
         Comparer("choice", _lost_at_c),
     ),
 )
@@ -300,29 +282,22 @@ SYSTEM_LAWS = (
     *twins(
         "mirror.eq10",
         ("step of Mirror-SD: T_prefix + max(Delta, T_draft)", "step of Mirror-SD: the same + FF T_draft"),
-        EXITS,
-        _STEP_RELAXED,
+        (EXITS, _STEP_RELAXED),
         (
             by_value(lambda point: mirror_step(point, 0.0), _STEP),
             by_value(lambda point: mirror_step(point, all_fallbacks(point)), _STEP),
         ),
         fault="where nothing can be reused the window is drafted anew, in the open",
     ),
-    Law(
-        "mirror.prop1.printed",
-        "as printed",
-        "at most a share 1 - Omega of the rounds falls back",
-        UNSURE_EXITS,
-        _FALLBACK_RELAXED,
+    tried(
+        ("mirror.prop1.printed", PRINTED, "at most a share 1 - Omega of the rounds falls back"),
+        (UNSURE_EXITS, _FALLBACK_RELAXED),
         by_bound(lambda point: mirror.fallback_bound_printed(omega(point)), _FALLBACKS, upper=True),
         fault="a window has as many chances to fall back as tokens; the bound counts one",
     ),
-    Law(
-        "mirror.prop1",
-        "corrected",
-        "share of rounds that fall back: (1 - Omega)(1 + a + ... + a^(g-1))",
-        UNSURE_EXITS,
-        _FALLBACK_RELAXED,
+    tried(
+        ("mirror.prop1", CORRECTED, "share of rounds that fall back: (1 - Omega)(1 + a + ... + a^(g-1))"),
+        (UNSURE_EXITS, _FALLBACK_RELAXED),
         by_value(lambda point: mirror.fallback(point.acceptance, omega(point), point.lookahead), _FALLBACKS),
     ),
     *twins(
@@ -331,67 +306,54 @@ SYSTEM_LAWS = (
             "speedup of DOUBLE: (L_d + L_b) C'/(k g + C'), C' = C (1 + AMT), g in tokens",
             "speedup of DOUBLE: exact tokens of a round over max(1, g/C)",
         ),
-        RETRIEVING,
-        _DOUBLE_RELAXED,
+        (RETRIEVING, _DOUBLE_RELAXED),
         (by_value(double_speed_printed, speed("double")), by_value(double_speed, speed("double"))),
         fault="it overcounts the last round of a run, and charges a bubble that pre-verification fills",
     ),
-    Law(
-        "double.eq7.ceiling",
-        "as printed",
-        "no speedup of DOUBLE exceeds C (1 + AMT)",
-        (UNBOUND, *RETRIEVING),
-        _DOUBLE_RELAXED,
+    tried(
+        ("double.eq7.ceiling", PRINTED, "no speedup of DOUBLE exceeds C (1 + AMT)"),
+        ((UNBOUND, *RETRIEVING), _DOUBLE_RELAXED),
         by_bound(lambda point: point.ratio * (1.0 + point.matched), speed("double"), upper=True),
         fault="tokens that the target retrieves take no time of the draft's, so that C does not bound them",
     ),
-    Law(
-        "duo.alg1",
-        "printed = corrected",
-        "speedup of DuoDecoding with one sequence: that of a pre-verifying pipeline",
-        SEQUENCES,
-        {
-            "position": "a block begins with tokens better than the mean and ends with worse",
-            "decided": "hard tokens come in clusters; several sequences raise the chance of the first token "
-            "and shorten the block",
-            **_WAITS,
-        },
+    tried(
+        ("duo.alg1", SAME, "speedup of DuoDecoding with one sequence: that of a pre-verifying pipeline"),
+        (
+            SEQUENCES,
+            {
+                "position": "a block begins with tokens better than the mean and ends with worse",
+                "decided": "hard tokens come in clusters; several sequences raise the chance of the first "
+                "token and shorten the block",
+                **_WAITS,
+            },
+        ),
         by_value(applied(duo_speedup), speed("duo")),
     ),
-    Law(
-        "duo.sequences",
-        "not printed",
-        "speedup of DuoDecoding with two sequences: exact tokens of a round",
-        OPENED,
-        {
-            "decided": "the draft's second choice is right where its first is in doubt, where it counts",
-            **_WAITS,
-            "branches": "a step of two sequences is charged as one of one",
-        },
+    tried(
+        ("duo.sequences", UNPRINTED, "speedup of DuoDecoding with two sequences: exact tokens of a round"),
+        (
+            OPENED,
+            {
+                "decided": "the draft's second choice is right where its first is in doubt, where it counts",
+                **_WAITS,
+                "branches": "a step of two sequences is charged as one of one",
+            },
+        ),
         by_value(two_sequences_speed, speed(TWO_SEQUENCES)),
     ),
-    Law(
-        "rasd.fuse",
-        "not printed",
-        "tau of a fused tree: the longer of two independent geometric matches",
-        RASD_TREES,
-        _FUSED_RELAXED,
+    tried(
+        ("rasd.fuse", UNPRINTED, "tau of a fused tree: the longer of two independent geometric matches"),
+        (RASD_TREES, _FUSED_RELAXED),
         by_value(lambda point: fused_tau(*point.trees), _FUSED),
     ),
-    Law(
-        "rasd.fuse.upper",
-        "not printed",
-        "tau of a fused tree is at most the sum of its halves'",
-        RASD_TREES,
-        _FUSED_RELAXED,
+    tried(
+        ("rasd.fuse.upper", UNPRINTED, "tau of a fused tree is at most the sum of its halves'"),
+        (RASD_TREES, _FUSED_RELAXED),
         by_bound(lambda point: math.fsum(point.trees), _FUSED, upper=True),
     ),
-    Law(
-        "rasd.fuse.lower",
-        "not printed",
-        "tau of a fused tree is at least that of its better half",
-        RASD_TREES,
-        _FUSED_RELAXED,
+    tried(
+        ("rasd.fuse.lower", UNPRINTED, "tau of a fused tree is at least that of its better half"),
+        (RASD_TREES, _FUSED_RELAXED),
         by_bound(lambda point: max(point.trees), _FUSED, upper=False),
     ),
 )
@@ -502,36 +464,28 @@ _LOST = {
 _THM12 = {**_HITS, "short": "the rounds that a limit cuts are those with many tokens"}
 
 SSD_LAWS = (
-    Law(
-        "ssd.eq1",
-        "printed = corrected",
-        "long-run hit rate p_b / (1 + p_b - p_p)",
-        PLAIN,
-        {**_HITS, "short": "every output starts from a primary draft, not from the long run"},
+    tried(
+        ("ssd.eq1", SAME, "long-run hit rate p_b / (1 + p_b - p_p)"),
+        (PLAIN, {**_HITS, "short": "every output starts from a primary draft, not from the long run"}),
         by_value(says("ssd.eq1"), ratio("saguaro", "hits", "looked_up")),
     ),
     *twins(
         "ssd.thm7",
         ("speedup of SSD; a miss takes 1 + T_b", "speedup of SSD; a miss takes max(1, T_p) + T_b"),
-        (*PLAIN, A, D),
-        _SSD_SPEED,
+        ((*PLAIN, A, D), _SSD_SPEED),
         both("ssd.thm7", speed("saguaro")),
         corrected=_KNOWN,
     ),
     *twins(
         "ssd.cor8",
         ("SSD over SD with the same draft on a miss", "the same where a miss takes max(1, T) + T"),
-        PRIMARY,
-        _SSD_SPEED,
+        (PRIMARY, _SSD_SPEED),
         both("ssd.cor8", _over_sd),
         corrected=_KNOWN,
     ),
-    Law(
-        "ssd.cor9.upper",
-        "printed = corrected",
-        "SSD over SD is at most (1 + T_SD) E_hit/E_SD",
-        PLAIN,
-        _SSD_SPEED,
+    tried(
+        ("ssd.cor9.upper", SAME, "SSD over SD is at most (1 + T_SD) E_hit/E_SD"),
+        (PLAIN, _SSD_SPEED),
         by_bound(says("ssd.cor9", part=1), _over_sd, upper=True),
     ),
     *twins(
@@ -540,28 +494,21 @@ SSD_LAWS = (
             "SSD over SD is at least (1 + T_SD) p E_hit/E_SD",
             "SSD over SD is at least (1 + T_SD)(p E_hit + 1 - p)/E_SD; T_p <= 1",
         ),
-        PLAIN,
-        _SSD_SPEED,
+        (PLAIN, _SSD_SPEED),
         (
             by_bound(says("ssd.cor9", printed=True, part=0), _over_sd, upper=False),
             by_bound(says("ssd.cor9", part=0), _over_sd, upper=False),
         ),
     ),
-    Law(
-        "ssd.thm12.printed",
-        "as printed",
-        "the closed form's fan-outs, rounded, hit most often",
-        SPREAD,
-        _LOST,
+    tried(
+        ("ssd.thm12.printed", PRINTED, "the closed form's fan-outs, rounded, hit most often"),
+        (SPREAD, _LOST),
         Comparer("choice", _lost_by_closed_form),
         fault="a small budget puts less than one guess on unlikely positions, which hits less than nothing",
     ),
-    Law(
-        "ssd.thm12",
-        "corrected",
-        "p_hit,p of the exact whole-numbered fan-outs",
-        SPREAD,
-        _THM12,
+    tried(
+        ("ssd.thm12", CORRECTED, "p_hit,p of the exact whole-numbered fan-outs"),
+        (SPREAD, _THM12),
         by_value(lambda point: exact_spread(point).p_primary, partial(_hits_of, exact_spread)),
     ),
     *twins(
@@ -570,8 +517,7 @@ SSD_LAWS = (
             "speedup of a batch that stalls on any miss, which takes 1 + T_b",
             "speedup of a batch that stalls on any miss, which takes max(1, T_p) + T_b",
         ),
-        BATCHED,
-        {**_SSD_SPEED, **_BATCH},
+        (BATCHED, {**_SSD_SPEED, **_BATCH}),
         both("ssd.cor16", speed("saguaro")),
         corrected=_KNOWN,
     ),
@@ -581,8 +527,7 @@ SSD_LAWS = (
             "batch b* at which the slow and the fast backup are equally fast",
             "the same with a hit rate for each backup",
         ),
-        SWITCHED,
-        {**_SSD_SPEED, **_BATCH},
+        (SWITCHED, {**_SSD_SPEED, **_BATCH}),
         (_switch(printed=True), _switch(printed=False)),
         fault="the backup changes the hit rate, for which the printed form has one symbol",
         corrected=_KNOWN,
