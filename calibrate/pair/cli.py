@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,13 @@ import click
 from calibrate.live.placement import GGUF_PRECISIONS
 from calibrate.options import TRUST
 from calibrate.shipped import DATA, cache_folder, resolve_model
-from policies.commandline import Command, checked_group, wide_console, with_options
+from policies.commandline import POSITIVE, Command, checked_group, wide_console, with_options
 
 if TYPE_CHECKING:
-    from calibrate.pair.heads import Found, HeadKind, Training
+    from calibrate.pair.heads import HeadKind
+
+FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
+PATH = click.Path(path_type=Path)
 
 
 @checked_group()
@@ -31,10 +33,10 @@ def pair() -> None:
 
 
 @pair.command()
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the pair.")
+@click.option("--out", type=PATH, required=True, help="Folder of the pair.")
 @click.option(
     "--work",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder of checkpoints; a second call with it goes on.  [default: in the user's cache]",
 )
 @click.option("--minutes", type=float, help="Limit of the training stages.  [default: fixed steps]")
@@ -51,30 +53,21 @@ def build(out: Path, work: Path | None, minutes: float | None, seed: int) -> Non
       pair build --out my-pair/
       pair build --out quick/ --minutes 5 --work quick-work/
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     from calibrate.pair import build as building
 
-    columns = (
-        TextColumn("{task.description:>8}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
     limit = "steps" if minutes is None else f"{minutes:g}min"
     work = work or cache_folder("pairs") / f"build-{seed}-{limit}"
-    with Progress(*columns) as progress:
-        building.build(building.Job(out=out, work=work, seed=seed, minutes=minutes), progress)
+    with building.stage_bars() as bars:
+        building.build(building.Job(out=out, work=work, seed=seed, minutes=minutes), bars)
     click.echo(f"{out}")
 
 
 @pair.command()
 @click.argument("name_or_shape")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write.")
+@click.option("--out", type=PATH, required=True, help="Folder to write.")
 @click.option(
     "--source",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=FOLDER,
     default=DATA / "target",
     help="Folder of the Llama to embed.  [default: the shipped target]",
 )
@@ -90,25 +83,13 @@ def embed(name_or_shape: str, out: Path, source: Path) -> None:
       pair embed 3x2 --out big/
       pair embed 3/2x1 --source my-pair/target --out wider/
     """
-    from calibrate.pair.embed import EMBEDDINGS, Shape, save_embedding
+    from calibrate.pair.embed import save_embedding, shape_of
 
     try:
-        shape = EMBEDDINGS.get(name_or_shape) or Shape.parse(name_or_shape)
-        save_embedding(source, shape, out)
+        save_embedding(source, shape_of(name_or_shape), out)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     click.echo(f"{out}")
-
-
-@contextmanager
-def _training(name: str) -> Iterator[Callable[[float, str], None]]:
-    """A bar on the screen; takes the share that is done, and a note."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[note]}")) as progress:
-        task = progress.add_task(name, total=1.0, note="")
-        yield lambda done, note: progress.update(task, completed=min(1.0, done), note=note)
 
 
 def _of_heads(model: str, name: str, *, steps: int) -> Callable[[Command], Command]:
@@ -117,16 +98,12 @@ def _of_heads(model: str, name: str, *, steps: int) -> Callable[[Command], Comma
         click.option(
             f"--{model}",
             "folder",
-            type=click.Path(path_type=Path, exists=True, file_okay=False),
+            type=FOLDER,
             default=DATA / model,
             help=f"Folder of the {model}; {name}.safetensors and {name}.json are written there.  "
             "[default: shipped]",
         ),
-        click.option(
-            "--work",
-            type=click.Path(path_type=Path),
-            help="Folder of the checkpoint.  [default: in the user's cache]",
-        ),
+        click.option("--work", type=PATH, help="Folder of the checkpoint.  [default: in the user's cache]"),
         click.option("--steps", default=steps, show_default=True, help="Most steps."),
         click.option("--minutes", type=float, help="Most minutes of training."),
         click.option("--seed", default=0, show_default=True, help="Seed of the initial weights."),
@@ -134,20 +111,19 @@ def _of_heads(model: str, name: str, *, steps: int) -> Callable[[Command], Comma
     return with_options(options)
 
 
-def _trained(
-    kind: HeadKind[Any, Found], folder: Path, work: Path | None, training: Training, knobs: str = ""
-) -> list[Found]:
-    """Reports of heads trained under a bar; `knobs` keeps checkpoints of different shapes apart."""
-    from calibrate.pair.heads import build_heads
+def _train(kind: HeadKind[Any, Any], folder: Path, work: Path | None, knobs: str = "", **how: Any) -> None:
+    """Train heads under a bar and print their reports; `knobs` keeps checkpoints of other shapes apart."""
+    from calibrate.pair.heads import Training, build_heads
 
+    training = Training(**how)
     work = work or cache_folder("pairs") / f"{kind.name}-{folder.resolve().name}{knobs}-{training.seed}"
-    with _training(kind.name) as progress:
-        return build_heads(kind, folder, work, training, progress)
+    for found in build_heads(kind, folder, work, training):
+        click.echo(found.line)
 
 
 @pair.command()
 @_of_heads("target", "exits", steps=400)
-def exits(folder: Path, work: Path | None, steps: int, minutes: float | None, seed: int) -> None:
+def exits(**options: Any) -> None:
     """Train early exits of a target, whose own weights stay as they are (Mirror-SD), and measure them.
 
     The report says per exit how much of its mass the target puts on the exit's likeliest tokens.
@@ -157,20 +133,15 @@ def exits(folder: Path, work: Path | None, steps: int, minutes: float | None, se
       pair exits
       pair exits --target my-pair/target --minutes 10
     """
-    from calibrate.pair.heads import Training, exit_kind
+    from calibrate.pair.heads import exit_kind
 
-    for found in _trained(exit_kind(), folder, work, Training(steps, minutes, seed=seed)):
-        how = "sampled" if found.sampled else "greedy"
-        overlap = ", ".join(f"{kappa}: {mass:.3f}" for kappa, mass in found.overlap.items())
-        click.echo(f"exit after {found.layer} of {found.layers} layers, {how}: Omega by kappa {overlap}")
+    _train(exit_kind(), **options)
 
 
 @pair.command()
 @_of_heads("draft", "streams", steps=600)
-@click.option("--streams", "count", default=3, show_default=True, type=click.IntRange(min=1), help="S.")
-def streams(
-    *, folder: Path, work: Path | None, count: int, steps: int, minutes: float | None, seed: int
-) -> None:
+@click.option("--streams", "count", default=3, show_default=True, type=POSITIVE, help="S.")
+def streams(count: int, **options: Any) -> None:
     """Train lookahead streams of a draft, whose own weights stay as they are (speculative streaming).
 
     The report says per stream how often it names the token that the draft writes there.
@@ -180,13 +151,9 @@ def streams(
       pair streams
       pair streams --draft my-pair/draft --minutes 10
     """
-    from calibrate.pair.heads import Training, stream_kind
+    from calibrate.pair.heads import stream_kind
 
-    training = Training(steps, minutes, seed=seed)
-    for found in _trained(stream_kind(count), folder, work, training, knobs=f"-{count}"):
-        how = "sampled" if found.sampled else "greedy"
-        right = f"right {found.agreement:.3f}, with all before it {found.run:.3f}"
-        click.echo(f"stream {found.stream}, {how}: {right}")
+    _train(stream_kind(count), knobs=f"-{count}", **options)
 
 
 @pair.command()
@@ -226,12 +193,7 @@ def gguf(model: str, out: Path, precision: str, trust_remote_code: bool) -> None
 
 
 @pair.command()
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    default=DATA,
-    help="Folder of the pair.  [default: the shipped one]",
-)
+@click.option("--data", type=FOLDER, default=DATA, help="Folder of the pair.  [default: the shipped one]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def report(data: Path, as_json: bool) -> None:
     """Measure a pair: held-out losses, acceptance, loops and sizes (about a minute).
@@ -266,13 +228,12 @@ def steps(shapes: tuple[str, ...], repeats: int) -> None:
       pair steps 3/2x1 2x2 --repeats 10
     """
     from calibrate.live.loading import load_model
-    from calibrate.pair.embed import EMBEDDINGS, Shape, embed
+    from calibrate.pair.embed import EMBEDDINGS, embed, shape_of
     from calibrate.pair.report import measure_steps, steps_table
 
     models = {name: load_model(DATA / name) for name in ("draft", "target")}
     try:
-        chosen = {s: EMBEDDINGS.get(s) or Shape.parse(s) for s in shapes or EMBEDDINGS}
-        models |= {name: embed(models["target"], shape) for name, shape in chosen.items()}
+        models |= {name: embed(models["target"], shape_of(name)) for name in shapes or EMBEDDINGS}
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     wide_console().print(steps_table(measure_steps(models, repeats=repeats)))

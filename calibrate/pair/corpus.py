@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from calibrate.corpus import CATEGORIES, Document
 from calibrate.pair.writing import find_loops
-from hardware_profiles.files import parse_json, to_json
+from calibrate.prompts import Prompt
+from hardware_profiles.files import atomic_write, to_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -68,15 +69,6 @@ _SPACING = 400
 _FIRST_ID = {"calibration": 1000, "heldout": 2000}
 
 
-class Prompt(TypedDict):
-    """One row of the JSONL files."""
-
-    question_id: int
-    category: str
-    turns: list[str]
-    source: str
-
-
 def _cuts(tokenizer: PreTrainedTokenizerFast, document: Document) -> Iterator[str]:
     """Prompts of one document, at random places, without overlap."""
     seed = hashlib.sha256(document.name.encode()).digest()
@@ -88,23 +80,17 @@ def _cuts(tokenizer: PreTrainedTokenizerFast, document: Document) -> Iterator[st
         length = int(random.choice(LENGTHS))
         if start + length + _REMAINING > len(tokens):
             return
-        if text := _cut(tokenizer, tokens, start, length):
+        window = tokens[start : start + length]
+        text = str(tokenizer.decode(window))
+        following = str(tokenizer.decode([tokens[start + length]]))
+        natural = text[:1].strip() and text[-1:].strip() and not following[:1].strip()
+        # Cut inside a word or a character, a text would be tokenized otherwise than the document was.
+        whole = natural and "\ufffd" not in text and encode(tokenizer, text) == window
+        if whole and not find_loops(window):
             yield text
             start += length + int(random.integers(_SPACING // 2, _SPACING))
         else:
             start += 1
-
-
-def _cut(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int], start: int, length: int) -> str | None:
-    """The text of ``tokens[start : start + length]`` where that is a good prompt."""
-    window = list(tokens[start : start + length])
-    text = str(tokenizer.decode(window))
-    following = str(tokenizer.decode([tokens[start + length]]))
-    natural = text[:1].strip() and text[-1:].strip() and not following[:1].strip()
-    # Cut inside a word or a character, a text would be tokenized otherwise than the document was.
-    if not natural or "\ufffd" in text or encode(tokenizer, text) != window:
-        return None
-    return None if find_loops(window) else text
 
 
 def cut_prompts(
@@ -133,7 +119,7 @@ def cut_prompts(
             Prompt(
                 question_id=_FIRST_ID[split] + len(prompts) + i,
                 category=category,
-                turns=[text],
+                text=text,
                 source=document.name,
             )
             for i, (document, text) in enumerate(in_turn[:wanted])
@@ -142,13 +128,9 @@ def cut_prompts(
 
 
 def write_prompts(prompts: Iterable[Prompt], path: Path) -> None:
-    """Write ``prompts`` as JSONL."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [to_json(prompt, ensure_ascii=False) + "\n" for prompt in prompts]
-    path.write_text("".join(lines), encoding="utf-8")
-
-
-def read_prompts(path: Path) -> list[Prompt]:
-    """Read what `write_prompts` wrote."""
-    with path.open(encoding="utf-8") as lines:
-        return [parse_json(line) for line in lines]
+    """Write ``prompts`` as JSONL, which `calibrate.prompts` reads."""
+    with atomic_write(path) as file:
+        for prompt in prompts:
+            row = {"question_id": prompt.question_id, "category": prompt.category}
+            row |= {"turns": [prompt.text], "source": prompt.source}
+            file.write(to_json(row, ensure_ascii=False) + "\n")

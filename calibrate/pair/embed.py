@@ -43,12 +43,12 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 @dataclass(frozen=True)
 class Shape:
-    """How much larger the embedding is than the model it holds.
+    """How much larger the embedding is than the model it holds: multipliers.
 
     Attributes:
-        width: multiplier of the hidden size and of the number of heads.
-        depth: multiplier of the number of layers.
-        intermediate: multiplier of the number of MLP units; None: the same as ``width``.
+        width: of the hidden size and of the number of heads.
+        depth: of the number of layers.
+        intermediate: of the number of MLP units; None: the same as ``width``.
     """
 
     width: Fraction = Fraction(1)
@@ -87,6 +87,15 @@ EMBEDDINGS: dict[str, Shape] = {
     "x5": Shape.parse("3/2x1x5/4"),
     "x20": Shape.parse("9/4x2x5/2"),
 }
+
+
+def shape_of(name_or_shape: str) -> Shape:
+    """A named shape, or one as `Shape.parse` reads it.
+
+    Raises:
+        ValueError: neither.
+    """
+    return EMBEDDINGS.get(name_or_shape) or Shape.parse(name_or_shape)
 
 
 def _scaled(size: int, factor: Fraction, what: str) -> int:
@@ -128,30 +137,26 @@ def embedded_config(config: Any, shape: Shape) -> LlamaConfig:
     return larger
 
 
-def _place(larger: torch.Tensor, smaller: torch.Tensor, *, zero: str) -> None:
-    """Copy ``smaller`` to the corner of ``larger``, and zero what may not leak.
+def _place(larger: torch.Tensor, smaller: torch.Tensor, *, outputs: bool = False) -> None:
+    """Copy the trained weight ``smaller`` ``(rows, columns)`` to the corner of ``larger``, which holds noise.
 
-    Args:
-        larger: holds random numbers, which stay where ``zero`` leaves them.
-        smaller: the trained weight ``(rows, columns)``.
-        zero: ``outputs`` clears everything around the corner: nothing extra writes to the residual
-            stream, nothing real writes to its extra dimensions. ``nothing`` leaves the noise:
-            extra input is 0 in any case.
+    Around ``outputs`` all is cleared: nothing extra writes to the residual stream, nothing real writes to
+    its extra dimensions. Elsewhere the noise stays: extra input is 0 in any case.
     """
     rows, columns = smaller.shape
-    if zero == "outputs":
+    if outputs:
         larger.zero_()
     larger[:rows, :columns] = smaller
 
 
+_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+
+
 def _embed_layer(larger: Any, smaller: Any, norm_scale: float) -> None:
-    for name in ("q_proj", "k_proj", "v_proj"):
-        new, old = getattr(larger.self_attn, name), getattr(smaller.self_attn, name)
-        _place(new.weight, old.weight, zero="nothing")
-    for name in ("gate_proj", "up_proj"):
-        _place(getattr(larger.mlp, name).weight, getattr(smaller.mlp, name).weight, zero="nothing")
-    _place(larger.self_attn.o_proj.weight, smaller.self_attn.o_proj.weight, zero="outputs")
-    _place(larger.mlp.down_proj.weight, smaller.mlp.down_proj.weight, zero="outputs")
+    for part, names in zip(("self_attn", "mlp"), _PARTS, strict=True):
+        for name in names:
+            new, old = (getattr(getattr(layer, part), name).weight for layer in (larger, smaller))
+            _place(new, old, outputs=name in {"o_proj", "down_proj"})
     for name in ("input_layernorm", "post_attention_layernorm"):
         _embed_norm(getattr(larger, name), getattr(smaller, name), norm_scale)
 
@@ -182,9 +187,9 @@ def embed(model: Any, shape: Shape, *, seed: int = 0) -> Any:
             else:
                 parameter.fill_(norm_scale)
         table, old = larger.get_input_embeddings().weight, model.get_input_embeddings().weight
-        _place(table, old, zero="outputs")
+        _place(table, old, outputs=True)
         if not config.tie_word_embeddings:
-            _place(larger.lm_head.weight, model.lm_head.weight, zero="nothing")
+            _place(larger.lm_head.weight, model.lm_head.weight)
         _embed_norm(larger.model.norm, model.model.norm, norm_scale)
         real = real_layers(len(model.model.layers), len(larger.model.layers))
         for place, layer in enumerate(larger.model.layers):
@@ -215,13 +220,9 @@ def embedding_key(source: Path, shape: Shape) -> str:
 
 
 def ensure_embedded(name: str, cache_dir: Path | None = None) -> Path:
-    """The folder of the named embedding of the shipped target, built on first use.
+    """The folder of the named embedding of the shipped target, built on first use, by default in the cache.
 
     Concurrent first uses are safe: each builds in a folder of its own, and the first rename wins.
-
-    Args:
-        name: a key of `EMBEDDINGS`.
-        cache_dir: where embeddings are kept; default: the user's cache.
 
     Raises:
         ValueError: for an unknown name.

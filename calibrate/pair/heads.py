@@ -55,8 +55,7 @@ class HeadKind(Generic[Heads, Found]):
         make: New heads of a model.
         loss: Of (model, heads, tokens [rows, window]), in nats.
         save: Writes heads of a model of so many layers into its folder.
-        measure: A report per head from (model, heads, prompts) and `sampled`: whether the texts are sampled
-            at temperature 1, else decoded greedily.
+        measure: A report per head from (model, heads, prompts) on texts `sampled` at temperature 1 or greedy.
     """
 
     name: str
@@ -71,13 +70,9 @@ class HeadKind(Generic[Heads, Found]):
 
 @dataclass(frozen=True)
 class Training:
-    """How long heads learn.
+    """How long heads learn: at most so many steps of `rows` windows, and minutes.
 
-    Attributes:
-        steps: Most steps.
-        minutes: Most minutes; None: no limit, so that the training repeats exactly.
-        rows: Windows per step.
-        seed: Of the initial weights.
+    Without a limit in minutes the training repeats exactly.  The seed is that of the initial weights.
     """
 
     steps: int
@@ -95,16 +90,7 @@ def train_heads(
     *,
     report: Report,
 ) -> Heads:
-    """Heads of `model`, whose own weights stay as they are.
-
-    Args:
-        kind: What to train.
-        model: In single precision.
-        texts: What it reads.
-        checkpoint: File to resume from and to write every minute.
-        training: How long.
-        report: Called after every step.
-    """
+    """Heads of `model` in single precision, whose own weights stay as they are; see `fit`."""
     import torch
 
     torch.manual_seed(training.seed)
@@ -124,37 +110,26 @@ def build_heads(
     folder: Path,
     work: Path,
     training: Training,
-    progress: Callable[[float, str], None] = lambda done, note: None,
 ) -> list[Found]:
-    """Train heads of the model in `folder` on the corpus and write them and their report beside it.
+    """Train heads of the model in `folder` on the corpus, and write them and their report beside it.
 
-    Args:
-        kind: What to train.
-        folder: A model with its tokenizer, as `pair build` writes it.
-        work: Folder of the checkpoint; a second call with it goes on.
-        training: How long.
-        progress: Called with the share done and a note.
+    The checkpoint is in `work`; a second call with it goes on.
     """
     from calibrate.corpus import collect, of_split
     from calibrate.live.loading import load_model, load_tokenizer
-    from calibrate.pair.build import SEED
-    from calibrate.pair.corpus import encode, read_prompts
+    from calibrate.pair.build import SEED, stage_bars
+    from calibrate.pair.corpus import encode
     from calibrate.pair.train import encode_streams
+    from calibrate.prompts import load_prompts
     from calibrate.shipped import PROMPTS
 
     work.mkdir(parents=True, exist_ok=True)
     tokenizer, model = load_tokenizer(folder), load_model(folder)
     texts = encode_streams(tokenizer, of_split(collect(), "train"), seed=SEED)
-    heads = train_heads(
-        kind,
-        model,
-        texts,
-        work / f"{kind.name}.pt",
-        training,
-        report=lambda s: progress(s.progress, f"step {s.step}, loss {s.loss:.3f}"),
-    )
+    with stage_bars() as bars, bars(kind.name) as report:
+        heads = train_heads(kind, model, texts, work / f"{kind.name}.pt", training, report=report)
     kind.save(heads, int(model.config.num_hidden_layers), folder)
-    prompts = [encode(tokenizer, row["turns"][0]) for row in read_prompts(PROMPTS["heldout"])]
+    prompts = [encode(tokenizer, prompt.text) for prompt in load_prompts(PROMPTS["heldout"])]
     found = [r for sampled in (False, True) for r in kind.measure(model, heads, prompts, sampled=sampled)]
     text = to_json([asdict(r) for r in found], indent=2) + "\n"
     (folder / f"{kind.name}.json").write_text(text, encoding="utf-8")
@@ -167,11 +142,9 @@ WIDTHS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class ExitReport:
-    """One exit on held-out prompts, over what the target itself writes.
+    """One exit, after `layer` of `layers`, on held-out prompts over what the target itself writes.
 
     Attributes:
-        layer: Layers before it.
-        layers: Layers of the target.
         sampled: Whether the texts were sampled at temperature 1, else decoded greedily.
         positions: Positions measured.
         agreement: Share at which the exit's first choice is the target's.
@@ -187,6 +160,13 @@ class ExitReport:
     agreement: float
     overlap: dict[int, float]
     ceiling: dict[int, float]
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        how = "sampled" if self.sampled else "greedy"
+        overlap = ", ".join(f"{kappa}: {mass:.3f}" for kappa, mass in self.overlap.items())
+        return f"exit after {self.layer} of {self.layers} layers, {how}: Omega by kappa {overlap}"
 
 
 def exit_states(target: Any, tokens: torch.Tensor, layers: Sequence[int]) -> list[torch.Tensor]:
@@ -225,42 +205,31 @@ def exit_kind() -> HeadKind[ExitHeads, ExitReport]:
 def measure_exits(
     target: Any, heads: ExitHeads, prompts: Sequence[Sequence[int]], *, sampled: bool, output: int = OUTPUT
 ) -> list[ExitReport]:
-    """What each exit knows of the target's next token, along what the target writes.
-
-    Args:
-        target: The model.
-        heads: Its exits.
-        prompts: Token ids.
-        sampled: Sample the texts at temperature 1 instead of decoding greedily.
-        output: Tokens per prompt.
-    """
+    """What each exit knows of the target's next token, along what the target writes after prompts."""
     import torch
+    from torch.nn import functional
 
     sums = torch.zeros(len(heads.layers), 1 + 2 * len(WIDTHS), dtype=torch.float64)
     positions = 0
     for tokens, start, live in written(target, prompts, output, sampled=sampled, group=_GROUP):
         with torch.no_grad():
             logits = target(input_ids=tokens, use_cache=False).logits[:, start - 1 : -1]
-            law = _law(logits, sampled=sampled)[live]
+            # [n, V] the target's distribution, one-hot where it decodes greedily.
+            choice = functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
+            law = (logits.double().softmax(-1) if sampled else choice)[live]
             positions += len(law)
             for row, (layer, state) in enumerate(
                 zip(heads.layers, exit_states(target, tokens, heads.layers), strict=True)
             ):
                 proxy = target.lm_head(heads.adapted(layer, state[:, start - 1 : -1]))[live]
                 sums[row] += _sums(law, proxy)
-    return [
-        _report(layer, int(target.config.num_hidden_layers), positions, sampled, (row / positions).tolist())
-        for layer, row in zip(heads.layers, sums, strict=True)
-    ]
-
-
-def _law(logits: torch.Tensor, *, sampled: bool) -> torch.Tensor:
-    """[..., V] the target's law: softmax, or one-hot where it decodes greedily."""
-    from torch.nn import functional
-
-    if sampled:
-        return logits.double().softmax(-1)
-    return functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
+    reports, layers = [], int(target.config.num_hidden_layers)
+    for layer, row in zip(heads.layers, sums, strict=True):
+        agreement, *means = (round(mean, 4) for mean in (row / positions).tolist())
+        overlap = dict(zip(WIDTHS, means, strict=False))
+        ceiling = dict(zip(WIDTHS, means[len(WIDTHS) :], strict=True))
+        reports.append(ExitReport(layer, layers, sampled, positions, agreement, overlap, ceiling))
+    return reports
 
 
 def _sums(law: torch.Tensor, proxy: torch.Tensor) -> torch.Tensor:
@@ -275,20 +244,12 @@ def _sums(law: torch.Tensor, proxy: torch.Tensor) -> torch.Tensor:
     return torch.cat([agreed, ranked[at], best[at]])
 
 
-def _report(layer: int, layers: int, positions: int, sampled: bool, means: list[float]) -> ExitReport:
-    overlap = {width: round(mean, 4) for width, mean in zip(WIDTHS, means[1:], strict=False)}
-    ceiling = {width: round(mean, 4) for width, mean in zip(WIDTHS, means[1 + len(WIDTHS) :], strict=True)}
-    return ExitReport(layer, layers, sampled, positions, round(means[0], 4), overlap, ceiling)
-
-
 @dataclass(frozen=True)
 class StreamReport:
-    """One stream on held-out prompts, over what the draft itself writes.
+    """One stream on held-out prompts, over what the draft itself writes; as of exits.
 
     Attributes:
         stream: j; it predicts the token j places after the next one.
-        sampled: Whether the texts were sampled at temperature 1, else decoded greedily.
-        positions: Positions measured.
         agreement: Share at which its first choice is the token that the draft wrote there.
         run: Share at which those of all streams up to this one are: of the steps whose streams all get a
             token, the share that emits more than j of them.
@@ -302,15 +263,16 @@ class StreamReport:
     run: float
     mass: float
 
+    @property
+    def line(self) -> str:
+        """For people."""
+        how = "sampled" if self.sampled else "greedy"
+        right = f"right {self.agreement:.3f}, with all before it {self.run:.3f}"
+        return f"stream {self.stream}, {how}: {right}"
+
 
 def stream_logits(draft: Any, heads: StreamHeads, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What draft and streams say of texts: [rows, n, V] and [rows, n, S, V] logits.
-
-    Args:
-        draft: The model, frozen.
-        heads: Its streams.
-        batch: [rows, n] tokens.
-    """
+    """Logits [rows, n, V] and [rows, n, S, V] of the frozen draft and its streams on texts [rows, n]."""
     import torch
 
     from calibrate.live.engine.streams import stream_part, stream_positions, stream_sight
@@ -347,12 +309,9 @@ def stream_loss(draft: Any, heads: StreamHeads, batch: torch.Tensor) -> torch.Te
 
 
 def stream_kind(streams: int) -> HeadKind[StreamHeads, StreamReport]:
-    """How streams are trained, measured and kept.
+    """How S streams are trained, measured and kept; 3 is the most that the paper names (Figure 6b).
 
     A window is shorter than a target's: each of its tokens is fed once more per stream.
-
-    Args:
-        streams: S; 3 is the most that the paper names (Figure 6b).
     """
     from calibrate.live.engine.streams import StreamHeads, save_streams
 
@@ -365,15 +324,7 @@ def stream_kind(streams: int) -> HeadKind[StreamHeads, StreamReport]:
 def measure_streams(
     draft: Any, heads: StreamHeads, prompts: Sequence[Sequence[int]], *, sampled: bool, output: int = OUTPUT
 ) -> list[StreamReport]:
-    """How often each stream says what the draft writes.
-
-    Args:
-        draft: The model.
-        heads: Its streams.
-        prompts: Token ids.
-        sampled: Sample the texts at temperature 1 instead of decoding greedily.
-        output: Tokens per prompt.
-    """
+    """How often each stream says what the draft writes after prompts."""
     import torch
 
     streams, positions = heads.streams, 0

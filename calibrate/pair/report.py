@@ -29,9 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.corpus import CATEGORIES, Document, collect, of_split
-from calibrate.pair.corpus import Prompt, encode, encode_document, read_prompts
+from calibrate.pair.corpus import encode, encode_document
 from calibrate.pair.train import WINDOW
 from calibrate.pair.writing import loop_tokens, repeated_ngrams, tail_loop, until_end, written
+from calibrate.prompts import load_prompts
 from hardware_profiles.files import to_json
 from policies.commandline import fitted_table
 
@@ -44,29 +45,25 @@ if TYPE_CHECKING:
 OUTPUT = 128
 _MAX_WINDOWS = 48
 _BATCH = 16
-
-
-@dataclass(frozen=True)
-class CategoryReport:
-    """The measures of one category, or of all of them (``category == "all"``)."""
-
-    category: str
-    target_loss: float
-    draft_loss: float
-    greedy_acceptance: float
-    sampled_acceptance: float
-    looping_outputs: float
-    looping_tokens: float
-    repeated_4grams: float
-    text_repeated_4grams: float
-    positions: int
+MEASURES: Mapping[str, str] = {
+    "target_loss": "target\nloss",
+    "draft_loss": "draft\nloss",
+    "greedy_acceptance": "greedy\naccept.",
+    "sampled_acceptance": "sampled\naccept.",
+    "looping_outputs": "looping\noutputs",
+    "looping_tokens": "looping\ntokens",
+    "repeated_4grams": "4-grams\nrepeated",
+    "text_repeated_4grams": "in real\ntext",
+}
+"""With their titles in tables; each is a ratio of two sums, which are added up over categories."""
+Ratios: TypeAlias = Mapping[str, tuple[float, int]]
 
 
 @dataclass(frozen=True)
 class PairReport:
-    """The measures of a pair."""
+    """The measures of a pair; of each category, and of `all` together, over so many positions."""
 
-    categories: list[CategoryReport]
+    categories: list[dict[str, Any]]
     parameters: dict[str, int]
     weight_bytes: dict[str, int]
     python: str
@@ -74,50 +71,6 @@ class PairReport:
     def to_json(self) -> str:
         """The report as indented JSON."""
         return to_json(asdict(self), indent=2) + "\n"
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """Sums of one category; adding them up gives all."""
-
-    loss: tuple[float, float]
-    predicted: int
-    greedy: tuple[int, int]
-    sampled: tuple[float, int]
-    outputs: tuple[int, int]
-    loops: tuple[int, int]
-    ngrams: tuple[int, int]
-    text_ngrams: tuple[int, int]
-
-    def report(self, category: str) -> CategoryReport:
-        return CategoryReport(
-            category=category,
-            target_loss=round(self.loss[0] / self.predicted, 4),
-            draft_loss=round(self.loss[1] / self.predicted, 4),
-            greedy_acceptance=round(self.greedy[0] / self.greedy[1], 4),
-            sampled_acceptance=round(self.sampled[0] / self.sampled[1], 4),
-            looping_outputs=round(self.outputs[0] / self.outputs[1], 4),
-            looping_tokens=round(self.loops[0] / self.loops[1], 4),
-            repeated_4grams=round(self.ngrams[0] / self.ngrams[1], 4),
-            text_repeated_4grams=round(self.text_ngrams[0] / self.text_ngrams[1], 4),
-            positions=self.greedy[1],
-        )
-
-
-def _total(counts: Sequence[_Counts]) -> _Counts:
-    def pair(name: str) -> Any:
-        return tuple(np.sum([getattr(count, name) for count in counts], axis=0).tolist())
-
-    return _Counts(
-        loss=pair("loss"),
-        predicted=sum(count.predicted for count in counts),
-        greedy=pair("greedy"),
-        sampled=pair("sampled"),
-        outputs=pair("outputs"),
-        loops=pair("loops"),
-        ngrams=pair("ngrams"),
-        text_ngrams=pair("text_ngrams"),
-    )
 
 
 def heldout_windows(tokenizer: PreTrainedTokenizerFast, documents: Iterable[Document]) -> NDArray[np.int64]:
@@ -147,63 +100,39 @@ def _summed_loss(model: Any, windows: NDArray[np.int64]) -> float:
     return float(functional.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="sum"))
 
 
-_Outputs: TypeAlias = "tuple[torch.Tensor, int, torch.Tensor]"
-"""Texts, where their outputs begin, and what of these counts (see `written`)."""
-
-
-def _greedy_agreement(draft: Any, outputs: Iterable[_Outputs]) -> tuple[int, int]:
-    agreed = positions = 0
-    for tokens, start, live in outputs:
-        chosen = _logits(draft, tokens)[:, start - 1 : -1].argmax(-1)
-        hits = (chosen == tokens[:, start:]) & live
-        agreed, positions = agreed + int(hits.sum()), positions + int(live.sum())
-    return agreed, positions
-
-
-def _overlap(target: Any, draft: Any, outputs: Iterable[_Outputs]) -> tuple[float, int]:
-    import torch
-
-    shared, positions = 0.0, 0
-    for tokens, start, live in outputs:
-        p, q = (_logits(model, tokens)[:, start - 1 : -1].softmax(-1) for model in (target, draft))
-        shared += float((torch.minimum(p, q).sum(-1) * live).sum())
-        positions += int(live.sum())
-    return shared, positions
-
-
-def _texts(outputs: Iterable[_Outputs]) -> list[list[int]]:
-    """What was written, without prompts, end tokens and what follows them."""
-    return [until_end(row[start:].tolist(), 0) for tokens, start, _ in outputs for row in tokens]
-
-
-def _loop_counts(texts: Sequence[Sequence[int]]) -> tuple[tuple[int, int], tuple[int, int]]:
-    looping = sum(tail_loop(text) is not None for text in texts)
-    inside = sum(loop_tokens(text) for text in texts)
-    return (looping, len(texts)), (inside, max(1, sum(map(len, texts))))
-
-
 def _ngram_counts(texts: Iterable[Sequence[int]]) -> tuple[int, int]:
     counts = [repeated_ngrams(text) for text in texts]
     return sum(repeated for repeated, _ in counts), max(1, sum(total for _, total in counts))
 
 
-def _measure(
-    models: tuple[Any, Any], windows: NDArray[np.int64], prompts: Sequence[Sequence[int]]
-) -> _Counts:
+def _measure(models: tuple[Any, Any], windows: NDArray[np.int64], prompts: Sequence[Sequence[int]]) -> Ratios:
+    """Both sums of each of the `MEASURES` on held-out windows and prompts of a category."""
+    import torch
+
     target, draft = models
-    greedy = written(target, prompts, OUTPUT, sampled=False)
-    texts = _texts(greedy)
-    outputs, loops = _loop_counts(texts)
-    return _Counts(
-        loss=(_summed_loss(target, windows), _summed_loss(draft, windows)),
-        predicted=windows.shape[0] * (windows.shape[1] - 1),
-        greedy=_greedy_agreement(draft, greedy),
-        sampled=_overlap(target, draft, written(target, prompts, OUTPUT, sampled=True)),
-        outputs=outputs,
-        loops=loops,
-        ngrams=_ngram_counts(texts),
-        text_ngrams=_ngram_counts(windows[:, :OUTPUT].tolist()),
-    )
+    predicted = windows.shape[0] * (windows.shape[1] - 1)
+    texts: list[list[int]] = []  # without prompts, end tokens and what follows them
+    agreed = positions = sampled_positions = 0
+    shared = 0.0
+    for tokens, start, live in written(target, prompts, OUTPUT, sampled=False):
+        texts += [until_end(row[start:].tolist(), 0) for row in tokens]
+        chosen = _logits(draft, tokens)[:, start - 1 : -1].argmax(-1)
+        agreed += int(((chosen == tokens[:, start:]) & live).sum())
+        positions += int(live.sum())
+    for tokens, start, live in written(target, prompts, OUTPUT, sampled=True):
+        p, q = (_logits(model, tokens)[:, start - 1 : -1].softmax(-1) for model in models)
+        shared += float((torch.minimum(p, q).sum(-1) * live).sum())
+        sampled_positions += int(live.sum())
+    return {
+        "target_loss": (_summed_loss(target, windows), predicted),
+        "draft_loss": (_summed_loss(draft, windows), predicted),
+        "greedy_acceptance": (agreed, positions),
+        "sampled_acceptance": (shared, sampled_positions),
+        "looping_outputs": (sum(tail_loop(text) is not None for text in texts), len(texts)),
+        "looping_tokens": (sum(loop_tokens(text) for text in texts), max(1, sum(map(len, texts)))),
+        "repeated_4grams": _ngram_counts(texts),
+        "text_repeated_4grams": _ngram_counts(windows[:, :OUTPUT].tolist()),
+    }
 
 
 def measure_pair(data: Path, *, documents: Iterable[Document] | None = None) -> PairReport:
@@ -218,41 +147,33 @@ def measure_pair(data: Path, *, documents: Iterable[Document] | None = None) -> 
     tokenizer = load_tokenizer(data / "target")
     models = load_model(data / "target"), load_model(data / "draft")
     heldout = of_split(collect() if documents is None else documents, "heldout")
-    prompts = read_prompts(data / "prompts" / "heldout.jsonl")
-    counts: dict[str, _Counts] = {}
+    prompts = load_prompts(data / "prompts" / "heldout.jsonl")
+    counts: dict[str, Ratios] = {}
     for category in CATEGORIES:
         windows = heldout_windows(tokenizer, [d for d in heldout if d.category == category])
-        encoded = _encoded(tokenizer, prompts, category)
+        encoded = [encode(tokenizer, p.text) for p in prompts if p.category == category]
         if len(windows) and encoded:  # not every machine has the test-suite
             counts[category] = _measure(models, windows, encoded)
-    counts["all"] = _total(list(counts.values()))
+    each = list(counts.values())
+    counts["all"] = {n: (sum(c[n][0] for c in each), sum(c[n][1] for c in each)) for n in MEASURES}
+    names = ("target", "draft")
     return PairReport(
-        categories=[count.report(category) for category, count in counts.items()],
-        parameters={
-            name: sum(p.numel() for p in model.parameters())
-            for name, model in zip(("target", "draft"), models, strict=True)
-        },
-        weight_bytes={
-            name: (data / name / "model.safetensors").stat().st_size for name in ("target", "draft")
-        },
+        categories=[
+            {
+                "category": category,
+                **{name: round(found[name][0] / found[name][1], 4) for name in MEASURES},
+                "positions": found["greedy_acceptance"][1],
+            }
+            for category, found in counts.items()
+        ],
+        parameters={n: _parameters(model) for n, model in zip(names, models, strict=True)},
+        weight_bytes={n: (data / n / "model.safetensors").stat().st_size for n in names},
         python=platform.python_version(),
     )
 
 
-def _encoded(tokenizer: PreTrainedTokenizerFast, prompts: Iterable[Prompt], category: str) -> list[list[int]]:
-    return [encode(tokenizer, p["turns"][0]) for p in prompts if p["category"] == category]
-
-
-_COLUMNS: Mapping[str, str] = {
-    "target_loss": "target\nloss",
-    "draft_loss": "draft\nloss",
-    "greedy_acceptance": "greedy\naccept.",
-    "sampled_acceptance": "sampled\naccept.",
-    "looping_outputs": "looping\noutputs",
-    "looping_tokens": "looping\ntokens",
-    "repeated_4grams": "4-grams\nrepeated",
-    "text_repeated_4grams": "in real\ntext",
-}
+def _parameters(model: Any) -> int:
+    return sum(p.numel() for p in model.parameters())
 
 
 def report_table(report: PairReport) -> Table:
@@ -261,8 +182,8 @@ def report_table(report: PairReport) -> Table:
         f"{name} {report.parameters[name] / 1e6:.2f}M parameters, {bytes_ / 1e6:.1f} MB"
         for name, bytes_ in report.weight_bytes.items()
     )
-    titles = ("category", *_COLUMNS.values())
-    rows = [(row.category, *(f"{getattr(row, name):.3f}" for name in _COLUMNS)) for row in report.categories]
+    titles = ("category", *MEASURES.values())
+    rows = [(row["category"], *(f"{row[name]:.3f}" for name in MEASURES)) for row in report.categories]
     title = "The pair on held-out text"
     return fitted_table(titles, rows, drop=titles[:4:-1], title=title, notes={"category": sizes})
 
@@ -281,14 +202,6 @@ class StepTimes:
     seconds: dict[int, float]
 
 
-def _timed_step(model: Any, cache: Any, tokens: Any) -> float:
-    started = time.perf_counter()
-    model(input_ids=tokens, past_key_values=cache, use_cache=True)
-    seconds = time.perf_counter() - started
-    cache.crop(-tokens.shape[1])
-    return seconds
-
-
 def measure_steps(
     models: Mapping[str, Any], *, repeats: int = 30, tokens: Sequence[int] = TOKENS
 ) -> list[StepTimes]:
@@ -302,20 +215,23 @@ def measure_steps(
         caches = {
             name: model(input_ids=context, use_cache=True).past_key_values for name, model in models.items()
         }
+
+        def seconds(name: str, count: int) -> float:
+            started = time.perf_counter()
+            models[name](input_ids=context[:, :count], past_key_values=caches[name], use_cache=True)
+            taken = time.perf_counter() - started
+            caches[name].crop(-count)
+            return taken
+
         for repeat in range(repeats + _WARM_UP):
             for (name, count), times in samples.items():
                 # Two in a row and the second counts: the first pays for the caches of the turn.
-                new = context[:, :count]
-                _timed_step(models[name], caches[name], new)
-                seconds = _timed_step(models[name], caches[name], new)
+                seconds(name, count)
+                taken = seconds(name, count)
                 if repeat >= _WARM_UP:
-                    times.append(seconds)
+                    times.append(taken)
     return [
-        StepTimes(
-            name=name,
-            parameters=sum(p.numel() for p in model.parameters()),
-            seconds={n: statistics.median(samples[name, n]) for n in tokens},
-        )
+        StepTimes(name, _parameters(model), {n: statistics.median(samples[name, n]) for n in tokens})
         for name, model in models.items()
     ]
 

@@ -29,17 +29,11 @@ from numpy.typing import NDArray
 
 from calibrate.corpus import CATEGORIES, Document
 from calibrate.pair.corpus import MAX_POSITION, VOCABULARY, encode_document
-from calibrate.pair.writing import (
-    CONTINUATION,
-    PROMPT,
-    continue_batch,
-    repetition_mask,
-    until_end,
-)
+from calibrate.pair.writing import CONTINUATION, PROMPT, continue_batch, repetition_mask, until_end
 
 if TYPE_CHECKING:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 
 TARGET: Mapping[str, int] = {
@@ -58,30 +52,24 @@ DRAFT: Mapping[str, int] = {
 }
 
 
-def llama_config(shape: Mapping[str, int], *, vocabulary: int = VOCABULARY) -> LlamaConfig:
-    """A Llama configuration with the pair's conventions: tied embeddings, token 0 ends a text."""
-    from transformers import LlamaConfig
+def new_model(shape: Mapping[str, int], *, seed: int) -> LlamaForCausalLM:
+    """An untrained model of ``shape`` whose weights depend on ``seed`` only."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = dict(shape)
-    return LlamaConfig(
-        vocab_size=vocabulary,
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
         max_position_embeddings=MAX_POSITION,
         num_key_value_heads=shape["num_attention_heads"],
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=0,
+        eos_token_id=0,  # ends a text
         pad_token_id=None,
         **sizes,
     )
-
-
-def new_model(shape: Mapping[str, int], *, seed: int) -> LlamaForCausalLM:
-    """An untrained model of ``shape`` whose weights depend on ``seed`` only."""
-    import torch
-    from transformers import LlamaForCausalLM
-
     torch.manual_seed(seed)
-    return LlamaForCausalLM(llama_config(shape))
+    return LlamaForCausalLM(config)
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -200,7 +188,12 @@ def cross_entropy(logits: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
 
 
-def _optimizer(model: Any, plan: Plan) -> torch.optim.Optimizer:
+def fit(model: Any, loss: Loss, plan: Plan, checkpoint: Path, report: Report) -> None:
+    """Minimise ``loss`` over the parameters of a torch ``model``, in place; it is left in evaluation mode.
+
+    For resuming, the loss must depend on the step and nothing else that changes. The checkpoint is
+    resumed from where it exists, and written every minute; ``report`` is called after every step.
+    """
     import torch
 
     matrices = [p for p in model.parameters() if p.dim() > 1]
@@ -209,30 +202,19 @@ def _optimizer(model: Any, plan: Plan) -> torch.optim.Optimizer:
         {"params": matrices, "weight_decay": plan.weight_decay},
         {"params": norms, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=plan.learning_rate, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, betas=(0.9, 0.95), fused=True)
 
+    def save() -> None:
+        state = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "step": step,
+            "elapsed_s": elapsed_s,
+        }
+        partial = checkpoint.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(checkpoint)
 
-def _save(path: Path, state: dict[str, Any]) -> None:
-    import torch
-
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    partial.replace(path)
-
-
-def fit(model: Any, loss: Loss, plan: Plan, checkpoint: Path, report: Report) -> None:
-    """Minimise ``loss`` over the parameters of ``model``, in place.
-
-    Args:
-        model: a torch module; left in evaluation mode.
-        loss: the loss of a step; it must depend on nothing else that changes, for resuming.
-        plan: steps, minutes and learning rate.
-        checkpoint: file to resume from where it exists, and to write every minute.
-        report: called after every step.
-    """
-    import torch
-
-    optimizer = _optimizer(model, plan)
     step, before_s = 0, 0.0
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
@@ -254,19 +236,10 @@ def fit(model: Any, loss: Loss, plan: Plan, checkpoint: Path, report: Report) ->
         elapsed_s = before_s + time.monotonic() - started
         report(Status(step, elapsed_s, plan.progress(step, elapsed_s), value.item()))
         if time.monotonic() - saved > _CHECKPOINT_EVERY_S:
-            _save(checkpoint, _state(model, optimizer, step, elapsed_s))
+            save()
             saved = time.monotonic()
-    _save(checkpoint, _state(model, optimizer, step, elapsed_s))
+    save()
     model.eval()
-
-
-def _state(model: Any, optimizer: torch.optim.Optimizer, step: int, elapsed_s: float) -> dict[str, Any]:
-    return {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "step": step,
-        "elapsed_s": elapsed_s,
-    }
 
 
 _POOL_BATCH = 64
@@ -349,12 +322,9 @@ _TOLERATED = 0.15
 
 
 def unlikelihood(logits: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean of ``-log(1 - p(token))`` over the masked tokens.
+    """Mean of ``-log(1 - p(token))`` over the masked ``tokens`` ``(rows, window)``, to make them less likely.
 
-    Args:
-        logits: ``(rows, window, vocabulary)``; position ``i`` predicts token ``i + 1``.
-        tokens: ``(rows, window)``.
-        mask: ``(rows, window)``, True at the tokens to make less likely.
+    Position ``i`` of the logits ``(rows, window, vocabulary)`` predicts token ``i + 1``.
     """
     import torch
 
@@ -365,18 +335,17 @@ def unlikelihood(logits: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor)
 
 
 class LoopFix:
-    """The loss of the loop fix: every few steps the model writes, its repetitions are penalised."""
+    """The loss of the loop fix: every few steps the model writes, its repetitions are penalised.
+
+    Args:
+        model: a causal language model, which is trained.
+        streams: the training text, whose prompts the model continues.
+        weight: of the penalty, cross entropy having 1.
+        spared: categories in which exact loops are penalised, but no repeated n-grams: the
+            lines of a table are alike by nature.
+    """
 
     def __init__(self, model: Any, streams: Streams, *, weight: float, spared: Collection[str]) -> None:
-        """Penalise what ``model`` repeats, beside its loss on ``streams``.
-
-        Args:
-            model: a causal language model, which is trained.
-            streams: the training text, whose prompts the model continues.
-            weight: of the penalty, cross entropy having 1.
-            spared: categories in which exact loops are penalised, but no repeated n-grams: the
-                lines of a table are alike by nature.
-        """
         self._model, self._streams, self._weight, self._spared = model, streams, weight, spared
         self._round = -1
         self._written: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -384,6 +353,8 @@ class LoopFix:
 
     def __call__(self, step: int) -> torch.Tensor:
         """Cross entropy on text plus the weighted penalty on this round's repetitions."""
+        import torch
+
         if step // _ROUND_STEPS != self._round:
             self._round = step // _ROUND_STEPS
             self._write()
@@ -392,7 +363,9 @@ class LoopFix:
         loss = cross_entropy(logits_of(self._model, batch), batch)
         if not self._written:
             return loss
-        tokens, mask = self._rows(step % _ROUND_STEPS)
+        first, count = step % _ROUND_STEPS * _ROWS, len(self._written)
+        rows = [self._written[(first + i) % count] for i in range(min(_ROWS, count))]
+        tokens, mask = torch.stack([t for t, _ in rows]), torch.stack([m for _, m in rows])
         return loss + self._weight * unlikelihood(logits_of(self._model, tokens), tokens, mask)
 
     def _write(self) -> None:
@@ -410,20 +383,3 @@ class LoopFix:
                 padded = [False] * PROMPT + mask + [False] * (CONTINUATION - len(mask))
                 self._written.append((torch.cat([prompt, continuation]), torch.tensor(padded)))
         self.repeating_share = len(self._written) / _ROUND_PROMPTS
-
-    def _rows(self, part: int) -> tuple[torch.Tensor, torch.Tensor]:
-        import torch
-
-        count = len(self._written)
-        rows = [self._written[(part * _ROWS + i) % count] for i in range(min(_ROWS, count))]
-        return torch.stack([t for t, _ in rows]), torch.stack([m for _, m in rows])
-
-
-def loop_fix(model: Any, streams: Streams) -> Loss:
-    """The loss of the first pass, which ends the loops at some cost in quality."""
-    return LoopFix(model, streams, weight=1.0, spared=())
-
-
-def recovery(model: Any, streams: Streams) -> Loss:
-    """The loss of the second, short pass, which wins back what the first one cost in tables."""
-    return LoopFix(model, streams, weight=0.5, spared=("tables",))

@@ -31,18 +31,10 @@ def continue_batch(
     sampled_rows: int = 0,
     seed: int = 0,
 ) -> torch.Tensor:
-    """``new`` tokens for each of the equally long ``prompts`` ``(rows, length)``.
+    """``new`` tokens ``(rows, new)`` for each of the equally long ``prompts`` ``(rows, length)``.
 
-    Args:
-        model: a causal language model of transformers.
-        prompts: token ids; no padding, so that a row's result does not depend on its neighbours.
-        new: tokens to add to every row.
-        end: after this token a row holds end tokens only.
-        sampled_rows: this many rows, from the first, are sampled at temperature 1; others greedy.
-        seed: of the sampling.
-
-    Returns:
-        Token ids ``(rows, new)``.
+    There is no padding, so that a row's result does not depend on its neighbours. After ``end`` a row
+    holds end tokens only. The first ``sampled_rows`` are sampled at temperature 1, the others greedy.
     """
     import torch
 
@@ -77,12 +69,7 @@ def written(
 ) -> list[tuple[torch.Tensor, int, torch.Tensor]]:
     """What a model writes after prompts of token ids, in batches of prompts of equal length.
 
-    Args:
-        model: Writes.
-        prompts: Token ids.
-        output: Tokens per prompt.
-        sampled: Sample at temperature 1 instead of decoding greedily.
-        group: Most rows of a batch; None: no limit.
+    Sampled is at temperature 1, else greedy; `group` is the most rows of a batch.
 
     Returns:
         Batches of (texts [rows, length + output], where the model's part begins, what of it counts

@@ -13,8 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from calibrate.live.loading import load_model, load_tokenizer
 from calibrate.pair import embed as embedding
-from calibrate.pair.corpus import encode, read_prompts
+from calibrate.pair.corpus import encode
 from calibrate.pair.embed import EMBEDDINGS, Shape, embed, ensure_embedded, real_layers
+from calibrate.prompts import load_prompts
 from calibrate.shipped import DATA, PROMPTS
 
 MAX_DIFFERENCE = 5e-5
@@ -125,8 +126,8 @@ def test_real_layers_stand_evenly() -> None:
 def test_the_shipped_target_survives_its_named_embeddings(name: str) -> None:
     target, tokenizer = load_model(DATA / "target"), load_tokenizer(DATA / "target")
     larger = embed(target, EMBEDDINGS[name])
-    for prompt in read_prompts(PROMPTS["heldout"])[::16]:
-        tokens = torch.tensor([encode(tokenizer, prompt["turns"][0])])
+    for prompt in load_prompts(PROMPTS["heldout"])[::16]:
+        tokens = torch.tensor([encode(tokenizer, prompt.text)])
         assert difference(target, larger, tokens) < MAX_DIFFERENCE
 
 

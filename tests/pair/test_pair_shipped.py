@@ -10,8 +10,9 @@ import torch
 
 from calibrate.corpus import CATEGORIES, split_of
 from calibrate.live.loading import load_model, load_tokenizer
-from calibrate.pair.corpus import END, PER_CATEGORY, VOCABULARY, Prompt, encode, read_prompts
+from calibrate.pair.corpus import END, PER_CATEGORY, VOCABULARY, encode
 from calibrate.pair.writing import find_loops
+from calibrate.prompts import Prompt, load_prompts
 from calibrate.shipped import DATA, PROMPTS, resolve_model
 
 BOTH = ("target", "draft")
@@ -25,11 +26,11 @@ def split(request: pytest.FixtureRequest) -> str:
 
 def prompts_of(split: str) -> list[Prompt]:
     """The shipped prompts of ``split``."""
-    return read_prompts(PROMPTS[split])
+    return load_prompts(PROMPTS[split])
 
 
 def test_prompts_are_rows_of_spec_bench(split: str) -> None:
-    rows = prompts_of(split)
+    rows = [json.loads(line) for line in PROMPTS[split].read_text(encoding="utf-8").splitlines()]
     assert len({row["question_id"] for row in rows}) == len(rows)
     for row in rows:
         assert set(row) == {"question_id", "category", "turns", "source"}
@@ -41,13 +42,13 @@ def test_prompts_are_rows_of_spec_bench(split: str) -> None:
 
 
 def test_prompts_come_from_documents_that_were_not_trained_on(split: str) -> None:
-    assert {split_of(row["source"]) for row in prompts_of(split)} == {split}
+    assert {split_of(row.source) for row in prompts_of(split)} == {split}
 
 
 def test_prompts_have_48_to_112_tokens_and_do_not_loop(split: str) -> None:
     tokenizer = load_tokenizer(DATA / "target")
     for row in prompts_of(split):
-        tokens = encode(tokenizer, row["turns"][0])
+        tokens = encode(tokenizer, row.text)
         assert 48 <= len(tokens) <= 112
         assert not find_loops(tokens)
 
@@ -72,7 +73,7 @@ def test_the_models_load_and_agree_more_often_than_not_by_chance() -> None:
     tokenizer = load_tokenizer(DATA / "target")
     agreed = positions = 0
     for row in prompts_of("heldout")[::8]:
-        tokens = torch.tensor([encode(tokenizer, row["turns"][0])])
+        tokens = torch.tensor([encode(tokenizer, row.text)])
         with torch.inference_mode():
             p, q = target(tokens).logits, draft(tokens).logits
         assert p.shape == q.shape == (1, tokens.shape[1], VOCABULARY)
