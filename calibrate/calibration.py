@@ -14,12 +14,12 @@ import numpy as np
 
 from calibrate.adaptive import adapt_plan, adaptive_notes
 from calibrate.hostfit import fit_host
-from calibrate.hostrecords import LiveRecord
+from calibrate.hostrecords import LiveRecord, from_json, to_json
 from calibrate.job import Job, check, inputs, recorders, worker_specs
 from calibrate.journal import Journal, open_journal
 from calibrate.live.placement import TORCH, Mode, backend_label, local_vocabulary, own_precision
 from calibrate.live.transport.world import LiveWorld
-from calibrate.live_runs import measured_runs, run_part, runs_of
+from calibrate.live_runs import Group, groups, measured_runs, reduce_run, run_live, schedule
 from calibrate.measure import measure_grids, measure_overlap, message_latency, quantiles, time_shape
 from calibrate.models import MisfitError, ModelSize, hub_size
 from calibrate.options import Progress
@@ -32,9 +32,12 @@ from hardware_profiles.store import trace_name, user_profile, user_trace
 from hardware_profiles.surface import GridCost, Provenance, RoleName
 from hardware_profiles.trace import Trace, write_trace
 from policies.commandline import typed
+from policies.registry import Settings
 from policies.values import Request
 
 MESSAGES = 50
+WARM_UP_TOKENS = 8
+"""Length of the unmeasured run of every setting: first calls of a shape are slower."""
 RANDOM = "random weights: latencies only, no acceptance"
 """What a profile says of itself where a model has no trained weights."""
 RANDOM_PROMPT = (8, 48)
@@ -44,12 +47,7 @@ WAITING = "waiting for the next pass"
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What a calibration finds.
-
-    Attributes:
-        profile: Costs.
-        traces: Recordings by temperature, in the order asked for; none where weights are random.
-    """
+    """What a calibration finds: costs, and recordings by temperature; none where weights are random."""
 
     profile: Profile
     traces: Mapping[float, Trace]
@@ -80,11 +78,8 @@ def run_calibration(
     Nothing else of ours runs while latencies are measured: the traces are recorded first, the workers are
     idle but for the probe at hand.
 
-    Args:
-        job: What to calibrate.
-        progress: Called with (stage, done, total).
-        journal: Keeps every piece that is done; pieces that are there are taken from it.
-        what: What to measure; by default the job's plan.
+    The journal keeps every piece that is done; pieces that are there are taken from it.  What is measured is
+    by default the job's plan.
 
     Raises:
         MisfitError: The pair, the batches or the limit cannot work here.
@@ -214,21 +209,38 @@ class Bench:
 
     def live(self, traces: Mapping[float, Trace]) -> list[LiveRecord]:
         """The plan's settings, run live."""
-        job, records = self.job, list[LiveRecord]()
-        total = sum(map(runs_of, self.what.live))
+        records: list[LiveRecord] = []
+        parts = [
+            (part.settings(top_p=self.job.top_p, seed=self.job.seed), self._groups(part, traces))
+            for part in self.what.live
+        ]
+        runs = (len(s) * len(g) * p.repeats for (s, g), p in zip(parts, self.what.live, strict=True))
+        total = sum(runs)
         for number, part in enumerate(self.what.live):
-            before = len(records)
-            records += run_part(
-                part,
-                part.settings(top_p=job.top_p, seed=job.seed),
-                part_requests(job, part, traces),
-                self.world,
-                number=number,
-                seed=job.seed,
-                journal=self.journal,
-                progress=lambda done, before=before: self.progress("live settings", before + done, total),  # type: ignore[misc]
-            )
+            settings, served = parts[number]
+            warm: set[Settings] = set()
+            order = schedule([len(settings)] * len(served), part.repeats, [self.job.seed, number])
+            for repeat, group, index in order:
+                chosen, key = settings[index], ("live", number, repeat, group, index)
+                if not self.journal.has(*key):
+                    if chosen not in warm:
+                        short = [replace(r, limit=min(r.limit, WARM_UP_TOKENS)) for r in served[0]]
+                        run_live(self.world(), chosen, short, batch=part.batch)
+                        warm.add(chosen)
+                    run = run_live(self.world(), chosen, served[group], batch=part.batch, repeat=repeat)
+                    self.journal.put(to_json(reduce_run(run)), *key)
+                records.append(from_json(self.journal.get(*key)))
+                self.progress("live settings", len(records), total)
         return records
+
+    def _groups(self, part: LivePart, traces: Mapping[float, Trace]) -> list[Group]:
+        """Requests of each run of a part: prompts of all categories, with the lengths recorded for them."""
+        if not traces:
+            return groups(random_requests(self.job, part.prompts), part.batch)
+        chosen = spread(self.job.prompts, part.prompts)
+        trace = traces.get(part.temperature) or next(iter(traces.values()))
+        recorded = zip(requests_of(trace), self.job.prompts, strict=True)
+        return groups([request for request, prompt in recorded if prompt in chosen], part.batch)
 
 
 def requests_of(trace: Trace, limit: int | None = None) -> list[Request]:
@@ -238,15 +250,6 @@ def requests_of(trace: Trace, limit: int | None = None) -> list[Request]:
         Request(r.id, len(r.prompt), int(n) if limit is None else min(limit, int(n)), tuple(r.prompt))
         for r, n in zip(trace.requests, lengths, strict=True)
     ]
-
-
-def part_requests(job: Job, part: LivePart, traces: Mapping[float, Trace]) -> list[Request]:
-    """Requests of a part of the plan: prompts of all categories, with the lengths recorded for them."""
-    if not traces:
-        return random_requests(job, part.prompts)
-    chosen = spread(list(job.prompts), part.prompts)
-    trace = traces.get(part.temperature) or next(iter(traces.values()))
-    return [r for r, prompt in zip(requests_of(trace), job.prompts, strict=True) if prompt in chosen]
 
 
 def random_requests(job: Job, count: int) -> list[Request]:
@@ -272,15 +275,8 @@ def begin_pass(
     """Wait until a pass may begin, and note that it did.
 
     A resumed calibration that already began the pass waits no more; one that was killed while it waited goes
-    on waiting for the same moment.
-
-    Args:
-        number: Of the pass, from 1.
-        apart_s: Least seconds from one pass's beginning to the next one's.
-        journal: Keeps when each pass began.
-        progress: Called with (stage, seconds waited, seconds to wait).
-        clock: Seconds since the epoch.
-        sleep: Waits that many seconds.
+    on waiting for the same moment.  Passes are counted from 1, and begin at least `apart_s` apart; `progress`
+    is called with (stage, seconds waited, seconds to wait).
     """
     if journal.has("pass", number):
         return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hardware_profiles.optime import Host, OperationHost
+from hardware_profiles.optime import OperationHost
 from hardware_profiles.profile import Profile
 from hardware_profiles.surface import GridCost, LatencySurface
 from hardware_profiles.trace import Trace
@@ -58,7 +58,10 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
 
 def summary_lines(found: Calibrated) -> list[str]:
     """What was found, in a few lines of text."""
-    lines = [_step_line(found.profile), *_host_lines(found.profile.host)]
+    host = found.profile.host
+    lines = [_step_line(found.profile)]
+    lines += [_host_line(name, entry) for name, entry in host.operations.items()]
+    lines += [_host_line(f"{name} (sampled)", entry) for name, entry in host.sampled.items()]
     lines += [
         f"overlap: {entry.device} {entry.operation} {(entry.slowdown - 1) * 100:+.1f} % slower beside "
         f"the {entry.while_busy}'s {entry.while_operation or 'work'}"
@@ -105,32 +108,24 @@ def _step_line(profile: Profile) -> str:
     )
 
 
-def _host_lines(host: Host) -> list[str]:
-    return [
-        f"host, {name}{kind}: {_before_and_after(entry)}, work {_work(entry)}"
-        for kind, entries in (("", host.operations), (" (sampled)", host.sampled))
-        for name, entry in entries.items()
-    ]
-
-
-def _before_and_after(entry: OperationHost) -> str:
+def _host_line(name: str, entry: OperationHost) -> str:
     return (
-        f"{entry.submit_s * 1e6:.0f} us {entry.submit_row_s * 1e6:+.0f} us per further row to start, "
-        f"{entry.report_s * 1e6:.0f} us {entry.report_token_s * 1e6:+.1f} us per token to report"
-    )
-
-
-def _work(entry: OperationHost) -> str:
-    return (
-        f"{entry.scale:.3f} of the grids' {entry.extra_s * 1e6:+.0f} us {entry.row_s * 1e6:+.0f} us per "
+        f"host, {name}: {entry.submit_s * 1e6:.0f} us {entry.submit_row_s * 1e6:+.0f} us per further row to "
+        f"start, {entry.report_s * 1e6:.0f} us {entry.report_token_s * 1e6:+.1f} us per token to report, "
+        f"work {entry.scale:.3f} of the grids' {entry.extra_s * 1e6:+.0f} us {entry.row_s * 1e6:+.0f} us per "
         f"further row {entry.step_s * 1e6:+.0f} us per step {entry.token_s * 1e6:+.0f} us per token, "
         f"{entry.wake:.3f} of idling"
     )
 
 
 def _greedy_lines(trace: Trace) -> list[str]:
-    curves = hit_curves(trace.column("draft_rank"))
-    categories = ", ".join(f"{name} {value:.2f}" for name, value in acceptance_by_category(trace).items())
+    rank = trace.column("draft_rank")
+    curves = hit_curves(rank)
+    category = np.repeat([r.category for r in trace.requests], np.diff(trace.offsets))
+    categories = ", ".join(
+        f"{name} {hit_curves(rank[category == name]).acceptance:.2f}"
+        for name in dict.fromkeys(category.tolist())
+    )
     hits = ", ".join(f"F={f} {curves.after_rejection[f - 1]:.2f}" for f in (1, 2, 3, 5, 8, 15))
     lines = [
         f"acceptance {curves.acceptance:.3f} over {curves.positions} positions; by category: {categories}",
@@ -151,28 +146,13 @@ def _sampled_line(temperature: float, trace: Trace) -> str:
     )
 
 
-def acceptance_by_category(trace: Trace) -> dict[str, float]:
-    """Greedy acceptance per prompt category."""
-    rank = trace.column("draft_rank")
-    sizes = np.diff(trace.offsets)
-    category = np.repeat([r.category for r in trace.requests], sizes)
-    return {
-        str(name): hit_curves(rank[category == name]).acceptance for name in dict.fromkeys(category.tolist())
-    }
-
-
 def json_of(
     found: Calibrated, profile: Path, traces: Mapping[float, Path], resumed: Mapping[str, int]
 ) -> dict[str, Any]:
     """What `--json` prints: where the files are, acceptance and hit curves by temperature.
 
-    Of random weights there is no trace, no acceptance and no curve: null, or empty.
-
-    Args:
-        found: The calibration.
-        profile: Its profile's file.
-        traces: Files of its traces by temperature.
-        resumed: Pieces taken over from an interrupted run, by stage.
+    Of random weights there is no trace, no acceptance and no curve: null, or empty.  `resumed` counts pieces
+    taken over from an interrupted run, by stage.
     """
     return {
         "profile": str(profile),

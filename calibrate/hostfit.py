@@ -160,10 +160,8 @@ def fit_sampled(name: str, samples: Sequence[Sample], greedy: OperationHost | No
 def fit_own(samples: Sequence[Sample], borrowed: OperationHost, *, drafts: bool) -> OperationHost:
     """A kind's own host time, on top of its steps; their scale is 1, since the steps have factors.
 
-    Args:
-        samples: Operations, with what their steps take as `expected_s`.
-        borrowed: Gives what further rows cost where every operation was about one.
-        drafts: Whether a draft did them, which chooses a token in each branch.
+    What further rows cost is borrowed where every operation was about one.  A draft chooses a token in each
+    branch.
     """
     kept = trimmed(samples)
     single = all(s.seen.rows == 1 for s in kept)
@@ -275,14 +273,7 @@ def with_spread(
 def regression(
     samples: Sequence[Sample], values: Sequence[float], relative_to: FloatArray, **bounds: Bounds
 ) -> dict[str, float]:
-    """Bounded least squares of `values` on what the coefficients of `OperationHost` are multiplied by.
-
-    Args:
-        samples: Operations.
-        values: What is to be explained of each, s.
-        relative_to: Deviations count relative to this, s.
-        bounds: By name of the coefficient; what has no room between them is taken as given.
-    """
+    """Bounded least squares of `values`, s, on what the coefficients of `OperationHost` are multiplied by."""
     seen, cap = [s.seen for s in samples], _idle_cap(samples)
     columns: dict[str, list[float]] = {
         "extra_s": [1.0] * len(seen),
@@ -334,16 +325,10 @@ def fit_host(
     overlap: Sequence[Overlap],
     latency: Quantiles | None = None,
 ) -> tuple[Host, list[Overlap]]:
-    """Host time as it is in real rounds, and how the grids' forwards fare there.
+    """Host time, and the probes' slow-downs (`overlap`) as they are in real rounds.
 
-    Args:
-        records: Live runs of the calibration's own settings.
-        grids: Measured surfaces.
-        overlap: Slow-downs measured by probes.
-        latency: Message latency, for the record.
-
-    Returns:
-        The host's entry, and the slow-downs as they are in rounds.
+    Fitted on a calibration's own live runs and measured surfaces; the latency is that of messages, for the
+    record.
     """
     surfaces = Tables(grids)
     factors: dict[tuple[str, str, Forward], float] = {
@@ -483,12 +468,9 @@ def _slowdown(seen: Sequence[tuple[Observation, float]], kind: Forward, chain: f
 
 
 def fit_timings(profile: Profile, settings: Iterable[Decisions], *, sampled: bool) -> OperationTimings | None:
-    """The timing of policies' operations; None where none was timed beside this profile.
+    """The timing of policies' operations from settings at one sampling that were timed beside this profile.
 
-    Args:
-        profile: Beside which the settings were timed; those timed beside another are left out.
-        settings: At one sampling.
-        sampled: Whether that is at a temperature above 0.
+    None where none was.
     """
     costs = costs_fingerprint(profile)
     seen: dict[str, list[Labelled]] = defaultdict(list)
@@ -519,11 +501,9 @@ def borrowed_host(profile: Profile, timed: Timed, *, sampled: bool) -> Operation
 def fit_kinds(
     seen: Sequence[Labelled], borrowed: Callable[[Timed], OperationHost]
 ) -> dict[str, OperationTiming]:
-    """The timing of each kind.
+    """The timing of each kind of operations of any settings and batches.
 
-    Args:
-        seen: Operations of any settings and batches.
-        borrowed: Host time of what an operation is like: what single rows cannot tell is taken from there.
+    What single rows cannot tell is borrowed from the host time of what an operation is like.
     """
     kinds: dict[str, list[Labelled]] = defaultdict(list)
     for label, timed in seen:
@@ -585,8 +565,6 @@ class Gain:
     """How well the time of a timed run's operations is told, over all of them together.
 
     Attributes:
-        label: Of the setting.
-        batch: Of the run.
         borrowed: Relative error with steps and host time of built-in operations.
         fitted: With the timing fitted on all settings.
         unseen: With that fitted on the other settings alone; None where there is no other.

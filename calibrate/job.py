@@ -47,14 +47,9 @@ PRECISION: Precision = "fp32"
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Choices):
-    """A pair to calibrate, its names resolved on this machine.
+    """A pair to calibrate: folders or hub names of its models, and the `names` by which the user called them.
 
-    Attributes:
-        target: Folder or hub name of the target.
-        draft: Folder or hub name of the draft.
-        names: How the user called them.
-        prompt_set: Name of the prompts.
-        command: For the provenance.
+    The prompts are those of `prompt_set`; the command is for the provenance.
     """
 
     machine: Machine

@@ -37,12 +37,8 @@ class JournalError(RuntimeError):
 class Journal:
     """Finished pieces by key.  Use it in a `with` statement: a second process is refused meanwhile.
 
-    The folder is locked, not the file: `fresh` and `discard` remove what others keep in it.
-
-    Args:
-        path: The file; None keeps the pieces in memory only.
-        inputs: What the pieces depend on, by name; kept as the file's first line.
-        fresh: Remove all journals of the folder first.
+    The folder is locked, not the file: `fresh` and `discard` remove what others keep in it.  Without a path
+    the pieces are in memory only; what they depend on is kept as the file's first line.
 
     Raises:
         JournalError: Another process has a journal in that folder.
@@ -142,12 +138,7 @@ def open_journal(folder: Path, inputs: Mapping[str, Json], *, fresh: bool = Fals
     """The journal of a calibration with these inputs, in a folder that is removed once it is complete.
 
     Other inputs have a file of their own: what was measured for them is not used, and is lost only when a
-    calibration of this name completes.
-
-    Args:
-        folder: Where unfinished work of this name lies.
-        inputs: Everything that the results depend on.
-        fresh: Discard what lies there.
+    calibration of this name completes, or is begun `fresh`.
 
     Raises:
         JournalError: Another process has a journal there, of these inputs or of others.

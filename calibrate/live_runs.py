@@ -15,11 +15,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from calibrate.hostrecords import LiveRecord, from_json, observe, to_json
-from calibrate.journal import Journal
+from calibrate.hostrecords import LiveRecord, observe
 from calibrate.live.transport.device import Timing
 from calibrate.live.transport.world import LiveWorld
-from calibrate.plan import LivePart
 from hardware_profiles.profile import MeasuredRun
 from hardware_profiles.reply_trace import Decisions, Key, Plain
 from policies.registry import SettingError, Settings, find_policy, start
@@ -30,10 +28,6 @@ from policies.values import Request
 
 Group: TypeAlias = tuple[Request, ...]
 """Requests that are served by one run."""
-STAGE = "live"
-"""Under which the journal keeps runs."""
-WARM_UP_TOKENS = 8
-"""Length of a calibration's unmeasured run of every setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +45,8 @@ class LiveRun:
 
     Attributes:
         settings: As they were asked for; the run's sampling has `seed`.
-        batch: Rows served at once, where there are as many requests.
-        repeat: Which repetition.
         texts: Token ids emitted by each request.
         spans: Timeline, in seconds since the run began.
-        timings: When each operation was submitted, begun, done and reported.
         decisions: What a decision trace keeps of it; empty for policies that need none.
     """
 
@@ -179,16 +170,9 @@ def run_matrix(
     progress: Callable[[int, int], None] = lambda done, total: None,
     fresh_luck: bool = True,
 ) -> list[LiveRun]:
-    """Run every cell on every request, `repeats` times.
+    """Run every cell in the world of its place on every request, `repeats` times; a repeated cell that often.
 
-    Args:
-        worlds: Worlds by name.
-        cells: What to run; a repeated cell is run that often.
-        requests: Prompts.
-        repeats: Repetitions.
-        seed: Keys the order.
-        progress: Called with (runs done, runs in all).
-        fresh_luck: See `run_live`.
+    The seed keys the order; `progress` is called with (runs done, runs in all).
     """
     for cell in dict.fromkeys(cells):
         run_live(worlds[cell.place], cell.settings, requests[: cell.batch], batch=cell.batch)
@@ -215,45 +199,6 @@ def run_matrix(
     return runs
 
 
-def run_part(
-    part: LivePart,
-    settings: Sequence[Settings],
-    requests: Sequence[Request],
-    world: Callable[[], LiveWorld],
-    *,
-    number: int,
-    seed: int,
-    journal: Journal,
-    progress: Callable[[int], None] = lambda done: None,
-) -> list[LiveRecord]:
-    """Run the settings of one part of a calibration's plan.
-
-    Args:
-        part: Repetitions and batch.
-        settings: What to run.
-        requests: Prompts.
-        world: Called when something is to be run.
-        number: Of the part, for the journal.
-        seed: Keys the order.
-        journal: Keeps every run that is done; those that are there are not run again.
-        progress: Called with the number of runs done so far.
-    """
-    served, warm = groups(requests, part.batch), set[Settings]()
-    records: list[LiveRecord] = []
-    for repeat, group, index in schedule([len(settings)] * len(served), part.repeats, [seed, number]):
-        chosen, key = settings[index], (STAGE, number, repeat, group, index)
-        if not journal.has(*key):
-            if chosen not in warm:
-                short = [replace(r, limit=min(r.limit, WARM_UP_TOKENS)) for r in served[0]]
-                run_live(world(), chosen, short, batch=part.batch)
-                warm.add(chosen)
-            run = run_live(world(), chosen, served[group], batch=part.batch, repeat=repeat)
-            journal.put(to_json(reduce_run(run)), *key)
-        records.append(from_json(journal.get(*key)))
-        progress(len(records))
-    return records
-
-
 def reduce_run(run: LiveRun) -> LiveRecord:
     """What is kept of a live run."""
     return LiveRecord(
@@ -266,11 +211,6 @@ def reduce_run(run: LiveRun) -> LiveRecord:
         observations=tuple(observe(run.timings)),
         overlap_s=run.overlap_s,
     )
-
-
-def runs_of(part: LivePart) -> int:
-    """Number of live runs of a part."""
-    return part.repeats * len(part.configs) * (part.prompts if part.batch == 1 else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,11 +303,7 @@ def plain(value: Any) -> Plain:
 
 
 def joined(runs: Sequence[Decisions]) -> Decisions:
-    """The decisions of one setting in several runs, of different requests each.
-
-    Raises:
-        ValueError: They are of different settings, or there are none.
-    """
+    """The decisions of one setting in several runs, of different requests each."""
     if len({run.label for run in runs}) != 1:
         raise ValueError(f"decisions of {len({run.label for run in runs})} settings cannot be joined")
     replies: dict[Key, Plain] = {}

@@ -24,7 +24,6 @@ class Machine:
     """A machine.
 
     Attributes:
-        processor: Model name of the CPU.
         cores: CPU cores this process may use.
         accelerators: Names of the accelerators that torch sees, e.g. `cuda: NVIDIA H100`.
         memory_bytes: Memory of the machine; None where the system does not say.
@@ -98,11 +97,7 @@ def require_devices(
 ) -> None:
     """Refuse a placement, or a backend, whose device is not here or cannot do what is asked.
 
-    Args:
-        placement: Where the models shall be.
-        machine: What there is.
-        draft_backend: What shall run the draft.
-        sampled: Whether tokens are to be sampled, which takes double precision.
+    Sampling takes double precision.
 
     Raises:
         PlacementError: With what is here, and what may be missing.

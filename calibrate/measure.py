@@ -108,15 +108,7 @@ def measure_grids(
     progress: Callable[[int, int], None],
     journal: Journal | None = None,
 ) -> dict[str, GridCost]:
-    """Measure all grids of a plan.
-
-    Args:
-        plan: What to measure.
-        timer: Times one shape on one device.
-        seed: Keys the order of the points, by repetition.
-        progress: Called with (visits done, visits in all).
-        journal: Keeps every repetition that is done; those that are there are not measured again.
-    """
+    """Measure all grids of a plan; the journal keeps every repetition, `progress` hears of visits done."""
     journal = journal or Journal()
     todo: list[Visit] = [(grid, at) for grid in plan.grids for at in grid.points]
     total, done = len(todo) * plan.repeats, 0
@@ -292,9 +284,7 @@ def measure_overlap(
 def slowdowns(cases: Sequence[OverlapCase], found: Sequence[Sequence[Sequence[Any]]]) -> list[Overlap]:
     """One entry per pair of operations: the geometric mean over its cases of a ratio of medians.
 
-    Args:
-        cases: What was measured.
-        found: Per repetition and case (seconds alone, seconds beside the neighbour).
+    Found is, per repetition and case, (seconds alone, seconds beside the neighbour).
     """
     ratios: dict[tuple[RoleName, Forward, RoleName, Forward], list[float]] = defaultdict(list)
     for index, case in enumerate(cases):

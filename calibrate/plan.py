@@ -57,13 +57,9 @@ FEWER_RUNS = CALIBRATION_RUNS[:4] + CALIBRATION_RUNS[5:8] + CALIBRATION_RUNS[9:]
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Points of one operation.
+    """Points of one operation, e.g. `target.forward`: values per axis.
 
-    Attributes:
-        operation: As in the profile, e.g. `target.forward`.
-        axes: Its axes.
-        values: Grid values per axis.
-        held_out: Further points, measured but kept out of the grid, that tell the interpolation error.
+    Held-out points are measured but kept out of the grid; they tell the interpolation error.
     """
 
     operation: str
@@ -76,6 +72,10 @@ class Grid:
         """All points to measure, grid first."""
         return [*product(*self.values), *self.held_out]
 
+    def most(self, axis: Axis) -> int:
+        """Largest value of an axis on the grid; 0 without one."""
+        return max(dict(zip(self.axes, self.values, strict=True)).get(axis, (0,)))
+
     @property
     def device(self) -> str:
         """`target` or `draft`."""
@@ -84,14 +84,9 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class LivePart:
-    """Settings that are run live, interleaved with each other.
+    """Settings that are run live, interleaved with each other, plain decoding among them.
 
-    Attributes:
-        configs: Of each setting; plain decoding is among them.
-        prompts: How many, of all categories.
-        repeats: Repetitions.
-        batch: Rows served at once; 1 runs every prompt on its own.
-        temperature: Of both models.
+    So many prompts are taken, of all categories; at batch 1 every prompt runs on its own.
     """
 
     configs: tuple[PolicyConfig, ...]
@@ -108,15 +103,10 @@ class LivePart:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure and how often.
+    """What to measure and how often; slow points of the grids get fewer repetitions.
 
-    Attributes:
-        grids: Grids of all operations.
-        repeats: Repetitions of each point; slow ones get fewer.
-        overlap_repeats: Repetitions of each overlap measurement.
-        live: Settings run live.
-        passes: How often all of that is done, one pass after the other: the machine of one quarter of an hour
-            is not that of the next.
+    All of that is done in so many passes, one after the other: the machine of one quarter of an hour is not
+    that of the next.
     """
 
     grids: tuple[Grid, ...]
@@ -148,7 +138,7 @@ class Plan:
     @property
     def largest_batch(self) -> int:
         """Most rows of any probe or live setting."""
-        rows = [max(dict(zip(g.axes, g.values, strict=True)).get("batch", (1,))) for g in self.grids]
+        rows = [grid.most("batch") for grid in self.grids]
         return max([1, *rows, *(part.batch for part in self.live)])
 
 
@@ -159,13 +149,9 @@ def plan(
     temperatures: Sequence[float] = (0.0, 1.0),
     passes: int = 1,
 ) -> Plan:
-    """What a calibration measures.
+    """What a calibration measures; `quick` is batch 1 only and fewer repetitions, else 1 is among batches.
 
-    Args:
-        quick: Batch 1 only, and fewer repetitions.
-        batches: Batches of the grids; 1 is always among them.
-        temperatures: Of the traces: settings are run live at the first of each kind, greedy and sampled.
-        passes: See `Plan`.
+    Settings are run live greedily, and at the first temperature of the traces that is above 0.
 
     Raises:
         ValueError: A batch below 1.
@@ -203,7 +189,8 @@ def _live(rows: tuple[int, ...], temperatures: Sequence[float], *, quick: bool) 
     several = max((b for b in rows if 1 < b <= SEVERAL), default=rows[min(1, len(rows) - 1)])
     wide = max((b for b in rows if b <= WIDE), default=several)
     parts: list[LivePart] = []
-    for temperature in _one_of_each_kind(temperatures):
+    # Greedy first, always: host times of sampled runs are fitted on top of those of greedy ones.
+    for temperature in (0.0, *[t for t in temperatures if t > 0.0][:1]):
         greedy = temperature == 0.0
         runs, repeats = (CALIBRATION_RUNS, 1 if quick else 2) if greedy else (FEWER_RUNS, 1)
         prompts = 2 if quick else 4
@@ -215,9 +202,3 @@ def _live(rows: tuple[int, ...], temperatures: Sequence[float], *, quick: bool) 
         if wide > several:
             parts.append(LivePart(FEWER_RUNS, 2 * wide, repeats + 1, wide, temperature))
     return tuple(parts)
-
-
-def _one_of_each_kind(temperatures: Sequence[float]) -> list[float]:
-    """Greedy first, always: host times of sampled runs are fitted on top of those of greedy ones."""
-    sampled = [t for t in temperatures if t > 0.0]
-    return [0.0, *sampled[:1]]

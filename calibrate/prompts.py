@@ -18,14 +18,7 @@ class PromptError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt.
-
-    Attributes:
-        question_id: As in the file.
-        category: As in the file.
-        text: The first turn.
-        source: The document it was cut from; empty if the file does not say.
-    """
+    """One prompt: the first turn, and the document it was cut from; empty if the file does not say."""
 
     question_id: int
     category: str
@@ -65,26 +58,21 @@ def load_prompts(path: Path) -> list[Prompt]:
     Raises:
         PromptError: Not JSONL, a field missing or empty, an id twice, or no prompt at all.
     """
-    prompts: list[Prompt] = []
-    seen: set[int] = set()
-    for number, line in enumerate(_lines(path), start=1):
+    try:
+        lines = read_text(path).splitlines()
+    except FileRefused as error:
+        raise PromptError(str(error)) from error
+    prompts: dict[int, Prompt] = {}
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         prompt = _parse(line, f"{path}:{number}")
-        if prompt.question_id in seen:
+        if prompt.question_id in prompts:
             raise PromptError(f"{path}:{number}: question_id {prompt.question_id} occurs twice")
-        seen.add(prompt.question_id)
-        prompts.append(prompt)
+        prompts[prompt.question_id] = prompt
     if not prompts:
         raise PromptError(f"{path}: no prompt in it")
-    return prompts
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return read_text(path).splitlines()
-    except FileRefused as error:
-        raise PromptError(str(error)) from error
+    return list(prompts.values())
 
 
 def _parse(line: str, where: str) -> Prompt:

@@ -315,16 +315,16 @@ def record_trace(
     """Record `prompts` by plain decoding in separate processes.
 
     Every prompt is recorded alone and on one thread, so that neither their number nor an interruption
-    changes what is written down.
+    changes what is written down.  So many processes work side by side, each with both models in memory.
 
     Args:
-        prompts: What to continue; their order gives the request ids 0, 1, ...
-        job: Models and settings; its own `prompts` are replaced by these.
+        prompts: In place of the job's; their order gives the request ids 0, 1, ...
+        job: Models and settings.
         prompt_set: Name for the metadata.
-        names: Names of target and draft for the metadata (the job holds folders).
+        names: Of target and draft, for the metadata (the job holds folders).
         progress: Called with (prompts done, prompts in all).
         journal: Keeps every prompt that is done; those that are there are not recorded again.
-        processes: How many recorders work side by side, each with both models in memory.
+        processes: Of recorders.
         when: Date and time for the metadata; by default now.
 
     Raises:

@@ -6,9 +6,9 @@ left out.  `predict` prices an architecture on a device and writes a profile of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -36,7 +36,19 @@ from hardware_profiles.roofline import (
 from hardware_profiles.shapes import find_shape
 from hardware_profiles.store import find_profile
 from hardware_profiles.surface import GridCost, OperationName, Provenance, RoleName
-from policies.commandline import HELP, Refusal, checked_group, fitted_table, typed, wide_console
+from policies.commandline import (
+    BAD_INPUT,
+    HELP,
+    POSITIVE,
+    about,
+    checked_group,
+    click_options,
+    fitted_table,
+    option,
+    refusals,
+    wide_console,
+    with_options,
+)
 
 EXAMPLES = """
 \b
@@ -67,12 +79,10 @@ def fit(
     hw: str, against: str | None, target: str | None, draft: str | None, device: str | None, *, as_json: bool
 ) -> None:
     """Fit efficiencies to the grids of a measured profile; errors are of a third of the points left out."""
-    try:
+    with refusals(kinds=BAD_INPUT):
         profile = _measured(hw)
         fits = fit_profile(profile, _settings(profile, target, draft, device))
         carried = carry(fits, _measured(against)) if against else {}
-    except (ValueError, OSError) as error:
-        raise Refusal(str(error)) from error
     if as_json:
         found: dict[str, Any] = {name: one.as_dict() for name, one in fits.items()}
         for name, error_of in carried.items():
@@ -82,41 +92,45 @@ def fit(
     _print(profile, fits, carried, against)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PredictionRequest:
+    """What `calibrate.roofline predict` is asked."""
+
+    device: str = option(
+        None, "Where the target runs (and the draft, if nothing else is said).", required=True
+    )
+    draft_device: str | None = option(None, "Where the draft runs.")
+    target: str = option(None, "Architecture: a name, a config.json or a folder with one.", required=True)
+    draft: str = option(None, "Architecture of the draft, given in the same ways.", required=True)
+    tp: int = option(1, "Devices of the target.", type=POSITIVE)
+    draft_tp: int = option(1, "Of the draft.", type=POSITIVE)
+    placement: Literal["split", "shared"] = option(
+        "split", "Devices of their own, or the same ones in turns."
+    )
+    like: str | None = option(
+        None,
+        "Whose efficiencies: a measured profile, or an engine (ssd, transformers).  "
+        "[default: ssd on an accelerator, cpu2-x5 on a CPU]",
+    )
+    precision: str = option("bf16", "fp32, fp64, bf16, fp16 or q5_k_m.")
+    name: str | None = option(None, "Of the profile.  [default: from device and models]")
+    out: Path = field(
+        metadata=about("File to write.", type=click.Path(dir_okay=False, path_type=Path), required=True)
+    )
+
+
 @main.command(context_settings=HELP)
-@click.option(
-    "--device", required=True, help="Where the target runs (and the draft, if nothing else is said)."
-)
-@click.option("--draft-device", help="Where the draft runs.")
-@click.option("--target", required=True, help="Architecture: a name, a config.json or a folder with one.")
-@click.option("--draft", required=True, help="Architecture of the draft, given in the same ways.")
-@click.option("--tp", default=1, show_default=True, type=click.IntRange(min=1), help="Devices of the target.")
-@click.option("--draft-tp", default=1, show_default=True, type=click.IntRange(min=1), help="Of the draft.")
-@click.option(
-    "--placement",
-    type=click.Choice(["split", "shared"]),
-    default="split",
-    show_default=True,
-    help="Devices of their own, or the same ones in turns.",
-)
-@click.option(
-    "--like",
-    help="Whose efficiencies: a measured profile, or an engine (ssd, transformers).  "
-    "[default: ssd on an accelerator, cpu2-x5 on a CPU]",
-)
-@click.option("--precision", default="bf16", show_default=True, help="fp32, fp64, bf16, fp16 or q5_k_m.")
-@click.option("--name", help="Of the profile.  [default: from device and models]")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
-def predict(out: Path, **options: Any) -> None:
+@with_options(click_options(PredictionRequest))
+def predict(**options: Any) -> None:
     """Price an architecture on a device: writes a profile that `simulate --hw FILE --acceptance A` takes."""
-    try:
-        profile = predicted(typed(PredictionRequest, options))
-        save_profile(profile, out)
-    except (ValueError, OSError) as error:
-        raise Refusal(str(error)) from error
+    request = PredictionRequest(**options)
+    with refusals(kinds=BAD_INPUT):
+        profile = predicted(request)
+        save_profile(profile, request.out)
     for names, text in unmeasured(profile).items():
         click.echo(f"{names}: {text}")
-    click.echo(f"wrote {out}")
-    click.echo(f"next: simulate --hw {out} --acceptance 0.8")
+    click.echo(f"wrote {request.out}")
+    click.echo(f"next: simulate --hw {request.out} --acceptance 0.8")
 
 
 def fit_profile(profile: Profile, settings: dict[RoleName, Setting]) -> dict[OperationName, RooflineFit]:
@@ -146,22 +160,6 @@ def carry(fits: dict[OperationName, RooflineFit], other: Profile) -> dict[Operat
         for name, f in fits.items()
         if isinstance(cost := other.operations.get(name), GridCost)
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionRequest:
-    """What `calibrate.roofline predict` is asked; every field is the option of its name."""
-
-    device: str
-    draft_device: str | None
-    target: str
-    draft: str
-    tp: int
-    draft_tp: int
-    placement: str
-    like: str | None
-    precision: str
-    name: str | None
 
 
 def predicted(request: PredictionRequest) -> Profile:
@@ -251,12 +249,12 @@ def _print(
     rows = []
     for name, one in fits.items():
         efficiency = one.efficiency
+        shares = (efficiency.compute, efficiency.bandwidth)
         errors = [one.error, one.beyond, *([carried.get(name)] if carried else [])]
         rows.append(
             (
                 name,
-                _share(efficiency.compute),
-                _share(efficiency.bandwidth),
+                *("-" if share is None else f"{100 * share:.0f} %" for share in shares),
                 f"{1e6 * efficiency.layer_s:.0f}",
                 *(f"{100 * error.median:.1f} / {100 * error.p95:.1f} %" if error else "" for error in errors),
             )
@@ -269,10 +267,6 @@ def _print(
         "shows no such cost; errors: median / 95 % on points left out, a third of the grid at a time, and "
         "beyond, the third with the most FLOPs from the rest"
     )
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f} %"
 
 
 if __name__ == "__main__":

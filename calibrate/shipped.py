@@ -29,8 +29,7 @@ def cache_folder(kind: str) -> Path:
 def resolve_model(name_or_path: str) -> Path | str:
     """The folder behind a name of the pair; any other name or path is returned unchanged.
 
-    ``pair:target`` and ``pair:draft`` are the shipped models; ``pair:x5`` and ``pair:x20`` are the
-    target embedded in a larger shape, built in the user's cache on first use.
+    ``pair:x5`` and ``pair:x20`` are the target in a larger shape, built in the user's cache on first use.
 
     Raises:
         ValueError: for ``pair:`` followed by an unknown name.

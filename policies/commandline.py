@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
@@ -389,7 +389,7 @@ def click_options(request: type[DataclassInstance]) -> list[Callable[[Command], 
 
 
 def _click_option(each: Field[Any], hint: Any) -> Callable[[Command], Command]:
-    default: Any = each.default
+    default: Any = None if each.default is MISSING else each.default
     details: dict[str, Any] = {"default": default, **each.metadata}
     spelled = details.pop("spelled", ("--" + each.name.replace("_", "-"),))
     if get_origin(hint) is UnionType:
