@@ -83,10 +83,7 @@ Continuation: TypeAlias = tuple[tuple[int, ...], int]
 def whole(follows: IntArray, end: int, most: int) -> list[Continuation]:
     """The most frequent continuations; equally frequent ones in their order.
 
-    Args:
-        follows: [n, span], n at least 1.
-        end: What a row that was cut short is filled up with.
-        most: How many at most.
+    A row of `follows` [n, span], n at least 1, that was cut short is filled up with `end`.
     """
     starts = np.flatnonzero(_changes(follows)[:, -1])
     frequencies = np.diff(np.append(starts, len(follows)))
@@ -101,10 +98,7 @@ def whole(follows: IntArray, end: int, most: int) -> list[Continuation]:
 def beginnings(follows: IntArray, end: int, most: int) -> tuple[list[Continuation], int]:
     """The most frequent beginnings, each before what it begins, and the number of distinct continuations.
 
-    Args:
-        follows: [n, span], n at least 1.
-        end: As in `whole`.
-        most: How many at most.
+    Parameters as those of `whole`.
     """
     changes = _changes(follows)
     # A beginning goes on to the next change at its own depth, so that depths lie one after the other.
@@ -142,9 +136,6 @@ class DatastoreMeta:
     Attributes:
         vocabulary: V; ids of texts are below, the separator is V itself.
         tokens: Tokens of all texts, separators included.
-        documents: Texts.
-        tokenizer: Name of the tokenizer, for the reader.
-        sources: Where the texts come from, for the reader.
     """
 
     vocabulary: int
@@ -161,7 +152,6 @@ class Datastore:
     """An opened datastore; read-only, and safe to share between threads.
 
     Args:
-        meta: What it is.
         tokens: [n] unsigned, big-endian: then bytes sort as tokens do.
         suffixes: [m] starts of the suffixes, in lexical order; those that begin at a separator left out.
     """
@@ -265,12 +255,7 @@ class Datastore:
         text a continuation is shorter than `span`; where nothing follows there is none.  Equally frequent
         ones come in lexical order.
 
-        Args:
-            text: Tokens so far; only its last `longest` matter.
-            longest: Longest ending.
-            span: Most tokens of a continuation.
-            count: Most continuations.
-            shortest: Shortest ending, at least 1.
+        Only the last `longest` tokens of the text matter; a continuation has at most `span` tokens.
 
         Raises:
             ValueError: Outside the domain.

@@ -66,11 +66,8 @@ class OperationHost(Frozen):
     def beyond_s(self, *, rows: int, calls: int, tokens: int, idle_s: float) -> float:
         """Work beyond its forwards, s; may be negative.
 
-        Args:
-            rows: Rows that it is about.
-            calls: Its forwards.
-            tokens: Tokens that go through them, padding not counted.
-            idle_s: How long its device did nothing before.
+        `tokens` go through its `calls` forwards, padding not counted; before that its device was idle for
+        `idle_s`.
         """
         extra = self.extra_s + self.row_s * (rows - 1) + self.wake * min(idle_s, self.idle_cap_s)
         return extra + self.step_s * calls + self.token_s * tokens
@@ -105,8 +102,6 @@ class Host(Frozen):
     """What the controller adds to the devices' own time, s.
 
     Attributes:
-        submit_s: From the report that the controller acted on to the start of the work.
-        report_s: From the end of the work to the controller's learning of it.
         message_latency_s: Time of one message between controller and worker, at `LEVELS`.
         operations: What differs by operation; `decode` is a verification of nothing, `settle` has no
             forward at all.
@@ -172,8 +167,6 @@ class StepTotal(NamedTuple):
     """The steps of one name in an operation.
 
     Attributes:
-        name: Without a share.
-        calls: How many there were.
         expected_s: What the profile says of them together.
         seconds: What they took together, at full rate.
     """
@@ -188,17 +181,10 @@ class Timed(NamedTuple):
     """One operation of a live run.  Seconds are at full rate and at the machine's usual speed.
 
     Attributes:
-        kind: Of the operation.
-        role: Of the device that did it.
-        like: The built-in operation it is like.
         batch: Rows served at once in its run.
-        rows: Rows it was about.
         tokens: Tokens that went through the model, padding not counted.
         lead_s: From what the policy acted on to its start; -1 where it waited for other work.
-        work_s: From start to end.
-        report_s: From the end to the policy.
         idle_s: How long its device did nothing before.
-        steps: By name.
         mark_s: From the end of the step that it announces after to the policy's hearing of it; -1 where it
             announces nothing, or where that was not kept.
     """

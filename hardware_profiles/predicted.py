@@ -67,8 +67,6 @@ class Basis:
     """What the prediction of one operation rests on.
 
     Attributes:
-        efficiency: Of the engine there.
-        provenance: Of the numbers that come out.
         error: Of the roofline on points left out of its fit; None where nothing was measured.
         factor: On every duration, where a printed number sets the scale.
     """
@@ -113,10 +111,7 @@ def predicted_operations(
 def predicted_role(setting: Setting, *, backend: str | None = None, memory_bytes: int | None = None) -> Role:
     """A role with the sizes that follow from its architecture: what the check of memory asks for.
 
-    Args:
-        setting: The model on its device.
-        backend: What is assumed to run it.
-        memory_bytes: Of each device, where it is not the device's published memory.
+    `backend` is what is assumed to run it; `memory_bytes` those of each device where they are not published.
     """
     shape, precision, device = setting.shape, setting.precision, setting.device
     return Role(
@@ -137,10 +132,7 @@ def predicted_role(setting: Setting, *, backend: str | None = None, memory_bytes
 def setting_of(role: Role, *, shape: str | None = None, device: str | None = None) -> Setting:
     """The model and the device behind a role of a profile, as the roofline knows them.
 
-    Args:
-        role: Of the profile.
-        shape: The architecture, where its name does not tell.
-        device: The device, likewise.
+    `shape` and `device` name them where the role does not tell.
 
     Raises:
         ShapeError: The architecture is not known.
@@ -188,10 +180,8 @@ def rescaled(profile: Profile, *, target: str | None = None, draft: str | None =
 
     Host times, overlap and noise stay as they are; live runs of the old pair are dropped.
 
-    Args:
-        profile: To start from; its operations must be grids, its models and devices known.
-        target: Architecture of the new target (`hardware_profiles.shapes`); None keeps the old one.
-        draft: Of the new draft, likewise.
+    `target` and `draft` are architectures (`hardware_profiles.shapes`); None keeps the old one.  The
+    operations must be grids, and the old models and devices known.
 
     Raises:
         ValueError: A model or device that is not known, or an operation that is no grid.

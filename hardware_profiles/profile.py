@@ -38,7 +38,6 @@ class DeviceInfo(Frozen):
     Attributes:
         kind: What torch calls it, e.g. `cpu` or `cuda`.
         name: The part, e.g. `NVIDIA H100 80GB HBM3`.
-        cores: CPU cores that the process is pinned to.
         memory_bytes: Memory that weights and caches may take; None: not stated, so that nothing is checked.
     """
 
@@ -53,10 +52,7 @@ class Role(Frozen):
     """The device and the model behind one of the two roles.  None means: not stated.
 
     Attributes:
-        precision: Of weights and activations, e.g. `float32`.
-        backend: What runs it, e.g. `torch-eager`.
         mode: Whether its kernels are launched one by one or as a captured graph.
-        tensor_parallel: Devices that it is spread over.
         kv_bytes_per_token: Keys and values of one token in all layers.
     """
 

@@ -18,7 +18,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -392,7 +392,7 @@ def _click_option(each: Field[Any], hint: Any) -> Callable[[Command], Command]:
     default: Any = None if each.default is MISSING else each.default
     details: dict[str, Any] = {"default": default, **each.metadata}
     spelled = details.pop("spelled", ("--" + each.name.replace("_", "-"),))
-    if get_origin(hint) is UnionType:
+    if get_origin(hint) in {UnionType, Union}:  # the second with a literal in it
         (hint,) = (kind for kind in get_args(hint) if kind is not NoneType)
     if get_origin(hint) is tuple and not details.get("multiple"):
         words = partial(split_words, names=details.pop("names", ()))

@@ -92,14 +92,7 @@ class SettingsQuery:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One decision.
-
-    Attributes:
-        knob: What was decided.
-        value: The decision.
-        why: For people.
-        numbers: What it rests on.
-    """
+    """One decision."""
 
     knob: str
     value: Any
@@ -194,10 +187,6 @@ def _refuse_idle(scenario: Scenario, settings: Settings) -> None:
 
 class _Resolver:
     """One resolution: what is decided, among which settings; keeps what it computes.
-
-    Args:
-        scenario: Where they will run.
-        query: What they have in common.
 
     Attributes:
         steady: The scenario with mean latencies: one luck for all.

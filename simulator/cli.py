@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,28 @@ from policies.commandline import (
     HELP,
     INCOMPLETE,
     Finite,
+    about,
     checked_command,
+    click_options,
     integer_or_auto,
     knob_options,
+    option,
     refusals,
     typed,
     wide_console,
+    with_options,
 )
 from policies.registry import KNOBS, POLICIES
 from simulator.auto import resolve, settings_query
 from simulator.fanout import SHAPES
 from simulator.law import law_inputs, law_prediction, waterfall
 from simulator.report import Report, plot, print_report, write_timeline
-from simulator.request import DEFAULT_PROFILE, SimulationRequest, build_scenario
+from simulator.request import SimulationRequest, build_scenario
 from simulator.run import baselines, simulate
 
 LINE = 79
 """Characters of a line in lists."""
+FILE = click.Path(dir_okay=False, path_type=Path)
 EXAMPLES = """
 \b
 Examples:
@@ -79,28 +84,17 @@ def exponent_and_scale(
     return finite.convert(exponent, param, context), finite.convert(scale, param, context)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Where an answer goes; every field is the option of its name."""
+
+    as_json: bool = option(False, "Print one JSON object.", spelled=("--json",))
+    timeline: Path | None = field(default=None, metadata=about("Write a Chrome trace.", type=FILE))
+    plot: Path | None = field(default=None, metadata=about("Write a picture.", type=FILE))
+
+
 @checked_command(epilog=EXAMPLES, context_settings=HELP)
 @click.option("--policy", default="saguaro", show_default=True, help="Policy (see --list-policies).")
-@click.option("--batch", default=1, show_default=True, help="Rows served at once.")
-@click.option("--hw", help=f"Hardware profile: a name, shipped:NAME or a file.  [default: {DEFAULT_PROFILE}]")
-@click.option(
-    "--target-shape", help="Another target on the profile's device, scaled by roofline: a name or config."
-)
-@click.option("--draft-shape", help="Another draft, likewise.")
-@click.option(
-    "--placement",
-    type=click.Choice(["split", "shared"]),
-    help="Devices of their own, or the same one in turns, where the profile has it otherwise.",
-)
-@click.option(
-    "--trace",
-    help="Recorded trace: a name, shipped:NAME or a file.  [default: the profile's, at this temperature]",
-)
-@click.option(
-    "--decisions",
-    help="Decision trace (`calibrate decide`), for policies whose replay needs one: a name or a file.  "
-    "[default: the profile's, of this policy, at this temperature]",
-)
 @click.option(
     "--lookahead",
     metavar="N|auto",
@@ -135,37 +129,21 @@ def exponent_and_scale(
     "--top-p", type=float, default=1.0, show_default=True, help="Mass of the distributions that is kept."
 )
 @click.option(
-    "--prompt-length",
-    "--context",
-    "prompt_length",
-    type=click.IntRange(min=1),
-    help="Prompt tokens in place of the recorded ones: prefill and context.",
-)
-@click.option("--prompt-category", help="Only recorded prompts of this category.  [default: all]")
-@click.option("--requests", type=int, help="Requests to serve.  [default: 8 per row, at least 48]")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens per request.")
-@click.option("--target-time", type=float, help="Constant seconds of a target step (no profile).")
-@click.option("--draft-time", type=float, help="Constant seconds of a draft step (no profile).")
-@click.option(
     "--acceptance",
     metavar="A|FILE",
     callback=number_or_file,
     help="Toss coins with this acceptance, or with that of a file which `python -m simulator.imports` wrote "
     "(no trace).",
 )
-@click.option("--hit-exponent", type=float, help="r of the coins' hit curve 1 - c F^-r.  [default: 1]")
-@click.option("--hit-scale", type=float, help="c of the coins' hit curve.  [default: 1]")
 @click.option(
     "--hit-curve",
     metavar="R,C",
     callback=exponent_and_scale,
     help="Assume this hit curve with an acceptance file, which has none.",
 )
-@click.option("--jitter/--no-jitter", default=True, help="Vary latencies as measured, or use their means.")
 @click.option("--seed", default=0, show_default=True, help="Same seed, same result.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--timeline", type=click.Path(dir_okay=False, path_type=Path), help="Write a Chrome trace.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture.")
+@with_options(click_options(SimulationRequest))
+@with_options(click_options(Output))
 @click.option("--list-policies", is_flag=True, help="List the policies and leave.")
 def main(**options: Any) -> None:
     """Predict the speed of a speculative-decoding policy on measured hardware.
@@ -186,15 +164,6 @@ def main(**options: Any) -> None:
         )
         request = typed(SimulationRequest, options, query=query)
         answer(request, typed(Output, options))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """Where an answer goes; every field is the option of its name."""
-
-    as_json: bool
-    timeline: Path | None
-    plot: Path | None
 
 
 def answer(request: SimulationRequest, output: Output) -> None:

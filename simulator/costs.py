@@ -109,8 +109,6 @@ class Extrapolation:
     """A coordinate outside the measured grid of an operation, where its cost is a linear guess.
 
     Attributes:
-        operation: Name in the profile.
-        axis: What lay outside.
         value: The farthest coordinate asked for.
         measured_to: The nearest one that the profile has.
         origin: Where the profile's numbers come from (`hardware_profiles.surface.Provenance.kind`).
@@ -201,7 +199,6 @@ class Call(NamedTuple):
     """A call of a model, or a step without one.
 
     Attributes:
-        name: Of the step.
         surface: What was measured of it; none for a step that feeds no token.
         shape: Coordinates but the context.
         grows: Tokens by which the context of the next call is longer.
@@ -221,7 +218,6 @@ class ProfileCosts:
     Args:
         surfaces: By operation name, `target.forward`, `target.prefill`, `draft.forward`,
             `draft.prefill`, `draft.tree`.
-        effects: What to simulate.
         seed: Keys the noise, by operation and its ordinal number.
         drift: Factors on the duration of whole operations, by name; 1 for those that are not there.
         origins: Where the numbers come from, by name; measured for those that are not there.
@@ -335,11 +331,8 @@ class ProfileCosts:
     ) -> list[tuple[str, float]]:
         """Named seconds of calls one after the other, the first one at `context`.
 
-        Args:
-            calls: In their order.
-            context: Tokens per row.
-            seconds: Those of steps without a call, by name.
-            forwards: How many independent steps the noise of a surface is the mean of; None: its calls.
+        `seconds` are those of steps without a call, by name.  The noise of a surface is the mean of
+        `forwards` independent steps; None: of its calls.
         """
         factors: dict[str, float] = {}
         noises = [call.noise or call.surface for call in calls]

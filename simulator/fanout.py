@@ -74,12 +74,8 @@ def shape_after_backup(
 ) -> tuple[int, ...]:
     """F_0 ... F_K for rounds that verify a backup's tokens or none.
 
-    Args:
-        known: Hit curves.
-        budget: Outcomes per row.
-        most: Largest fan-out that the tokens can decide.
-        weights: [K + 1] how many tokens of the backup are accepted; None: it never has one accepted, so
-            that the whole budget belongs to position 0.
+    `weights` [K + 1] say how many tokens of the backup are accepted; None: it never has one accepted, so that
+    the whole budget belongs to position 0.  The tokens decide fan-outs of up to `most`.
     """
     if weights is None:
         return (min(budget, most), *[0] * known.lookahead)
@@ -159,10 +155,7 @@ REASONS = {
 def fitting_budget(scenario: Scenario, settings: Settings, *, most: int) -> Fit:
     """The largest budget per row that can be prepared for during a verification of K tokens.
 
-    Args:
-        scenario: Batch, texts and profile; its jitter should be off.
-        settings: Lookahead, sampling and draft devices.
-        most: Largest fan-out of a position that the tokens can decide.
+    The jitter of the scenario should be off; `most` is the largest fan-out that the tokens can decide.
     """
     positions = (settings.lookahead or 1) + 1
     bounds = {"cap": MOST_PER_POSITION * positions, "tokens": most * positions}

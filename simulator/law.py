@@ -41,9 +41,6 @@ class LawPrediction:
         speedup_vs_ar: Its speedup; None where the law does not apply, with `reason`.
         tokens_per_second: `speedup_vs_ar` over the step time it was told, for the whole batch.
         tokens_per_round: Its mean tokens per round.
-        cache_hit_rate: Its long-run hit rate; None without a cache.
-        assumptions: What it was told.
-        reason: Why it has no answer.
         ceiling: See `policies.config.LawValue`.
     """
 

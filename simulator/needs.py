@@ -100,10 +100,8 @@ class MemoryNeed:
     Attributes:
         device: `target`, `draft`, or `target and draft` where they share one.
         memory_bytes: What it has; all of its tensor-parallel parts together.
-        weight_bytes: Weights.
         kv_bytes_per_row: Keys and values of one row, speculated tokens included.
         speculation_bytes_per_row: Speculation cache of one row.
-        rows: Rows of the batch.
     """
 
     device: str
@@ -147,12 +145,8 @@ def memory_needs(
 ) -> tuple[MemoryNeed, ...]:
     """What each device has to hold; devices whose sizes the profile does not state are left out.
 
-    Args:
-        profile: Sizes of models and devices.
-        settings: What runs.
-        batch: Rows served at once.
-        context: Longest text of a row: prompt and limit.
-        vocabulary: Number of token ids, for the distributions of sampled runs.
+    `context` is the longest text of a row, prompt and limit; `vocabulary` counts for the distributions of
+    sampled runs.
     """
     config = settings.config
     needs = [_need("target", profile.roles.target, batch, context + config.ahead)]

@@ -29,7 +29,6 @@ class DraftRule:
     """How tokens are drafted and cached in the rounds that are asked about.
 
     Attributes:
-        sampling: How tokens are chosen.
         shape: F_0 ... F_(K-1) of Saguaro's rescaling; None without.
         keep_rejected: Whether the cached set keeps the rejected token.
     """
@@ -71,11 +70,7 @@ def round_statistics(
 
     A curve of few rounds is mixed with that of all its kind (see `policies.curves.round_curves`).
 
-    Args:
-        tokens: Asked.
-        lookahead: K.
-        rule: How tokens are drafted and cached.
-        deepest: Largest fan-out; less where the recording does not decide as much.
+    `deepest` is the largest fan-out; less where the recording does not decide as much.
 
     Raises:
         ValueError: Every round reaches the end of its request.

@@ -35,12 +35,7 @@ DECODE = "decode"
 
 
 class SimulatedCache:
-    """Speculation cache of one simulated round (see `policies.protocols.Cache`).
-
-    Args:
-        tokens: Decides which outcomes were prepared for.
-        operation: What made the cache.
-    """
+    """Speculation cache of one simulated round (see `policies.protocols.Cache`)."""
 
     def __init__(self, tokens: TokenModel, operation: Prespeculate | Continue) -> None:
         self.tokens = tokens
@@ -85,9 +80,6 @@ class Replies:
     """Times and answers of operations; one object serves all devices of a world.
 
     Args:
-        costs: What operations cost.
-        tokens: What is accepted.
-        host: Host time.
         rows: Replies of row operations; None where no policy asks for any.
         timings: What their kinds take in real rounds; others take what `costs` says of their steps, and the
             host time of the operation that they are like.

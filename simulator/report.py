@@ -36,14 +36,8 @@ class Report:
     """A simulated setting beside its law and its baselines.
 
     Attributes:
-        scenario: Where it ran.
-        run: The setting's run.
-        ar: Plain decoding in the same scenario.
         sd: Vanilla speculation at the same lookahead; None for policies without one.
-        law: The law's answer.
-        waterfall: From the law to the simulation, effect by effect.
         sources: Where the numbers come from, by what they are, for people.
-        choices: What was left open, and decided.
     """
 
     scenario: Scenario

@@ -21,6 +21,7 @@ from hardware_profiles.store import (
     trace_name,
 )
 from hardware_profiles.trace import TraceError, TraceMeta, read_trace
+from policies.commandline import POSITIVE, option
 from policies.registry import SettingError, find_policy
 from policies.ssd import SaguaroConfig
 from simulator.auto import SettingsQuery
@@ -48,24 +49,44 @@ class SimulationRequest:
     """
 
     query: SettingsQuery
-    batch: int = 1
-    hw: str | None = None
-    target_shape: str | None = None
-    draft_shape: str | None = None
-    placement: Literal["split", "shared"] | None = None
-    trace: str | None = None
-    decisions: str | None = None
-    prompt_category: str | None = None
-    prompt_length: int | None = None
-    requests: int | None = None
-    max_tokens: int | None = None
-    target_time: float | None = None
-    draft_time: float | None = None
+    batch: int = option(1, "Rows served at once.")
+    hw: str | None = option(
+        None, f"Hardware profile: a name, shipped:NAME or a file.  [default: {DEFAULT_PROFILE}]"
+    )
+    target_shape: str | None = option(
+        None, "Another target on the profile's device, scaled by roofline: a name or config."
+    )
+    draft_shape: str | None = option(None, "Another draft, likewise.")
+    placement: Literal["split", "shared"] | None = option(
+        None, "Devices of their own, or the same one in turns, where the profile has it otherwise."
+    )
+    trace: str | None = option(
+        None,
+        "Recorded trace: a name, shipped:NAME or a file.  [default: the profile's, at this temperature]",
+    )
+    decisions: str | None = option(
+        None,
+        "Decision trace (`calibrate decide`), for policies whose replay needs one: a name or a file.  "
+        "[default: the profile's, of this policy, at this temperature]",
+    )
+    prompt_length: int | None = option(
+        None,
+        "Prompt tokens in place of the recorded ones: prefill and context.",
+        spelled=("--prompt-length", "--context"),
+        type=POSITIVE,
+    )
+    prompt_category: str | None = option(None, "Only recorded prompts of this category.  [default: all]")
+    requests: int | None = option(None, "Requests to serve.  [default: 8 per row, at least 48]")
+    max_tokens: int | None = option(None, "Most tokens per request.", type=POSITIVE)
+    target_time: float | None = option(None, "Constant seconds of a target step (no profile).")
+    draft_time: float | None = option(None, "Constant seconds of a draft step (no profile).")
     acceptance: float | Path | None = None
-    hit_exponent: float | None = None
-    hit_scale: float | None = None
+    hit_exponent: float | None = option(None, "r of the coins' hit curve 1 - c F^-r.  [default: 1]")
+    hit_scale: float | None = option(None, "c of the coins' hit curve.  [default: 1]")
     hit_curve: tuple[float, float] | None = None
-    jitter: bool = True
+    jitter: bool = option(
+        True, "Vary latencies as measured, or use their means.", spelled=("--jitter/--no-jitter",)
+    )
 
     @property
     def served(self) -> int:

@@ -43,12 +43,9 @@ class Scenario:
     Attributes:
         tokens: What is accepted.
         profile: What operations cost; None for `textbook` costs.
-        textbook: Constant costs in place of a profile.
-        batch: Rows served at once.
         requests: How many requests are served; more than the token model has are served again from the
             first.
         prompt_length: Prompt tokens of every request in place of the recorded ones.
-        effects: Which effects of real hardware are simulated.
         seed: Keys latency noise.
         decisions: What the real pair decided, by label of the setting, for policies that a recorded path
             cannot replay; None where there is no such recording.
@@ -164,10 +161,6 @@ class Simulated:
     """Outcome of one simulated run.
 
     Attributes:
-        settings: What ran.
-        summary: Metrics.
-        rows: The batch, with its round log.
-        spans: Timeline, if asked for.
         extrapolated: Where costs lay outside the measured grid.
         memory: What each device had to hold, as far as the profile states sizes.
     """

@@ -102,10 +102,7 @@ class SimulatedDevice:
     """A first-in first-out server on simpy's clock.
 
     Args:
-        env: Clock.
         name: `target`, `draft`, `draft-1`, ...
-        work: Costs and answers.
-        machine: Whom it shares its hardware with.
         spans: Collects the timeline; None records nothing.
     """
 
@@ -267,11 +264,6 @@ class SimulatedWorld:
     """Target and drafts in simulated time (`policies.protocols.World`).
 
     Args:
-        tokens: What is accepted.
-        costs: What operations cost.
-        host: Host time; None for none.
-        slowdowns: See `Slowdowns`.
-        timeline: Whether to keep the timeline in `spans`.
         draft_devices: How many draft devices there are: `draft`, `draft-1`, ...  All cost the same.
         rows: Replies of row operations; None where no policy asks for any.
         timings: See `Replies`, as is the noise.

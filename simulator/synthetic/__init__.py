@@ -31,11 +31,7 @@ def synthesises(operation: type[RowOperation], *, early: bool = False) -> Callab
 
 
 class Synthetic:
-    """Replies made of coin tosses (see `simulator.replies.RowReplies`).
-
-    Args:
-        tokens: The coins.
-    """
+    """Replies made of coin tosses (see `simulator.replies.RowReplies`)."""
 
     def __init__(self, tokens: TokenModel) -> None:
         self.tokens = tokens

@@ -37,10 +37,6 @@ class Provenance(_Part):
     """Where the numbers come from.
 
     Attributes:
-        file: Name of the file that was read, without its folder.
-        format: What it was read as.
-        engine: That measured.
-        version: Of the engine; None if not said.
         label: Which measurement of the file.
         imported_at: Time of the import, ISO 8601, UTC.
     """
@@ -57,9 +53,6 @@ class AcceptanceFile(_Part):
     """An acceptance file.
 
     Attributes:
-        kind: Always `spectwin-acceptance`.
-        schema_version: Of this layout.
-        source: Provenance.
         lookahead: K of the measurement.
         acceptance_at_position: [K] conditional acceptance.
         joint_acceptance_at_position: [K] its running product, the engines' per-position metric.

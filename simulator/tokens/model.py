@@ -51,7 +51,6 @@ class TokenModel:
             if n is a multiple of it.
         max_fanout: Largest F_k that the ranks recorded can decide.
         vocabulary: Number of token ids; 0 without ids.
-        requests: What can be served, in order.
         power_law: The hit curve that coins are tossed by; None for a recording.
         setting: (temperature, top_p) of the target that the outcomes belong to; None for any.
         sampled: Outcomes of sampled decoding by the distribution of what is verified; None where `run` and

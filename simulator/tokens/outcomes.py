@@ -45,9 +45,7 @@ class Outcomes(NamedTuple):
 def accepted_runs(accept: BoolArray, ends: IntArray | None = None) -> IntArray:
     """[n] number of consecutive True from each position on, e.g. T T F T -> 2 1 0 1.
 
-    Args:
-        accept: [n] whether each position is accepted.
-        ends: [n] where the request of each position ends, past which no run goes; None for one request.
+    `ends` [n] say where the request of each position ends, past which no run goes; None for one request.
     """
     positions = np.arange(len(accept))
     stops = np.where(accept, len(accept) if ends is None else ends, positions)

@@ -28,7 +28,6 @@ class SampledOutcomes:
     luck of its own.
 
     Args:
-        trace: The recording, of n positions.
         seed: Keys the luck, beside the seed of the run.
         copies: How often the recording is served.
         known: Chances of another number of copies, which are the same.
@@ -56,10 +55,7 @@ class SampledOutcomes:
     def outcomes(self, sampling: Sampling, source: Source, shape: tuple[int, ...] | None = None) -> Outcomes:
         """Outcomes of tokens of `source`, PRIMARY or RANDOM.
 
-        Args:
-            sampling: Of the run.
-            source: Where the tokens come from.
-            shape: F_0 ... F_(K-1) that rescaled the distributions of primary tokens; None for none.
+        `shape` are the F_0 ... F_(K-1) that rescaled the distributions of primary tokens; None for none.
 
         Raises:
             SettingError: The trace lists too few tokens for the shape.
