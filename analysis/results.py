@@ -106,6 +106,16 @@ def value_of(row: Row, name: str) -> Any:
     return parse_json(row.get("knobs") or "{}").get(name) if found is None else found
 
 
+def in_world(rows: Iterable[Row], world: str) -> list[Row]:
+    """The rows that have a speed in a world, whose columns they also have without its name before them."""
+    start = f"{world}_"
+    return [
+        row | {name.removeprefix(start): value for name, value in row.items() if name.startswith(start)}
+        for row in rows
+        if row.get(f"{world}_speedup_vs_ar") is not None
+    ]
+
+
 def read(path: Path) -> Results:
     """Stored results: Parquet, or JSON as earlier versions wrote it.
 

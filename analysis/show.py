@@ -233,7 +233,8 @@ def name_rows(axes: Any, names: Sequence[str], *, size: float = 8) -> None:
 
 def legend_above(axes: Any) -> None:
     """Above the frame: within it, it would hide points."""
-    axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
 
 
 def draw_lines(
@@ -314,18 +315,36 @@ def draw_marks(axes: Any, rows: Sequence[Row], column: str, *, scale: float = 1.
         axes.plot(at, range(len(rows)), linestyle="", **look)
 
 
-def opinions(axes: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
-    """The three opinions on every setting, a line each, first row on top."""
+def opinions(
+    axes: Any,
+    rows: Sequence[Row],
+    names: Sequence[str],
+    *,
+    figure: str = "speedup_vs_ar",
+    label: str = "speedup over plain decoding",
+    scale: float = 1.0,
+) -> None:
+    """The three opinions on every setting, a line each, first row on top.
+
+    Args:
+        axes: Where to.
+        rows: One per setting.
+        names: Of the settings.
+        figure: Column less the world's name.
+        label: What it is.
+        scale: What values are multiplied by.
+    """
     looks = {"law": ("x", "#888888"), "simulated": ("D", "#dd8452"), "measured": ("o", "#4c72b0")}
-    every = np.array([values(rows, f"{world}_speedup_vs_ar") for world in looks])
+    every = scale * np.array([values(rows, f"{world}_{figure}") for world in looks])
     ends = (np.nanmin(every, axis=0), np.nanmax(every, axis=0))
     axes.hlines(range(len(rows)), *ends, color="#dddddd", linewidth=1.5, zorder=0)
     for world, (marker, colour) in looks.items():
         look: Row = {"marker": marker, "color": colour, "label": world}
-        draw_marks(axes, rows, f"{world}_speedup_vs_ar", markersize=5.5, **look)
-    parity(axes, upright=True)
+        draw_marks(axes, rows, f"{world}_{figure}", scale=scale, markersize=5.5, **look)
+    if figure == "speedup_vs_ar":
+        parity(axes, upright=True)
     name_rows(axes, names, size=7.5)
-    axes.set_xlabel("speedup over plain decoding")
+    axes.set_xlabel(label)
     axes.grid(axis="x", alpha=0.3)
     legend_above(axes)
 

@@ -24,6 +24,7 @@ from analysis.recommend.search import FEW, Choice, Search, best_of, grid, leader
 from analysis.sources import Sources, load_sources
 from analysis.study import POSITIVE, Progress, option
 from hardware_profiles.profile import Profile
+from hardware_profiles.store import other_pair
 from hardware_profiles.trace import Trace
 from policies.registry import SettingError, Settings, configure
 from policies.sampling import FloatArray, keyed_uniforms
@@ -170,6 +171,17 @@ class Recommendation:
     def trace(self) -> Trace:
         """The recorded traffic."""
         return self.sources.trace(self.query.temperature)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What to know before believing anything else: that times and acceptance are of different pairs."""
+        mixed = other_pair(self.sources.profile, self.trace.meta)
+        return [] if mixed is None else [mixed]
+
+    @property
+    def undecided(self) -> Mapping[str, str]:
+        """Policies that could not be tried since what they decide is not recorded, and why it is not."""
+        return self.sources.undecided.get(self.query.temperature, {})
 
     @property
     def acceptance(self) -> float:

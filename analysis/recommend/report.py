@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -15,7 +15,6 @@ from analysis.results import Row
 from analysis.show import Column, table
 from analysis.sources import Sources
 from hardware_profiles.files import to_json
-from hardware_profiles.store import other_pair
 from policies.commandline import wide_console
 from policies.config import shown
 from policies.registry import Settings, find_policy
@@ -41,7 +40,7 @@ def as_json(answer: Recommendation) -> str:
             "profile": sources.origins.get("profile"),
             "trace": sources.origins.get(query.temperature),
         },
-        "warnings": warnings(answer),
+        "warnings": answer.warnings,
         "trace": {
             "prompts": answer.trace.meta.prompt_set,
             "category": sources.category,
@@ -67,10 +66,10 @@ def as_json(answer: Recommendation) -> str:
             "not_tried_at_other_acceptances": without_acceptance_sweep(answer),
         },
         "paste": snippets(answer),
-        "engines": engine_note(answer),
+        "engines": engines(answer)[1],
         "extrapolated": answer.extrapolated,
         "settings_tried": search.simulated,
-        "policies_without_decisions": dict(without_decisions(answer)),
+        "policies_without_decisions": dict(answer.undecided),
         "settings_refused": {s.label: why for s, why in search.refused.items()},
         "method": METHOD,
     }
@@ -113,20 +112,9 @@ def point_row(point: Point) -> Row:
 # What it is worth
 
 
-def warnings(answer: Recommendation) -> list[str]:
-    """What to know before believing anything else: that times and acceptance are of different pairs."""
-    mixed = other_pair(answer.sources.profile, answer.trace.meta)
-    return [] if mixed is None else [mixed]
-
-
 def without_acceptance_sweep(answer: Recommendation) -> list[str]:
     """Policies in the answer whose decisions belong to the recorded acceptance, so to no other one."""
     return [policy for policy in answer.best if find_policy(policy).needs_decisions]
-
-
-def without_decisions(answer: Recommendation) -> Mapping[str, str]:
-    """Policies that could not be tried since what they decide is not recorded, and why it is not."""
-    return answer.sources.undecided.get(answer.query.temperature, {})
 
 
 def reasons(answer: Recommendation) -> Iterator[str]:
@@ -187,53 +175,39 @@ def describe(points: Sequence[Point], unit: str) -> str:
 
 def snippets(answer: Recommendation) -> dict[str, str]:
     """Commands by what they are for."""
-    winner, trace, query = answer.winner, answer.trace, answer.query
-    width, models = max(winner.widths), (trace.meta.target_model, trace.meta.draft_model)
-    lines = commands(
-        winner.settings,
+    trace, query = answer.trace, answer.query
+    width, models = max(answer.winner.widths), (trace.meta.target_model, trace.meta.draft_model)
+    own = commands(
+        answer.winner.settings,
         answer.sources,
         batch=width,
         requests=requests_served(len(trace.requests), width),
         limit=query.max_tokens,
         seed=query.seed,
-        pair=models if models[0].startswith("pair:") and not warnings(answer) else None,
+        pair=models if models[0].startswith("pair:") and not answer.warnings else None,
     )
-    if no_engine_lines(answer) is None:
-        theirs = winner if engines_have(winner.settings.policy) else answer.best["sd"]
-        for engine, line in engine_lines(theirs.settings, *models).items():
-            lines[engine if theirs is winner else f"{engine} (best SD)"] = line
-    return lines
+    return own | engines(answer)[0]
 
 
-def no_engine_lines(answer: Recommendation) -> str | None:
-    """Why no engine's command line is offered; None where one is."""
-    if warnings(answer):
-        return "no lines for engines: the recording is of another pair than the profile"
-    meta = answer.trace.meta
-    names = [name for name in (meta.target_model, meta.draft_model) if not engines_load(name)]
-    return f"no lines for engines, which cannot load {' and '.join(names)}" if names else None
+def engines(answer: Recommendation) -> tuple[dict[str, str], str | None]:
+    """Command lines of engines, and why there is none, or none of the winner.
 
-
-def engines_have(policy: str) -> bool:
-    """Whether vLLM and SGLang have a policy."""
-    return policy in METHOD_OF
-
-
-def engine_note(answer: Recommendation) -> str | None:
-    """Why engines are offered no line, or another than the winner's; None where they have it."""
-    return no_engine_lines(answer) or stand_in(answer.winner.settings.policy)
-
-
-def stand_in(policy: str) -> str | None:
-    """That no engine has a policy, and what it is offered in its place; None where they have it.
-
-    Plain decoding they have without a flag.
+    Where vLLM and SGLang do not have the winner's policy, they are offered the best SD; plain decoding they
+    have without a flag.
     """
-    if engines_have(policy):
-        return None
+    models = (answer.trace.meta.target_model, answer.trace.meta.draft_model)
+    if answer.warnings:
+        return {}, "no lines for engines: the recording is of another pair than the profile"
+    if unknown := [name for name in models if not engines_load(name)]:
+        return {}, f"no lines for engines, which cannot load {' and '.join(unknown)}"
+    policy = answer.winner.settings.policy
+    if policy in METHOD_OF:
+        return engine_lines(answer.winner.settings, *models), None
+    lines = engine_lines(answer.best["sd"].settings, *models)
+    note = f"neither vLLM nor SGLang has {policy!r}; their lines are of the best SD"
     if policy == "ar":
-        return "engines decode plainly unless told otherwise; the lines are of the best SD"
-    return f"neither vLLM nor SGLang has {policy!r}; their lines are of the best SD"
+        note = "engines decode plainly unless told otherwise; the lines are of the best SD"
+    return {f"{engine} (best SD)": line for engine, line in lines.items()}, note
 
 
 def commands(
@@ -304,7 +278,7 @@ def print_recommendation(answer: Recommendation) -> None:
     console = wide_console()
     say = partial(console.print, highlight=False)
     query, winner, devices = answer.query, answer.winner, answer.search.devices
-    for warning in warnings(answer):
+    for warning in answer.warnings:
         say(f"[bold yellow]warning: {warning}[/bold yellow]")
     say(
         f"[bold]{winner.settings.label}[/bold]: {winner.tokens_per_second:.4g} tokens/s on "
@@ -322,14 +296,14 @@ def print_recommendation(answer: Recommendation) -> None:
         say(f"why: {reason}")
     for sentence in _said_of_crossovers(answer):
         say(sentence)
-    if (note := engine_note(answer)) is not None:
+    if (note := engines(answer)[1]) is not None:
         say(note)
     for purpose, line in snippets(answer).items():
         say(f"[bold]{purpose}[/bold]: {line}", soft_wrap=True)
     if answer.extrapolated:
         outside = "; ".join(answer.extrapolated)
         say(f"[yellow]outside the measured grid, extrapolated: {outside}[/yellow]")
-    for policy, why in without_decisions(answer).items():
+    for policy, why in answer.undecided.items():
         say(f"[yellow]not tried: {policy}: {why}[/yellow]")
     say(f"[dim]{METHOD} {answer.search.simulated} settings tried.[/dim]")
 

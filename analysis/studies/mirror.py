@@ -14,14 +14,14 @@ from typing import Any
 import click
 
 from analysis.execute import Bench, Outcome, View, with_baselines
-from analysis.results import EVERY, Results, Row, describe, value_of, where
+from analysis.results import EVERY, Results, Row, describe, in_world, value_of, where
 from analysis.show import (
     BATCH,
     SETTING,
     Column,
+    best_world,
     factor,
     frame,
-    legend_above,
     name_rows,
     opinions,
     parity,
@@ -187,9 +187,25 @@ def on_coins(plan: CoinsPlan, entries: Sequence[Entry]) -> list[Row]:
 # Tables and pictures
 
 
-def worlds_of(results: Results) -> list[str]:
-    """The worlds that something ran in."""
-    return [w for w in ("simulated", "measured") if any(r.get(f"{w}_speedup_vs_ar") for r in results.rows)]
+def worlds_of(results: Results) -> dict[str, list[Row]]:
+    """What ran in each world that anything ran in."""
+    found = {world: in_world(results.where(), world) for world in ("simulated", "measured")}
+    return {world: rows for world, rows in found.items() if rows}
+
+
+ACCOUNT = (
+    SETTING,
+    BATCH,
+    Column("step", "step_s", "{:.3g}"),
+    Column("by law", "law_step_s", "{:.3g}"),
+    Column("as printed", "law_step_printed_s", "{:.3g}"),
+    Column("hidden", "hidden_s", "{:.3g}"),
+    Column("hidden by law", "law_hidden_s", "{:.3g}"),
+    Column("FF", "fallback", "{:.3f}"),
+    Column("FF by law", "law_fallback", "{:.3f}"),
+    Column("1-Omega", "bound_printed", "{:.3f}"),
+    Column("counted", "bound_counted", "{:.3f}"),
+)
 
 
 def show(results: Results) -> Iterator[Any]:
@@ -198,40 +214,25 @@ def show(results: Results) -> Iterator[Any]:
     tokens = Column("tokens/round", "simulated_tokens_per_round", "{:.2f}")
     speeds = (SETTING, BATCH, *(factor(world, world) for world in worlds), tokens)
     yield table("speedup over plain decoding", used(speeds, rows), rows)
-    for world in worlds:
-        columns = (SETTING, BATCH, *(Column(title, f"{world}_{name}", form) for title, name, form in ACCOUNT))
+    for world, found in worlds.items():
         title = f"Mirror-SD, {world}: seconds per round, fallbacks (FF) and their bounds"
-        yield table(title, columns, [row for row in rows if row.get(f"{world}_step_s") is not None])
-
-
-ACCOUNT = (
-    ("step", "step_s", "{:.3g}"),
-    ("by law", "law_step_s", "{:.3g}"),
-    ("as printed", "law_step_printed_s", "{:.3g}"),
-    ("hidden", "hidden_s", "{:.3g}"),
-    ("hidden by law", "law_hidden_s", "{:.3g}"),
-    ("FF", "fallback", "{:.3f}"),
-    ("FF by law", "law_fallback", "{:.3f}"),
-    ("1-Omega", "bound_printed", "{:.3f}"),
-    ("counted", "bound_counted", "{:.3f}"),
-)
-"""Title, column of the account and form of what is shown of it."""
+        yield table(title, ACCOUNT, where(found, policy="mirror"))
 
 
 def pictures(results: Results) -> dict[str, Picture]:
     """Four pictures, after the paper's Figures 3a, 5, 7 and 8 in kind, of the live world if there is one."""
-    world, rows = worlds_of(results)[-1], results.where()
+    world, rows = list(worlds_of(results).items())[-1]
     alone = where(rows, batch=min(row["batch"] for row in rows))
     usual = where(alone, policy="mirror", overlap="on", candidates="each")
     longest = max(row["lookahead"] or 0 for row in rows)
 
     def draw(figure: Any) -> None:
         exposed, fallbacks, batches, speeds = figure.subplots(2, 2).flat
-        draw_exposed(exposed, usual, world)
-        draw_fallbacks(fallbacks, where(usual, lookahead=longest), world, bounds=True)
+        draw_exposed(exposed, usual)
+        draw_fallbacks(fallbacks, where(usual, lookahead=longest), bounds=True)
         frame(fallbacks, x=KAPPA, y=f"fallbacks per round at K={longest}; dashed: 1 - Omega")
-        draw_batches(batches, rows, world)
-        fastest = sorted(alone, key=lambda row: -float(row[f"{world}_speedup_vs_ar"]))[:16]
+        draw_batches(batches, rows)
+        fastest = sorted(alone, key=lambda row: -float(row["speedup_vs_ar"]))[:16]
         opinions(speeds, fastest, [row["setting"] for row in fastest])
         figure.suptitle(f"Mirror-SD, {world}")
 
@@ -242,34 +243,32 @@ EXIT_COLOURS = {"1/4": "#8172b3", "1/2": "#dd8452", "3/4": "#55a868"}
 KAPPA = "candidates per position (kappa)"
 
 
-def draw_exposed(axes: Any, rows: Sequence[Row], world: str) -> None:
+def draw_exposed(axes: Any, rows: Sequence[Row]) -> None:
     """Drafting on the critical path per round against accepted tokens, by window and exit (Figure 3a)."""
     for exit_, colour in EXIT_COLOURS.items():
         if mine := where(rows, exit=exit_):
-            step, before, after = (values(mine, f"{world}_{n}_s") for n in ("step", "prefix", "suffix"))
-            x = values(mine, f"{world}_tokens_per_round") - 1.0
-            axes.scatter(x, step - before - after, color=colour, label=f"exit {exit_}")
+            step, before, after = (values(mine, f"{name}_s") for name in ("step", "prefix", "suffix"))
+            accepted = values(mine, "tokens_per_round") - 1.0
+            axes.scatter(accepted, step - before - after, color=colour, label=f"exit {exit_}")
     frame(axes, x="drafted tokens accepted per round", y="seconds per round beyond the target's own")
 
 
-def draw_fallbacks(axes: Any, rows: Sequence[Row], world: str, *, bounds: bool = False) -> None:
-    """Fallback frequency against kappa by exit, with the printed bound dashed (Figure 7)."""
+def draw_fallbacks(axes: Any, rows: Sequence[Row], *, bounds: bool = False) -> None:
+    """Fallback frequency against kappa by exit, with the printed bound dashed or without (Figure 7)."""
     for exit_, colour in EXIT_COLOURS.items():
         if mine := sorted(where(rows, exit=exit_), key=lambda row: int(value_of(row, "kappa"))):
             kappas = [value_of(row, "kappa") for row in mine]
-            label = f"exit {exit_}"
-            axes.plot(kappas, values(mine, f"{world}_fallback"), "-o", color=colour, label=label)
+            axes.plot(kappas, values(mine, "fallback"), "-o", color=colour, label=f"exit {exit_}")
             if bounds:
-                axes.plot(kappas, values(mine, f"{world}_bound_printed"), "--", color=colour, linewidth=1)
+                axes.plot(kappas, values(mine, "bound_printed"), "--", color=colour, linewidth=1)
     axes.set_ylim(bottom=0.0)
 
 
-def draw_batches(axes: Any, rows: Sequence[Row], world: str) -> None:
+def draw_batches(axes: Any, rows: Sequence[Row]) -> None:
     """The best setting of each policy against the batch (Figure 5)."""
     batches = sorted({row["batch"] for row in rows})
     for policy in ("sd", "pearl", "saguaro", "mirror"):
-        known = [values(where(rows, policy=policy, batch=b), f"{world}_speedup_vs_ar") for b in batches]
-        best = [speeds.max() for speeds in known]
+        best = [values(where(rows, policy=policy, batch=b), "speedup_vs_ar").max() for b in batches]
         axes.plot(batches, best, "-o", color=find_policy(policy).colour, label=policy)
     parity(axes)
     frame(axes, x="batch", y="best speedup over plain decoding")
@@ -286,21 +285,19 @@ PIECES = (
 
 def mirrors(rows: Sequence[Row], world: str) -> list[Row]:
     """Mirror-SD in a world at batch 1, by label."""
-    mine = [row for row in where(rows, batch=1) if row.get(f"{world}_step_s") is not None]
-    return sorted(mine, key=lambda row: str(row["setting"]))
+    return sorted(where(in_world(rows, world), batch=1, policy="mirror"), key=lambda r: str(r["setting"]))
 
 
 def draw_step(axes: Any, rows: Sequence[Row], world: str) -> None:
     """The mean step of each Mirror setting: the target's two parts above what the draft does."""
     mine = mirrors(rows, world)
     for at, row in enumerate(mine):
-        prefix, suffix, rollout, redraft = (1e3 * row[f"{world}_{name}"] for name, *_ in PIECES)
+        prefix, suffix, rollout, _ = lasts = [1e3 * row[name] for name, *_ in PIECES]
         rolls = prefix + suffix if value_of(row, "overlap") == "off" else prefix
         begins = (0.0, prefix, rolls, max(prefix + suffix, rolls + rollout))
-        lasts = (prefix, suffix, rollout, redraft)
         for (_, place, colour, _), begin, last in zip(PIECES, begins, lasts, strict=True):
             axes.barh(at + place, last, 0.34, left=begin, color=colour)
-        axes.plot([1e3 * row[f"{world}_step_s"]] * 2, [at - 0.42, at + 0.42], color="black", linewidth=1.2)
+        axes.plot([1e3 * row["step_s"]] * 2, [at - 0.42, at + 0.42], color="black", linewidth=1.2)
     name_rows(axes, [row["setting"].removeprefix("mirror ") for row in mine])
     axes.set_xlabel("ms of a mean step")
     axes.set_title(world, fontsize=10, loc="left")
@@ -315,67 +312,46 @@ def draw_step_legend(figure: Any) -> None:
 
 
 def draw_hidden(axes: Any, rows: Sequence[Row]) -> None:
-    """Draft time that the target's later layers hide: by law, simulated and live."""
-    told = "measured" if mirrors(rows, "measured") else "simulated"
-    mine = mirrors(rows, told)
-    names = {
-        "law": f"{told}_law_hidden_s",
-        "simulated": "simulated_hidden_s",
-        "measured": "measured_hidden_s",
-    }
-    for number, (name, column) in enumerate(names.items()):
-        at = [y + 0.26 * (number - 1) for y in range(len(mine))]
-        axes.barh(at, [1e3 * (row.get(column) or 0.0) for row in mine], 0.24, color=f"C{number}", label=name)
-    name_rows(axes, [row["setting"].removeprefix("mirror ") for row in mine])
-    axes.set_xlabel("ms of drafting hidden per step")
-    axes.grid(axis="x", alpha=0.3)
-    legend_above(axes)
+    """Draft time that the target's later layers hide: by the law of the best world, simulated and live."""
+    mine = mirrors(rows, best_world(rows))
+    names = [row["setting"].removeprefix("mirror ") for row in mine]
+    opinions(axes, mine, names, figure="hidden_s", label="ms of drafting hidden per step", scale=1e3)
 
 
-def draft_of(row: Row) -> str:
-    """How its draft writes."""
-    streams = value_of(row, "streams") or "0"
+VARIANTS = (
+    Column("gamma", "lookahead"),
+    Column("draft", lambda row: draft_of(value_of(row, "streams") or "0")),
+    Column("overlap", lambda row: value_of(row, "overlap") or f"none ({row['policy']})"),
+    BATCH,
+    Column("speedup", "speedup_vs_ar", "{:.2f}"),
+    Column("tokens/round", "tokens_per_round", "{:.2f}"),
+)
+PASSES = (
+    SETTING,
+    BATCH,
+    Column("tokens/pass", "passes_tokens_per_pass", "{:.2f}"),
+    Column("as shares of 1, 2, ...", "passes_shares", lambda found: " ".join(f"{s:.3f}" for s in found)),
+    Column("right", "passes_acceptance", "{:.3f}"),
+    Column("J", "passes_passes", "{:.2f}"),
+    Column("by law", "passes_law_passes", "{:.2f}"),
+    Column("slowest J", "passes_slowest", "{:.2f}"),
+    Column("slowest by law", "passes_law_slowest", "{:.2f}"),
+)
+
+
+def draft_of(streams: str) -> str:
+    """How a draft of so many streams writes."""
     return "autoregressive" if streams == "0" else f"{streams} streams"
 
 
 def show_streams(results: Results) -> Iterator[Any]:
     """The variants, then tokens per pass and passes per window of those that stream, law beside counted."""
-    rows = [row for row in results.where() if row["policy"] != "ar"]
-    for world in worlds_of(results):
-        yield table(
-            f"speedup over plain decoding, {world}",
-            (
-                Column("gamma", "lookahead"),
-                Column("draft", draft_of),
-                Column("overlap", lambda row: value_of(row, "overlap") or f"none ({row['policy']})"),
-                BATCH,
-                Column("speedup", f"{world}_speedup_vs_ar", "{:.2f}"),
-                Column("tokens/round", f"{world}_tokens_per_round", "{:.2f}"),
-            ),
-            rows,
-        )
-        passes = f"{world}_passes_"
-        if streaming := [row for row in rows if row.get(f"{passes}windows")]:
-            yield table(
-                f"passes of the streaming draft, {world}: counted, and by the law of coins",
-                (
-                    SETTING,
-                    BATCH,
-                    Column("tokens/pass", f"{passes}tokens_per_pass", "{:.2f}"),
-                    Column("as shares of 1, 2, ...", f"{passes}shares", shares),
-                    Column("right", f"{passes}acceptance", "{:.3f}"),
-                    Column("J", f"{passes}passes", "{:.2f}"),
-                    Column("by law", f"{passes}law_passes", "{:.2f}"),
-                    Column("slowest J", f"{passes}slowest", "{:.2f}"),
-                    Column("slowest by law", f"{passes}law_slowest", "{:.2f}"),
-                ),
-                streaming,
-            )
-
-
-def shares(found: list[float]) -> str:
-    """Of passes, one after the other."""
-    return " ".join(f"{each:.3f}" for each in found)
+    for world, found in worlds_of(results).items():
+        rows = [row for row in found if row["policy"] != "ar"]
+        yield table(f"speedup over plain decoding, {world}", VARIANTS, rows)
+        if streaming := [row for row in rows if row.get("passes_windows")]:
+            title = f"passes of the streaming draft, {world}: counted, and by the law of coins"
+            yield table(title, PASSES, streaming)
 
 
 MIRROR = Study(

@@ -23,8 +23,20 @@ from typing import Any
 import click
 
 from analysis.execute import Bench
-from analysis.results import EVERY, Results, Row, value_of, where
-from analysis.show import BATCH, SETTING, Column, bars, best_world, factor, frame, milli, parity, table
+from analysis.results import EVERY, Results, Row, in_world, value_of, where
+from analysis.show import (
+    BATCH,
+    SETTING,
+    Column,
+    bars,
+    best_world,
+    factor,
+    frame,
+    milli,
+    parity,
+    table,
+    values,
+)
 from analysis.studies.mirror import draw_fallbacks, rivals
 from analysis.studies.mirror_account import columns
 from analysis.study import POSITIVE, SHARED, SPLIT, Entry, Picture, Plan, Study, option
@@ -87,26 +99,25 @@ def settings(bench: Bench) -> list[Entry]:
     return [entry for t in plan.temperature for entry in plan.entries(plan.figure, t)]
 
 
+COLUMNS = (
+    Column("place", "place"),
+    SETTING,
+    BATCH,
+    factor("simulated", "simulated"),
+    factor("live", "measured"),
+    Column("error", "simulated_error", "{:+.1%}"),
+    Column("tok./round", "tokens_per_round", "{:.2f}"),
+    Column("exposed", "exposed_s", milli),
+    Column("draft", "draft_s", milli),
+    Column("FF", "fallback", "{:.2f}"),
+)
+
+
 def show(results: Results) -> Iterator[Any]:
     """A row per place, setting and batch: all prompts together, simulated beside live."""
-    world = best_world(results.rows)
-    yield table(
-        "speedup over plain decoding; milliseconds per round",
-        (
-            Column("place", "place"),
-            SETTING,
-            BATCH,
-            factor("simulated", "simulated"),
-            factor("live", "measured"),
-            Column("error", "simulated_error", "{:+.1%}"),
-            Column("tok./round", f"{world}_tokens_per_round", "{:.2f}"),
-            Column("exposed", f"{world}_exposed_s", milli),
-            Column("draft", f"{world}_draft_s", milli),
-            Column("FF", f"{world}_fallback", "{:.2f}"),
-        ),
-        [row for row in results.where() if row["policy"] != "ar"],
-        left=("setting",),
-    )
+    found = in_world(results.where(), best_world(results.rows))
+    rows = [row for row in found if row["policy"] != "ar"]
+    yield table("speedup over plain decoding; milliseconds per round", COLUMNS, rows, left=("setting",))
 
 
 def name_of(row: Row) -> str:
@@ -139,58 +150,49 @@ class Drawing:
 
     def __init__(self, rows: Sequence[Row], asked: Mapping[str, Any]) -> None:
         self.world = best_world(rows)
-        self.rows = [row for row in rows if row.get(f"{self.world}_speedup_vs_ar") is not None]
+        self.rows = [
+            {**row, "name": name_of(row), "accepted": row["tokens_per_round"] - 1.0}
+            for row in in_world(rows, self.world)
+        ]
         self.asked = asked
         self.categories = list(dict.fromkeys(row["category"] for row in self.rows))
         self.at = {"batch": 1, "lookahead": asked["lookahead"]}
-
-    def of(self, figure: str, row: Row) -> float:
-        """A figure of the world that is drawn."""
-        return float(row[f"{self.world}_{figure}"])
-
-    def speed(self, row: Row) -> float:
-        """Speedup over plain decoding."""
-        return self.of("speedup_vs_ar", row)
 
     def pick(self, **wanted: Any) -> list[Row]:
         """The rows with these columns or knobs; of all categories unless one is named."""
         return where(self.rows, **{"category": EVERY, **wanted})
 
-    def usual(self, row: Row) -> bool:
-        """Whether Mirror-SD has the kappa and the exit that all figures but 7 have."""
-        mirror = row["policy"] == "mirror"
-        return not mirror or (value_of(row, "kappa"), value_of(row, "exit")) == (self.asked["kappa"], "1/2")
+    def usual(self, **wanted: Any) -> list[Row]:
+        """The same, Mirror-SD with the kappa and the exit that all figures but 7 have."""
+        knobs = (self.asked["kappa"], "1/2")
+        rows = [(row, (value_of(row, "kappa"), value_of(row, "exit"))) for row in self.pick(**wanted)]
+        return [row for row, own in rows if own in {knobs, (None, None)}]
 
-    def lines(
-        self, axes: Any, x: Callable[[Row], float], y: Callable[[Row], float], **wanted: Any
-    ) -> list[Row]:
+    def lines(self, axes: Any, x: str, y: Callable[[Row], float], **wanted: Any) -> list[Row]:
         """A line per policy and variant, Mirror-SD with overlap, on own cores; returns what was drawn."""
-        found = (row for row in self.pick(place=SPLIT, **wanted) if value_of(row, "overlap") != "off")
-        rows = sorted(filter(self.usual, found), key=itemgetter("lookahead", "batch"))
-        for name in dict.fromkeys(map(name_of, rows)):
-            mine = [row for row in rows if name_of(row) == name]
+        found = (row for row in self.usual(place=SPLIT, **wanted) if value_of(row, "overlap") != "off")
+        rows = sorted(found, key=itemgetter("lookahead", "batch"))
+        for name in dict.fromkeys(row["name"] for row in rows):
+            mine = where(rows, name=name)
             dash = "--s" if "streaming" in name else "-o"
-            axes.plot([*map(x, mine)], [*map(y, mine)], dash, label=name, **style_of(name))
+            axes.plot(values(mine, x), [*map(y, mine)], dash, label=name, **style_of(name))
         return rows
 
     def speed_by(self, axes: Any, along: str, label: str, **wanted: Any) -> None:
         """Speedup over a column."""
-        self.lines(axes, itemgetter(along), self.speed, **wanted)
+        self.lines(axes, along, itemgetter("speedup_vs_ar"), **wanted)
         parity(axes)
         frame(axes, x=label, y="speedup over plain decoding")
 
     def exposed_by_accepted(self, axes: Any) -> None:
-        """Milliseconds in the open against accepted tokens; numbers are gamma."""
-
-        def accepted(row: Row) -> float:
-            return self.of("tokens_per_round", row) - 1.0
+        """Milliseconds in the open against the tokens of a round; numbers are gamma."""
 
         def exposed(row: Row) -> float:
-            return 1e3 * self.of("exposed_s", row)
+            return 1e3 * float(row["exposed_s"])
 
         near = {"xytext": (3, 3), "textcoords": "offset points", "fontsize": 7}
-        for row in self.lines(axes, accepted, exposed, batch=1):
-            axes.annotate(f"{row['lookahead']}", (accepted(row), exposed(row)), **near)
+        for row in self.lines(axes, "accepted", exposed, batch=1):
+            axes.annotate(f"{row['lookahead']}", (row["accepted"], exposed(row)), **near)
         frame(
             axes,
             x="drafted tokens accepted per round; numbers: gamma",
@@ -202,12 +204,8 @@ class Drawing:
     def overhead_by_batch(self, axes: Any) -> None:
         """Drafting in the open over that of SD at the same batch ("relative draft overhead")."""
         gamma = self.asked["lookahead"]
-        sd = {row["batch"]: self.of("exposed_s", row) for row in self.pick(policy="sd", lookahead=gamma)}
-
-        def overhead(row: Row) -> float:
-            return self.of("exposed_s", row) / sd[row["batch"]]
-
-        self.lines(axes, itemgetter("batch"), overhead, lookahead=gamma)
+        sd = {row["batch"]: row["exposed_s"] for row in self.pick(policy="sd", lookahead=gamma)}
+        self.lines(axes, "batch", lambda row: row["exposed_s"] / sd[row["batch"]], lookahead=gamma)
         frame(axes, x="batch", y="seconds without the target at work, over SD's")
         axes.set_ylim(bottom=0.0)
 
@@ -215,9 +213,9 @@ class Drawing:
         """Bars of every policy and variant, by category."""
         found = {}
         for category in self.categories:
-            mine = filter(self.usual, self.pick(category=category, place=place, **self.at))
-            kept = {name_of(row): self.speed(row) for row in mine}
-            found[category] = {n: speed for n, speed in kept.items() if turns or "in turns" not in n}
+            mine = self.usual(category=category, place=place, **self.at)
+            kept = [row for row in mine if turns or "in turns" not in row["name"]]
+            found[category] = {row["name"]: row["speedup_vs_ar"] for row in kept}
         bars(axes, {category: own for category, own in found.items() if own}, bar_style)
         parity(axes)
         frame(axes, x="", y="speedup over plain decoding there", legend=0)
@@ -227,7 +225,7 @@ class Drawing:
         found = {}
         for category in self.categories:
             mine = self.pick(category=category, policy="mirror", place=SPLIT, overlap="off", **self.at)
-            written = {value_of(row, "streams"): self.of("draft_s", row) for row in mine}
+            written = {value_of(row, "streams"): row["draft_s"] for row in mine}
             found[category] = {"Mirror-SD, streaming": written["0"] / written[self.asked["streams"]]}
         bars(axes, found, bar_style)
         frame(axes, x="", y="draft's seconds per round, token by token over streaming", legend=0)
@@ -235,7 +233,7 @@ class Drawing:
     def fallbacks(self, axes: Any, category: str) -> None:
         """Fallbacks against kappa, a line per exit."""
         usual = {"place": SPLIT, "policy": "mirror", "overlap": "on", "streams": "0", "candidates": "each"}
-        draw_fallbacks(axes, self.pick(category=category, **usual, **self.at), self.world)
+        draw_fallbacks(axes, self.pick(category=category, **usual, **self.at))
         frame(axes, x="kappa", y="fallbacks per round")
         axes.set_title(category)
 

@@ -6,7 +6,7 @@ of pruning and fusion, candidate lengths and datastore sizes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -14,7 +14,7 @@ from typing import Any
 
 from analysis.execute import Bench, View
 from analysis.papers.rasd import fused_tau
-from analysis.results import EVERY, Results, Row, where
+from analysis.results import EVERY, Results, Row, in_world, where
 from analysis.show import (
     Column,
     bars,
@@ -27,6 +27,7 @@ from analysis.show import (
     name_rows,
     table,
     used,
+    values,
 )
 from analysis.study import Entry, Picture, Plan, Study, option
 from hardware_profiles.datastore import Datastore, datastore_path
@@ -160,37 +161,35 @@ def _replies(view: View, kind: str, requests: Collection[int] | None = None) -> 
 
 
 def parts_of(results: Results) -> dict[str, list[Row]]:
-    """The rows of each table, all categories together."""
-    rows = results.where()
+    """The rows of each table in the best world, all categories."""
+    rows = in_world(results.rows, best_world(results.rows))
     names = dict.fromkeys(row["part"] for row in rows if row.get("part"))
     return {name: where(rows, part=name) for name in names}
 
 
+COLUMNS = (
+    Column("setting", "name"),
+    Column("l", "length"),
+    Column("tokens", "datastore_tokens", lambda n: f"{n / 1e6:.1f} M"),
+    Column("tau", "tau", "{:.2f}"),
+    Column("nodes", "candidates", "{:.1f}"),
+    Column("found", "searches_that_found", "{:.0%}"),
+    Column("search", "search_s", micro),
+    factor("SR sim.", "simulated"),
+    factor("live", "measured"),
+    Column("error", "simulated_error", "{:+.1%}"),
+)
+
+
 def show(results: Results) -> Iterator[Any]:
     """A table per part: tau and SR of all prompts and of each category."""
-    world = best_world(results.rows)
-
-    def tau_and_speed(row: Row) -> str:
-        return f"{row[f'{world}_tau']:.2f} / {row[f'{world}_speedup_vs_ar']:.2f}"
-
-    columns = (
-        Column("setting", "name"),
-        Column("l", "length"),
-        Column("tokens", f"{world}_datastore_tokens", lambda n: f"{n / 1e6:.1f} M"),
-        Column("tau", f"{world}_tau", "{:.2f}"),
-        Column("nodes", f"{world}_candidates", "{:.1f}"),
-        Column("found", f"{world}_searches_that_found", "{:.0%}"),
-        Column("search", f"{world}_search_s", micro),
-        factor("SR sim.", "simulated"),
-        factor("live", "measured"),
-        Column("error", "simulated_error", "{:+.1%}"),
-        *by_category(results.rows, tau_and_speed),
-    )
     for part, rows in parts_of(results).items():
-        yield table(PARTS[part], used(columns, rows), rows)
+        every = where(rows, category=EVERY)
+        categories = by_category(rows, lambda row: f"{row['tau']:.2f} / {row['speedup_vs_ar']:.2f}")
+        yield table(PARTS[part], used((*COLUMNS, *categories), every), every)
     yield (
-        "tau: accepted tokens per target forward without the target's own; nodes: verified per forward; "
-        f"SR: tokens/s over plain decoding, ratio of sums; by category: tau / SR {world}"
+        "tau: accepted tokens per target forward without the target's own; nodes: verified per forward; SR: "
+        f"tokens/s over plain decoding, ratio of sums; by category: tau / SR {best_world(results.rows)}"
     )
     if any(row["identical"] is False for row in results.rows):
         yield "[bold red]a greedy text differs from plain decoding[/]"
@@ -198,31 +197,33 @@ def show(results: Results) -> Iterator[Any]:
 
 def pictures(results: Results) -> dict[str, Picture]:
     """Tau and SR of the methods by category, or against the candidate length where that was swept."""
-    world, parts = best_world(results.rows), parts_of(results)
+    parts = parts_of(results)
 
     def draw(figure: Any) -> None:
         titles = {"tau": "tau", "speedup_vs_ar": "speedup over plain decoding"}
         for axes, (column, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
             if "length" in parts:
-                draw_lengths(axes, parts, f"{world}_{column}")
+                every = where((row for rows in parts.values() for row in rows), category=EVERY)
+                draw_lengths(axes, every, column)
                 frame(axes, x="candidate length l", y=title)
             else:
-                rows = where(results.rows, part=next(iter(parts)))
+                rows = next(iter(parts.values()))
                 names = dict.fromkeys(row["category"] for row in rows if row["category"] != EVERY)
                 own = {name: where(rows, category=name) for name in names}
-                bars(axes, {c: {r["name"]: r[f"{world}_{column}"] for r in mine} for c, mine in own.items()})
+                bars(axes, {c: {row["name"]: row[column] for row in mine} for c, mine in own.items()})
                 frame(axes, x="", y=title, legend=0)
 
     return {"": Picture(draw, (11.0, 4.2))}
 
 
-def draw_lengths(axes: Any, parts: Mapping[str, Sequence[Row]], column: str) -> None:
+def draw_lengths(axes: Any, rows: Sequence[Row], column: str) -> None:
     """Against the candidate length, the drafted tree as a line."""
-    for name in dict.fromkeys(row["name"] for row in parts["length"]):
-        mine = where(parts["length"], name=name)
+    swept = where(rows, part="length")
+    for name in dict.fromkeys(row["name"] for row in swept):
+        mine = where(swept, name=name)
         style = "-o" if name.startswith("rasd") else "--s"
-        axes.plot([row["length"] for row in mine], [row[column] for row in mine], style, label=name)
-    for tree in where((row for rows in parts.values() for row in rows), policy="tree")[:1]:
+        axes.plot(values(mine, "length"), values(mine, column), style, label=name)
+    for tree in where(rows, policy="tree")[:1]:
         axes.axhline(tree[column], color="black", linewidth=0.8, label="drafted tree")
 
 

@@ -18,9 +18,9 @@ from tiny_profiles import profile, trace
 from analysis.recommend.__main__ import main
 from analysis.recommend.report import (
     commands,
+    engines,
     reasons,
     setting_text,
-    stand_in,
     without_acceptance_sweep,
 )
 from analysis.sources import Sources
@@ -138,13 +138,18 @@ def answer(policy: str, **milliseconds: float) -> Any:
     used = {"target": 0.6, "draft": milliseconds.get("draft", 0.4)}
     summary = SimpleNamespace(**run, utilization=used, cache_hit_rate=None)
     rows = {name: SimpleNamespace(settings=configure(name), summary=summary) for name in ("ar", "sd", policy)}
-    return SimpleNamespace(best=rows, winner=rows[policy])
+    trace = SimpleNamespace(meta=SimpleNamespace(target_model="big", draft_model="small"))
+    return SimpleNamespace(best=rows, winner=rows[policy], trace=trace, warnings=[])
 
 
 def test_what_engines_lack_is_said() -> None:
-    assert stand_in("sd") is None and stand_in("pld") is None
-    assert stand_in("mirror") == "neither vLLM nor SGLang has 'mirror'; their lines are of the best SD"
-    assert "decode plainly" in str(stand_in("ar"))
+    for has in ("sd", "pld"):
+        lines, note = engines(answer(has))
+        assert set(lines) >= {"vllm", "sglang"} and note is None
+    lines, note = engines(answer("mirror"))
+    assert note == "neither vLLM nor SGLang has 'mirror'; their lines are of the best SD"
+    assert set(lines) == {"vllm (best SD)", "sglang (best SD)"}
+    assert "decode plainly" in str(engines(answer("ar"))[1])
     assert (
         without_acceptance_sweep(answer("mirror")) == ["mirror"]
         and without_acceptance_sweep(answer("pearl")) == []
