@@ -65,6 +65,8 @@ FIGURES = ("tokens_per_round", "cache_hit_rate", "acceptance_rate")
 MEASURED = "measured"
 MOST_TOKENS = 64
 """Of a request that runs live, unless the plan says otherwise."""
+LIVE = CalibrationRequest(temperature=(0.0,), quick=True)
+"""What jobs of live runs are made of, but for the pair."""
 REPEATED = ("prompts", "count", "max_tokens", "repeats", "seed")
 """What predicting stored live runs again takes from them."""
 
@@ -416,8 +418,8 @@ class Comparison:
     def gather(self, worlds: Worlds) -> None:
         """Run live what is to be, and collect what was decided."""
         bench = self.bench
-        policies = {s: find_policy(s.policy) for s in dict.fromkeys(e.settings for e in self.entries)}
-        needed = [settings for settings, info in policies.items() if info.needs_decisions]
+        every = dict.fromkeys(entry.settings for entry in self.entries)
+        needed = [settings for settings in every if find_policy(settings.policy).needs_decisions]
         if bench.stored is not None:
             self.decisions = self._stored_decisions()
         elif bench.plan.live:
@@ -726,12 +728,5 @@ def more_drafts(draft: WorkerSpec, count: int) -> list[WorkerSpec]:
 def profiled_job(sources: Sources, *, limit: int, seed: int) -> Job:
     """The live job of a profile's own pair, as its trace names it, called as it was when it was measured."""
     meta = next(iter(sources.traces.values())).meta
-    request = CalibrationRequest(
-        target=meta.target_model,
-        draft=meta.draft_model,
-        temperature=(0.0,),
-        max_tokens=limit,
-        quick=True,
-        seed=seed,
-    )
-    return like_profile(make_job(request), sources.profile)
+    pair = replace(LIVE, target=meta.target_model, draft=meta.draft_model, max_tokens=limit, seed=seed)
+    return like_profile(make_job(pair), sources.profile)

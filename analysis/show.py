@@ -254,7 +254,7 @@ def draw_lines(
         figure: Where to.
         rows: In the order of `x`.
         by: Column whose values have a line each.
-        x: Column on the horizontal axis, called `label`.
+        x: Column on the horizontal axis.
         label: Of that axis.
         panels: Labels of the vertical axes by column less the world's name, e.g. `speedup_vs_ar`.
         name: Format of what a line is called.

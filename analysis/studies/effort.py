@@ -16,14 +16,13 @@ from typing import Any, TypeAlias
 import click
 import numpy as np
 
-from analysis.execute import MOST_TOKENS, Bench
+from analysis.execute import LIVE, MOST_TOKENS, Bench
 from analysis.results import Results, Row, read, settings_of
 from analysis.show import Column, table
 from analysis.sources import Sources
 from analysis.stats import errors, grouped
 from analysis.study import POSITIVE, Entry, Plan, Study, option
 from calibrate.job import make_job
-from calibrate.options import CalibrationRequest
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile
 from policies.registry import SettingError, Settings
@@ -73,14 +72,9 @@ def answer(bench: Bench) -> list[Row]:
         raise SettingError(f"{len(plan.hw)} profiles need as many --minutes, got {len(plan.minutes)}")
     validations = [read(path) for path in plan.validation]
     measured, told = measured_speedups(validations), validations[0].about
-    request = CalibrationRequest(
-        target=told["target"],
-        draft=told["draft"],
-        temperature=tuple(sorted({settings.temperature for settings, _ in measured})),
-        max_tokens=plan.max_tokens or MOST_TOKENS,
-        quick=True,
-    )
-    job = make_job(request)
+    temperatures = tuple(sorted({settings.temperature for settings, _ in measured}))
+    pair = replace(LIVE, target=told["target"], draft=told["draft"], temperature=temperatures)
+    job = make_job(replace(pair, max_tokens=plan.max_tokens or MOST_TOKENS))
     plan = replace(plan, prompts=told["prompts"], count=int(told["summary"]["requests"]))
     # Only the profile is judged: the texts are the validations' own, recorded anew.
     sources = Sources(load_profile(find_profile(bench.hw)), {}, 0.0, hw=bench.hw)

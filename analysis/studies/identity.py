@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import click
 
-from analysis.execute import Bench
+from analysis.execute import LIVE, Bench
 from analysis.results import Results, Row
 from analysis.rounds import GAP_BOUND, first_difference
 from analysis.show import BATCH, SETTING, Column, table
@@ -25,7 +25,6 @@ from calibrate.journal import open_journal
 from calibrate.live.placement import Mode
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import LiveRun, run_live
-from calibrate.options import CalibrationRequest
 from hardware_profiles.store import user_directory
 from hardware_profiles.trace import Trace
 from policies.registry import POLICIES, SettingError, Settings, configure, find_policy
@@ -82,15 +81,9 @@ def answer(bench: Bench) -> list[Row]:
         raise SettingError(f"{len(prompts)} prompts do not fill a batch of {max(plan.batch)}: give more")
     job = bench.job
     if plan.target:
-        request = CalibrationRequest(
-            target=plan.target,
-            draft=job.names[1],
-            temperature=(0.0,),
-            max_tokens=plan.max_tokens or 1,
-            quick=True,
-            seed=plan.seed,
-        )
-        job = like_profile(make_job(request), bench.sources.profile)
+        pair = replace(LIVE, target=plan.target, draft=job.names[1], seed=plan.seed)
+        other = make_job(replace(pair, max_tokens=plan.max_tokens or 1))
+        job = like_profile(other, bench.sources.profile)
     job = replace(job, mode=plan.mode or job.mode)  # type: ignore[arg-type]  # click has checked it
     trace = replace(bench, given_job=job).trace(0.0)
     requests, rows, started = requests_of(trace), [], 0

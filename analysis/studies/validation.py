@@ -17,7 +17,7 @@ from typing import Any
 import click
 import numpy as np
 
-from analysis.execute import Bench, Comparison
+from analysis.execute import LIVE, Bench, Comparison
 from analysis.intervals import Bootstrap, Interval
 from analysis.results import Results, Row, settings_of
 from analysis.show import Column, draw_marks, legend_below, parity, table, values
@@ -26,7 +26,6 @@ from analysis.stats import errors_of, grouped, median
 from analysis.study import POSITIVE, Entry, Picture, Plan, Study, option
 from calibrate.calibration import open_work, run_calibration, write_all
 from calibrate.job import Job, like_profile, make_job
-from calibrate.options import CalibrationRequest
 from hardware_profiles.files import atomic_write
 from hardware_profiles.profile import MeasuredRun, load_profile
 from hardware_profiles.store import user_profile, user_trace
@@ -142,17 +141,9 @@ def answer(bench: Bench) -> list[Row]:
     prompts = bench.prompts()
     if not plan.hw:
         raise SettingError("--hw is empty: name a profile, or leave it out for this machine's own")
-    request = CalibrationRequest(
-        target=plan.target,
-        draft=plan.draft,
-        max_tokens=plan.max_tokens or 0,
-        temperature=plan.temperature,
-        quick=True,
-        placement=plan.placement,
-        seed=plan.seed,
-        trust_remote_code=plan.trust_remote_code,
-    )
-    job = make_job(request)
+    same = ("target", "draft", "temperature", "placement", "seed", "trust_remote_code")
+    asked = {name: getattr(plan, name) for name in same}
+    job = make_job(replace(LIVE, max_tokens=plan.max_tokens or 0, **asked))
     sources = predictor(job, plan, bench)
     warn_of_another_machine(job, sources)
     for temperature in plan.temperature:
