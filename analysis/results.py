@@ -156,18 +156,13 @@ def load(name: str) -> Results:
 
 def describe(settings: Settings) -> Row:
     """The columns that say which setting a row is of, enough to make it anew."""
+    names = ("policy", "lookahead", "fanout", "backup", "draft_devices", "scale")
+    sampling = ("temperature", "top_p", "seed")
     knobs = {name: list(v) if isinstance(v, tuple) else v for name, v in settings.knobs.items()}
     return {
         "setting": settings.label,
-        "policy": settings.policy,
-        "lookahead": settings.lookahead,
+        **{name: getattr(settings, name) for name in (*names, *sampling)},
         "fanout": None if settings.fanout is None else ",".join(map(str, settings.fanout)),
-        "backup": settings.backup,
-        "draft_devices": settings.draft_devices,
-        "scale": settings.scale,
-        "temperature": settings.temperature,
-        "top_p": settings.top_p,
-        "seed": settings.seed,
         "knobs": to_json(knobs),
     }
 
