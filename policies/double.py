@@ -20,7 +20,7 @@ ambiguities and why nothing of this changes the target's law.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
@@ -36,7 +36,7 @@ from policies.config import (
     PolicyInfo,
     SettingError,
 )
-from policies.operation import CostClass, RowAnswers, RowOperation, Work
+from policies.operation import CostClass, RowAnswers, RowOperation, VerdictReply, Work
 from policies.pearl import PearlConfig
 from policies.pld import LONGEST, LongestSuffix
 from policies.protocols import Steps, World
@@ -46,15 +46,16 @@ from policies.sampling import GREEDY, Sampling
 from policies.values import (
     NO_LAW,
     BoolArray,
-    IntArray,
     RowVerdict,
     Source,
     Speculation,
     Verdict,
     View,
     joined,
+    marked,
     verdict_of,
 )
+from policies.values import Drafted as DraftedTokens
 
 Tokens: TypeAlias = tuple[int, ...]
 
@@ -78,6 +79,9 @@ class Retrieval:
     matched: float | None = None
 
 
+NO_RETRIEVAL = Retrieval(0, 1)
+
+
 class Ask(NamedTuple):
     """What both operations are told about a row.
 
@@ -97,13 +101,7 @@ class Ask(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What `Guide` is told about a row.
-
-    Attributes:
-        tokens: X_q.
-        law: As `Ask.law`.
-        behind: Pending tokens before them, which were all accepted.
-    """
+    """What `Guide` is told about a row: X_q, its law, and the pending tokens before it, all accepted."""
 
     tokens: Tokens
     law: int
@@ -144,18 +142,6 @@ class Verified(NamedTuple):
     work: Work
 
 
-class Guided(NamedTuple):
-    """Reply of `Guide`.
-
-    Attributes:
-        verdict: What the row emits after its pending tokens; `accepted` counts tokens of X_q.
-        work: Steps.
-    """
-
-    verdict: RowVerdict
-    work: Work
-
-
 @dataclass(frozen=True, slots=True)
 class RetrievingDraft(RowOperation):
     """`lookahead` retrieval forwards of the draft past each row's pending tokens.  `inputs`: `Ask`.
@@ -169,7 +155,7 @@ class RetrievingDraft(RowOperation):
 
     inputs: tuple[Ask, ...]
     lookahead: int = 1
-    retrieval: Retrieval = field(default=Retrieval(0, 1))
+    retrieval: Retrieval = NO_RETRIEVAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +171,7 @@ class RetrievingVerify(RowOperation):
     reply: ClassVar[type[Any]] = Verified
 
     inputs: tuple[Ask, ...]
-    retrieval: Retrieval = field(default=Retrieval(0, 1))
+    retrieval: Retrieval = NO_RETRIEVAL
     leave_open: bool = False
 
 
@@ -200,32 +186,21 @@ class Guide(RowOperation):
       residual, and the guidance behind it is dropped, whose condition is gone;
     - a token of X_q that is accepted beside r ends the round: the target knows no law after it;
     - where X_q ends on r, by the rest of r, each token accepted with p, and the target's own token.
+
+    Its reply's `accepted` counts tokens of X_q.
     """
 
     kind: ClassVar[str] = "guide"
     cost_class: ClassVar[CostClass] = "settle"
-    reply: ClassVar[type[Any]] = Guided
+    reply: ClassVar[type[Any]] = VerdictReply
 
     inputs: tuple[Question, ...]
-    retrieval: Retrieval = field(default=Retrieval(0, 1))
+    retrieval: Retrieval = NO_RETRIEVAL
 
 
 @dataclass(frozen=True, slots=True)
 class DoubleConfig(LookaheadConfig):
-    """Knobs of `double`.
-
-    Attributes:
-        lookahead: gamma, retrieval forwards of the draft per round.
-        longest_suffix: N, longest ending looked up.
-        draft_sampling: How the draft chooses.
-        overlap: Whether the models work at the same time.
-        retrieval_length: d, most tokens retrieved per forward.
-        draft_retrieval: Whether the draft retrieves.
-        target_retrieval: Whether the target does.
-        rejected_cache: Whether rejected tokens are retrieved.
-        datastore: Prior texts; None for none.
-        matched_length: Mean tokens matched per retrieval, for worlds of coins, which retrieve nothing.
-    """
+    """Knobs of `double`; K are retrieval forwards of the draft per round."""
 
     policy: ClassVar[str] = "double"
     longest_suffix: LongestSuffix = LONGEST
@@ -282,12 +257,9 @@ class Outcome(NamedTuple):
 
 
 def outcome_of(drafted: Tokens, emitted: Tokens, ended: bool) -> Outcome:
-    """Compare the drafted tokens with what the target emitted in their place.
+    """Compare the drafted tokens, pending ones and X_q, with what the target emitted in their place.
 
-    Args:
-        drafted: The pending tokens and X_q.
-        emitted: The tokens committed, at least one.
-        ended: Whether the row ended with them.
+    `emitted` has at least one token; `ended`: whether the row ended with them.
     """
     agreed = 0
     while agreed < min(len(drafted), len(emitted)) and drafted[agreed] == emitted[agreed]:
@@ -298,19 +270,17 @@ def outcome_of(drafted: Tokens, emitted: Tokens, ended: bool) -> Outcome:
     return Outcome(agreed, agreed + bool(rest), (), rest)
 
 
-@dataclass
 class PendingState:
     """What is asked next of each slot; nothing else is remembered from round to round."""
 
-    inputs: dict[int, Ask] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.inputs: dict[int, Ask] = {}
 
     def admit(self, rows: Rows, fresh: BoolArray) -> None:
         """New requests begin with their prompt."""
-        if fresh.any():
-            view = rows.view(fresh)
-            prompts = rows.prompts(view) or ((),) * len(view.slots)
-            for slot, prompt in zip(view.slots.tolist(), prompts, strict=True):
-                self.inputs[slot] = Ask(tuple(prompt))
+        view = rows.view(fresh)
+        prompts = rows.prompts(view) or ((),) * len(view.slots)
+        self.inputs |= {slot: Ask(prompt) for slot, prompt in zip(view.slots.tolist(), prompts, strict=True)}
 
     def of(self, view: View) -> tuple[Ask, ...]:
         """[n] the inputs of a view's rows."""
@@ -321,8 +291,8 @@ class PendingState:
         pending = self.inputs[slot].pending
         outcome = outcome_of((*pending, *draft.tokens), verdict.emitted, verdict.ended)
         law = NO_LAW
-        if outcome.left and draft.law != NO_LAW:  # what is left was drafted in this round
-            law = draft.law + outcome.agreed - len(pending)
+        if outcome.left:  # it was drafted in this round
+            law = DraftedTokens(draft.tokens, draft.law).after(outcome.agreed - len(pending)).law
         self.inputs[slot] = Ask(verdict.emitted, outcome.agreed, outcome.rejected, outcome.left, law)
         return outcome
 
@@ -331,72 +301,45 @@ def double(world: World, rows: Rows, config: DoubleConfig, sampling: Sampling = 
     """Draft and verify by retrieval, at the same time or in turns."""
     if rows.keep_tokens and config.matched_length is not None:
         raise SettingError("matched_length is for coin tosses; with real tokens retrieval is what it is")
-    state = PendingState()
-    play = _together if config.overlap == "on" else _in_turns
+    state, overlaps = PendingState(), config.overlap == "on"
+    width, leave_open = rows.width, overlaps and sampling.draft_sampled
+    draft_side, target_side = config.draft_side, config.target_side
     while rows.active:
         fresh = yield from admit(world, rows)
-        state.admit(rows, fresh)
+        if fresh.any():
+            state.admit(rows, fresh)
         view = rows.view()
-        drafted, verdicts = yield from play(world, rows, view, state, config, sampling=sampling)
-        outcomes = {slot: state.close(slot, verdicts[slot], drafted[slot]) for slot in view.slots.tolist()}
+        inputs = state.of(view)
+        draft = RetrievingDraft(
+            view, width, inputs, sampling, lookahead=config.lookahead, retrieval=draft_side
+        )
+        if not overlaps:
+            drafted: RowAnswers = yield world.draft.submit(draft)
+            inputs = tuple(
+                ask._replace(pending=reply.tokens, law=reply.law)
+                for ask, reply in zip(inputs, drafted.values(), strict=True)
+            )
+        verify = world.target.submit(
+            RetrievingVerify(view, width, inputs, sampling, retrieval=target_side, leave_open=leave_open)
+        )
+        if overlaps:
+            drafting = world.draft.submit(draft)
+            verified = yield verify
+            drafted = yield drafting
+        else:
+            verified = yield verify
+        verdicts = {slot: verified[slot].verdict for slot in view.slots.tolist()}
+        if still_open := [slot for slot in verdicts if verified[slot].open]:
+            part = rows.view(marked(width, still_open))
+            questions = tuple(
+                Question(drafted[slot].tokens, drafted[slot].law, verdicts[slot].accepted)
+                for slot in part.slots.tolist()
+            )
+            guided = yield world.target.submit(Guide(part, width, questions, sampling, retrieval=target_side))
+            for slot, room in zip(part.slots.tolist(), part.rooms.tolist(), strict=True):
+                verdicts[slot] = joined(verdicts[slot], guided[slot].verdict, room)
+        outcomes = {slot: state.close(slot, verdict, drafted[slot]) for slot, verdict in verdicts.items()}
         commit(world, rows, view, verdicts, outcomes)
-
-
-def _together(
-    world: World, rows: Rows, view: View, state: PendingState, config: DoubleConfig, *, sampling: Sampling
-) -> Steps:
-    """The target verifies what is pending while the draft goes on past it."""
-    inputs, leave_open = state.of(view), sampling.draft_sampled
-    verify = world.target.submit(
-        RetrievingVerify(
-            view, rows.width, inputs, sampling, retrieval=config.target_side, leave_open=leave_open
-        )
-    )
-    draft = world.draft.submit(
-        RetrievingDraft(
-            view, rows.width, inputs, sampling, lookahead=config.lookahead, retrieval=config.draft_side
-        )
-    )
-    verified = yield verify
-    drafted = yield draft
-    verdicts = {slot: verified[slot].verdict for slot in view.slots.tolist()}
-    still_open = np.zeros(rows.width, dtype=np.bool_)
-    still_open[[slot for slot in verdicts if verified[slot].open]] = True
-    if still_open.any():
-        part = rows.view(still_open)
-        questions = tuple(
-            Question(drafted[slot].tokens, drafted[slot].law, verdicts[slot].accepted)
-            for slot in part.slots.tolist()
-        )
-        guide = Guide(part, rows.width, questions, sampling, retrieval=config.target_side)
-        guided = yield world.target.submit(guide)
-        for slot, room in zip(part.slots.tolist(), part.rooms.tolist(), strict=True):
-            verdicts[slot] = joined(verdicts[slot], guided[slot].verdict, room)
-    return drafted, verdicts
-
-
-def _in_turns(
-    world: World, rows: Rows, view: View, state: PendingState, config: DoubleConfig, *, sampling: Sampling
-) -> Steps:
-    """The draft first, and then the target verifies what it drafted."""
-    drafted: RowAnswers = yield world.draft.submit(
-        RetrievingDraft(
-            view,
-            rows.width,
-            state.of(view),
-            sampling,
-            lookahead=config.lookahead,
-            retrieval=config.draft_side,
-        )
-    )
-    inputs = tuple(
-        ask._replace(pending=drafted[slot].tokens, law=drafted[slot].law)
-        for slot, ask in zip(view.slots.tolist(), state.of(view), strict=True)
-    )
-    verified = yield world.target.submit(
-        RetrievingVerify(view, rows.width, inputs, sampling, retrieval=config.target_side)
-    )
-    return drafted, {slot: verified[slot].verdict for slot in view.slots.tolist()}
 
 
 def commit(
@@ -411,15 +354,13 @@ def commit(
     The log counts as verified the drafted tokens that the round decided on, and as a hit a row that has
     pending tokens now.
     """
-    lengths, sources = np.zeros((2, rows.width), dtype=np.int64)
-    accepted: IntArray = np.zeros(rows.width, dtype=np.int64)
-    hits = np.zeros(rows.width, dtype=np.bool_)
+    lengths, accepted = np.zeros((2, rows.width), dtype=np.int64)
     for slot, outcome in outcomes.items():
         lengths[slot], accepted[slot] = outcome.judged, outcome.agreed
-        sources[slot] = int(Source.PRIMARY if outcome.judged else Source.NONE)
-        hits[slot] = bool(outcome.left)
-    found = verdict_of(rows.width, verdicts)
-    verdict = Verdict(accepted, found.emitted, found.ended, found.bonus, found.tokens)
+    sources = np.where(lengths > 0, int(Source.PRIMARY), int(Source.NONE))
+    batch = verdict_of(rows.width, verdicts)
+    verdict = Verdict(accepted, batch.emitted, batch.ended, batch.bonus, batch.tokens)
+    hits = marked(rows.width, [slot for slot, outcome in outcomes.items() if outcome.left])
     rows.commit(view, Speculation(lengths, sources), verdict, hits=hits, now=world.now)
 
 

@@ -42,44 +42,15 @@ from policies.config import (
     SettingError,
 )
 from policies.laws.ssd import power_law_hit
-from policies.operation import CostClass, RowAnswers, RowOperation, Work
+from policies.operation import CostClass, RowAnswers, RowOperation, VerdictReply, Work
 from policies.pearl import PearlConfig
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
-from policies.values import (
-    NO_LAW,
-    UNKNOWN,
-    BoolArray,
-    RowVerdict,
-    Source,
-    Speculation,
-    View,
-    joined,
-    verdict_of,
-)
+from policies.values import UNKNOWN, Drafted, RowVerdict, Speculation, joined, marked, verdict_of
 
 SequenceCount: TypeAlias = Literal["dynamic", "1", "2", "3", "4", "5", "6", "7", "8"]
 NO_SEQUENCE = -1
-
-
-class Pending(NamedTuple):
-    """A block that awaits verification.
-
-    Attributes:
-        tokens: Drafted tokens.
-        law: Handle of the laws that they were drawn from.
-    """
-
-    tokens: tuple[int, ...] = ()
-    law: int = NO_LAW
-
-
-class PendingVerdict(NamedTuple):
-    """Reply of `VerifyPending`."""
-
-    verdict: RowVerdict
-    work: Work
 
 
 class Sequences(NamedTuple):
@@ -103,9 +74,9 @@ class Sequences(NamedTuple):
         """Candidates for the token past the pending block, in the order in which they are tried."""
         return tuple(tokens[0] for tokens in self.tokens)
 
-    def rest(self, number: int) -> Pending:
+    def rest(self, number: int) -> Drafted:
         """What is pending once a sequence's first token was accepted."""
-        return Pending(self.tokens[number][1:], self.laws[number])
+        return Drafted(self.tokens[number][1:], self.laws[number])
 
 
 class Openings(NamedTuple):
@@ -138,7 +109,7 @@ class Settled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VerifyPending(RowOperation):
-    """One target forward over the last committed token and each row's block.  `inputs`: a `Pending` per row.
+    """One target forward over the last committed token and each row's block.  `inputs`: the blocks.
 
     Attributes:
         leave_open: Do not choose the token past a block that was accepted as a whole.
@@ -146,9 +117,9 @@ class VerifyPending(RowOperation):
 
     kind: ClassVar[str] = "verifypending"
     cost_class: ClassVar[CostClass] = "verify"
-    reply: ClassVar[type[Any]] = PendingVerdict
+    reply: ClassVar[type[Any]] = VerdictReply
 
-    inputs: tuple[Pending, ...]
+    inputs: tuple[Drafted, ...]
     leave_open: bool = False
 
 
@@ -189,13 +160,7 @@ class SettleSequences(RowOperation):
 
 @dataclass(frozen=True, slots=True)
 class DuoConfig(LookaheadConfig):
-    """Knobs of `duo`.
-
-    Attributes:
-        lookahead: K, drafted tokens per round, all sequences together.
-        draft_sampling: How the draft chooses.
-        sequences: How many share them; `dynamic`: as many as pass the threshold.
-    """
+    """Knobs of `duo`; all sequences together have K tokens."""
 
     policy: ClassVar[str] = "duo"
     lookahead_rule: ClassVar[LookaheadRule] = "cost ratio"
@@ -236,20 +201,20 @@ class DuoConfig(LookaheadConfig):
 
 def duo(world: World, rows: Rows, config: DuoConfig, sampling: Sampling = GREEDY) -> Steps:
     """Verify the pending block while drafting K tokens, in one or more sequences, past its end."""
-    pending: dict[int, Pending] = {}
+    pending: dict[int, Drafted] = {}
     rows.log.runs_on = True
+    width, leave_open = rows.width, sampling.draft_sampled
     while rows.active:
         yield from admit(world, rows)
         view = rows.view()
-        blocks = tuple(pending.get(slot, Pending()) for slot in view.slots.tolist())
-        verify = world.target.submit(
-            VerifyPending(view, rows.width, blocks, sampling, leave_open=sampling.draft_sampled)
-        )
+        blocks = {slot: pending.get(slot, Drafted()) for slot in view.slots.tolist()}
+        current = tuple(blocks.values())
+        verify = world.target.submit(VerifyPending(view, width, current, sampling, leave_open=leave_open))
         draft = world.draft.submit(
             DraftSequences(
                 view,
-                rows.width,
-                tuple(block.tokens for block in blocks),
+                width,
+                tuple(block.tokens for block in current),
                 sampling,
                 lookahead=config.lookahead,
                 sequences=config.count,
@@ -257,67 +222,54 @@ def duo(world: World, rows: Rows, config: DuoConfig, sampling: Sampling = GREEDY
         )
         judged: RowAnswers = yield verify
         drafted: RowAnswers = yield draft
-        verdicts = {slot: judged[slot].verdict for slot in view.slots.tolist()}
-        if sampling.draft_sampled:
+        verdicts = {slot: judged[slot].verdict for slot in blocks}
+        if leave_open:
             going_on = yield from _settle(world, rows, verdicts, drafted, sampling)
         else:
-            going_on = _looked_up(view, blocks, verdicts, drafted)
+            going_on = _looked_up(blocks, verdicts, drafted)
         rows.commit(
             view,
-            _speculation(rows.width, view, blocks),
-            verdict_of(rows.width, verdicts),
-            hits=_marked(rows.width, going_on),
+            Speculation.drafted(width, blocks),
+            verdict_of(width, verdicts),
+            hits=marked(width, going_on),
             now=world.now,
         )
         pending = {slot: drafted[slot].rest(number) for slot, number in going_on.items()}
 
 
 def _looked_up(
-    view: View, blocks: Sequence[Pending], verdicts: Mapping[int, RowVerdict], drafted: RowAnswers
+    blocks: Mapping[int, Drafted], verdicts: Mapping[int, RowVerdict], drafted: RowAnswers
 ) -> dict[int, int]:
     """Slot to the number of the sequence that begins with the target's choice."""
-    found = {}
-    for slot, block in zip(view.slots.tolist(), blocks, strict=True):
+    going_on = {}
+    for slot, block in blocks.items():
         verdict, first_tokens = verdicts[slot], drafted[slot].first_tokens
         whole = verdict.accepted == len(block.tokens) and not verdict.ended
         if whole and verdict.bonus in first_tokens:
-            found[slot] = first_tokens.index(verdict.bonus)
-    return found
+            going_on[slot] = first_tokens.index(verdict.bonus)
+    return going_on
 
 
 def _settle(
     world: World, rows: Rows, verdicts: dict[int, RowVerdict], drafted: RowAnswers, sampling: Sampling
 ) -> Steps:
     """Complete the open rows of `verdicts`; returns slot to the number of the sequence that goes on."""
-    mask = _marked(rows.width, [s for s, v in verdicts.items() if not v.ended and v.bonus == UNKNOWN])
-    if not mask.any():
+    still_open = [slot for slot, v in verdicts.items() if not v.ended and v.bonus == UNKNOWN]
+    if not still_open:
         return {}
-    view = rows.view(mask)
+    view = rows.view(marked(rows.width, still_open))
     slots = view.slots.tolist()
     inputs = tuple(
         Openings(verdicts[slot].accepted, drafted[slot].first_tokens, drafted[slot].opening) for slot in slots
     )
     settled: RowAnswers = yield world.target.submit(SettleSequences(view, rows.width, inputs, sampling))
-    found = {}
+    going_on = {}
     for slot, room in zip(slots, view.rooms.tolist(), strict=True):
         reply = settled[slot]
         verdicts[slot] = joined(verdicts[slot], reply.verdict, room)
         if reply.sequence != NO_SEQUENCE and not verdicts[slot].ended:
-            found[slot] = reply.sequence
-    return found
-
-
-def _speculation(width: int, view: View, blocks: Sequence[Pending]) -> Speculation:
-    """What was verified, for the log."""
-    lengths = np.zeros(width, dtype=np.int64)
-    lengths[view.slots] = [len(block.tokens) for block in blocks]
-    return Speculation(lengths, np.where(lengths > 0, int(Source.PRIMARY), int(Source.NONE)))
-
-
-def _marked(width: int, slots: Sequence[int] | Mapping[int, int]) -> BoolArray:
-    marked = np.zeros(width, dtype=np.bool_)
-    marked[list(slots)] = True
-    return marked
+            going_on[slot] = reply.sequence
+    return going_on
 
 
 def openings(
@@ -345,15 +297,10 @@ def openings(
 
 
 def mean_sequences(acceptance: float, exponent: float | None, scale: float, most: int) -> int:
-    """Sequences that pass the threshold where every position has the mean probabilities.
+    """Sequences, `most` at most, that pass the threshold where every position has the mean probabilities.
 
-    p(1, 1) = p(1, 2) = the acceptance a, and p(r, 1) is (1 - a) times the hit curve's step at r - 1.
-
-    Args:
-        acceptance: a.
-        exponent: r of the hit curve 1 - c F^-r after a rejection; None without a curve.
-        scale: c.
-        most: Sequences, at least 1.
+    p(1, 1) = p(1, 2) = the acceptance a, and p(r, 1) is (1 - a) times the step at r - 1 of the hit curve
+    1 - `scale` F^-`exponent` after a rejection; one without a curve.
     """
     if exponent is None or most == 1:
         return 1
@@ -365,9 +312,7 @@ def mean_sequences(acceptance: float, exponent: float | None, scale: float, most
 def most_sequences(lookahead: int, sequences: int) -> int:
     """Sequences that a budget can have: each gets at least a token, the leading one two (if there are two).
 
-    Args:
-        lookahead: K.
-        sequences: As in `DraftSequences`.
+    `sequences` is as in `DraftSequences`.
     """
     room = max(1, lookahead - 1)
     return min(sequences, room) if sequences else room

@@ -40,11 +40,11 @@ from policies.config import (
     PolicyInfo,
     SettingError,
 )
-from policies.operation import CostClass, Draft, RowAnswers, RowOperation, Work
-from policies.protocols import Steps, Task, World
+from policies.operation import CostClass, Draft, RowOperation, VerdictReply, Work
+from policies.protocols import Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
-from policies.values import NO_LAW, UNKNOWN, BoolArray, IntArray, RowVerdict, Speculation, View, verdict_of
+from policies.values import NO_LAW, BoolArray, Drafted, RowVerdict, Speculation, View, marked, verdict_of
 
 Exit: TypeAlias = Literal["1/4", "1/2", "3/4"]
 EXITS: tuple[Exit, ...] = get_args(Exit)
@@ -54,13 +54,14 @@ Rule: TypeAlias = Literal["speculative", "matching"]
 DEFAULT_KAPPA = 8
 BY_BATCH = 0
 """Value of the knob `kappa` that follows the paper's schedule."""
-
-
-class Window(NamedTuple):
-    """Drafted tokens awaiting verification (UNKNOWN in a world without ids), and the handle of their laws."""
-
-    tokens: tuple[int, ...] = ()
-    law: int = NO_LAW
+StreamCount: TypeAlias = Literal["0", "1", "2", "3", "batch"]
+"""Lookahead streams of the draft: as many as Figure 6b has; 0: it writes token by token."""
+STREAMS: tuple[StreamCount, ...] = get_args(StreamCount)
+STREAMS_BY_BATCH: StreamCount = "batch"
+ACCEPTANCE = 0.5
+"""Of a stream's proposal, in worlds of coin tosses."""
+UNSTREAMED = "unstreamed"
+"""Step of a row whose windows need no further proposal, while those of other rows may."""
 
 
 class Candidates(NamedTuple):
@@ -70,13 +71,6 @@ class Candidates(NamedTuple):
     """
 
     tokens: tuple[tuple[int, ...], ...]
-
-
-class EarlyVerdict(NamedTuple):
-    """Reply of `EarlyVerify`."""
-
-    verdict: RowVerdict
-    work: Work
 
 
 class Branch(NamedTuple):
@@ -93,6 +87,13 @@ class Branch(NamedTuple):
     law: int = NO_LAW
 
 
+class Plan(NamedTuple):
+    """What a rollout is given of a row: its window, and candidates for the token after it, by position."""
+
+    window: Drafted
+    candidates: tuple[tuple[int, ...], ...]
+
+
 class Rolled(NamedTuple):
     """Reply of `Rollout`: a `Branch` per candidate (plain tuples where it was read from a file)."""
 
@@ -100,11 +101,21 @@ class Rolled(NamedTuple):
     work: Work
 
 
-class Plan(NamedTuple):
-    """What `Rollout` is given of a row: its window, and candidates for the token after it, by position."""
+class StreamRolled(NamedTuple):
+    """Reply of `StreamRollout`: as `Rolled`, with the tokens that each pass wrote of each branch."""
 
-    window: Window
-    candidates: tuple[tuple[int, ...], ...]
+    branches: tuple[Branch, ...]
+    emitted: tuple[tuple[int, ...], ...]
+    work: Work
+
+
+class StreamWindow(NamedTuple):
+    """Reply of `StreamDraft`: a window, and the tokens that each pass wrote (eta_j of `mirror.ss`)."""
+
+    tokens: tuple[int, ...]
+    law: int
+    emitted: tuple[int, ...]
+    work: Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +123,8 @@ class EarlyVerify(RowOperation):
     """One target forward over the last committed token and each row's window, with an early result.
 
     That is what an early exit takes for the next tokens.  The steps of the forward are `early:s`, its share s
-    before the exit, `exit`, the adapter with the head, and `late:1-s`.  `inputs`: a `Window` per row;
-    an empty one is a step of plain decoding.
+    before the exit, `exit`, the adapter with the head, and `late:1-s`.  `inputs`: drafted tokens per row;
+    none is a step of plain decoding.
 
     Attributes:
         exit: Which exit.
@@ -124,11 +135,11 @@ class EarlyVerify(RowOperation):
 
     kind: ClassVar[str] = "earlyverify"
     cost_class: ClassVar[CostClass] = "verify"
-    reply: ClassVar[type[Any]] = EarlyVerdict
+    reply: ClassVar[type[Any]] = VerdictReply
     early_reply: ClassVar[type[Any] | None] = Candidates
     early_after: ClassVar[str] = "exit"
 
-    inputs: tuple[Window, ...]
+    inputs: tuple[Drafted, ...]
     exit: Exit = DEFAULT_EXIT
     kappa: int = DEFAULT_KAPPA
     candidates: Reading = "each"
@@ -158,6 +169,57 @@ class Rollout(RowOperation):
     candidates: Reading = "each"
 
 
+@dataclass(frozen=True, slots=True)
+class StreamRollout(Rollout):
+    """A `Rollout` whose branches are written by streams, all at once; passes are `tree` and `tree:s`.
+
+    Attributes:
+        streams: S, at least 1.
+        acceptance: Of a proposal, in worlds of coin tosses.
+    """
+
+    kind: ClassVar[str] = "streamrollout"
+    reply: ClassVar[type[Any]] = StreamRolled
+
+    streams: int = 1
+    acceptance: float = ACCEPTANCE
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDraft(RowOperation):
+    """A window after the committed text, of which the draft has not seen the last token.
+
+    A pass is two steps: `draft`, the model over the newest token and what was proposed after it, and
+    `draft:s`, the streams of these tokens through their share s of the layers (`unstreamed` where no further
+    proposal is needed).  `inputs`: nothing.  `streams` and `acceptance` are as in `StreamRollout`.
+    """
+
+    kind: ClassVar[str] = "streamdraft"
+    cost_class: ClassVar[CostClass] = "draft"
+    reply: ClassVar[type[Any]] = StreamWindow
+
+    inputs: tuple[tuple[()], ...]
+    lookahead: int = 4
+    streams: int = 1
+    acceptance: float = ACCEPTANCE
+
+
+def passes(name: str, share: float, counts: Sequence[tuple[int, int]]) -> Work:
+    """Work of passes over (tokens, streams) of a row each.
+
+    Args:
+        name: Of the model's step.
+        share: Of the layers that streams go through; 0: they cost nothing.
+        counts: By pass.
+    """
+    steps: list[tuple[str, int]] = []
+    for tokens, streams in counts:
+        steps.append((name, tokens))
+        if share:
+            steps.append((f"{name}:{share:.4g}", streams) if streams else (UNSTREAMED, 0))
+    return tuple(steps)
+
+
 def forks(plan: Plan) -> tuple[tuple[int, int], ...]:
     """(tokens accepted, candidate) of every branch worth a rollout.
 
@@ -175,195 +237,45 @@ def forks(plan: Plan) -> tuple[tuple[int, int], ...]:
     )
 
 
-def reuse(branches: Sequence[Branch], verdict: RowVerdict) -> Window | None:
+def reuse(branches: Sequence[Branch], verdict: RowVerdict) -> Drafted | None:
     """What was prepared for the text that a verification emitted; None: draft anew (`mirror.reuse`).
 
     The accepted tokens with the correction (or, after a window accepted in full, the target's next token)
     have to be a path of the rollouts, with at least one token below it.  Nothing accepted: the branch rooted
-    at the correction; else the continuation at the correction's depth.
-
-    Args:
-        branches: `Branch` of the row.
-        verdict: Its outcome, not cut.
+    at the correction; else the continuation at the correction's depth.  The verdict is not cut.
     """
     for branch in map(Branch._make, branches):
         rest = verdict.emitted[branch.accepted :]
         depth = len(rest)
         on_path = branch.accepted <= verdict.accepted and branch.tokens[:depth] == rest
         if on_path and len(branch.tokens) > depth:
-            law = NO_LAW if branch.law == NO_LAW else branch.law + depth - 1
-            return Window(branch.tokens[depth:], law)
+            return Drafted(branch.tokens[1:], branch.law).after(depth - 1)
     return None
 
 
-def window_of(speculation: Speculation, slot: int) -> Window:
-    """A row's drafted tokens, out of the batch's."""
-    length = int(speculation.lengths[slot])
-    law = NO_LAW if speculation.laws is None else int(speculation.laws[slot])
-    known = () if speculation.tokens is None else speculation.tokens[slot, :length].tolist()
-    # A replay's drafts have no ids, so that an array made for reused windows may be too narrow for them.
-    return Window((*known, *(UNKNOWN,) * (length - len(known))), law)
+def _scheduled(batch: int, schedule: Sequence[tuple[int, int]]) -> int:
+    """What the paper takes at a batch size, 1 beyond its schedule (`mirror.sched`).
 
-
-def speculation_of(width: int, windows: Mapping[int, Window]) -> Speculation:
-    """The batch's drafted tokens, from those of some of its rows by slot."""
-    return Speculation.drafted(width, windows)
-
-
-StreamCount: TypeAlias = Literal["0", "1", "2", "3", "batch"]
-"""As many as Figure 6b has; the batch schedule has at most two."""
-STREAMS: tuple[StreamCount, ...] = get_args(StreamCount)
-STREAMS_BY_BATCH: StreamCount = "batch"
-"""Values of the knob `streams`; 0: the draft writes token by token."""
-ACCEPTANCE = 0.5
-"""Of a stream's proposal, in worlds of coin tosses."""
-
-UNSTREAMED = "unstreamed"
-"""Step of a row whose windows need no further proposal, while those of other rows may."""
-
-_NARROW, _FEW, _WIDE = 8, 2, 1
-_PART = 32
-
-
-def scheduled_streams(batch: int) -> int:
-    """Streams at a batch size: 2 up to batch 8, else 1 (`mirror.sched`).
-
-    The paper defines 1, 8 and from 16 on; a size between 8 and 16 takes the smaller number, that of the
-    larger batch, as `scheduled_kappa` does.
-
-    Raises:
-        ValueError: `batch` below 1.
+    A size between two that the paper defines takes the smaller number, that of the larger batch.
     """
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
-    return _FEW if batch <= _NARROW else _WIDE
-
-
-def part_of(kappa: int, streams: int) -> int:
-    """Tells operations of different widths apart: what was decided at one is no answer to another."""
-    return kappa + (streams << _PART)
-
-
-class StreamWindow(NamedTuple):
-    """Reply of `StreamDraft`.
-
-    Attributes:
-        tokens: The window.
-        law: Handle of the tokens' laws.
-        emitted: Tokens that each pass wrote (eta_j of `mirror.ss`).
-        work: The passes.
-    """
-
-    tokens: tuple[int, ...]
-    law: int
-    emitted: tuple[int, ...]
-    work: Work
-
-
-class StreamRolled(NamedTuple):
-    """Reply of `StreamRollout`.
-
-    Attributes:
-        branches: A `Branch` per candidate, as plain tuples.
-        emitted: Per branch, tokens that each pass wrote.
-        work: The passes.
-    """
-
-    branches: tuple[Branch, ...]
-    emitted: tuple[tuple[int, ...], ...]
-    work: Work
-
-
-@dataclass(frozen=True, slots=True)
-class StreamDraft(RowOperation):
-    """A window after the committed text, of which the draft has not seen the last token.
-
-    A pass is two steps: `draft`, the model over the newest token and what was proposed after it, and
-    `draft:s`, the streams of these tokens through their share s of the layers (`unstreamed` where no further
-    proposal is needed).  `inputs`: nothing.
-
-    Attributes:
-        lookahead: gamma.
-        streams: S, at least 1.
-        acceptance: Of a proposal, in worlds of coin tosses.
-    """
-
-    kind: ClassVar[str] = "streamdraft"
-    cost_class: ClassVar[CostClass] = "draft"
-    reply: ClassVar[type[Any]] = StreamWindow
-
-    inputs: tuple[tuple[()], ...]
-    lookahead: int = 4
-    streams: int = 1
-    acceptance: float = ACCEPTANCE
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRollout(Rollout):
-    """A `Rollout` whose branches are written by streams, all at once; passes are `tree` and `tree:s`.
-
-    Attributes:
-        streams: S, at least 1.
-        acceptance: Of a proposal, in worlds of coin tosses.
-    """
-
-    kind: ClassVar[str] = "streamrollout"
-    reply: ClassVar[type[Any]] = StreamRolled
-
-    streams: int = 1
-    acceptance: float = ACCEPTANCE
-
-
-def passes(name: str, share: float, counts: list[tuple[int, int]]) -> Work:
-    """Work of passes over (tokens, streams) of a row each.
-
-    Args:
-        name: Of the model's step.
-        share: Of the layers that streams go through; 0: they cost nothing.
-        counts: By pass.
-    """
-    steps: list[tuple[str, int]] = []
-    for tokens, streams in counts:
-        steps.append((name, tokens))
-        if share:
-            steps.append((f"{name}:{share:.4g}", streams) if streams else (UNSTREAMED, 0))
-    return tuple(steps)
-
-
-_SCHEDULE = ((8, 8), (16, 4), (32, 2))
-_WIDE = 1
+    return next((number for most, number in schedule if batch <= most), 1)
 
 
 def scheduled_kappa(batch: int) -> int:
-    """Candidates per position at a batch size: 8 up to batch 8, 4 at 16, 2 at 32, 1 from 64 (`mirror.sched`).
+    """Candidates per position at a batch size: 8 up to batch 8, 4 at 16, 2 at 32, 1 from 64."""
+    return _scheduled(batch, ((8, 8), (16, 4), (32, 2)))
 
-    The paper defines 1, 8, 16, 32 and from 64 on; a size between two of them takes the smaller number, that
-    of the larger batch.
 
-    Raises:
-        ValueError: `batch` below 1.
-    """
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1, got {batch}")
-    return next((kappa for most, kappa in _SCHEDULE if batch <= most), _WIDE)
+def scheduled_streams(batch: int) -> int:
+    """Streams at a batch size: 2 up to batch 8, else 1."""
+    return _scheduled(batch, ((8, 2),))
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorConfig(LookaheadConfig):
-    """Knobs of `mirror`.
-
-    Attributes:
-        lookahead: gamma, drafted tokens per window.
-        draft_sampling: How the draft chooses.
-        kappa: Candidates per position; `BY_BATCH`: by the paper's schedule.
-        exit: Which early exit speaks.
-        candidates: At which positions candidates stand.
-        acceptance_rule: How sampled tokens are accepted.
-        overlap: Whether the rollout starts at the early result or, to see what the overlap is worth, after
-            the verification.
-        streams: Lookahead streams of the draft, 0 for none; `batch`: by the paper's schedule.
-        stream_acceptance: Of a stream's proposal, in worlds of coin tosses; None: `ACCEPTANCE`.
-    """
+    """Knobs of `mirror`; a window has K tokens."""
 
     policy: ClassVar[str] = "mirror"
     draft_sampling: DraftSampling = "sampled"
@@ -406,124 +318,107 @@ class MirrorConfig(LookaheadConfig):
         """Candidates per position at a batch size."""
         return scheduled_kappa(batch) if self.kappa == BY_BATCH else self.kappa
 
-    def streaming_at(self, batch: int) -> dict[str, Any]:
-        """Fields of streaming operations at a batch size; none where the draft writes token by token."""
-        streams = scheduled_streams(batch) if self.streams == STREAMS_BY_BATCH else int(self.streams)
-        if streams == 0:
-            return {}
-        acceptance = ACCEPTANCE if self.stream_acceptance is None else self.stream_acceptance
-        return {"streams": streams, "acceptance": acceptance}
+    def streams_at(self, batch: int) -> int:
+        """Streams at a batch size; 0 where the draft writes token by token."""
+        return scheduled_streams(batch) if self.streams == STREAMS_BY_BATCH else int(self.streams)
 
 
 def mirror(world: World, rows: Rows, config: MirrorConfig, sampling: Sampling = GREEDY) -> Steps:
-    """Verify, roll out from the early exit's candidates meanwhile, reuse what fits, else draft anew."""
+    """Verify, roll out from the early exit's candidates meanwhile, reuse what fits, else draft anew.
+
+    Without overlap, which shows what it is worth, the rollout waits for the verification.
+    """
     if rows.keep_tokens and config.stream_acceptance is not None:
         raise SettingError("stream_acceptance is for coin tosses; real streams are as good as they are")
-    speculation = Speculation.empty(rows.width)
+    width, kappa = rows.width, config.kappa_at(rows.width)
+    drafting = _Drafting(config, width, kappa, sampling)
+    windows: dict[int, Drafted] = {}
     while rows.active:
         fresh = yield from admit(world, rows)
-        if fresh.any():
-            speculation = speculation.merge(
-                (yield from draft_anew(world, rows, fresh, config, sampling)), fresh
-            )
+        windows |= yield from drafting.anew(world, rows, fresh)
         view = rows.view()
-        verify = verify_early(world, rows, view, speculation, config, sampling=sampling)
+        slots: list[int] = view.slots.tolist()
+        current = tuple(windows[slot] for slot in slots)
+        verify = world.target.submit(
+            EarlyVerify(
+                view,
+                width,
+                current,
+                sampling,
+                part=kappa,  # by schedule it depends on the batch: what was decided at another is no answer
+                early=True,
+                exit=config.exit,
+                kappa=kappa,
+                candidates=config.candidates,
+                rule=config.acceptance_rule,
+            )
+        )
         if config.overlap == "off":
             yield verify
-        candidates = yield verify.early
-        rollout = roll_out(world, view, speculation, candidates, config, sampling=sampling)
+        said = yield verify.early
+        plans = tuple(Plan(window, said[slot].tokens) for slot, window in zip(slots, current, strict=True))
+        rollout = world.draft.submit(drafting.rollout(view, plans))
         verified = yield verify
         rolled = yield rollout
-        slots: list[int] = view.slots.tolist()
-        verdict = verdict_of(rows.width, {slot: verified[slot].verdict for slot in slots})
-        found = {slot: reuse(rolled[slot].branches, verified[slot].verdict) for slot in slots}
-        windows = {s: window for s, window in found.items() if window is not None and not verdict.ended[s]}
-        hits: BoolArray = np.zeros(rows.width, dtype=np.bool_)
-        hits[list(windows)] = True
+        windows = {}
+        for slot in slots:
+            outcome = verified[slot].verdict
+            window = reuse(rolled[slot].branches, outcome)
+            if window is not None and not outcome.ended:
+                windows[slot] = window
+        hits = marked(width, windows)
+        verdict = verdict_of(width, {slot: verified[slot].verdict for slot in slots})
+        speculation = Speculation.drafted(width, dict(zip(slots, current, strict=True)))
         rows.commit(view, speculation, verdict, hits=hits, now=world.now)
-        speculation = speculation_of(rows.width, windows)
-        misses = rows.alive & ~hits
-        if misses.any():
-            speculation = speculation.merge(
-                (yield from draft_anew(world, rows, misses, config, sampling)), misses
+        windows |= yield from drafting.anew(world, rows, rows.alive & ~hits)
+
+
+class _Drafting:
+    """How the draft writes windows and rollouts: token by token, or by streams."""
+
+    def __init__(self, config: MirrorConfig, batch: int, kappa: int, sampling: Sampling) -> None:
+        self.lookahead, self.sampling, self.batch = config.lookahead, sampling, batch
+        self.branches: dict[str, Any] = {"kappa": kappa, "candidates": config.candidates}
+        self.streams: dict[str, Any] = {}
+        count = config.streams_at(batch)
+        if count:
+            told = config.stream_acceptance
+            self.streams = {"streams": count, "acceptance": ACCEPTANCE if told is None else told}
+        # Tells operations of different widths apart: what was decided at one is no answer to another.
+        self.part = count << 32
+
+    def rollout(self, view: View, plans: tuple[Plan, ...]) -> Rollout:
+        """The rollouts of what the exit said."""
+        kind = StreamRollout if self.streams else Rollout
+        part, options = self.part + self.branches["kappa"], {**self.branches, **self.streams}
+        return kind(view, self.batch, plans, self.sampling, part, lookahead=self.lookahead, **options)
+
+    def anew(self, world: World, rows: Rows, chosen: BoolArray) -> Steps:
+        """Draft the rows marked in `chosen` [B]; returns their windows by slot.
+
+        After a glue step each of them has one unseen token.
+        """
+        if not chosen.any():
+            return {}
+        view = rows.view(chosen)
+        slots: list[int] = view.slots.tolist()
+        if not self.streams:
+            unseen = np.ones(self.batch, dtype=np.int64)
+            speculation = yield world.draft.submit(Draft(view, self.lookahead, unseen, self.sampling))
+            return {slot: speculation.row(slot) for slot in slots}
+        nothing = ((),) * len(slots)
+        drafted: Mapping[int, StreamWindow] = yield world.draft.submit(
+            StreamDraft(
+                view,
+                self.batch,
+                nothing,
+                self.sampling,
+                self.part,
+                lookahead=self.lookahead,
+                **self.streams,
             )
-
-
-def verify_early(
-    world: World,
-    rows: Rows,
-    view: View,
-    speculation: Speculation,
-    config: MirrorConfig,
-    *,
-    sampling: Sampling,
-) -> Task:
-    """Submit the verification that speaks on its way."""
-    kappa = config.kappa_at(rows.width)
-    return world.target.submit(
-        EarlyVerify(
-            view,
-            rows.width,
-            tuple(window_of(speculation, slot) for slot in view.slots.tolist()),
-            sampling,
-            part=kappa,  # by schedule it depends on the batch: what was decided at another one is no answer
-            early=True,
-            exit=config.exit,
-            kappa=kappa,
-            candidates=config.candidates,
-            rule=config.acceptance_rule,
         )
-    )
-
-
-def roll_out(
-    world: World,
-    view: View,
-    speculation: Speculation,
-    said: RowAnswers,
-    config: MirrorConfig,
-    *,
-    sampling: Sampling,
-) -> Task:
-    """Submit the rollouts of what the exit said."""
-    kappa, streaming = config.kappa_at(said.width), config.streaming_at(said.width)
-    plans = tuple(Plan(window_of(speculation, slot), said[slot].tokens) for slot in view.slots.tolist())
-    options: dict[str, Any] = {
-        "lookahead": config.lookahead,
-        "kappa": kappa,
-        "candidates": config.candidates,
-        **streaming,
-    }
-    kind = StreamRollout if streaming else Rollout
-    part = part_of(kappa, streaming.get("streams", 0))
-    return world.draft.submit(kind(view, said.width, plans, sampling, part=part, **options))
-
-
-def draft_anew(
-    world: World, rows: Rows, chosen: BoolArray, config: MirrorConfig, sampling: Sampling
-) -> Steps:
-    """Draft the rows marked in `chosen` [B], and return the speculation.
-
-    After a glue step each of them has one unseen token.
-    """
-    view, streaming = rows.view(chosen), config.streaming_at(rows.width)
-    if not streaming:
-        unseen: IntArray = np.ones(rows.width, dtype=np.int64)
-        speculation: Speculation = yield world.draft.submit(Draft(view, config.lookahead, unseen, sampling))
-        return speculation
-    slots: list[int] = view.slots.tolist()
-    drafted: RowAnswers = yield world.draft.submit(
-        StreamDraft(
-            view,
-            rows.width,
-            ((),) * len(slots),
-            sampling,
-            part=part_of(0, streaming["streams"]),
-            lookahead=config.lookahead,
-            **streaming,
-        )
-    )
-    return speculation_of(rows.width, {s: Window(drafted[s].tokens, drafted[s].law) for s in slots})
+        return {slot: Drafted(drafted[slot].tokens, drafted[slot].law) for slot in slots}
 
 
 INFO = PolicyInfo(

@@ -1,12 +1,7 @@
 """What a policy asks of a device: the one operation language of both worlds.
 
 An operation is about some rows of a batch.  Its class says all that a world has to know of it, so that
-neither world names operations one by one:
-
-- `kind`, its name in timelines, in recordings and on the way to a worker, whither its fields go as they are;
-- `cost_class`, the operation whose host time and contention it shares;
-- `reply`, the type of a row's reply, and `answer`, what the policy gets out of the replies of all rows;
-- `early_reply` and `early_after`, what it says on the way, and after which of its steps; `stoppable`.
+neither world names operations one by one.
 
 The outcome of a verified chain follows from a path recorded by plain decoding (docs/explanation/replay.md),
 so that the simulated world answers `Verify`, `Settle`, `Draft`, `Prespeculate` and `Continue` from a token
@@ -21,9 +16,9 @@ A new operation is a subclass, a handler in `calibrate/live/handlers`, and nothi
     class DraftTree(RowOperation):
         kind: ClassVar[str] = "drafttree"
         cost_class: ClassVar[CostClass] = "draft"
-        reply: ClassVar[type[Any]] = TreeReply
+        reply: ClassVar[type[Any]] = TreeDrafted
         inputs: tuple[tuple[int, ...], ...]
-        shape: tuple[int, ...] = ()
+        plan: TreePlan = TreePlan()
 """
 
 from __future__ import annotations
@@ -32,17 +27,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from policies.sampling import GREEDY, Sampling
 from policies.values import (
-    NO_LAW,
     UNKNOWN,
     Drafted,
     IntArray,
-    Outcome,
     OutcomeCache,
     Prepared,
     RowVerdict,
@@ -54,35 +47,11 @@ from policies.values import (
 )
 
 Work: TypeAlias = tuple[tuple[str, int], ...]
-"""What a row's share of an operation was: (name of a step, tokens of the row that went through the model)."""
+"""A row's share of an operation: (step, tokens of the row that went through the model), in order.  The i-th
+steps of all rows of an operation are one model call."""
 CostClass: TypeAlias = Literal["prefill", "verify", "settle", "draft", "prespeculate", "continue"]
-
-
-class RowReply(Protocol):
-    """A row's recorded reply: a named tuple of integers, strings and tuples of them, with a field `work`."""
-
-    @property
-    def work(self) -> Work:
-        """The row's steps, in order; the i-th steps of all rows of an operation are one model call."""
-        ...
-
-    def _asdict(self) -> dict[str, Any]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class RowAnswers:
-    """The replies of an operation, by slot.
-
-    Attributes:
-        width: B.
-        rows: Slot to reply.
-    """
-
-    width: int
-    rows: Mapping[int, Any]
-
-    def __getitem__(self, slot: int) -> Any:
-        return self.rows[slot]
+RowAnswers: TypeAlias = Mapping[int, Any]
+"""The replies of an operation, by slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +59,7 @@ class Operation:
     """What a device is asked to do for some rows.
 
     Attributes:
-        kind: Its name.
+        kind: Its name in timelines, in recordings and on the way to a worker.
         cost_class: The operation whose host time and contention it shares.
         reply: Type of a row's reply.
         early_reply: Type of what a row says on the way, where `early` is set; None: nothing.
@@ -136,17 +105,19 @@ class Operation:
         return 0
 
     def answer(self, replies: Sequence[Any]) -> Any:
-        """What the policy gets.
+        """What the policy gets, from the replies of the view's rows; by default these, by slot."""
+        return self.by_slot(replies)
 
-        Args:
-            replies: One of each row of the view.
-        """
-        return RowAnswers(self.width, dict(zip(self.view.slots.tolist(), replies, strict=True)))
+    def by_slot(self, replies: Sequence[Any]) -> dict[int, Any]:
+        """Something of each row of the view, by slot."""
+        return dict(zip(self.view.slots.tolist(), replies, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class RowOperation(Operation):
     """An operation whose replies are recorded and replayed row by row.  Answer: `RowAnswers`.
+
+    A reply is a named tuple of integers, strings and tuples of them, with a field `work` of type `Work`.
 
     Attributes:
         view: The rows.
@@ -185,8 +156,15 @@ def row_calls(work: Sequence[Work]) -> Iterator[tuple[str, int, int]]:
         yield name, len(there), widest
 
 
-def total_tokens(replies: Sequence[RowReply]) -> int:
-    """Tokens that went through the model, of all rows together."""
+class VerdictReply(NamedTuple):
+    """Reply of a verification: what the row emits, and its steps."""
+
+    verdict: RowVerdict
+    work: Work
+
+
+def total_tokens(replies: Sequence[Any]) -> int:
+    """Tokens that went through the model, of the replies of all rows together."""
     return sum(tokens for reply in replies for _, tokens in reply.work)
 
 
@@ -195,11 +173,7 @@ class Prefill(Operation):
     """Fill the KV cache with the prompt but its last token.  Answer: None.
 
     The last prompt token is fed by the first verification, so that every emitted token comes out of
-    a round and all rounds look alike.
-
-    Attributes:
-        view: The new rows.
-        prompts: Their prompts; None in a world without token ids.
+    a round and all rounds look alike.  `prompts` is None in a world without token ids.
     """
 
     kind: ClassVar[str] = "prefill"
@@ -213,7 +187,29 @@ class Prefill(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class Verify(Operation):
+class _Speculated(Operation):
+    """An operation about rows and what was drafted for them."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def speculation(self) -> Speculation:
+            """What was drafted."""
+            ...
+
+    @property
+    def width(self) -> int:
+        """B, slots of the batch that it belongs to."""
+        return len(self.speculation.lengths)
+
+    @property
+    def chain_tokens(self) -> int:
+        """Tokens of a forward over each row's last committed token and its drafted ones."""
+        return len(self.view.slots) + int(self.speculation.lengths[self.view.slots].sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Verify(_Speculated):
     """One target forward over `1 + speculation.lengths` new tokens per row.  Answer: `Verdict`.
 
     The prefix is never recomputed: the KV cache holds all committed tokens but the last.  With an
@@ -236,22 +232,17 @@ class Verify(Operation):
     leave_open: bool = False
 
     @property
-    def width(self) -> int:
-        """B."""
-        return len(self.speculation.lengths)
-
-    @property
     def tokens_fed(self) -> int:
-        """Tokens that go through the model, padding of shorter rows not counted."""
-        return _chains(self.view, self.speculation)
+        """Those of the chains."""
+        return self.chain_tokens
 
     def answer(self, replies: Sequence[RowVerdict]) -> Verdict:
         """The batch's verdict."""
-        return verdict_of(self.width, dict(zip(self.view.slots.tolist(), replies, strict=True)))
+        return verdict_of(self.width, self.by_slot(replies))
 
 
 @dataclass(frozen=True, slots=True)
-class Settle(Operation):
+class Settle(_Speculated):
     """Verify one token more where a `Verify` left the bonus open.  Answer: the completed `Verdict`.
 
     No forward: the target still has the probabilities of the open position.  The proposed token becomes the
@@ -275,11 +266,6 @@ class Settle(Operation):
     speculation: Speculation
     proposal: Speculation
     sampling: Sampling = GREEDY
-
-    @property
-    def width(self) -> int:
-        """B."""
-        return len(self.speculation.lengths)
 
     @property
     def open_rows(self) -> IntArray:
@@ -331,7 +317,7 @@ class Draft(Operation):
 
     @property
     def width(self) -> int:
-        """B."""
+        """B, slots of the batch that it belongs to."""
         return len(self.unseen)
 
     @property
@@ -341,17 +327,17 @@ class Draft(Operation):
 
     @property
     def tokens_fed(self) -> int:
-        """Tokens that go through the model."""
+        """The unseen tokens and all drafted ones but the last."""
         slots = self.view.slots
         return int(self.unseen[slots].sum()) + len(slots) * (self.lookahead - 1)
 
     def answer(self, replies: Sequence[Drafted]) -> Speculation:
         """The batch's speculation."""
-        return Speculation.drafted(self.width, dict(zip(self.view.slots.tolist(), replies, strict=True)))
+        return Speculation.drafted(self.width, self.by_slot(replies))
 
 
 @dataclass(frozen=True, slots=True)
-class Prespeculate(Operation):
+class Prespeculate(_Speculated):
     """Draft a speculation for the likely outcomes of verifying `speculation` (SSD, definitions 2-6, 10).
 
     One *glue* forward over the last committed token and the speculation ranks the candidates for the
@@ -393,11 +379,6 @@ class Prespeculate(Operation):
     early: bool = False
 
     @property
-    def width(self) -> int:
-        """B."""
-        return len(self.speculation.lengths)
-
-    @property
     def stoppable(self) -> bool:
         """Where nobody waits for the rest."""
         return self.early
@@ -425,28 +406,20 @@ class Prespeculate(Operation):
 
     @property
     def tokens_fed(self) -> int:
-        """Tokens that go through the model, padding of shorter rows not counted."""
-        return _chains(self.view, self.speculation) + self.lookahead * int(self.branches.sum())
+        """Those of the glue step, and a token per branch and step."""
+        return self.chain_tokens + self.lookahead * int(self.branches.sum())
 
     def answer(self, replies: Sequence[Prepared]) -> OutcomeCache:
         """The speculation cache, or where it is early that of the outcomes alone."""
-        slots = self.view.slots.tolist()
-        entries = {slot: dict(row.entries) for slot, row in zip(slots, replies, strict=True)}
-        return OutcomeCache(self.width, entries)
+        return OutcomeCache(self.width, self.by_slot([dict(row.entries) for row in replies]))
 
 
 @dataclass(frozen=True, slots=True)
-class Continue(Operation):
+class Continue(_Speculated):
     """Draft on past `speculation`, on the bet that all of it will be accepted (PEARL).  Answer: `Cache`.
 
     The cache holds one outcome: everything accepted and the bonus token equal to the first of the
-    `lookahead` newly drafted tokens; its speculation is the remaining `lookahead - 1`.
-
-    Attributes:
-        view: Rows to draft for.
-        speculation: What is being verified meanwhile.
-        lookahead: Tokens to draft, at least 1.
-        sampling: How tokens are chosen.
+    `lookahead` newly drafted tokens (at least one); its speculation is the remaining `lookahead - 1`.
     """
 
     kind: ClassVar[str] = "continue"
@@ -459,28 +432,14 @@ class Continue(Operation):
     sampling: Sampling = GREEDY
 
     @property
-    def width(self) -> int:
-        """B."""
-        return len(self.speculation.lengths)
-
-    @property
     def tokens_fed(self) -> int:
-        """Tokens that go through the model."""
+        """The last one before the new ones, and all of these but the last."""
         return len(self.view.slots) * self.lookahead
 
     def answer(self, replies: Sequence[Drafted]) -> OutcomeCache:
         """One outcome per row: all accepted, and the first drafted token after them."""
-        entries: dict[int, dict[Outcome, Drafted]] = {}
-        openings = {}
-        for slot, (tokens, law) in zip(self.view.slots.tolist(), replies, strict=True):
-            outcome = (int(self.speculation.lengths[slot]), tokens[0])
-            # Records lie one after another, and the opening's is the first.
-            rest = NO_LAW if law == NO_LAW or len(tokens) == 1 else law + 1
-            entries[slot] = {outcome: Drafted(tokens[1:], rest)}
-            openings[slot] = Drafted(tokens[:1], law)
+        lengths = self.speculation.lengths
+        rows: dict[int, Drafted] = self.by_slot(replies)
+        entries = {slot: {(int(lengths[slot]), row.tokens[0]): row.after(1)} for slot, row in rows.items()}
+        openings = {slot: Drafted(row.tokens[:1], row.law) for slot, row in rows.items()}
         return OutcomeCache(self.width, entries, openings)
-
-
-def _chains(view: View, speculation: Speculation) -> int:
-    """Tokens of a forward over each row's last committed token and its drafted ones."""
-    return len(view.slots) + int(speculation.lengths[view.slots].sum())

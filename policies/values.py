@@ -10,10 +10,10 @@ rows do.  That keeps the arrays of successive rounds aligned when rows finish or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,13 @@ class Source(IntEnum):
     """Uniform random tokens (SSD's fast backup speculator, paper section 4.3)."""
     NGRAM = 3
     """What followed the same words earlier in the text (prompt lookup); its law is one-hot."""
+
+
+def marked(width: int, slots: Collection[int]) -> BoolArray:
+    """[width] mask of some slots."""
+    mask = np.zeros(width, dtype=np.bool_)
+    mask[list(slots)] = True
+    return mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,21 @@ class View:
     tails: tuple[tuple[int, ...], ...] | None = None
 
 
+class Drafted(NamedTuple):
+    """Tokens that continue a row's text, and the handle of the laws they were drawn from (NO_LAW: of none).
+
+    Laws of successive tokens have successive handles.
+    """
+
+    tokens: tuple[int, ...] = ()
+    law: int = NO_LAW
+
+    def after(self, count: int) -> Drafted:
+        """All but the first `count` tokens."""
+        known = self.law != NO_LAW and count < len(self.tokens)
+        return Drafted(self.tokens[count:], self.law + count if known else NO_LAW)
+
+
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """Drafted tokens awaiting verification.
@@ -118,12 +140,9 @@ class Speculation:
 
     @classmethod
     def drafted(cls, width: int, rows: Mapping[int, tuple[Sequence[int], int]]) -> Speculation:
-        """The primary draft's tokens of some of `width` rows.
+        """The primary draft's tokens of some of `width` rows, by slot (`Drafted`).
 
-        Args:
-            width: B.
-            rows: Slot to drafted tokens and the handle of the laws they were drawn from (NO_LAW: of none);
-                a row without tokens has the source NONE.
+        A row without tokens has the source NONE.
         """
         depth = max((len(tokens) for tokens, _ in rows.values()), default=0)
         lengths = np.zeros(width, dtype=np.int64)
@@ -136,37 +155,34 @@ class Speculation:
         sources = np.where(lengths > 0, int(Source.PRIMARY), int(Source.NONE))
         return cls(lengths, sources, table, laws=laws if (laws != NO_LAW).any() else None)
 
+    def row(self, slot: int) -> Drafted:
+        """A row's drafted tokens, UNKNOWN in a world without ids."""
+        length = int(self.lengths[slot])
+        known = () if self.tokens is None else tuple(self.tokens[slot, :length].tolist())
+        law = NO_LAW if self.laws is None else int(self.laws[slot])
+        return Drafted(known if len(known) == length else (UNKNOWN,) * length, law)
+
     def merge(self, other: Speculation, rows: BoolArray) -> Speculation:
         """This speculation with the rows marked in `rows` [B] taken from `other`."""
         return Speculation(
             np.where(rows, other.lengths, self.lengths),
             np.where(rows, other.sources, self.sources),
-            _merge_tokens(self.tokens, other.tokens, rows),
+            _merged(self.tokens, other.tokens, rows),
             self.has_guesses or other.has_guesses,
             self.shape or other.shape,
-            _merge_laws(self.laws, other.laws, rows),
+            _merged(self.laws, other.laws, rows),
         )
 
-    def without(self, rows: BoolArray) -> Speculation:
-        """This speculation with nothing drafted in the rows marked in `rows` [B]."""
-        return self.merge(Speculation.empty(len(rows)), rows)
 
-
-def _merge_laws(mine: IntArray | None, theirs: IntArray | None, rows: BoolArray) -> IntArray | None:
-    if mine is None and theirs is None:
+def _merged(mine: IntArray | None, theirs: IntArray | None, rows: BoolArray) -> IntArray | None:
+    """[B] or [B, n] of both, -1 (unknown, none) where the one that counts has nothing."""
+    given = [(each, chosen) for each, chosen in ((mine, ~rows), (theirs, rows)) if each is not None]
+    if not given:
         return None
-    none = np.full(len(rows), NO_LAW, dtype=np.int64)
-    return np.where(rows, none if theirs is None else theirs, none if mine is None else mine)
-
-
-def _merge_tokens(mine: IntArray | None, theirs: IntArray | None, rows: BoolArray) -> IntArray | None:
-    if mine is None and theirs is None:
-        return None
-    depth = max(0 if t is None else t.shape[1] for t in (mine, theirs))
-    merged = np.full((len(rows), depth), UNKNOWN, dtype=np.int64)
-    for tokens, chosen in ((mine, ~rows), (theirs, rows)):
-        if tokens is not None:
-            merged[chosen, : tokens.shape[1]] = tokens[chosen]
+    merged = np.full([max(sizes) for sizes in zip(*(each.shape for each, _ in given), strict=True)], -1)
+    for each, chosen in given:
+        where: tuple[Any, ...] = (chosen, *map(slice, each.shape[1:]))
+        merged[where] = each[chosen]
     return merged
 
 
@@ -222,10 +238,7 @@ def verdict_of(width: int, rows: Mapping[int, RowVerdict]) -> Verdict:
 def joined(first: RowVerdict, then: RowVerdict, room: int) -> RowVerdict:
     """A verification that left its end open, and what settled it, as one.
 
-    Args:
-        first: What was emitted before the open position.
-        then: What was emitted from there on.
-        room: Tokens that the row might emit when the round began; a recording may have been given more.
+    `room`: tokens that the row might emit when the round began; a recording may have been given more.
     """
     whole = RowVerdict(
         first.accepted + then.accepted, (*first.emitted, *then.emitted), then.ended, then.bonus
@@ -240,13 +253,6 @@ def cut_to(verdict: RowVerdict, room: int) -> RowVerdict:
     emitted = verdict.emitted[:room]
     bonus = verdict.bonus if len(emitted) == len(verdict.emitted) else UNKNOWN
     return RowVerdict(min(verdict.accepted, len(emitted)), emitted, True, bonus)
-
-
-class Drafted(NamedTuple):
-    """Tokens that continue a text, and the handle of the laws they were drawn from (NO_LAW: of none)."""
-
-    tokens: tuple[int, ...]
-    law: int = NO_LAW
 
 
 Outcome: TypeAlias = tuple[int, int]
@@ -280,24 +286,23 @@ class OutcomeCache:
 
     def lookup(self, verdict: Verdict) -> BoolArray:
         """[B] whether each row's outcome was prepared for; False for ended rows."""
-        hits = np.zeros(self.width, dtype=np.bool_)
-        outcomes = list(zip(verdict.accepted.tolist(), verdict.bonus.tolist(), strict=True))
-        for slot, entries in self.entries.items():
-            hits[slot] = not verdict.ended[slot] and outcomes[slot] in entries
-        return hits
+        outcomes = _outcomes(verdict)
+        hits = [slot for slot, entries in self.entries.items() if outcomes[slot] in entries]
+        return marked(self.width, hits) & ~verdict.ended
 
     def take(self, verdict: Verdict, hits: BoolArray) -> Speculation:
         """The prepared speculation of the rows marked in `hits` [B]; empty for all others."""
-        outcomes = list(zip(verdict.accepted.tolist(), verdict.bonus.tolist(), strict=True))
+        outcomes = _outcomes(verdict)
         chosen = {slot: self.entries[slot][outcomes[slot]] for slot in np.flatnonzero(hits).tolist()}
         return Speculation.drafted(self.width, chosen)
 
     def opening(self) -> Speculation:
-        """The first token drafted past each row's speculation.
-
-        Raises:
-            ValueError: This cache holds more than one outcome per row.
-        """
+        """The first token drafted past each row's speculation; only the cache of a `Continue` has one."""
         if self.openings is None:
             raise ValueError("only the cache of a `Continue` has an opening")
         return Speculation.drafted(self.width, self.openings)
+
+
+def _outcomes(verdict: Verdict) -> list[Outcome]:
+    """[B]."""
+    return list(zip(verdict.accepted.tolist(), verdict.bonus.tolist(), strict=True))

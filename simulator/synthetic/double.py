@@ -15,13 +15,13 @@ from policies.double import (
     Ask,
     Drafted,
     Guide,
-    Guided,
     Retrieval,
     RetrievingDraft,
     RetrievingVerify,
     Tokens,
     Verified,
 )
+from policies.operation import VerdictReply
 from policies.sampling import keyed_uniforms
 from policies.values import NO_LAW, UNKNOWN, RowVerdict
 from simulator.synthetic import rows_of, synthesises
@@ -68,7 +68,7 @@ def verify(operation: RetrievingVerify, tokens: TokenModel) -> list[Verified]:
 
 
 @synthesises(Guide)
-def guide(operation: Guide, tokens: TokenModel) -> list[Guided]:
+def guide(operation: Guide, tokens: TokenModel) -> list[VerdictReply]:
     """Replies of `Guide`: X_q is judged as far as the retrieved tokens are right, and one token more."""
     replies = []
     for _, request, position, whole_room, question in rows_of(operation):
@@ -81,7 +81,7 @@ def guide(operation: Guide, tokens: TokenModel) -> list[Guided]:
             verdict = _verdict(right, right, room)
         else:
             verdict = _verdict(right, right + 1, room)
-        replies.append(Guided(verdict, (("guide", 0),)))
+        replies.append(VerdictReply(verdict, (("guide", 0),)))
     return replies
 
 

@@ -14,8 +14,6 @@ from policies.duo import (
     NO_SEQUENCE,
     DraftSequences,
     Openings,
-    Pending,
-    PendingVerdict,
     Sequences,
     Settled,
     SettleSequences,
@@ -25,25 +23,26 @@ from policies.duo import (
     sequence_lengths,
     sequences_work,
 )
-from policies.values import NO_LAW, UNKNOWN, RowVerdict
+from policies.operation import VerdictReply
+from policies.values import NO_LAW, UNKNOWN, Drafted, RowVerdict
 from simulator.synthetic import rows_of, synthesises, verified
 from simulator.tokens.model import TokenModel
 from simulator.tokens.outcomes import NEVER
 
 
 @synthesises(VerifyPending)
-def verify_pending(operation: VerifyPending, tokens: TokenModel) -> list[PendingVerdict]:
+def verify_pending(operation: VerifyPending, tokens: TokenModel) -> list[VerdictReply]:
     """Coins for `VerifyPending`."""
-    lengths = [len(Pending._make(ask).tokens) for ask in operation.inputs]
+    lengths = [len(Drafted._make(ask).tokens) for ask in operation.inputs]
     verdict = verified(operation, lengths, tokens, leave_open=operation.leave_open)
     replies = []
     for slot, request, position, _, ask in rows_of(operation):
-        block = Pending._make(ask).tokens
+        block = Drafted._make(ask).tokens
         accepted, emitted = int(verdict.accepted[slot]), int(verdict.emitted[slot])
         bonus = _rank(tokens, request, position + accepted) if emitted > accepted else UNKNOWN
         ids = (*block[:accepted], bonus)[:emitted]
         row = RowVerdict(accepted, ids, bool(verdict.ended[slot]), bonus)
-        replies.append(PendingVerdict(row, (("verify", 1 + len(block)),)))
+        replies.append(VerdictReply(row, (("verify", 1 + len(block)),)))
     return replies
 
 

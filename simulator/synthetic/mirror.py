@@ -19,7 +19,6 @@ import numpy as np
 from policies.mirror import (
     Branch,
     Candidates,
-    EarlyVerdict,
     EarlyVerify,
     Rolled,
     Rollout,
@@ -27,12 +26,11 @@ from policies.mirror import (
     StreamRolled,
     StreamRollout,
     StreamWindow,
-    Window,
     passes,
 )
-from policies.operation import Prespeculate
+from policies.operation import Prespeculate, VerdictReply
 from policies.sampling import keyed_uniforms
-from policies.values import NO_LAW, UNKNOWN, RowVerdict
+from policies.values import NO_LAW, UNKNOWN, Drafted, RowVerdict
 from simulator.synthetic import chains_of, rows_of, synthesises, verified
 from simulator.tokens.model import TokenModel
 
@@ -43,9 +41,9 @@ COIN = "stream-proposal"
 
 
 @synthesises(EarlyVerify)
-def verify_early(operation: EarlyVerify, tokens: TokenModel) -> list[EarlyVerdict]:
+def verify_early(operation: EarlyVerify, tokens: TokenModel) -> list[VerdictReply]:
     """Replies of `EarlyVerify`."""
-    lengths = [len(Window._make(ask).tokens) for ask in operation.inputs]
+    lengths = [len(Drafted._make(ask).tokens) for ask in operation.inputs]
     verdict = verified(operation, lengths, tokens)
     share = float(Fraction(operation.exit))
     replies = []
@@ -54,7 +52,7 @@ def verify_early(operation: EarlyVerify, tokens: TokenModel) -> list[EarlyVerdic
         bonus = TOKEN if emitted > accepted else UNKNOWN
         row = RowVerdict(accepted, (TOKEN,) * emitted, bool(verdict.ended[slot]), bonus)
         work = ((f"early:{share:g}", 1 + length), ("exit", 0), (f"late:{1.0 - share:g}", 0))
-        replies.append(EarlyVerdict(row, work))
+        replies.append(VerdictReply(row, work))
     return replies
 
 
@@ -67,7 +65,7 @@ def candidates(operation: EarlyVerify, tokens: TokenModel) -> list[Candidates]:
 @synthesises(Rollout)
 def roll_out(operation: Rollout, tokens: TokenModel) -> list[Rolled]:
     """Replies of `Rollout`: the branch that the target will take, if there is one, and the work of all."""
-    lengths = [len(Window._make(ask[0]).tokens) for ask in operation.inputs]
+    lengths = [len(Drafted._make(ask[0]).tokens) for ask in operation.inputs]
     verdict = verified(operation, lengths, tokens)
     later = 0 if operation.candidates == "first" else operation.kappa
     prepared = Prespeculate(
@@ -105,7 +103,7 @@ def roll_out_by_streams(operation: StreamRollout, tokens: TokenModel) -> list[St
     replies = []
     rolled = roll_out(operation, tokens)
     for (_, request, position, _, ask), found in zip(rows_of(operation), rolled, strict=True):
-        glue = 1 + len(Window._make(ask[0]).tokens)
+        glue = 1 + len(Drafted._make(ask[0]).tokens)
         branches = operation.kappa * (1 if operation.candidates == "first" else glue)
         emitted = tuple(_emitted(operation, request, position, branch) for branch in range(branches))
         counts = _passes(emitted, operation.lookahead, operation.streams)

@@ -21,9 +21,10 @@ from calibrate.live.transport.world import LiveWorld
 from hardware_profiles.reply_trace import Decisions, DecisionTrace
 from hardware_profiles.trace import TraceMeta, TraceRequest
 from policies import mirror as policy
-from policies.mirror import EarlyVerify, Window
+from policies.mirror import EarlyVerify
 from policies.registry import Settings
 from policies.rows import Rows
+from policies.values import Drafted
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin
@@ -137,7 +138,7 @@ def uses_any_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a miss, verifies what was rolled out for another outcome."""
     correct = policy.reuse
 
-    def stale(branches: Any, verdict: Any) -> Window | None:
-        return correct(branches, verdict) or Window(tuple(branches[0][1][1:]), branches[0][2])
+    def stale(branches: Any, verdict: Any) -> Drafted | None:
+        return correct(branches, verdict) or Drafted(tuple(branches[0][1][1:]), branches[0][2])
 
     monkeypatch.setattr(policy, "reuse", stale)

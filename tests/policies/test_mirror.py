@@ -26,17 +26,14 @@ from policies.mirror import (
     Branch,
     MirrorConfig,
     Plan,
-    Window,
     forks,
     mirror,
     reuse,
     scheduled_kappa,
-    speculation_of,
-    window_of,
 )
 from policies.registry import SettingError, configure
 from policies.rows import Rows
-from policies.values import NO_LAW, UNKNOWN, Request, RowVerdict, Source, Speculation, View
+from policies.values import NO_LAW, UNKNOWN, Drafted, Request, RowVerdict, Source, Speculation, View
 from simulator.costs import TextbookCosts
 from simulator.replies import Recorded
 from simulator.run import Scenario, simulate
@@ -194,21 +191,21 @@ def test_settings_say_what_they_take() -> None:
 
 
 def test_branches_leave_out_the_drafted_token_where_it_stands() -> None:
-    plan = Plan(Window((7, 8)), ((7, 5), (6, 8), (8, 7)))
+    plan = Plan(Drafted((7, 8)), ((7, 5), (6, 8), (8, 7)))
     assert forks(plan) == ((0, 5), (1, 6), (2, 8), (2, 7))
-    assert forks(Plan(Window((7, 8)), ((7, 5),))) == ((0, 7), (0, 5))
+    assert forks(Plan(Drafted((7, 8)), ((7, 5),))) == ((0, 7), (0, 5))
 
 
 def test_what_is_reused_keeps_the_handles_of_its_laws() -> None:
     branches = [tuple(Branch(0, (7, 8, 9, 4), 20)), tuple(Branch(1, (6, 3, 3), 30))]
-    # Window (7, 8, ...): one token accepted and 6 after it; the second branch, whole.
-    assert reuse(branches, RowVerdict(1, (7, 6), False, 6)) == Window((3, 3), 30)
+    # Drafted (7, 8, ...): one token accepted and 6 after it; the second branch, whole.
+    assert reuse(branches, RowVerdict(1, (7, 6), False, 6)) == Drafted((3, 3), 30)
     # Two accepted and 9 after them: the first branch, its laws from the token after 9 on.
-    assert reuse(branches, RowVerdict(2, (7, 8, 9), False, 9)) == Window((4,), 22)
+    assert reuse(branches, RowVerdict(2, (7, 8, 9), False, 9)) == Drafted((4,), 22)
     # Three accepted: nothing is left below.  Another token: no path.
     assert reuse(branches, RowVerdict(3, (7, 8, 9, 4), False, 4)) is None
     assert reuse(branches, RowVerdict(1, (7, 5), False, 5)) is None
-    assert reuse([tuple(Branch(0, (7, 8)))], RowVerdict(0, (7,), False, 7)) == Window((8,), NO_LAW)
+    assert reuse([tuple(Branch(0, (7, 8)))], RowVerdict(0, (7,), False, 7)) == Drafted((8,), NO_LAW)
 
 
 small = st.integers(0, 2)
@@ -225,7 +222,7 @@ def test_reuse_follows_the_rule_of_the_laws(
     accepted = next((i for i, token in enumerate(window) if token != target[i]), len(window))
     verdict = RowVerdict(accepted, tuple(target[: accepted + 1]), False, target[accepted])
     each = tuple(map(tuple, said[: len(window) + 1]))
-    found = [tuple(Branch(k, (token, 9, 9))) for k, token in forks(Plan(Window(tuple(window)), each))]
+    found = [tuple(Branch(k, (token, 9, 9))) for k, token in forks(Plan(Drafted(tuple(window)), each))]
     paths = each_paths(window, each)
     assert (reuse(found, verdict) is not None) == can_reuse(window, target, paths)
     branches = [(token, *target[1:], 9) for token in said[0]]
@@ -235,12 +232,12 @@ def test_reuse_follows_the_rule_of_the_laws(
 
 
 def test_windows_and_the_batchs_speculation_are_the_same() -> None:
-    windows = {0: Window((4, 5), 3), 2: Window((6,))}
-    speculation = speculation_of(3, windows)
-    assert [window_of(speculation, slot) for slot in range(3)] == [windows[0], Window(), windows[2]]
+    windows = {0: Drafted((4, 5), 3), 2: Drafted((6,))}
+    speculation = Speculation.drafted(3, windows)
+    assert [speculation.row(slot) for slot in range(3)] == [windows[0], Drafted(), windows[2]]
     assert speculation.sources.tolist() == [Source.PRIMARY, Source.NONE, Source.PRIMARY]
     # Drafts of a replay have no ids: their windows keep their length.
     drafted = Speculation(np.array([0, 3, 0]), np.array([0, 1, 0]))
     merged = speculation.merge(drafted, np.array([False, True, False]))
-    assert window_of(merged, 1) == Window((UNKNOWN,) * 3)
-    assert window_of(drafted, 1) == Window((UNKNOWN,) * 3)
+    assert merged.row(1) == Drafted((UNKNOWN,) * 3)
+    assert drafted.row(1) == Drafted((UNKNOWN,) * 3)

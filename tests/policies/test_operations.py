@@ -36,7 +36,7 @@ def test_a_merge_takes_tokens_sources_and_laws_together() -> None:
     # A law that outlived its tokens would be the stale q of a row that missed.
     assert merged.laws is not None and merged.laws.tolist() == [10, -1]
     assert merged.has_guesses and merged.shape == (2, 2)
-    assert drafted.without(np.array([True, False])).lengths.tolist() == [0, 2]
+    assert drafted.merge(Speculation.empty(2), np.array([True, False])).lengths.tolist() == [0, 2]
 
 
 def test_the_fan_out_follows_the_source_of_what_is_verified() -> None:

@@ -32,7 +32,6 @@ from policies.double import (
     Ask,
     Drafted,
     Guide,
-    Guided,
     Retrieval,
     RetrievingDraft,
     RetrievingVerify,
@@ -40,7 +39,7 @@ from policies.double import (
     Verified,
 )
 from policies.laws.retrieval import common_prefix
-from policies.operation import RowOperation
+from policies.operation import RowOperation, VerdictReply
 from policies.retrieval import Hierarchy
 from policies.sampling import keyed_uniforms
 from policies.values import NO_LAW, UNKNOWN, RowVerdict, Source
@@ -312,7 +311,7 @@ def _draws(
 
 
 @handles(Guide)
-def guide(executor: Executor, operation: Guide) -> list[Guided]:
+def guide(executor: Executor, operation: Guide) -> list[VerdictReply]:
     """Decide open positions by the draft's next tokens, and then by the retrieved ones."""
     start = time.perf_counter()
     kept: dict[int, OpenEnd] = executor.kept.get(OPEN, {})
@@ -327,7 +326,7 @@ def guide(executor: Executor, operation: Guide) -> list[Guided]:
         drafts.append(end.row._replace(tokens=judged, source=int(Source.PRIMARY), law=handle))
     verdicts = _guidance(executor, operation, ends, drafts, [len(ask[0]) for ask in operation.inputs])
     executor.stamp("guide", start, executor.runner.fed, [()] * len(ends))
-    return [Guided(verdict, (("guide", 0),)) for verdict in verdicts]
+    return [VerdictReply(verdict, (("guide", 0),)) for verdict in verdicts]
 
 
 def _guidance(

@@ -28,7 +28,6 @@ from policies.duo import (
     NO_SEQUENCE,
     DraftSequences,
     Openings,
-    PendingVerdict,
     Sequences,
     Settled,
     SettleSequences,
@@ -38,17 +37,18 @@ from policies.duo import (
     sequence_lengths,
     sequences_work,
 )
+from policies.operation import VerdictReply
 from policies.sampling import FloatArray, Sampling, keyed_uniforms
 from policies.values import NO_LAW, IntArray
 
 
 @handles(VerifyPending)
-def verify_pending(executor: Executor, operation: VerifyPending) -> list[PendingVerdict]:
+def verify_pending(executor: Executor, operation: VerifyPending) -> list[VerdictReply]:
     """A verification of chains like any other."""
     rows = list(map(proposing, rows_of(operation.view), *zip(*operation.inputs, strict=True)))
     verdicts = verify_chains(executor, rows, operation.sampling, leave_open=operation.leave_open)
     return [
-        PendingVerdict(verdict, (("verify", 1 + len(row.tokens)),))
+        VerdictReply(verdict, (("verify", 1 + len(row.tokens)),))
         for row, verdict in zip(rows, verdicts, strict=True)
     ]
 
@@ -75,7 +75,7 @@ class _Draft:
 
     Attributes:
         row: Where it stands.
-        block: Pending tokens, which the sequences follow.
+        block: Drafted tokens, which the sequences follow.
         fed: tuple[int, ...] of the first step.
         opening: Handle of the law of the leading first token.
         texts: The sequences.

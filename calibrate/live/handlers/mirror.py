@@ -23,7 +23,6 @@ from calibrate.live.wire import Step
 from policies.mirror import (
     Branch,
     Candidates,
-    EarlyVerdict,
     EarlyVerify,
     Rolled,
     Rollout,
@@ -34,7 +33,7 @@ from policies.mirror import (
     forks,
     passes,
 )
-from policies.operation import Work
+from policies.operation import VerdictReply, Work
 from policies.sampling import keyed_uniforms
 from policies.tokentree import ROOT
 from policies.values import Outcome, RowVerdict
@@ -95,7 +94,7 @@ def _joined(table: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 @handles(EarlyVerify)
-def verify_early(executor: Executor, operation: EarlyVerify) -> list[EarlyVerdict]:
+def verify_early(executor: Executor, operation: EarlyVerify) -> list[VerdictReply]:
     """One forward with an early result."""
     rows = list(map(proposing, rows_of(operation.view), *zip(*operation.inputs, strict=True)))
     for row in rows:
@@ -111,7 +110,7 @@ def verify_early(executor: Executor, operation: EarlyVerify) -> list[EarlyVerdic
     executor.audit_fed(sum(map(len, chains)), "EarlyVerify")
     early, late = exit_.shares
     return [
-        EarlyVerdict(verdict, ((early, len(chain)), ("exit", 0), (late, 0)))
+        VerdictReply(verdict, ((early, len(chain)), ("exit", 0), (late, 0)))
         for verdict, chain in zip(verdicts, chains, strict=True)
     ]
 
