@@ -8,7 +8,7 @@ from typing import ClassVar
 from policies.config import LawInputs, LawValue, PolicyConfig, PolicyInfo
 from policies.operation import Verify
 from policies.protocols import Steps, World
-from policies.rows import Rows, admit_target
+from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
 from policies.values import Speculation
 
@@ -34,7 +34,7 @@ def autoregressive(world: World, rows: Rows, config: ArConfig, sampling: Samplin
     """One target step per token; a verification of nothing."""
     nothing = Speculation.empty(rows.width)
     while rows.active:
-        yield from admit_target(world, rows)
+        yield from admit(world, rows, drafts=False)
         view = rows.view()
         verdict = yield world.target.submit(Verify(view, nothing, sampling))
         rows.commit(view, nothing, verdict, now=world.now)

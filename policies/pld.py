@@ -15,7 +15,7 @@ from policies.ar import ArConfig
 from policies.config import Knob, LawInputs, LawValue, LookaheadConfig, PolicyConfig, PolicyInfo
 from policies.operation import Verify
 from policies.protocols import Steps, World
-from policies.rows import Rows, admit_target
+from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
 from policies.values import UNKNOWN, BoolArray, Source, Speculation
 
@@ -111,7 +111,7 @@ def prompt_lookup(world: World, rows: Rows, config: PldConfig, sampling: Samplin
     The draft devices stay idle; the rows keep their tokens.
     """
     while rows.active:
-        yield from admit_target(world, rows)
+        yield from admit(world, rows, drafts=False)
         view = rows.view()
         speculation = guess_from_text(rows, rows.alive, config.lookahead, config.longest_suffix)
         verdict = yield world.target.submit(Verify(view, speculation, sampling))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.operation import Prefill
-from policies.protocols import Steps, World
+from policies.protocols import Event, Steps, World
 from policies.values import BoolArray, IntArray, Request, Speculation, Verdict, View
 
 
@@ -22,9 +22,6 @@ class Rows:
         requests: What to serve, first come first served.
         width: Number of slots, at least 1 (the batch size).
         keep_tokens: Whether the world knows token ids; then `texts` collects what each request emitted.
-
-    Raises:
-        ValueError: `width` below 1, no request, or a request without prompt where tokens are kept.
     """
 
     def __init__(self, requests: Sequence[Request], width: int, *, keep_tokens: bool = False) -> None:
@@ -40,10 +37,9 @@ class Rows:
         self.texts: dict[int, list[int]] = {}
         self.log = RoundLog()
         self._prompts: dict[int, tuple[int, ...]] = {}
-        self._request = np.full(width, -1, dtype=np.int64)
-        self._emitted = np.zeros(width, dtype=np.int64)
-        self._prompt_length = np.zeros(width, dtype=np.int64)
-        self._limit = np.zeros(width, dtype=np.int64)
+        # [4, width] request id, emitted tokens, prompt length, limit.  It and `alive` are replaced and never
+        # changed in place: views handed out before keep what they saw.
+        self._state: IntArray = np.zeros((4, width), dtype=np.int64)
         self._every_slot = np.arange(width)
         self._full = False
         self.alive: BoolArray = np.zeros(width, dtype=np.bool_)
@@ -55,11 +51,7 @@ class Rows:
         return bool(self.waiting) or bool(self.alive.any())
 
     def text(self, request: int) -> tuple[int, ...]:
-        """Prompt and emitted tokens of a request.
-
-        Raises:
-            ValueError: This run keeps no token ids.
-        """
+        """Prompt and emitted tokens of a request, where tokens are kept."""
         if not self.keep_tokens:
             raise ValueError("this run keeps no token ids, which the policy needs (n-gram lookup)")
         return (*self._prompts[request], *self.texts[request])
@@ -72,39 +64,34 @@ class Rows:
         fresh = np.zeros(self.width, dtype=np.bool_)
         if not self.waiting or self._full:
             return fresh
-        self._own_arrays()
-        for slot in np.flatnonzero(~self.alive):
-            if not self.waiting:
-                break
+        self._state = self._state.copy()
+        for slot in np.flatnonzero(~self.alive)[: len(self.waiting)]:
             request = self.waiting.popleft()
-            self._request[slot] = request.id
-            self._emitted[slot] = 0
-            self._prompt_length[slot] = request.prompt_length
-            self._limit[slot] = request.limit
-            self.alive[slot] = fresh[slot] = True
+            self._state[:, slot] = request.id, 0, request.prompt_length, request.limit
+            fresh[slot] = True
             self.log.admitted_s[request.id] = now
             if self.keep_tokens and request.prompt is not None:
                 self._prompts[request.id] = request.prompt
                 self.texts[request.id] = []
+        self.alive = self.alive | fresh
         self._full = bool(self.alive.all())
         return fresh
 
     def view(self, rows: BoolArray | None = None) -> View:
         """Snapshot of the rows marked in `rows` [width], by default of all unfinished ones."""
         if rows is None and self._full:  # the usual case: nothing to select
-            slots, requests, emitted = self._every_slot, self._request, self._emitted
-            prompt_length, limit = self._prompt_length, self._limit
+            slots, state = self._every_slot, self._state
         else:
             slots = np.flatnonzero(self.alive if rows is None else rows)
-            requests, emitted = self._request[slots], self._emitted[slots]
-            prompt_length, limit = self._prompt_length[slots], self._limit[slots]
+            state = self._state[:, slots]
+        requests, emitted, prompt_length, limit = state
         return View(
             slots=slots,
             requests=requests,
             positions=emitted,
             contexts=prompt_length + emitted,
             rooms=limit - emitted,
-            tails=tuple(self._tail(int(r)) for r in requests) if self.keep_tokens else None,
+            tails=tuple(self._tail(r) for r in requests.tolist()) if self.keep_tokens else None,
         )
 
     def prompts(self, view: View) -> tuple[tuple[int, ...], ...] | None:
@@ -134,17 +121,11 @@ class Rows:
             for slot, request in zip(view.slots, view.requests, strict=True):
                 self.texts[int(request)].extend(verdict.tokens[int(slot)])
         self.log.append(view, verified, verdict, hits, now)
-        # New arrays, not changes in place: views handed out before keep what they saw.
-        self._emitted = self._emitted + verdict.emitted
+        self._state = self._state.copy()
+        self._state[1] += verdict.emitted
         if verdict.ended.any():
             self.alive = self.alive & ~verdict.ended
             self._full = False
-
-    def _own_arrays(self) -> None:
-        """Copy the arrays about to be changed, which earlier views may share."""
-        self._request, self._emitted = self._request.copy(), self._emitted.copy()
-        self._prompt_length, self._limit = self._prompt_length.copy(), self._limit.copy()
-        self.alive = self.alive.copy()
 
     def _tail(self, request: int) -> tuple[int, ...]:
         text = self.texts[request]
@@ -153,32 +134,20 @@ class Rows:
         return (*self._prompts[request], *text)[-2:]
 
 
-def admit(world: World, rows: Rows) -> Steps:
-    """Admit waiting requests and prefill them on both devices; returns the [width] mask of new rows.
+def admit(world: World, rows: Rows, *, drafts: bool = True) -> Steps:
+    """Admit waiting requests and prefill them; returns the [width] mask of new rows.
 
-    A target-only policy pays no draft prefill: it passes a world whose draft it never uses and calls
-    `admit_target` instead.
+    `drafts`: whether the draft devices read the prompts too; a target-only policy pays for none.
     """
     fresh = rows.admit(world.now)
     if fresh.any():
         view = rows.view(fresh)
         prefill = Prefill(view, rows.prompts(view))
         started = world.now
-        everyone = world.target.submit(prefill)
-        for draft in world.drafts:
+        everyone: Event = world.target.submit(prefill)
+        for draft in world.drafts if drafts else ():
             everyone = everyone & draft.submit(prefill)
         yield everyone
-        rows.log.prefill_s += world.now - started
-    return fresh
-
-
-def admit_target(world: World, rows: Rows) -> Steps:
-    """As `admit`, for policies that use the target alone."""
-    fresh = rows.admit(world.now)
-    if fresh.any():
-        view = rows.view(fresh)
-        started = world.now
-        yield world.target.submit(Prefill(view, rows.prompts(view)))
         rows.log.prefill_s += world.now - started
     return fresh
 
@@ -212,6 +181,11 @@ class Round:
     emitted: int
     bonus: int
     hit: int
+
+
+COLUMNS = ("request", "position", "length", "source", "accepted", "emitted", "bonus", "hit")
+"""Of a log's table, named like the fields of `Round`."""
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 class RoundLog:
@@ -266,14 +240,9 @@ class RoundLog:
         return [now - self.admitted_s.get(r, 0.0) for r, now in self.first_token_s.items()]
 
     def table(self) -> dict[str, IntArray]:
-        """Columns named like the fields of `Round`, one entry per row and round."""
-        names = ("request", "position", "length", "source", "accepted", "emitted", "bonus", "hit")
-        if not self._columns:
-            return {name: np.zeros(0, dtype=np.int64) for name in names}
-        return {
-            name: np.concatenate(parts)
-            for name, parts in zip(names, zip(*self._columns, strict=True), strict=True)
-        }
+        """The columns, one entry per row and round."""
+        columns = zip(*self._columns, strict=True) if self._columns else [[_NONE]] * len(COLUMNS)
+        return {name: np.concatenate(parts) for name, parts in zip(COLUMNS, columns, strict=True)}
 
     def rounds(self, request: int) -> list[Round]:
         """The rounds of one request, in order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,7 @@ def summarise(log: RoundLog, *, total_s: float, busy_s: dict[str, float], overla
     primary = table["source"] == Source.PRIMARY
     rejected = (table["accepted"] < table["length"]) & (table["emitted"] > table["accepted"])
     verified = (table["accepted"] + rejected)[primary].sum()
-    looked_up = table["hit"] != NO_CACHE
+    hit, looked_up = table["hit"], table["hit"] != NO_CACHE
     return Summary(
         tokens=tokens,
         rounds=rounds,
@@ -91,9 +91,9 @@ def summarise(log: RoundLog, *, total_s: float, busy_s: dict[str, float], overla
         tokens_per_round=tokens / rounds,
         accepted_per_round=float(table["accepted"].sum()) / rounds,
         acceptance_rate=_ratio(table["accepted"][primary].sum(), verified),
-        cache_hit_rate=_hit_rate(table["hit"], looked_up),
-        hit_rate_after_primary=_hit_rate(table["hit"], looked_up & primary),
-        hit_rate_after_backup=_hit_rate(table["hit"], looked_up & ~primary),
+        cache_hit_rate=_mean(hit[looked_up]),
+        hit_rate_after_primary=_mean(hit[looked_up & primary]),
+        hit_rate_after_backup=_mean(hit[looked_up & ~primary]),
         run_length=_run_length(table, runs_on=log.runs_on),
         time_to_first_token_s=_mean(log.times_to_first_token()),
         utilization={name: busy / seconds if seconds > 0 else 0.0 for name, busy in busy_s.items()},
@@ -107,43 +107,24 @@ def mean_summary(runs: Sequence[Summary]) -> Summary:
 
     Counts and seconds are means over the runs; tokens per second, per round and accepted ones are ratios of
     sums; other rates are means over the runs that have them.
-
-    Args:
-        runs: At least one.
     """
     if len(runs) == 1:
         return runs[0]
-    rounds = sum(run.rounds for run in runs)
+
+    def mean(name: str) -> Any:
+        values = [value for run in runs if (value := getattr(run, name)) is not None]
+        if values and isinstance(values[0], dict):
+            return {device: float(np.mean([value[device] for value in values])) for device in values[0]}
+        return _mean(values)
+
+    tokens, rounds = sum(run.tokens for run in runs), sum(run.rounds for run in runs)
     seconds = sum(run.seconds for run in runs)
-    tokens = sum(run.tokens for run in runs)
-
-    def mean(name: str) -> float:
-        return float(np.mean([getattr(run, name) for run in runs]))
-
-    def rate(name: str) -> float | None:
-        return _mean([value for run in runs if (value := getattr(run, name)) is not None])
-
-    def by_device(name: str) -> dict[str, float]:
-        return {d: float(np.mean([getattr(run, name)[d] for run in runs])) for d in getattr(runs[0], name)}
-
-    return Summary(
-        tokens=mean("tokens"),
-        rounds=mean("rounds"),
-        batch_rounds=mean("batch_rounds"),
-        seconds=mean("seconds"),
-        prefill_s=mean("prefill_s"),
+    means: dict[str, Any] = {each.name: mean(each.name) for each in fields(Summary)}
+    return replace(
+        Summary(**means),
         tokens_per_second=tokens / seconds if seconds > 0 else float("inf"),
         tokens_per_round=tokens / rounds,
         accepted_per_round=sum(run.accepted_per_round * run.rounds for run in runs) / rounds,
-        acceptance_rate=rate("acceptance_rate"),
-        cache_hit_rate=rate("cache_hit_rate"),
-        hit_rate_after_primary=rate("hit_rate_after_primary"),
-        hit_rate_after_backup=rate("hit_rate_after_backup"),
-        run_length=rate("run_length"),
-        time_to_first_token_s=rate("time_to_first_token_s"),
-        utilization=by_device("utilization"),
-        stalled_s=by_device("stalled_s"),
-        overlap_s=mean("overlap_s"),
     )
 
 
@@ -163,13 +144,9 @@ def _run_length(table: dict[str, np.ndarray], *, runs_on: bool) -> float | None:
     return _ratio(accepted, rejected.sum())
 
 
-def _mean(values: list[float]) -> float | None:
-    return float(np.mean(values)) if values else None
+def _mean(values: Sequence[float] | np.ndarray) -> float | None:
+    return float(np.mean(values)) if len(values) else None
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:
     return float(numerator) / float(denominator) if denominator else None
-
-
-def _hit_rate(hit: np.ndarray, chosen: np.ndarray) -> float | None:
-    return _ratio(hit[chosen].sum(), chosen.sum())

@@ -17,7 +17,7 @@ import numpy as np
 from policies.config import Knob, SettingError
 from policies.operation import CostClass, RowOperation, Work
 from policies.protocols import Event, Steps, World
-from policies.rows import Rows, admit, admit_target
+from policies.rows import Rows, admit
 from policies.sampling import Sampling
 from policies.values import NO_LAW, UNKNOWN, RowVerdict, Source, Speculation, View, verdict_of
 
@@ -228,7 +228,7 @@ def tree_rounds(
     """
     unseen: dict[int, Path] = {}
     while rows.active:
-        fresh = yield from (admit if drafts else admit_target)(world, rows)
+        fresh = yield from admit(world, rows, drafts=drafts)
         new, view = rows.view(fresh), rows.view()
         # Of newly prefilled rows a draft has not seen the prompt's last token.
         tails = new.tails or ((UNKNOWN,),) * len(new.slots)

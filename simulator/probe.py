@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from policies.curves import PRIOR_ROUNDS
 from policies.laws.ssd import PowerLaw, fit_power_law
 from policies.operation import Prespeculate, Verify
 from policies.sampling import GREEDY, FloatArray, Sampling
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
 DEEPEST = 32
 """Largest fan-out of a curve."""
+PRIOR_ROUNDS = 20.0
+"""Rounds' worth of the pooled curve that is mixed into each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ def round_statistics(
 ) -> RoundStatistics:
     """Roll all requests out with chains of `lookahead` primary tokens, and look at where rounds begin.
 
-    A curve of few rounds is mixed with that of all its kind (see `policies.curves.round_curves`).
+    A position that few rounds end at has a noisy curve, which an optimiser would exploit; so each curve is
+    mixed with the pooled one of its kind: (n own + prior pooled) / (n + prior), n its rounds.
 
     `deepest` is the largest fan-out; less where the recording does not decide as much.
 

@@ -124,14 +124,14 @@ def check_replay(
 def believes_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes what the exit says for verified."""
     heard: list[Tensor] = []
-    see, judged = handlers.Exit.see, handlers.judged
+    see, judged = handlers.Exit.see, handlers.outcomes_of
 
     def spy(self: handlers.Exit, hidden: Tensor) -> None:
         heard[:] = [self.exits.logits(self.name, hidden)]
         see(self, hidden)
 
     monkeypatch.setattr(handlers.Exit, "see", spy)
-    monkeypatch.setattr(handlers, "judged", lambda e, m, rows, logits: judged(e, m, rows, heard[0]))
+    monkeypatch.setattr(handlers, "outcomes_of", lambda e, m, rows, logits: judged(e, m, rows, heard[0]))
 
 
 def uses_any_rollout(monkeypatch: pytest.MonkeyPatch) -> None:

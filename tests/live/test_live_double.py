@@ -100,9 +100,9 @@ def _matched(world: InlineWorld, device: str) -> int:
     if device == "draft":
         served = world.draft.served  # type: ignore[attr-defined]
         answers = [a for operation, a in served if isinstance(operation, RetrievingDraft)]
-        return sum(sum(reply.matched) for answer in answers for reply in answer.rows.values())
+        return sum(sum(reply.matched) for answer in answers for reply in answer.values())
     answers = [a for operation, a in world.target.served if isinstance(operation, RetrievingVerify)]
-    replies = [reply for answer in answers for reply in answer.rows.values()]
+    replies = [reply for answer in answers for reply in answer.values()]
     return sum(max(0, len(r.verdict.emitted) - r.verdict.accepted - 1) for r in replies)
 
 

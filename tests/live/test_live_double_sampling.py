@@ -79,7 +79,7 @@ def guidance_stays_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _open_after(end: double.OpenEnd, run: int) -> double.OpenEnd:
-    return double.OpenEnd(double._behind(end.row, run), end.retrieved[run:], end.laws[run:])
+    return double.OpenEnd.after(run, end.row, end.retrieved[run:], end.laws[run:])
 
 
 def judged_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,14 +99,14 @@ def test_the_draft_doubts_sometimes(
     world = inline_world(target_model, draft_model)
     rows = serve(world, configure("duo", lookahead=6), prompts[2:7], limit=40, batch=2)
     drafts = [(o, a) for o, a in world.draft.served if isinstance(o, DraftSequences)]
-    counts = {len(reply.tokens) for _, answer in drafts for reply in answer.rows.values()}
+    counts = {len(reply.tokens) for _, answer in drafts for reply in answer.values()}
     assert 1 in counts and max(counts) > 1
     verdicts = [a for o, a in world.target.served if isinstance(o, VerifyPending)]
     numbers = [
-        reply.first_tokens.index(verdict.rows[slot].verdict.bonus)
+        reply.first_tokens.index(verdict[slot].verdict.bonus)
         for (_, answer), verdict in zip(drafts, verdicts, strict=True)
-        for slot, reply in answer.rows.items()
-        if verdict.rows[slot].verdict.bonus in reply.first_tokens
+        for slot, reply in answer.items()
+        if verdict[slot].verdict.bonus in reply.first_tokens
     ]
     assert 0 in numbers and max(numbers) > 0
     assert {0, 1} <= set(rows.log.table()["hit"].tolist())

@@ -11,13 +11,14 @@ from live_support import InlineWorld
 from sampling_support import BATCH, LENGTH, PROMPTS, VOCABULARY, TableRunner, fit, tables
 from torch import Tensor
 
+from calibrate.live.engine import verification
 from calibrate.live.engine.executor import _HANDLED, Handled
 from calibrate.live.engine.sampling import ACCEPTED, BONUS, draw, law
 from calibrate.live.handlers import duo as handler
 from policies.duo import NO_SEQUENCE, SettleSequences
 from policies.registry import Settings, configure, start
 from policies.rows import Rows
-from policies.sampling import keyed_uniforms
+from policies.sampling import Sampling, keyed_uniforms
 from policies.values import Request
 
 ALPHA, HOPELESS = 1e-3, 1e-12
@@ -96,32 +97,44 @@ def test_every_candidate_is_accepted_as_often_as_the_law_says() -> None:
     assert counts.min() > 20
 
 
-def final_residual(executor: Any, p: Tensor, rows: Any, asks: Any, seed: int) -> tuple[list[int], list[int]]:
+def test_one_sequence_is_pearl_token_by_token() -> None:
+    """The one candidate meets the luck that PEARL's next block meets."""
+    settings = settings_of({"lookahead": 3, "sequences": "1"})
+    pearl = configure("pearl", temperature=0.9, seed=1, lookahead=3)
+    assert sampled_texts(settings, 200)[0].texts == sampled_texts(pearl, 200)[0].texts
+
+
+def final_residual(
+    executor: Any, p: Tensor, rows: Any, asks: Any, sampling: Sampling
+) -> tuple[list[int], list[int]]:
     """Every candidate by the target's own p; one residual, of the last candidate, at the end."""
     numbers, tokens = [], []
     for i, (row, ask) in enumerate(zip(rows, asks, strict=True)):
         chosen, last = NO_SEQUENCE, p[i]
         for number, token in enumerate(ask.tokens):
-            handles = np.array([ask.law if number == 0 else -1])
-            keys = (np.array([row.request]), np.array([row.position]))
-            sigma = handler._laws_of(executor, handles, np.array([token]), keys, p.shape[-1])[0]
-            uniform = keyed_uniforms(seed, ACCEPTED, row.request, row.position, number)
+            sigma = np.eye(p.shape[-1])[token]
+            if number == 0 and ask.law >= 0:
+                sigma = executor.reader.laws(np.array([ask.law]), p.shape[-1])[0]
+            more = (number,) if number else ()
+            uniform = keyed_uniforms(sampling.seed, ACCEPTED, row.request, row.position, *more)
             if uniform * sigma[token] < float(p[i, token]):
                 chosen = number
                 break
             last = (p[i] - torch.from_numpy(sigma)).clamp(min=0.0)
-        uniform = keyed_uniforms(seed, BONUS, np.array([row.request]), np.array([row.position]))
+        uniform = keyed_uniforms(sampling.seed, BONUS, np.array([row.request]), np.array([row.position]))
         numbers.append(chosen)
         tokens.append(ask.tokens[chosen] if chosen != NO_SEQUENCE else int(draw(last[None], uniform)[0]))
     return numbers, tokens
 
 
-def decided_twice(executor: Any, p: Tensor, rows: Any, asks: Any, seed: int) -> tuple[list[int], list[int]]:
+def decided_twice(
+    executor: Any, p: Tensor, rows: Any, asks: Any, sampling: Sampling
+) -> tuple[list[int], list[int]]:
     """Where no candidate passes, the position is decided again, by p."""
-    numbers, tokens = handler.try_candidates(executor, p, rows, asks, seed)
+    numbers, tokens = handler.try_candidates(executor, p.clone(), rows, asks, sampling)
     requests = np.array([row.request for row in rows])
     positions = np.array([row.position for row in rows])
-    anew = draw(p, keyed_uniforms(seed, "again", requests, positions)).tolist()
+    anew = draw(p, keyed_uniforms(sampling.seed, "again", requests, positions)).tolist()
     return numbers, [t if n != NO_SEQUENCE else a for n, t, a in zip(numbers, tokens, anew, strict=True)]
 
 
@@ -148,10 +161,10 @@ def planted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
         monkeypatch.setitem(_HANDLED, SettleSequences.kind, Handled(SettleSequences, settle))
     elif name == "no residual":
-        monkeypatch.setattr(handler, "residual", no_residual)
+        monkeypatch.setattr(verification, "residual", no_residual)
     else:
         assert name == "one luck for all candidates"
-        monkeypatch.setattr(handler, "keyed_uniforms", shared_luck)
+        monkeypatch.setattr(verification, "keyed_uniforms", shared_luck)
     return name
 
 

@@ -136,7 +136,7 @@ def test_requests_stop_at_the_end_token(settings: Settings, reference: Reference
     stops = [min([i for i, token in enumerate(text) if token in ends], default=LIMIT) for text in texts]
     assert texts_of(rows) == [text[: stop + 1] for text, stop in zip(texts, stops, strict=True)]
     assert len(set(stops)) > 1
-    verdicts = [row for _, answer in world.target.served if answer for row in answer.rows.values()]
+    verdicts = [row for _, answer in world.target.served if answer for row in answer.values()]
     assert any(len(row.path) > row.verdict.accepted for row in verdicts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,12 @@ from tiny_worlds import tokens_by_hand
 from hardware_profiles.profile import Profile
 from hardware_profiles.store import find_trace
 from hardware_profiles.trace import read_trace
-from policies.curves import round_curves
 from policies.laws.ssd import expected_tokens, hit_rate_primary, outcome_weights, switch_batch
 from policies.registry import SettingError, configure
 from simulator.auto import resolve, settings_query
 from simulator.costs import TextbookCosts
 from simulator.fanout import SHAPES, fitting_budget, shape_after_backup, step_times
-from simulator.probe import DraftRule, mean_acceptance, round_statistics
+from simulator.probe import PRIOR_ROUNDS, DraftRule, mean_acceptance, round_statistics
 from simulator.run import Scenario
 from simulator.tokens import accepted_runs, coin, replay
 
@@ -159,19 +159,32 @@ def test_shapes_keep_below_what_the_recording_decides() -> None:
         assert fanout is not None and max(fanout) <= most
 
 
-def test_probing_agrees_with_the_curves_of_the_recording() -> None:
+def test_probing_agrees_with_a_count_over_the_recording() -> None:
+    """Rounds of 4 drafted tokens, one after the other; those that reach a request's end are left out."""
     trace = read_trace(find_trace("cpu2-x5"), columns=("draft_rank", "draft_top_ids"))
     known = round_statistics(replay(trace), 4, DraftRule(), deepest=15)
-    curves = round_curves(
-        trace.column("draft_rank"),
-        accepted_runs(trace.column("draft_rank") == 0, trace.ends),
-        4,
-        offsets=trace.offsets,
-    )
-    assert known.weights == pytest.approx(curves.weights)
-    assert known.after_nothing == pytest.approx(curves.after_backup)
+    rank = trace.column("draft_rank")
+    accepted = np.minimum(accepted_runs(rank == 0, trace.ends), 4)
+    starts = []
+    for first, end in pairwise(trace.offsets.tolist()):
+        here = first
+        while here + accepted[here] + 1 < end:
+            starts.append(here)
+            here += int(accepted[here]) + 1
+    counts = np.bincount(accepted[starts], minlength=5)
+    bonus = rank[starts + accepted[starts]]
+    fanouts = np.arange(16)
+    # After a rejection the draft's first choice is left out; where nothing was rejected it is not.
+    rejected, free = rank[rank > 0][:, None] <= fanouts, rank[:, None] < fanouts
+    after = np.where(accepted[starts, None] < 4, bonus[:, None] <= fanouts, bonus[:, None] < fanouts)
+    own = np.array([after[accepted[starts] == k].sum(axis=0) for k in range(5)])
+    pooled = np.array([*[rejected.mean(axis=0)] * 4, free.mean(axis=0)])
+    mixed = (own + PRIOR_ROUNDS * pooled) / (counts + PRIOR_ROUNDS)[:, None]
+    mixed[:, 0] = 0.0
+    assert known.weights == pytest.approx(counts / counts.sum())
+    assert known.after_nothing == pytest.approx((rank[starts, None] < fanouts).mean(axis=0))
     # The few rounds of a position are mixed with a pool, which is drawn a little differently there.
-    assert known.after_primary == pytest.approx(curves.after_primary, abs=0.02)
+    assert known.after_primary == pytest.approx(mixed, abs=0.02)
 
 
 def test_probing_coins_finds_their_law() -> None:

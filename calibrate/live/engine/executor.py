@@ -7,7 +7,8 @@ rows of the operation, wherever each of them is.  Only worker processes (and tes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -145,6 +146,13 @@ class Executor:
                 f"slot {row.slot} holds {keep} tokens of a text of {row.context}; {row.context - 1} expected"
             )
         self.runner.rollback(row.slot, keep)
+
+    @contextmanager
+    def step(self, name: str, new: Sequence[Sequence[int]]) -> Iterator[None]:
+        """Stamp what is done within as one step; see `stamp`."""
+        start, fed = time.perf_counter(), self.runner.fed
+        yield
+        self.stamp(name, start, fed, new)
 
     def stamp(self, name: str, start: float, fed_before: int, new: Sequence[Sequence[int]]) -> None:
         """Note a step that fed the tokens (or the branches) `new` of each row; waits until it is done."""

@@ -218,15 +218,27 @@ class TreeJudge:
         while len(going):
             nodes = [paths[i][-1] if paths[i] else ROOT for i in going]
             p = law(logits[going.tolist(), [1 + node for node in nodes]], self.sampling)
-            families = [self.trees[i].children(n) for i, n in zip(going.tolist(), nodes, strict=True)]
-            chosen = self._level(p, going, families, depth)
+            chosen, tokens = self.step(p, going, nodes, depth)
             for i, node in zip(going.tolist(), chosen.tolist(), strict=True):
                 paths[i] += [node] if node != ROOT else []
-            ends = np.flatnonzero(chosen == ROOT)
-            for i, token in zip(going[ends].tolist(), self._bonus(p, going, ends, depth), strict=True):
+            for i, token in tokens.items():
                 bonus[i] = token
             going, depth = going[chosen != ROOT], depth + 1
         return [Judged(tuple(path), token) for path, token in zip(paths, bonus, strict=True)]
+
+    def step(
+        self, p: Tensor, going: IntArray, nodes: Sequence[int], depth: int
+    ) -> tuple[IntArray, dict[int, int]]:
+        """Try the children of one node of each row; see `_level`.
+
+        Returns:
+            [A] the child accepted, ROOT for none; by row the token that its text ends with where none was.
+        """
+        families = [self.trees[i].children(node) for i, node in zip(going.tolist(), nodes, strict=True)]
+        chosen = self._level(p, going, families, depth)
+        ends = np.flatnonzero(chosen == ROOT)
+        tokens = self._bonus(p, going, ends, depth)
+        return chosen, dict(zip(going[ends].tolist(), tokens, strict=True))
 
     def _level(self, p: Tensor, going: IntArray, families: Sequence[Sequence[int]], depth: int) -> IntArray:
         """[A] the child accepted of each row's node, ROOT for none.

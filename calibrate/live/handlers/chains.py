@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,16 +33,16 @@ def prefill(executor: Executor, operation: Prefill) -> list[None]:
     executor.begin(slots)
     longer = [i for i, prompt in enumerate(prompts) if len(prompt) > 1]
     if longer:
-        fill(executor, "prefill", [slots[i] for i in longer], [prompts[i][:-1] for i in longer])
+        feed(executor, "prefill", [slots[i] for i in longer], [prompts[i][:-1] for i in longer])
     return [None] * len(slots)
 
 
-def fill(executor: Executor, name: str, slots: Sequence[int], chains: Sequence[Sequence[int]]) -> None:
-    """One stamped step that fills the cache and selects nothing."""
-    start, fed = time.perf_counter(), executor.runner.fed
-    logits = executor.runner.forward(slots, chains, last_only=True)
-    logits[0, 0, 0].item()  # as in `tree_step`: the stamp is of done work
-    executor.stamp(name, start, fed, chains)
+def feed(executor: Executor, name: str, slots: Sequence[int], chains: Sequence[Sequence[int]]) -> Tensor:
+    """One stamped step that selects nothing; [R, V] logits after each chain."""
+    with executor.step(name, chains):
+        logits = executor.runner.forward(slots, chains, last_only=True)[:, 0]
+        logits[0, 0].item()  # the stamp is of done work, also where kernels run asynchronously
+    return logits
 
 
 @handles(Verify)
@@ -64,36 +63,51 @@ def verify_chains(
         sampling: How tokens are chosen.
         leave_open: Leave the bonus token of rows that accept everything to be settled.
     """
-    for row in rows:
-        executor.rewind(row)
-    chains = [(row.tail[-1], *row.tokens) for row in rows]
-    start, fed = time.perf_counter(), executor.runner.fed
-    logits = executor.runner.forward([row.slot for row in rows], chains)
-    if sampling.greedy and not leave_open:
-        best = logits.argmax(dim=-1).tolist()
-        verdicts = [
-            judge(row.tokens, judged[: len(row.tokens) + 1], row.room, executor.end_token_ids)
-            for row, judged in zip(rows, best, strict=True)
-        ]
-    else:
-        verdicts = _verify_sampled(executor, rows, sampling, law(logits, sampling), leave_open=leave_open)
-    executor.stamp("verify", start, fed, chains)
+    chains = rewound(executor, rows)
+    with executor.step("verify", chains):
+        logits = executor.runner.forward([row.slot for row in rows], chains)
+        if sampling.greedy and not leave_open:
+            verdicts = matched(executor, rows, logits.argmax(dim=-1).tolist())
+        else:
+            p = law(logits, sampling)
+            runs, verdicts, still_open = judged(executor, rows, sampling, p, leave_open=leave_open)
+            for i in still_open:
+                executor.leave_open(rows[i], rows[i].position + runs[i], p[i, runs[i]].clone())
     executor.audit_fed(sum(map(len, chains)), "Verify")
     return verdicts
 
 
-def _verify_sampled(
-    executor: Executor, rows: Sequence[Row], sampling: Sampling, p: Tensor, *, leave_open: bool
-) -> list[RowVerdict]:
-    """As `verify_chains`, from the target's probabilities [R, n, V]; keeps those of positions left open."""
+def rewound(executor: Executor, rows: Sequence[Row]) -> list[tuple[int, ...]]:
+    """[R] the last committed token and the drafted ones; the cache is rolled back to what comes before."""
+    for row in rows:
+        executor.rewind(row)
+    return [(row.tail[-1], *row.tokens) for row in rows]
+
+
+def matched(executor: Executor, rows: Sequence[Row], own: Sequence[Sequence[int]]) -> list[RowVerdict]:
+    """[R] outcomes of accepting what equals the target's own tokens [R, n] (`mirror.eq3`, `mirror.eq11`)."""
+    return [
+        judge(row.tokens, tokens[: len(row.tokens) + 1], row.room, executor.end_token_ids)
+        for row, tokens in zip(rows, own, strict=True)
+    ]
+
+
+def judged(
+    executor: Executor, rows: Sequence[Row], sampling: Sampling, p: Tensor, *, leave_open: bool = False
+) -> tuple[list[int], list[RowVerdict], list[int]]:
+    """Sampled verification of each row's `tokens` by the target's laws p [R, n, V].
+
+    Returns:
+        [R] accepted tokens; [R] outcomes; the rows that accepted everything and whose end was left open.
+    """
     proposals = Proposals(rows, sampling, p.shape[-1], executor.reader)
-    judged = judge_chains(p, proposals, np.full(len(rows), leave_open))
-    verdicts = []
-    for i, (row, run, bonus) in enumerate(zip(rows, *judged, strict=True)):
-        verdicts.append(cut(row.tokens[:run], bonus, row.room, executor.end_token_ids))
-        if bonus is None and not verdicts[-1].ended:
-            executor.leave_open(row, row.position + run, p[i, run].clone())
-    return verdicts
+    runs, following = judge_chains(p, proposals, np.full(len(rows), leave_open))
+    verdicts = [
+        cut(row.tokens[:run], bonus, row.room, executor.end_token_ids)
+        for row, run, bonus in zip(rows, runs, following, strict=True)
+    ]
+    still_open = [i for i, bonus in enumerate(following) if bonus is None and not verdicts[i].ended]
+    return runs, verdicts, still_open
 
 
 @handles(Settle)
@@ -134,16 +148,19 @@ def draft(executor: Executor, operation: Draft) -> list[Drafted]:
 def go_on(executor: Executor, operation: Continue) -> list[Drafted]:
     """Draft past the tokens under verification."""
     rows = rows_of(operation.view, operation.speculation)
-    feeds: list[tuple[int, ...]] = []
-    for row in rows:
-        keep = agreement(executor.runner.held(row.slot), row.context, row.tail, row.tokens)
-        feeds.append((*row.tail, *row.tokens)[keep - (row.context - len(row.tail)) :])
-        if len(feeds[-1]) != 1:
-            raise AuditError(f"Continue has to feed {len(feeds[-1])} tokens; after a round it is always 1")
-        executor.runner.rollback(row.slot, keep)
+    feeds = [unseen(executor, row) for row in rows]
+    if unexpected := [feed for feed in feeds if len(feed) != 1]:
+        raise AuditError(f"Continue has to feed {len(unexpected[0])} tokens; after a round it is always 1")
     keys = [(row.request, row.position + len(row.tokens)) for row in rows]
     sampler = sampler_of(executor, keys, operation.lookahead, operation.sampling)
     return _extend(executor, rows, feeds, sampler, stoppable=False)
+
+
+def unseen(executor: Executor, row: Row) -> tuple[int, ...]:
+    """What the cache lacks of the committed text and the drafted tokens; it forgets what is not of them."""
+    keep = agreement(executor.runner.held(row.slot), row.context, row.tail, row.tokens)
+    executor.runner.rollback(row.slot, keep)
+    return (*row.tail, *row.tokens)[keep - (row.context - len(row.tail)) :]
 
 
 def _extend(
@@ -159,10 +176,9 @@ def _extend(
     columns: list[list[int]] = []
     chains: Sequence[Sequence[int]] = feeds
     while len(columns) < sampler.depth and not (columns and stoppable and executor.stopped()):
-        start, fed = time.perf_counter(), executor.runner.fed
-        logits = executor.runner.forward(slots, chains, last_only=True)[:, 0]
-        columns.append(sampler.choose(logits).tolist())
-        executor.stamp("draft" if len(columns) > 1 else "feed", start, fed, chains)
+        with executor.step("draft" if columns else "feed", chains):
+            logits = executor.runner.forward(slots, chains, last_only=True)[:, 0]
+            columns.append(sampler.choose(logits).tolist())
         chains = [(token,) for token in columns[-1]]
     return drafted(columns, sampler)
 
@@ -189,59 +205,51 @@ def drafted(columns: Sequence[Sequence[int]], sampler: DraftSampler) -> list[Dra
 def prespeculate(executor: Executor, operation: Prespeculate) -> list[Prepared]:
     """A glue step finds the outcomes that each row's fan-outs ask for, then a tree continues them."""
     rows = rows_of(operation.view, operation.speculation)
-    for row in rows:
-        executor.rewind(row)
+    chains = rewound(executor, rows)
     fanouts = [operation.fanout_of(row.slot) for row in rows]
     outcomes = glue(
-        executor, "glue", rows, fanouts, keep_rejected=operation.keep_rejected, part=operation.part
+        executor, "glue", rows, chains, fanouts, keep_rejected=operation.keep_rejected, part=operation.part
     )
     if operation.early:
-        executor.say_early([Prepared(tuple((o, Drafted(())) for o in found)) for found in outcomes])
+        executor.say_early([Prepared(tuple((o, Drafted()) for o in own)) for own in outcomes])
     depth = operation.lookahead
     keys = branch_keys(rows, outcomes)
     sampler = sampler_of(executor, keys, depth, operation.sampling, operation.shape)
-    texts = grow(executor, rows, outcomes, sampler, stoppable=operation.early)
-    trunks = sum(1 + len(row.tokens) for row in rows)
+    grown = grow(executor, rows, outcomes, sampler, stoppable=operation.early)
     if operation.early:  # then it may have been stopped
         depth = sum(step.name == "tree" for step in executor.steps)
-    executor.audit_fed(trunks + depth * len(keys), "Prespeculate")
-    return [Prepared(tuple(zip(found, own, strict=True))) for found, own in zip(outcomes, texts, strict=True)]
+    executor.audit_fed(sum(map(len, chains)) + depth * len(keys), "Prespeculate")
+    return [Prepared(tuple(zip(own, texts, strict=True))) for own, texts in zip(outcomes, grown, strict=True)]
 
 
 def glue(
     executor: Executor,
     name: str,
     rows: Sequence[Row],
+    chains: Sequence[tuple[int, ...]],
     fanouts: Sequence[Sequence[int]],
     *,
     keep_rejected: bool = False,
     part: tuple[int, int] = (0, 1),
 ) -> list[list[Outcome]]:
-    """One stamped step: feed the last committed token and the drafted ones, choose the outcomes.
-
-    Returns:
-        The outcomes to prepare for of every row.
-    """
-    chains = [(row.tail[-1], *row.tokens) for row in rows]
+    """[R] outcomes to prepare for, chosen in one stamped step over `chains` (see `rewound`)."""
     counts = [len(chain) for chain in chains]
-    start, fed = time.perf_counter(), executor.runner.fed
-    logits = executor.runner.forward([row.slot for row in rows], chains)
-    flat = torch.cat([logits[i, :count] for i, count in enumerate(counts)])
-    # One more than the fan-out, since the rejected token is left out.
-    most = 1 + max(max(fanout[:n]) for fanout, n in zip(fanouts, counts, strict=True))
-    ranked = iter(top_tokens(flat, most))
-    outcomes = [
-        prepared_outcomes(
-            [next(ranked) for _ in range(count)],
-            row.tokens,
-            fanout,
-            keep_rejected=keep_rejected,
-            part=part,
-        )
-        for row, count, fanout in zip(rows, counts, fanouts, strict=True)
-    ]
-    executor.stamp(name, start, fed, chains)
-    return outcomes
+    with executor.step(name, chains):
+        logits = executor.runner.forward([row.slot for row in rows], chains)
+        flat = torch.cat([logits[i, :count] for i, count in enumerate(counts)])
+        # One more than the fan-out, since the rejected token is left out.
+        most = 1 + max(max(fanout[:n]) for fanout, n in zip(fanouts, counts, strict=True))
+        ranked = iter(top_tokens(flat, most))
+        return [
+            prepared_outcomes(
+                [next(ranked) for _ in range(count)],
+                row.tokens,
+                fanout,
+                keep_rejected=keep_rejected,
+                part=part,
+            )
+            for row, count, fanout in zip(rows, counts, fanouts, strict=True)
+        ]
 
 
 def branch_keys(rows: Sequence[Row], outcomes: Sequence[Sequence[Outcome]]) -> list[tuple[int, int]]:
@@ -250,9 +258,7 @@ def branch_keys(rows: Sequence[Row], outcomes: Sequence[Sequence[Outcome]]) -> l
     The verified token of an outcome has the position after its k accepted ones; this is the next one.
     """
     return [
-        (row.request, row.position + k + 1)
-        for row, found in zip(rows, outcomes, strict=True)
-        for k, _ in found
+        (row.request, row.position + k + 1) for row, own in zip(rows, outcomes, strict=True) for k, _ in own
     ]
 
 
@@ -264,27 +270,22 @@ def grow(
     *,
     stoppable: bool = False,
 ) -> list[list[Drafted]]:
-    """Continue every outcome by `sampler.depth` tokens, all at once.
-
-    Returns:
-        [R] the speculation of each of a row's outcomes.
-    """
-    grown = [(row, found) for row, found in zip(rows, outcomes, strict=True) if found]
+    """[R] the speculation of each of a row's outcomes: all continued by `sampler.depth` tokens at once."""
+    grown = [(row, own) for row, own in zip(rows, outcomes, strict=True) if own]
     if not grown:
         return [[] for _ in rows]
     # After k accepted tokens the last trunk token seen is the k-th drafted one.
-    forks = [[row.context - 1 + k for k, _ in found] for row, found in grown]
+    forks = [[row.context - 1 + k for k, _ in own] for row, own in grown]
     tree = executor.runner.open_tree([row.slot for row, _ in grown], forks, sampler.depth)
-    bonuses = [[bonus for _, bonus in found] for _, found in grown]
-    tokens, real = branch_tokens(bonuses, executor.runner.device)
+    tokens, real = branch_tokens([[bonus for _, bonus in own] for _, own in grown], executor.runner.device)
     columns: list[list[int]] = []
     while len(columns) < sampler.depth and not (stoppable and executor.stopped()):
         columns.append(tree_step(executor, tree, tokens, real, sampler))
     executor.runner.close_tree(tree)
     if len(columns) < sampler.depth:  # nobody will ask for these
-        return [[Drafted(())] * len(found) for found in outcomes]
+        return [[Drafted()] * len(own) for own in outcomes]
     texts = iter(drafted(columns, sampler))
-    return [[next(texts) for _ in found] for found in outcomes]
+    return [[next(texts) for _ in own] for own in outcomes]
 
 
 def branch_tokens(tokens: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
@@ -312,14 +313,12 @@ def tree_step(
     Returns:
         The next token of every real branch, row after row.
     """
-    start, fed = time.perf_counter(), executor.runner.fed
-    logits = executor.runner.tree_forward(tree, tokens)
-    chosen = sampler.choose(logits.flatten(0, 1) if real is None else logits[real])
-    if real is None:
-        tokens.copy_(chosen.view(tokens.shape))
-    else:
-        tokens[real] = chosen
-    # The stamp below is of done work, also where kernels run asynchronously.
-    column: list[int] = chosen.tolist()
-    executor.stamp(name, start, fed, [range(count) for count in tree.counts])
+    with executor.step(name, [range(count) for count in tree.counts]):
+        logits = executor.runner.tree_forward(tree, tokens)
+        chosen = sampler.choose(logits.flatten(0, 1) if real is None else logits[real])
+        if real is None:
+            tokens.copy_(chosen.view(tokens.shape))
+        else:
+            tokens[real] = chosen
+        column: list[int] = chosen.tolist()  # as in `feed`
     return column

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from calibrate.live.engine.executor import Executor, handles
-from calibrate.live.engine.rows import Row, rows_of
+from calibrate.live.engine.rows import Row, proposing, rows_of
 from calibrate.live.engine.sampling import DRAFTED, drafted_weights, draw, law
-from calibrate.live.engine.verification import Proposals, cut, judge, judge_chains
 from calibrate.live.errors import AuditError
+from calibrate.live.handlers.chains import judged, matched
 from calibrate.live.handlers.trees import opened
 from policies.double import (
     Ask,
@@ -45,17 +45,9 @@ from policies.sampling import keyed_uniforms
 from policies.values import NO_LAW, UNKNOWN, RowVerdict, Source
 
 STORES = "double.stores"
-"""Name under which an executor keeps datastores by slot."""
+"""Name under which an executor keeps, by slot, the request and what it may retrieve."""
 OPEN = "double.open"
 """Name under which an executor keeps open positions by slot."""
-
-
-@dataclass
-class Store:
-    """What a worker remembers of a slot's request."""
-
-    request: int
-    layers: Hierarchy
 
 
 def store_of(executor: Executor, row: Row, ask: Ask, how: Retrieval) -> Hierarchy:
@@ -64,14 +56,13 @@ def store_of(executor: Executor, row: Row, ask: Ask, how: Retrieval) -> Hierarch
     Raises:
         AuditError: What it was told does not add up to the row's text.
     """
-    stores: dict[int, Store] = executor.kept.setdefault(STORES, {})
+    stores: dict[int, tuple[int, Hierarchy]] = executor.kept.setdefault(STORES, {})
     if row.position == 0:
         prior = opened(executor, how.datastore) if how.datastore else None
-        stores[row.slot] = Store(row.request, Hierarchy(how.longest, prior=prior, keep_rejected=how.rejected))
-    store = stores.get(row.slot)
-    if store is None or store.request != row.request:
+        stores[row.slot] = row.request, Hierarchy(how.longest, prior=prior, keep_rejected=how.rejected)
+    request, layers = stores.get(row.slot, (None, None))
+    if layers is None or request != row.request:
         raise AuditError(f"slot {row.slot} has no datastore of request {row.request}")
-    layers = store.layers
     before = len(layers.text)
     layers.accept(ask.news)
     layers.reject(before + ask.agreed, ask.rejected)
@@ -80,14 +71,18 @@ def store_of(executor: Executor, row: Row, ask: Ask, how: Retrieval) -> Hierarch
     return layers
 
 
+def _retrieved_step(executor: Executor, start: float, rows: int) -> None:
+    """Note a step that looked words up for some rows, and called no model."""
+    executor.stamp("retrieve", start, executor.runner.fed, [()] * rows)
+
+
 @dataclass
 class Drafting:
     """A row while it is drafted for.
 
     Attributes:
-        row: The row.
+        row: The row; its tokens are the pending ones, which are continued.
         layers: Its datastore.
-        pending: Tokens that are continued.
         most: Tokens that may be drafted.
         unfed: Tokens that the draft has not processed; at least one.
         tokens: Drafted tokens.
@@ -99,7 +94,6 @@ class Drafting:
 
     row: Row
     layers: Hierarchy
-    pending: Tokens
     most: int
     unfed: Tokens
     tokens: list[int] = field(default_factory=list)
@@ -107,6 +101,11 @@ class Drafting:
     matched: list[int] = field(default_factory=list)
     found: list[int] = field(default_factory=list)
     work: list[tuple[str, int]] = field(default_factory=list)
+
+    def keys(self, count: int) -> list[tuple[int, int, int]]:
+        """(request, position, round) of the next `count` tokens."""
+        first = self.row.position + len(self.row.tokens) + len(self.tokens)
+        return [(self.row.request, first + i, self.row.position) for i in range(count)]
 
 
 @handles(RetrievingDraft)
@@ -122,7 +121,7 @@ def draft(executor: Executor, operation: RetrievingDraft) -> list[Drafted]:
         going = [each for each in rows if len(each.tokens) < each.most]
         if not going:
             break
-        planned += _retrieval_forward(executor, operation, going, how)
+        planned += _retrieval_forward(executor, operation, going)
     executor.audit_fed(planned, "RetrievingDraft")
     kept = _keep_laws(executor, rows) if operation.sampling.draft_sampled else [NO_LAW] * len(rows)
     return [
@@ -136,40 +135,37 @@ def _begin(executor: Executor, row: Row, ask: Ask, how: Retrieval) -> Drafting:
     text = (*layers.text, *ask.pending)
     keep = min(common_prefix(executor.runner.held(row.slot), text), len(text) - 1)
     executor.runner.rollback(row.slot, keep)
-    return Drafting(row, layers, ask.pending, row.room - len(ask.pending), text[keep:])
+    return Drafting(row._replace(tokens=ask.pending), layers, row.room - len(ask.pending), text[keep:])
 
 
-def _retrieval_forward(
-    executor: Executor, operation: RetrievingDraft, rows: Sequence[Drafting], how: Retrieval
-) -> int:
+def _retrieval_forward(executor: Executor, operation: RetrievingDraft, rows: Sequence[Drafting]) -> int:
     """One forward of every row over its unfed tokens and what is retrieved after them; tokens fed."""
-    start = time.perf_counter()
+    start, span = time.perf_counter(), operation.retrieval.span
     found = [
-        each.layers.retrieve((*each.pending, *each.tokens), min(how.span, each.most - len(each.tokens) - 1))
+        each.layers.retrieve((*each.row.tokens, *each.tokens), min(span, each.most - len(each.tokens) - 1))
         for each in rows
     ]
-    stamp_retrieval(executor, start, len(rows))
+    _retrieved_step(executor, start, len(rows))
     chains = [(*each.unfed, *ahead) for each, ahead in zip(rows, found, strict=True)]
-    start, fed = time.perf_counter(), executor.runner.fed
-    logits = executor.runner.forward([each.row.slot for each in rows], chains)
-    ends = [len(each.unfed) - 1 for each in rows]
-    flat = torch.cat([logits[i, end : len(c)] for i, (end, c) in enumerate(zip(ends, chains, strict=True))])
-    chosen, weights = _choose(operation, rows, found, flat)
-    executor.stamp("draft", start, fed, chains)
+    with executor.step("draft", chains):
+        logits = executor.runner.forward([each.row.slot for each in rows], chains)
+        ends = [len(each.unfed) - 1 for each in rows]
+        flat = [logits[i, end : len(c)] for i, (end, c) in enumerate(zip(ends, chains, strict=True))]
+        chosen, weights = _choose(operation, rows, found, torch.cat(flat))
     at = 0
     for each, ahead, chain in zip(rows, found, chains, strict=True):
         own = chosen[at : at + len(ahead) + 1]
-        matched = common_prefix(ahead, own)
+        confirmed = common_prefix(ahead, own)
         if weights is not None:
-            each.weights += weights[at : at + matched + 1]
+            each.weights += weights[at : at + confirmed + 1]
         at += len(own)
-        each.tokens += own[: matched + 1]
-        each.matched.append(matched)
+        each.tokens += own[: confirmed + 1]
+        each.matched.append(confirmed)
         each.found.append(len(ahead))
         each.work += [("retrieve", 0), ("draft", len(chain))]
-        each.unfed = (own[matched],)
+        each.unfed = (own[confirmed],)
         held = len(executor.runner.held(each.row.slot))
-        executor.runner.rollback(each.row.slot, held - (len(ahead) - matched))
+        executor.runner.rollback(each.row.slot, held - (len(ahead) - confirmed))
     return sum(map(len, chains))
 
 
@@ -182,13 +178,8 @@ def _choose(
         best: list[int] = logits.argmax(dim=-1).tolist()
         return best, None
     weights = drafted_weights(logits, sampling)
-    keys = [
-        (each.row.request, each.row.position + len(each.pending) + len(each.tokens) + i, each.row.position)
-        for each, ahead in zip(rows, found, strict=True)
-        for i in range(len(ahead) + 1)
-    ]
-    requests, positions, rounds = np.array(keys, dtype=np.int64).T
-    uniforms = keyed_uniforms(sampling.seed, DRAFTED, requests, positions, rounds)
+    keys = [key for each, ahead in zip(rows, found, strict=True) for key in each.keys(len(ahead) + 1)]
+    uniforms = keyed_uniforms(sampling.seed, DRAFTED, *np.array(keys, dtype=np.int64).T)
     drawn: list[int] = draw(weights, uniforms).tolist()
     return drawn, weights
 
@@ -203,25 +194,15 @@ def _keep_laws(executor: Executor, rows: Sequence[Drafting]) -> list[int]:
     some = next(each.weights[0] for each in rows if each.weights)
     block = executor.writer.reserve(len(rows), depth, len(some))
     for step in range(depth):
-        there = [step < len(each.tokens) for each in rows]
-        laws = torch.stack([each.weights[step] if ok else some for each, ok in zip(rows, there, strict=True)])
-        owners = np.array(
-            [
-                (each.row.request, each.row.position + len(each.pending) + step, each.tokens[step])
-                if ok
-                else (UNKNOWN, UNKNOWN, UNKNOWN)
-                for each, ok in zip(rows, there, strict=True)
-            ],
-            dtype=np.int64,
-        ).T
+        laws = torch.stack([each.weights[step] if step < len(each.tokens) else some for each in rows])
+        owners = np.full((3, len(rows)), UNKNOWN, dtype=np.int64)
+        for i, each in enumerate(rows):
+            if step < len(each.tokens):
+                position = each.row.position + len(each.row.tokens) + step
+                owners[:, i] = each.row.request, position, each.tokens[step]
         totals = laws.sum(dim=-1, dtype=torch.float64).cpu().numpy()
         block.write(step, laws.cpu().numpy(), totals, (owners[0], owners[1], owners[2]))
     return [h if each.tokens else NO_LAW for h, each in zip(block.seal(), rows, strict=True)]
-
-
-def stamp_retrieval(executor: Executor, start: float, rows: int) -> None:
-    """Note a step that looked words up for some rows, and called no model."""
-    executor.stamp("retrieve", start, executor.runner.fed, [()] * rows)
 
 
 class OpenEnd(NamedTuple):
@@ -237,95 +218,70 @@ class OpenEnd(NamedTuple):
     retrieved: Tokens
     laws: Tensor
 
+    @classmethod
+    def after(cls, run: int, row: Row, retrieved: Tokens, laws: Tensor) -> OpenEnd:
+        """What is open behind `run` accepted tokens of a row."""
+        left = row._replace(
+            position=row.position + run, context=row.context + run, room=row.room - run, tokens=(), law=NO_LAW
+        )
+        return cls(left, retrieved, laws)
+
 
 @handles(RetrievingVerify)
 def verify(executor: Executor, operation: RetrievingVerify) -> list[Verified]:
     """One forward over the pending tokens and what is retrieved after them."""
-    how, rows, start = operation.retrieval, rows_of(operation.view), time.perf_counter()
-    found: list[Tokens] = []
-    for row, ask in zip(rows, operation.inputs, strict=True):
+    how, sampling, start = operation.retrieval, operation.sampling, time.perf_counter()
+    rows, found = [], []
+    for row, ask in zip(rows_of(operation.view), operation.inputs, strict=True):
         executor.rewind(row)
         span = min(how.span, row.room - len(ask.pending) - 1)
         found.append(store_of(executor, row, ask, how).retrieve(ask.pending, span))
-    stamp_retrieval(executor, start, len(rows))
-    chains = [
-        (row.tail[-1], *ask.pending, *ahead)
-        for row, ask, ahead in zip(rows, operation.inputs, found, strict=True)
-    ]
-    start, fed = time.perf_counter(), executor.runner.fed
-    logits = executor.runner.forward([row.slot for row in rows], chains)
-    pending = [
-        row._replace(tokens=ask.pending, source=int(Source.PRIMARY), law=ask.law)
-        for row, ask in zip(rows, operation.inputs, strict=True)
-    ]
-    if operation.sampling.greedy:
-        verdicts = _first_choices(executor, pending, found, logits)
-    else:
-        p = law(logits, operation.sampling)
-        verdicts = _draws(executor, operation, pending, found, p, leave_open=operation.leave_open)
-    executor.stamp("verify", start, fed, chains)
+        rows.append(proposing(row, ask.pending, ask.law))
+    _retrieved_step(executor, start, len(rows))
+    chains = [(row.tail[-1], *row.tokens, *ahead) for row, ahead in zip(rows, found, strict=True)]
+    ends: dict[int, OpenEnd] = {}
+    with executor.step("verify", chains):
+        logits = executor.runner.forward([row.slot for row in rows], chains)
+        if sampling.greedy:  # pending and retrieved tokens are one chain
+            whole = [row._replace(tokens=chain[1:]) for row, chain in zip(rows, chains, strict=True)]
+            verdicts = [
+                verdict._replace(accepted=min(verdict.accepted, len(row.tokens)))
+                for row, verdict in zip(
+                    rows, matched(executor, whole, logits.argmax(dim=-1).tolist()), strict=True
+                )
+            ]
+        else:
+            p = law(logits, sampling)
+            runs, verdicts, still_open = judged(executor, rows, sampling, p, leave_open=True)
+            for i in still_open:
+                laws = p[i, runs[i] : runs[i] + len(found[i]) + 1].clone()
+                ends[i] = OpenEnd.after(runs[i], rows[i], found[i], laws)
+            if operation.leave_open:
+                executor.kept[OPEN] = {end.row.slot: end for end in ends.values()}
+            else:
+                verdicts, ends = _extended(executor, operation, verdicts, ends), {}
     executor.audit_fed(sum(map(len, chains)), "RetrievingVerify")
     return [
-        Verified(verdict, len(ahead), is_open, (("retrieve", 0), ("verify", len(chain))))
-        for (verdict, is_open), ahead, chain in zip(verdicts, found, chains, strict=True)
+        Verified(verdict, len(found[i]), i in ends, (("retrieve", 0), ("verify", len(chains[i]))))
+        for i, verdict in enumerate(verdicts)
     ]
-
-
-def _first_choices(
-    executor: Executor, rows: Sequence[Row], found: Sequence[Tokens], logits: Tensor
-) -> list[tuple[RowVerdict, bool]]:
-    """Greedy: pending and retrieved tokens are one chain."""
-    verdicts = []
-    for row, ahead, best in zip(rows, found, logits.argmax(dim=-1).tolist(), strict=True):
-        chain = (*row.tokens, *ahead)
-        all_of_it = judge(chain, best[: len(chain) + 1], row.room, executor.end_token_ids)
-        accepted = min(all_of_it.accepted, len(row.tokens))
-        verdicts.append((RowVerdict(accepted, *all_of_it[1:]), False))
-    return verdicts
-
-
-def _draws(
-    executor: Executor,
-    operation: RowOperation,
-    rows: Sequence[Row],
-    found: Sequence[Tokens],
-    p: Tensor,
-    *,
-    leave_open: bool,
-) -> list[tuple[RowVerdict, bool]]:
-    """Sampled: the pending tokens by the laws they were drawn from, then (or never) the retrieved ones."""
-    runs, following = _judged(executor, operation, rows, p, open_ends=True)
-    verdicts = [
-        cut(row.tokens[:run], bonus, row.room, executor.end_token_ids)
-        for row, run, bonus in zip(rows, runs, following, strict=True)
-    ]
-    ends = {
-        i: OpenEnd(_behind(row, run), found[i], p[i, run : run + len(found[i]) + 1].clone())
-        for i, (row, run) in enumerate(zip(rows, runs, strict=True))
-        if following[i] is None and not verdicts[i].ended
-    }
-    if leave_open:
-        executor.kept[OPEN] = {end.row.slot: end for end in ends.values()}
-        return [(verdict, i in ends) for i, verdict in enumerate(verdicts)]
-    return [(verdict, False) for verdict in _extended(executor, operation, verdicts, ends)]
 
 
 @handles(Guide)
 def guide(executor: Executor, operation: Guide) -> list[VerdictReply]:
     """Decide open positions by the draft's next tokens, and then by the retrieved ones."""
-    start = time.perf_counter()
     kept: dict[int, OpenEnd] = executor.kept.get(OPEN, {})
-    ends, drafts = [], []
-    for row, (tokens, handle, behind) in zip(rows_of(operation.view), operation.inputs, strict=True):
-        end, wanted = kept.pop(row.slot, None), (row.request, row.position + behind)
-        if end is None or (end.row.request, end.row.position) != wanted:
-            raise AuditError(f"slot {row.slot} has no open position {wanted[1]} of request {wanted[0]}")
-        # X_q is judged as far as the target has laws for it: along r, and one token beside or behind it.
-        judged = tokens[: common_prefix(tokens, end.retrieved) + 1]
-        ends.append(end)
-        drafts.append(end.row._replace(tokens=judged, source=int(Source.PRIMARY), law=handle))
-    verdicts = _guidance(executor, operation, ends, drafts, [len(ask[0]) for ask in operation.inputs])
-    executor.stamp("guide", start, executor.runner.fed, [()] * len(ends))
+    with executor.step("guide", [()] * len(operation.inputs)):
+        ends, drafts = [], []
+        for row, (tokens, handle, behind) in zip(rows_of(operation.view), operation.inputs, strict=True):
+            end, wanted = kept.pop(row.slot, None), (row.request, row.position + behind)
+            if end is None or (end.row.request, end.row.position) != wanted:
+                raise AuditError(f"slot {row.slot} has no open position {wanted[1]} of request {wanted[0]}")
+            # X_q is judged as far as the target has laws for it: along r, and one token beside or behind it.
+            known = tokens[: common_prefix(tokens, end.retrieved) + 1]
+            ends.append(end)
+            drafts.append(end.row._replace(tokens=known, source=int(Source.PRIMARY), law=handle))
+        verdicts = _guidance(executor, operation, ends, drafts, [len(ask.tokens) for ask in operation.inputs])
     return [VerdictReply(verdict, (("guide", 0),)) for verdict in verdicts]
 
 
@@ -336,14 +292,14 @@ def _guidance(
     drafts: Sequence[Row],
     lengths: Sequence[int],
 ) -> list[RowVerdict]:
-    runs, following = _judged(executor, operation, drafts, _padded([e.laws for e in ends]), open_ends=True)
-    verdicts: list[RowVerdict] = []
-    extended: dict[int, OpenEnd] = {}
-    for i, (end, row, run, bonus) in enumerate(zip(ends, drafts, runs, following, strict=True)):
-        verdicts.append(cut(row.tokens[:run], bonus, row.room, executor.end_token_ids))
-        on_path = row.tokens == end.retrieved[: len(row.tokens)]
-        if bonus is None and not verdicts[i].ended and on_path and len(row.tokens) == lengths[i]:
-            extended[i] = OpenEnd(_behind(row, run), end.retrieved[run:], end.laws[run:])
+    """Outcomes by X_q as far as it is known, `drafts`, and by what was retrieved where all X_q lies on it."""
+    p = _padded([end.laws for end in ends])
+    runs, verdicts, still_open = judged(executor, drafts, operation.sampling, p, leave_open=True)
+    extended = {}
+    for i in still_open:
+        tokens, end, run = drafts[i].tokens, ends[i], runs[i]
+        if tokens == end.retrieved[: len(tokens)] and len(tokens) == lengths[i]:
+            extended[i] = OpenEnd.after(run, drafts[i], end.retrieved[run:], end.laws[run:])
     return _extended(executor, operation, verdicts, extended)
 
 
@@ -351,37 +307,18 @@ def _extended(
     executor: Executor, operation: RowOperation, verdicts: Sequence[RowVerdict], ends: Mapping[int, OpenEnd]
 ) -> list[RowVerdict]:
     """The verdicts, those at the keys of `ends` followed by what is retrieved behind them."""
-    found = list(verdicts)
+    whole = list(verdicts)
     if ends:
         for i, rest in zip(ends, _retrieved(executor, operation, list(ends.values())), strict=True):
-            before = verdicts[i]
-            emitted = (*before.emitted, *rest.emitted)
-            found[i] = RowVerdict(before.accepted, emitted, rest.ended, rest.bonus)
-    return found
+            emitted = (*whole[i].emitted, *rest.emitted)
+            whole[i] = RowVerdict(whole[i].accepted, emitted, rest.ended, rest.bonus)
+    return whole
 
 
 def _retrieved(executor: Executor, operation: RowOperation, ends: Sequence[OpenEnd]) -> list[RowVerdict]:
     """Decide open positions by the retrieved tokens, whose law is one-hot, and the target's own token."""
     rows = [end.row._replace(tokens=end.retrieved, source=int(Source.NGRAM), law=NO_LAW) for end in ends]
-    runs, following = _judged(executor, operation, rows, _padded([e.laws for e in ends]), open_ends=False)
-    return [
-        cut(row.tokens[:run], bonus, row.room, executor.end_token_ids)
-        for row, run, bonus in zip(rows, runs, following, strict=True)
-    ]
-
-
-def _judged(
-    executor: Executor, operation: RowOperation, rows: Sequence[Row], p: Tensor, *, open_ends: bool
-) -> tuple[list[int], list[int | None]]:
-    proposals = Proposals(rows, operation.sampling, p.shape[-1], executor.reader)
-    return judge_chains(p, proposals, np.full(len(rows), open_ends))
-
-
-def _behind(row: Row, run: int) -> Row:
-    """A row after `run` of its tokens were accepted."""
-    return row._replace(
-        position=row.position + run, context=row.context + run, room=row.room - run, tokens=(), law=NO_LAW
-    )
+    return judged(executor, rows, operation.sampling, _padded([end.laws for end in ends]))[1]
 
 
 def _padded(laws: Sequence[Tensor]) -> Tensor:

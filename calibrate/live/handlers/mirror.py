@@ -1,11 +1,11 @@
-"""Mirror-SD's operations (`policies.mirror`, `policies.mirror`): the verification with an early result,
-rollouts, and windows that the draft's streams write in fewer passes.
+"""Mirror-SD's operations (`policies.mirror`): the verification with an early result, rollouts, and windows
+that the draft's streams write in fewer passes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,9 +16,8 @@ from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row, proposing, rows_of
 from calibrate.live.engine.sampling import BONUS, draw, law, top_tokens
 from calibrate.live.engine.streams import ModelStreams, StreamBranching, Text, Writing, load_streams
-from calibrate.live.engine.verification import Proposals, cut, judge, judge_chains
 from calibrate.live.errors import ModelError
-from calibrate.live.handlers.chains import branch_keys, grow, sampler_of
+from calibrate.live.handlers.chains import branch_keys, grow, judged, matched, rewound, sampler_of
 from calibrate.live.wire import Step
 from policies.mirror import (
     Branch,
@@ -66,6 +65,8 @@ class Exit:
         self.exits = exits_of(executor)
         self.name = operation.exit
         self.layer = self.exits.layer(self.name)
+        share = self.layer / self.exits.layers
+        self.early, self.late = f"early:{share:.4g}", f"late:{1.0 - share:.4g}"
         self.kappa = operation.kappa
         self.counts = [1] * len(counts) if operation.candidates == "first" else list(counts)
         self.began = self.ended = 0.0
@@ -75,47 +76,41 @@ class Exit:
         """Send the candidates of each row at the positions that count, from hidden states [R, n, H]."""
         self.began = time.perf_counter()
         table = self.exits.logits(self.name, hidden[:, : max(self.counts)])
-        ranked = iter(top_tokens(_joined(table, self.counts), self.kappa))
+        ranked = iter(
+            top_tokens(torch.cat([table[i, :count] for i, count in enumerate(self.counts)]), self.kappa)
+        )
         self._executor.say_early(
             [Candidates(tuple(tuple(next(ranked)) for _ in range(count))) for count in self.counts]
         )
         self.ended = time.perf_counter()
-
-    @property
-    def shares(self) -> tuple[str, str]:
-        """Names of the forward's steps before and after the exit, with their shares of its layers."""
-        share = self.layer / self.exits.layers
-        return f"early:{share:.4g}", f"late:{1.0 - share:.4g}"
-
-
-def _joined(table: Tensor, counts: Sequence[int]) -> Tensor:
-    """[sum counts, V] the first `counts` [R] entries of each row of a table [R, n, V]."""
-    return torch.cat([table[i, :count] for i, count in enumerate(counts)])
 
 
 @handles(EarlyVerify)
 def verify_early(executor: Executor, operation: EarlyVerify) -> list[VerdictReply]:
     """One forward with an early result."""
     rows = list(map(proposing, rows_of(operation.view), *zip(*operation.inputs, strict=True)))
-    for row in rows:
-        executor.rewind(row)
-    chains = [(row.tail[-1], *row.tokens) for row in rows]
+    chains = rewound(executor, rows)
     exit_ = Exit(executor, operation, [len(chain) for chain in chains])
     start, fed = time.perf_counter(), executor.runner.fed
     slots = [row.slot for row in rows]
     with executor.runner.showing(slots, exit_.layer, exit_.see):
         logits = executor.runner.forward(slots, chains)
-    verdicts = judged(executor, operation, rows, logits)
-    _stamp(executor, exit_, start, executor.runner.fed - fed, chains)
+    verdicts = outcomes_of(executor, operation, rows, logits)
+    # The forward is noted as its three pieces; what was fed is counted once.
+    shape = len(chains), max(map(len, chains))
+    executor.steps += [
+        Step(exit_.early, start, exit_.began, executor.runner.fed - fed, *shape),
+        Step("exit", exit_.began, exit_.ended, 0, *shape),
+        Step(exit_.late, exit_.ended, time.perf_counter(), 0, *shape),
+    ]
     executor.audit_fed(sum(map(len, chains)), "EarlyVerify")
-    early, late = exit_.shares
     return [
-        VerdictReply(verdict, ((early, len(chain)), ("exit", 0), (late, 0)))
+        VerdictReply(verdict, ((exit_.early, len(chain)), ("exit", 0), (exit_.late, 0)))
         for verdict, chain in zip(verdicts, chains, strict=True)
     ]
 
 
-def judged(
+def outcomes_of(
     executor: Executor, operation: EarlyVerify, rows: Sequence[Row], logits: Tensor
 ) -> list[RowVerdict]:
     """[R] outcomes, by the rule that is asked for, from the target's logits [R, n, V]."""
@@ -124,20 +119,7 @@ def judged(
     p = law(logits, operation.sampling)
     if operation.rule == "matching":
         return matched(executor, rows, own_draws(rows, p, operation.sampling.seed))
-    proposals = Proposals(rows, operation.sampling, p.shape[-1], executor.reader)
-    accepted, following = judge_chains(p, proposals, np.zeros(len(rows), dtype=np.bool_))
-    return [
-        cut(row.tokens[:run], bonus, row.room, executor.end_token_ids)
-        for row, run, bonus in zip(rows, accepted, following, strict=True)
-    ]
-
-
-def matched(executor: Executor, rows: Sequence[Row], own: Sequence[Sequence[int]]) -> list[RowVerdict]:
-    """[R] outcomes of accepting what equals the target's own tokens [R, n] (`mirror.eq3`, `mirror.eq11`)."""
-    return [
-        judge(row.tokens, tokens[: len(row.tokens) + 1], row.room, executor.end_token_ids)
-        for row, tokens in zip(rows, own, strict=True)
-    ]
+    return judged(executor, rows, operation.sampling, p)[1]
 
 
 def own_draws(rows: Sequence[Row], p: Tensor, seed: int) -> list[list[int]]:
@@ -154,60 +136,35 @@ def own_draws(rows: Sequence[Row], p: Tensor, seed: int) -> list[list[int]]:
     return drawn
 
 
-def _stamp(executor: Executor, exit_: Exit, start: float, fed: int, chains: Sequence[Sequence[int]]) -> None:
-    """Note the forward as its three pieces; what was fed is counted once."""
-    early, late = exit_.shares
-    shape = len(chains), max(map(len, chains))
-    executor.steps += [
-        Step(early, start, exit_.began, fed, *shape),
-        Step("exit", exit_.began, exit_.ended, 0, *shape),
-        Step(late, exit_.ended, time.perf_counter(), 0, *shape),
+def _planned(operation: Rollout) -> tuple[list[Row], list[tuple[Outcome, ...]]]:
+    """Rows with their windows, and the outcomes to continue."""
+    rows = [
+        row._replace(tokens=plan.window.tokens)
+        for row, plan in zip(rows_of(operation.view), operation.inputs, strict=True)
     ]
+    return rows, list(map(forks, operation.inputs))
 
 
-def _rewound(executor: Executor, operation: Rollout) -> list[Row]:
-    """Rows with their windows, rolled back to the committed text but its last token."""
-    plans = zip(rows_of(operation.view), operation.inputs, strict=True)
-    rows = [row._replace(tokens=plan.window.tokens) for row, plan in plans]
-    for row in rows:
-        executor.rewind(row)
-    return rows
-
-
-def _glue(
-    executor: Executor, rows: Sequence[Row], forward: Callable[[list[tuple[int, ...]]], Tensor]
-) -> list[tuple[int, ...]]:
-    """A stamped step over each row's last committed token and its window; what was fed."""
-    chains = [(row.tail[-1], *row.tokens) for row in rows]
-    start, fed = time.perf_counter(), executor.runner.fed
-    forward(chains)[0, 0, 0].item()  # the stamp is of done work
-    executor.stamp("glue", start, fed, chains)
-    return chains
-
-
-def _branches(found: Sequence[Outcome], texts: Sequence[tuple[Sequence[int], int]]) -> tuple[Branch, ...]:
+def _branches(own: Sequence[Outcome], texts: Sequence[tuple[Sequence[int], int]]) -> tuple[Branch, ...]:
     """A row's branches, from what was drafted after each outcome with the handle of its laws."""
-    return tuple(Branch(k, (token, *text), law) for (k, token), (text, law) in zip(found, texts, strict=True))
+    return tuple(Branch(k, (token, *text), law) for (k, token), (text, law) in zip(own, texts, strict=True))
 
 
 @handles(Rollout)
 def roll_out(executor: Executor, operation: Rollout) -> list[Rolled]:
     """A glue step, then all branches side by side."""
-    rows, depth = _rewound(executor, operation), operation.lookahead
-    slots = [row.slot for row in rows]
-    chains = _glue(executor, rows, lambda chains: executor.runner.forward(slots, chains))
-    outcomes = list(map(forks, operation.inputs))
+    (rows, outcomes), depth = _planned(operation), operation.lookahead
+    chains = rewound(executor, rows)
+    with executor.step("glue", chains):
+        executor.runner.forward([row.slot for row in rows], chains)[
+            0, 0, 0
+        ].item()  # the stamp is of done work
     keys = branch_keys(rows, outcomes)
     grown = grow(executor, rows, outcomes, sampler_of(executor, keys, depth, operation.sampling))
     executor.audit_fed(sum(map(len, chains)) + depth * len(keys), "Rollout")
     return [
-        Rolled(
-            tuple(
-                Branch(k, (token, *text), law) for (k, token), (text, law) in zip(found, texts, strict=True)
-            ),
-            (("glue", len(chain)), *[("tree", len(found))] * (depth if found else 0)),
-        )
-        for found, texts, chain in zip(outcomes, grown, chains, strict=True)
+        Rolled(_branches(own, texts), (("glue", len(chain)), *[("tree", len(own))] * (depth if own else 0)))
+        for own, texts, chain in zip(outcomes, grown, chains, strict=True)
     ]
 
 
@@ -225,8 +182,7 @@ def nodes_of(executor: Executor, rows: Sequence[Row]) -> StreamBranching:
 def draft(executor: Executor, operation: StreamDraft) -> list[StreamWindow]:
     """Windows in fewer passes than tokens."""
     rows = rows_of(operation.view)
-    for row in rows:
-        executor.rewind(row)
+    rewound(executor, rows)
     texts = [Text(i, ROOT, row.tail[-1], row.request, row.position) for i, row in enumerate(rows)]
     writing = _writing(executor, operation, texts)
     write(executor, nodes_of(executor, rows), writing, "draft")
@@ -241,17 +197,16 @@ def draft(executor: Executor, operation: StreamDraft) -> list[StreamWindow]:
 @handles(StreamRollout)
 def roll_out_by_streams(executor: Executor, operation: StreamRollout) -> list[StreamRolled]:
     """As `roll_out`, in fewer passes."""
-    rows = _rewound(executor, operation)
+    rows, outcomes = _planned(operation)
+    chains = rewound(executor, rows)
     nodes = nodes_of(executor, rows)
-    chains = _glue(
-        executor, rows, lambda chains: nodes.feed(chains, [range(ROOT, len(chain) - 1) for chain in chains])
-    )
-    outcomes = list(map(forks, operation.inputs))
+    with executor.step("glue", chains):
+        nodes.feed(chains, [range(ROOT, len(chain) - 1) for chain in chains])[0, 0, 0].item()
     texts = [
         # Node k is the k-th drafted token; the candidate itself has the position after it.
         Text(i, k, token, row.request, row.position + k + 1)
-        for i, (row, found) in enumerate(zip(rows, outcomes, strict=True))
-        for k, token in found
+        for i, (row, own) in enumerate(zip(rows, outcomes, strict=True))
+        for k, token in own
     ]
     writing = _writing(executor, operation, texts)
     write(executor, nodes, writing, "tree")
@@ -259,21 +214,12 @@ def roll_out_by_streams(executor: Executor, operation: StreamRollout) -> list[St
     works = _works(executor, writing, "tree")
     grown = sum(tokens for work in works for _, tokens in work)
     executor.audit_fed(sum(map(len, chains)) + grown, "StreamRollout")
-    return _rolled(outcomes, chains, writing, works)
-
-
-def _rolled(
-    outcomes: Sequence[Sequence[tuple[int, int]]],
-    chains: Sequence[Sequence[int]],
-    writing: Writing,
-    works: Sequence[Work],
-) -> list[StreamRolled]:
-    written = iter(zip(writing.texts, writing.seal(), strict=True))
+    written = iter(zip(texts, writing.seal(), strict=True))
     replies = []
-    for found, chain, work in zip(outcomes, chains, works, strict=True):
-        grown = [next(written) for _ in found]
-        branches = _branches(found, [(text.written, law) for text, law in grown])
-        emitted = tuple(tuple(text.emitted) for text, _ in grown)
+    for own, chain, work in zip(outcomes, chains, works, strict=True):
+        mine = [next(written) for _ in own]
+        branches = _branches(own, [(text.written, law) for text, law in mine])
+        emitted = tuple(tuple(text.emitted) for text, _ in mine)
         replies.append(StreamRolled(branches, emitted, (("glue", len(chain)), *work)))
     return replies
 
@@ -287,22 +233,19 @@ def write(executor: Executor, nodes: StreamBranching, writing: Writing, name: st
         writing: The texts.
         name: Of a pass's first step; `name:s` are its streams.
     """
-    runner = executor.runner
     while writing.growing:
         first = [len(row) for row in nodes.tokens]
         tokens, parents = writing.pending(first)
         asking = writing.asking()
-        start, fed = time.perf_counter(), runner.fed
-        tips = writing.write(first, nodes.feed(tokens, parents))
-        executor.stamp(name, start, fed, tokens)
+        with executor.step(name, tokens):
+            tips = writing.write(first, nodes.feed(tokens, parents))
         asked = [len(row) * streams for row, streams in zip(tokens, asking, strict=True)]
         for own, row, streams in zip(writing.counts, tokens, asked, strict=True):
             if row:
                 own.append((len(row), streams))
         if any(asked):
-            start, fed = time.perf_counter(), runner.fed
-            writing.take(tips, nodes.propose(max(asking), asked))
-            executor.stamp(f"{name}:{streams_of(executor).share:.4g}", start, fed, [range(n) for n in asked])
+            with executor.step(f"{name}:{streams_of(executor).share:.4g}", [range(n) for n in asked]):
+                writing.take(tips, nodes.propose(max(asking), asked))
 
 
 def _writing(executor: Executor, operation: StreamDraft | StreamRollout, texts: Sequence[Text]) -> Writing:

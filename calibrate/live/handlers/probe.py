@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row
 from calibrate.live.engine.sampling import DraftSampler
-from calibrate.live.handlers.chains import branch_tokens, fill, glue, tree_step
+from calibrate.live.handlers.chains import branch_tokens, feed, glue, tree_step
 from calibrate.live.wire import Echo, Probe, ProbeResult
 
 PROBED = "probed"
@@ -50,11 +49,10 @@ def _probe_once(executor: Executor, operation: Probe, slots: Sequence[int]) -> N
         tree_step(executor, tree, tokens, real, DraftSampler(keys, keys, 1), name="probe")
         runner.close_tree(tree)
     elif operation.step == "prefill":
-        fill(executor, "probe", slots, [chain] * batch)
+        feed(executor, "probe", slots, [chain] * batch)
     elif operation.top:
         rows = [Row(slot, 0, 0, operation.context + 1, (0,), tokens=chain[1:]) for slot in slots]
-        glue(executor, "probe", rows, [(operation.top,) * operation.new_tokens] * batch)
+        glue(executor, "probe", rows, [chain] * batch, [(operation.top,) * operation.new_tokens] * batch)
     else:
-        start, fed = time.perf_counter(), runner.fed
-        runner.forward(slots, [chain] * batch).argmax(dim=-1).tolist()
-        executor.stamp("probe", start, fed, [chain] * batch)
+        with executor.step("probe", [chain] * batch):
+            runner.forward(slots, [chain] * batch).argmax(dim=-1).tolist()

@@ -24,12 +24,11 @@ def draft_trees(executor: Executor, operation: DraftTree) -> list[TreeDrafted]:
         _rewind(executor, row, unseen)
     grower = TreeGrower(plan, rows, operation.sampling, executor.writer)
     slots = [row.slot for row in rows]
-    start, fed = time.perf_counter(), runner.fed
-    first = runner.forward(slots, feeds, last_only=True)
-    wanted = operation.root_top
-    tops = top_tokens(first[:, 0], wanted) if wanted else [[] for _ in rows]
-    more = grower.grow(first)
-    executor.stamp("feed", start, fed, feeds)
+    with executor.step("feed", feeds):
+        first = runner.forward(slots, feeds, last_only=True)
+        wanted = operation.root_top
+        tops = top_tokens(first[:, 0], wanted) if wanted else [[] for _ in rows]
+        more = grower.grow(first)
     branching = Branching(runner, slots)
     while more:
         start, fed = time.perf_counter(), runner.fed
@@ -63,20 +62,20 @@ def verify_trees(executor: Executor, operation: VerifyTree) -> list[TreeVerdict]
     # The last committed token is node 0, from which the trees grow.
     tokens = [(row.tail[-1], *tree.tokens) for row, tree in zip(rows, trees, strict=True)]
     parents = [(ROOT, *(1 + parent for parent in tree.parents)) for tree in trees]
-    start, fed = time.perf_counter(), executor.runner.fed
-    branching = Branching(executor.runner, [row.slot for row in rows])
-    logits = branching.feed(tokens, parents)
-    if operation.sampling.greedy:
-        judged = judge_greedy(logits, trees)
-    else:
-        judged = TreeJudge(rows, trees, operation.sampling, executor.reader).judge(logits)
-    branching.keep([(0, *(1 + node for node in found.path)) for found in judged])
-    executor.stamp("verify", start, fed, tokens)
+    with executor.step("verify", tokens):
+        branching = Branching(executor.runner, [row.slot for row in rows])
+        logits = branching.feed(tokens, parents)
+        if operation.sampling.greedy:
+            verdicts = judge_greedy(logits, trees)
+        else:
+            verdicts = TreeJudge(rows, trees, operation.sampling, executor.reader).judge(logits)
+        branching.keep([(0, *(1 + node for node in own.path)) for own in verdicts])
     executor.audit_fed(sum(map(len, tokens)), "VerifyTree")
     replies = []
-    for row, tree, found in zip(rows, trees, judged, strict=True):
-        verified = cut([tree.tokens[n] for n in found.path], found.bonus, row.room, executor.end_token_ids)
-        replies.append(TreeVerdict(verified, found.path, (("verify", 1 + len(tree.tokens)),)))
+    for row, tree, own in zip(rows, trees, verdicts, strict=True):
+        tokens_on = [tree.tokens[node] for node in own.path]
+        verdict = cut(tokens_on, own.bonus, row.room, executor.end_token_ids)
+        replies.append(TreeVerdict(verdict, own.path, (("verify", 1 + len(tree.tokens)),)))
     return replies
 
 
@@ -85,9 +84,8 @@ def retrieve_trees(executor: Executor, operation: RetrieveTree) -> list[Retrieve
     """Looks words up in a row's own text or in a datastore."""
     name, search = operation.datastore, operation.search
     datastore = None if name == PROMPT else opened(executor, name)
-    start, fed = time.perf_counter(), executor.runner.fed
-    replies = [retrieve(asked, search, datastore) for asked in operation.inputs]
-    executor.stamp("retrieve", start, fed, [()] * len(replies))
+    with executor.step("retrieve", [()] * len(operation.inputs)):
+        replies = [retrieve(asked, search, datastore) for asked in operation.inputs]
     executor.audit_fed(0, "RetrieveTree")
     return replies
 
@@ -104,15 +102,11 @@ def opened(executor: Executor, name: str) -> Datastore:
 
 def _open(executor: Executor, name: str) -> Datastore:
     datastore = Datastore.open(datastore_path(name))
-    known = _vocabulary(executor)
+    config = getattr(executor.runner, "config", None)
+    known = None if config is None else int(config.get_text_config().vocab_size)
     if known is not None and datastore.meta.vocabulary > known:
         raise ModelError(
             f"datastore {name!r} holds ids up to {datastore.meta.vocabulary - 1}, the model knows "
             f"{known}: build it with the model's own tokenizer (calibrate datastore build --tokenizer)"
         )
     return datastore
-
-
-def _vocabulary(executor: Executor) -> int | None:
-    config = getattr(executor.runner, "config", None)
-    return None if config is None else int(config.get_text_config().vocab_size)
