@@ -21,8 +21,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from calibrate.journal import Json
-from calibrate.live.transport.device import StepTime, Timing
+from calibrate.live.transport.device import Timing
 from calibrate.live.transport.world import LiveWorld
+from calibrate.live.wire import StepTime
 from hardware_profiles.optime import HostOperation, OperationHost, StepTotal, Timed, base_name
 from hardware_profiles.profile import Profile
 from hardware_profiles.surface import OPERATIONS, FloatArray, Forward, LatencySurface, OperationCost, RoleName

@@ -18,7 +18,17 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import click
 
@@ -71,14 +81,8 @@ def refusals(
         raise Refusal(f"{error}; {hint}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The largest value of a whole number on a command line.
-
-    Attributes:
-        most: Inclusive.
-        why: What is beyond it, for the refusal.
-    """
+class Limit(NamedTuple):
+    """The largest value of a whole number on a command line, and what is beyond it, for the refusal."""
 
     most: int
     why: str
@@ -105,8 +109,7 @@ LONGEST_WAIT = 10_080.0
 """Minutes between two passes, a week: a machine is not the same after it."""
 
 
-def limit_of(param: click.Parameter) -> Limit:
-    """The largest value of an option's whole numbers."""
+def _limit(param: click.Parameter) -> Limit:
     return LIMITS.get(param.name or "", _WHOLE)
 
 
@@ -117,10 +120,10 @@ class Finite(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """As every click type."""
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
-        return found
+        return number
 
     def _describe_range(self) -> str:
         return "" if self.min is None and self.max is None else super()._describe_range()
@@ -137,12 +140,12 @@ class Whole(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """As every click type."""
-        found = super().convert(value, param, ctx)
-        if found > self.limit.most:
+        number = super().convert(value, param, ctx)
+        if number > self.limit.most:
             self.fail(f"at most {self.limit.most:,}: {self.limit.why}", param, ctx)
-        if found < -(2**63):
+        if number < -(2**63):
             self.fail("a whole number of at most 64 bits", param, ctx)
-        return found
+        return number
 
     def _describe_range(self) -> str:
         return "" if self.min is None else super()._describe_range()
@@ -171,13 +174,13 @@ def _checked(param: click.Parameter) -> click.ParamType[Any]:
         return Finite(kind.min, kind.max, kind.min_open, kind.max_open, kind.clamp)
     if isinstance(kind, click.IntRange) and not isinstance(kind, Whole):
         least = None if kind.min is None else int(kind.min)
-        return Whole(least, limit_of(param)) if kind.max is None else kind
+        return Whole(least, _limit(param)) if kind.max is None else kind
     if kind is click.FLOAT:
         return Finite()
-    return Whole(None, limit_of(param)) if kind is click.INT else kind
+    return Whole(None, _limit(param)) if kind is click.INT else kind
 
 
-class _Guarded(click.Command):
+class CheckedCommand(click.Command):
     """A command whose numbers are checked, whose output fits its terminal, and whose output's end is told."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -201,12 +204,8 @@ class _Guarded(click.Command):
             sys.exit(1 if error.errno == errno.EPIPE else Refusal.exit_code)
 
 
-class CheckedCommand(_Guarded):
-    """A click command with the checks that all commands share."""
-
-
-class CheckedGroup(_Guarded, click.Group):
-    """A click group with the checks that all commands share."""
+class CheckedGroup(CheckedCommand, click.Group):
+    """A group of commands, with the same checks."""
 
     command_class = CheckedCommand
     group_class = type
@@ -268,22 +267,24 @@ def split_words(
     return words
 
 
+def _split(text: str, read: Callable[[str], Any]) -> list[Any]:
+    try:
+        return [read(part) for part in text.split(",")]
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{_short(text)!r} is not a number or a comma-separated list of them"
+        ) from error
+
+
 def split_integers(
     context: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[int, ...] | None:
     """`3` or `4,3,2` as a tuple of integers (a click callback); None stays None, none only by default."""
     if value is None:
         return None
-    if value == param.default == "":
-        return ()
-    try:
-        found = tuple(int(part) for part in value.split(","))
-    except ValueError as error:
-        raise click.BadParameter(
-            f"{_short(value)!r} is not a number or a comma-separated list of them"
-        ) from error
-    whole = Whole(None, limit_of(param))
-    return tuple(whole.convert(each, param, context) for each in found)
+    whole = Whole(None, _limit(param))
+    parts = [] if value == param.default == "" else _split(value, int)
+    return tuple(whole.convert(each, param, context) for each in parts)
 
 
 def split_counts(
@@ -299,15 +300,8 @@ def split_counts(
 
 def split_numbers(context: click.Context, param: click.Parameter, value: str) -> tuple[float, ...]:
     """`0,0.7` as a tuple of finite numbers (a click callback); none only where that is the default."""
-    if value == param.default == "":
-        return ()
-    try:
-        found = tuple(float(part) for part in value.split(","))
-    except ValueError as error:
-        raise click.BadParameter(
-            f"{_short(value)!r} is not a number or a comma-separated list of them"
-        ) from error
-    return tuple(Finite().convert(each, param, context) for each in found)
+    parts = [] if value == param.default == "" else _split(value, float)
+    return tuple(Finite().convert(each, param, context) for each in parts)
 
 
 def integer_or_auto(
@@ -317,10 +311,10 @@ def integer_or_auto(
     if value is None or value == "auto":
         return value  # type: ignore[return-value]
     try:
-        found = int(value)
+        number = int(value)
     except ValueError as error:
         raise click.BadParameter(f"{_short(value)!r} is neither a number nor 'auto'") from error
-    return int(Whole(None, limit_of(param)).convert(found, param, context))
+    return int(Whole(None, _limit(param)).convert(number, param, context))
 
 
 def _short(text: str) -> str:
@@ -343,16 +337,11 @@ def parse_setting(text: str) -> tuple[str, dict[str, Any]]:
             knobs[knob] = _READ.get(KNOBS[knob].kind, str)(value)
         except ValueError as error:
             raise SettingError(f"{knob} takes numbers, got {_short(value)!r}") from error
-        _check_size(knob, knobs[knob])
+        numbers = knobs[knob] if isinstance(knobs[knob], tuple) else (knobs[knob],)
+        limit = LIMITS[knob]
+        if any(isinstance(number, int) and number > limit.most for number in numbers):
+            raise SettingError(f"{knob} is at most {limit.most:,}: {limit.why}")
     return name, knobs
-
-
-def _check_size(knob: str, value: Any) -> None:
-    """Refuse numbers beyond the limit of a knob, as its option does."""
-    limit = LIMITS[knob]
-    numbers = value if isinstance(value, tuple) else (value,)
-    if any(isinstance(number, int) and number > limit.most for number in numbers):
-        raise SettingError(f"{knob} is at most {limit.most:,}: {limit.why}")
 
 
 _READ: dict[str, Callable[[str], Any]] = {
@@ -410,12 +399,9 @@ def _click_option(each: Field[Any], hint: Any) -> Callable[[Command], Command]:
 
 
 def typed(kind: type[Request], options: Mapping[str, Any], **more: Any) -> Request:
-    """What a command is asked, as one frozen value: the options by the names of its fields.
+    """What a command is asked, as one frozen value: click's options by the names of its fields.
 
-    Args:
-        kind: A dataclass.
-        options: As click has them.
-        more: Fields that are no options, or stand in their place.
+    `more` are fields that are no options, or stand in their place.
     """
     return kind(**({each.name: options[each.name] for each in fields(kind) if each.name in options} | more))
 
@@ -426,11 +412,7 @@ def knob_options(*, exclude: tuple[str, ...] = ()) -> Callable[[Command], Comman
 
 
 def with_options(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
-    """A decorator that gives a click command options that several have, in their order.
-
-    Args:
-        options: As `click.option` makes them.
-    """
+    """A decorator that gives a click command options (`click.option`) that several have, in their order."""
 
     def decorate(command: Command) -> Command:
         for option in reversed(options):
@@ -456,8 +438,7 @@ def _option(knob: Knob) -> Callable[[Command], Command]:
 def wide_console(*, stderr: bool = False) -> Console:
     """The one console: as wide as the terminal; in a log or a pipe as `COLUMNS` says, else `WIDE`.
 
-    Args:
-        stderr: Print on standard error, as progress does.
+    Progress goes to standard error.
     """
     from rich.console import Console
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
+from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from policies.config import (
     PolicyInfo,
     SettingError,
 )
-from policies.operation import CostClass, RowAnswers, RowOperation, VerdictReply, Work
+from policies.operation import RowAnswers, RowOperation, VerdictReply, Work
 from policies.pearl import PearlConfig
 from policies.pld import LONGEST, LongestSuffix
 from policies.protocols import Steps, World
@@ -143,15 +143,11 @@ class Verified(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RetrievingDraft(RowOperation):
+class RetrievingDraft(RowOperation, cost_class="continue", reply=Drafted):
     """`lookahead` retrieval forwards of the draft past each row's pending tokens.  `inputs`: `Ask`.
 
     A row drafts no more than it may still emit.
     """
-
-    kind: ClassVar[str] = "retrievingdraft"
-    cost_class: ClassVar[CostClass] = "continue"
-    reply: ClassVar[type[Any]] = Drafted
 
     inputs: tuple[Ask, ...]
     lookahead: int = 1
@@ -159,16 +155,12 @@ class RetrievingDraft(RowOperation):
 
 
 @dataclass(frozen=True, slots=True)
-class RetrievingVerify(RowOperation):
+class RetrievingVerify(RowOperation, cost_class="verify", reply=Verified):
     """One target forward over the pending tokens and what is retrieved after them.  `inputs`: `Ask`.
 
     Attributes:
         leave_open: Decide nothing after pending tokens that were all accepted; a `Guide` will.
     """
-
-    kind: ClassVar[str] = "retrievingverify"
-    cost_class: ClassVar[CostClass] = "verify"
-    reply: ClassVar[type[Any]] = Verified
 
     inputs: tuple[Ask, ...]
     retrieval: Retrieval = NO_RETRIEVAL
@@ -176,7 +168,7 @@ class RetrievingVerify(RowOperation):
 
 
 @dataclass(frozen=True, slots=True)
-class Guide(RowOperation):
+class Guide(RowOperation, cost_class="settle", reply=VerdictReply):
     """Decide the positions that a `RetrievingVerify` left open.  `inputs`: `Question`.
 
     No forward: the target has its laws along the retrieved tokens r.  Every position is decided once, in
@@ -189,10 +181,6 @@ class Guide(RowOperation):
 
     Its reply's `accepted` counts tokens of X_q.
     """
-
-    kind: ClassVar[str] = "guide"
-    cost_class: ClassVar[CostClass] = "settle"
-    reply: ClassVar[type[Any]] = VerdictReply
 
     inputs: tuple[Question, ...]
     retrieval: Retrieval = NO_RETRIEVAL

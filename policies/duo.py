@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from policies.config import (
     SettingError,
 )
 from policies.laws.ssd import power_law_hit
-from policies.operation import CostClass, RowAnswers, RowOperation, VerdictReply, Work
+from policies.operation import RowAnswers, RowOperation, VerdictReply, Work
 from policies.pearl import PearlConfig
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
@@ -108,23 +108,19 @@ class Settled(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyPending(RowOperation):
+class VerifyPending(RowOperation, cost_class="verify", reply=VerdictReply):
     """One target forward over the last committed token and each row's block.  `inputs`: the blocks.
 
     Attributes:
         leave_open: Do not choose the token past a block that was accepted as a whole.
     """
 
-    kind: ClassVar[str] = "verifypending"
-    cost_class: ClassVar[CostClass] = "verify"
-    reply: ClassVar[type[Any]] = VerdictReply
-
     inputs: tuple[Drafted, ...]
     leave_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class DraftSequences(RowOperation):
+class DraftSequences(RowOperation, cost_class="continue", reply=Sequences):
     """Write on past each row's block.  `inputs`: its tokens.
 
     One forward over what the draft has not seen gives the first token's law, one over the leading first token
@@ -135,25 +131,17 @@ class DraftSequences(RowOperation):
         sequences: How many; 0: by the threshold.
     """
 
-    kind: ClassVar[str] = "draftsequences"
-    cost_class: ClassVar[CostClass] = "continue"
-    reply: ClassVar[type[Any]] = Sequences
-
     inputs: tuple[tuple[int, ...], ...]
     lookahead: int = 1
     sequences: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class SettleSequences(RowOperation):
+class SettleSequences(RowOperation, cost_class="settle", reply=Settled):
     """Try the sequences' first tokens where `VerifyPending` left a position open.  `inputs`: `Openings`.
 
     No forward: the target still has the law of the position.
     """
-
-    kind: ClassVar[str] = "settlesequences"
-    cost_class: ClassVar[CostClass] = "settle"
-    reply: ClassVar[type[Any]] = Settled
 
     inputs: tuple[Openings, ...]
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from policies.config import DECISIONS, Knob, PolicyConfig, PolicyInfo
-from policies.operation import CostClass, RowOperation
+from policies.operation import RowOperation
 from policies.protocols import Event, Steps, World
 from policies.rows import Rows
 from policies.sampling import GREEDY, Sampling
@@ -30,7 +30,7 @@ from policies.values import View
 
 
 @dataclass(frozen=True, slots=True)
-class DraftHeads(RowOperation):
+class DraftHeads(RowOperation, cost_class="draft", reply=TreeDrafted):
     """Draft a tree with the heads of the target.  `inputs`: nothing, the heads read the target's own state.
 
     Attributes:
@@ -38,10 +38,6 @@ class DraftHeads(RowOperation):
         passes: Calls of the heads, one after the other.
         cost: What each costs, in target forwards over one token.
     """
-
-    kind: ClassVar[str] = "draftheads"
-    cost_class: ClassVar[CostClass] = "draft"
-    reply: ClassVar[type[Any]] = TreeDrafted
 
     widths: tuple[int, ...] = (4, 2, 1)
     passes: int = 1

@@ -40,7 +40,7 @@ from policies.config import (
     PolicyInfo,
     SettingError,
 )
-from policies.operation import CostClass, Draft, RowOperation, VerdictReply, Work
+from policies.operation import Draft, RowOperation, VerdictReply, Work
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
@@ -119,7 +119,9 @@ class StreamWindow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class EarlyVerify(RowOperation):
+class EarlyVerify(
+    RowOperation, cost_class="verify", reply=VerdictReply, early_reply=Candidates, early_after="exit"
+):
     """One target forward over the last committed token and each row's window, with an early result.
 
     That is what an early exit takes for the next tokens.  The steps of the forward are `early:s`, its share s
@@ -133,12 +135,6 @@ class EarlyVerify(RowOperation):
         rule: How sampled tokens are accepted; greedy ones by equality in either case.
     """
 
-    kind: ClassVar[str] = "earlyverify"
-    cost_class: ClassVar[CostClass] = "verify"
-    reply: ClassVar[type[Any]] = VerdictReply
-    early_reply: ClassVar[type[Any] | None] = Candidates
-    early_after: ClassVar[str] = "exit"
-
     inputs: tuple[Drafted, ...]
     exit: Exit = DEFAULT_EXIT
     kappa: int = DEFAULT_KAPPA
@@ -147,7 +143,7 @@ class EarlyVerify(RowOperation):
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout(RowOperation):
+class Rollout(RowOperation, cost_class="prespeculate", reply=Rolled):
     """Branch-complete rollouts (eq. 8; prefixes of a branch are shared).
 
     One glue forward over the last committed token and the window, then `lookahead` tree steps that continue
@@ -159,10 +155,6 @@ class Rollout(RowOperation):
         candidates: Where they stand.
     """
 
-    kind: ClassVar[str] = "rollout"
-    cost_class: ClassVar[CostClass] = "prespeculate"
-    reply: ClassVar[type[Any]] = Rolled
-
     inputs: tuple[Plan, ...]
     lookahead: int = 4
     kappa: int = DEFAULT_KAPPA
@@ -170,7 +162,7 @@ class Rollout(RowOperation):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamRollout(Rollout):
+class StreamRollout(Rollout, reply=StreamRolled):
     """A `Rollout` whose branches are written by streams, all at once; passes are `tree` and `tree:s`.
 
     Attributes:
@@ -178,25 +170,18 @@ class StreamRollout(Rollout):
         acceptance: Of a proposal, in worlds of coin tosses.
     """
 
-    kind: ClassVar[str] = "streamrollout"
-    reply: ClassVar[type[Any]] = StreamRolled
-
     streams: int = 1
     acceptance: float = ACCEPTANCE
 
 
 @dataclass(frozen=True, slots=True)
-class StreamDraft(RowOperation):
+class StreamDraft(RowOperation, cost_class="draft", reply=StreamWindow):
     """A window after the committed text, of which the draft has not seen the last token.
 
     A pass is two steps: `draft`, the model over the newest token and what was proposed after it, and
     `draft:s`, the streams of these tokens through their share s of the layers (`unstreamed` where no further
     proposal is needed).  `inputs`: nothing.  `streams` and `acceptance` are as in `StreamRollout`.
     """
-
-    kind: ClassVar[str] = "streamdraft"
-    cost_class: ClassVar[CostClass] = "draft"
-    reply: ClassVar[type[Any]] = StreamWindow
 
     inputs: tuple[tuple[()], ...]
     lookahead: int = 4

@@ -13,10 +13,7 @@ answers with it, in any batch and on any profile.
 A new operation is a subclass, a handler in `calibrate/live/handlers`, and nothing else:
 
     @dataclass(frozen=True, slots=True)
-    class DraftTree(RowOperation):
-        kind: ClassVar[str] = "drafttree"
-        cost_class: ClassVar[CostClass] = "draft"
-        reply: ClassVar[type[Any]] = TreeDrafted
+    class DraftTree(RowOperation, cost_class="draft", reply=TreeDrafted):
         inputs: tuple[tuple[int, ...], ...]
         plan: TreePlan = TreePlan()
 """
@@ -71,6 +68,22 @@ class Operation:
     reply: ClassVar[Any] = None
     early_reply: ClassVar[Any] = None
     early_after: ClassVar[str] = ""
+
+    def __init_subclass__(
+        cls,
+        *,
+        cost_class: CostClass | None = None,
+        reply: Any = None,
+        early_reply: Any = None,
+        early_after: str | None = None,
+    ) -> None:
+        """Take what is true of all operations of a class; its name is its kind."""
+        # A dataclass with slots is made twice, the second time from what the first one holds.
+        cls.kind = cls.__dict__.get("kind", cls.__name__.lower())
+        for name, value in (("cost_class", cost_class), ("reply", reply), ("early_reply", early_reply)):
+            if value is not None:
+                setattr(cls, name, value)
+        cls.early_after = early_after or cls.early_after
 
     if TYPE_CHECKING:
 
@@ -169,15 +182,12 @@ def total_tokens(replies: Sequence[Any]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefill(Operation):
+class Prefill(Operation, cost_class="prefill"):
     """Fill the KV cache with the prompt but its last token.  Answer: None.
 
     The last prompt token is fed by the first verification, so that every emitted token comes out of
     a round and all rounds look alike.  `prompts` is None in a world without token ids.
     """
-
-    kind: ClassVar[str] = "prefill"
-    cost_class: ClassVar[CostClass] = "prefill"
 
     view: View
     prompts: tuple[tuple[int, ...], ...] | None = None
@@ -209,7 +219,7 @@ class _Speculated(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class Verify(_Speculated):
+class Verify(_Speculated, reply=RowVerdict):
     """One target forward over `1 + speculation.lengths` new tokens per row.  Answer: `Verdict`.
 
     The prefix is never recomputed: the KV cache holds all committed tokens but the last.  With an
@@ -222,9 +232,6 @@ class Verify(_Speculated):
         leave_open: Do not choose the bonus token of rows whose drafted tokens were all accepted; a
             `Settle` will.  Their verdict counts the accepted tokens alone.
     """
-
-    kind: ClassVar[str] = "verify"
-    reply: ClassVar[Any] = RowVerdict
 
     view: View
     speculation: Speculation
@@ -242,7 +249,7 @@ class Verify(_Speculated):
 
 
 @dataclass(frozen=True, slots=True)
-class Settle(_Speculated):
+class Settle(_Speculated, cost_class="settle", reply=RowVerdict):
     """Verify one token more where a `Verify` left the bonus open.  Answer: the completed `Verdict`.
 
     No forward: the target still has the probabilities of the open position.  The proposed token becomes the
@@ -256,10 +263,6 @@ class Settle(_Speculated):
         proposal: One token per row.
         sampling: As in the verification.
     """
-
-    kind: ClassVar[str] = "settle"
-    cost_class: ClassVar[CostClass] = "settle"
-    reply: ClassVar[Any] = RowVerdict
 
     view: View
     verdict: Verdict
@@ -291,7 +294,7 @@ class Settle(_Speculated):
 
 
 @dataclass(frozen=True, slots=True)
-class Draft(Operation):
+class Draft(Operation, cost_class="draft", reply=Drafted):
     """Draft `lookahead` tokens autoregressively from the committed text.  Answer: `Speculation`.
 
     May be stopped at a step boundary; the answer then holds the tokens drafted so far.
@@ -304,10 +307,6 @@ class Draft(Operation):
         sampling: How tokens are chosen.
         shape: F_0 ... F_(K-1) for Saguaro sampling; None to draw from q itself.
     """
-
-    kind: ClassVar[str] = "draft"
-    cost_class: ClassVar[CostClass] = "draft"
-    reply: ClassVar[Any] = Drafted
 
     view: View
     lookahead: int
@@ -337,7 +336,9 @@ class Draft(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class Prespeculate(_Speculated):
+class Prespeculate(
+    _Speculated, cost_class="prespeculate", reply=Prepared, early_reply=Prepared, early_after="glue"
+):
     """Draft a speculation for the likely outcomes of verifying `speculation` (SSD, definitions 2-6, 10).
 
     One *glue* forward over the last committed token and the speculation ranks the candidates for the
@@ -360,12 +361,6 @@ class Prespeculate(_Speculated):
         part: (i, n): prepare every n-th outcome from the i-th on, the share of one of n draft devices.
         early: Whether the task's early event fires after the glue step, with a `Cache` of the outcomes alone.
     """
-
-    kind: ClassVar[str] = "prespeculate"
-    cost_class: ClassVar[CostClass] = "prespeculate"
-    reply: ClassVar[Any] = Prepared
-    early_reply: ClassVar[Any] = Prepared
-    early_after: ClassVar[str] = "glue"
 
     view: View
     speculation: Speculation
@@ -415,16 +410,12 @@ class Prespeculate(_Speculated):
 
 
 @dataclass(frozen=True, slots=True)
-class Continue(_Speculated):
+class Continue(_Speculated, cost_class="continue", reply=Drafted):
     """Draft on past `speculation`, on the bet that all of it will be accepted (PEARL).  Answer: `Cache`.
 
     The cache holds one outcome: everything accepted and the bonus token equal to the first of the
     `lookahead` newly drafted tokens (at least one); its speculation is the remaining `lookahead - 1`.
     """
-
-    kind: ClassVar[str] = "continue"
-    cost_class: ClassVar[CostClass] = "continue"
-    reply: ClassVar[Any] = Drafted
 
     view: View
     speculation: Speculation

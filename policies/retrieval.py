@@ -22,13 +22,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
 from hardware_profiles.datastore import Datastore
 from policies.config import Knob, PolicyConfig, SettingError
-from policies.operation import CostClass, RowOperation, Work
+from policies.operation import RowOperation, Work
 from policies.pld import lookup
 from policies.rows import Rows
 from policies.sampling import Sampling
@@ -131,17 +131,13 @@ class Retrieved(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RetrieveTree(RowOperation):
+class RetrieveTree(RowOperation, cost_class="draft", reply=Retrieved):
     """Look up what followed the same words.  `inputs`: `RetrievalAsk`.  Calls no model.
 
     Attributes:
         datastore: `prompt`, or the name or path of a datastore.
         search: How.
     """
-
-    kind: ClassVar[str] = "retrievetree"
-    cost_class: ClassVar[CostClass] = "draft"
-    reply: ClassVar[type[Any]] = Retrieved
 
     inputs: tuple[RetrievalAsk, ...]
     datastore: str = PROMPT

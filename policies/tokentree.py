@@ -10,12 +10,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from policies.config import Knob, SettingError
-from policies.operation import CostClass, RowOperation, Work
+from policies.operation import RowOperation, Work
 from policies.protocols import Event, Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import Sampling
@@ -82,17 +82,13 @@ class TreeVerdict(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyTree(RowOperation):
+class VerifyTree(RowOperation, cost_class="verify", reply=TreeVerdict):
     """One target forward over the last committed token and all nodes of each row's tree.
 
     Every node sees the committed text and its own ancestors, and has the position of its depth.  The keys and
     values of the accepted path stay, those of all other nodes go.  `inputs`: a `TokenTree` per row; an empty
     one is a step of plain decoding.
     """
-
-    kind: ClassVar[str] = "verifytree"
-    cost_class: ClassVar[CostClass] = "verify"
-    reply: ClassVar[type[Any]] = TreeVerdict
 
     inputs: tuple[TokenTree, ...]
 
@@ -185,7 +181,7 @@ def tree_of(reply: Any) -> TokenTree:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftTree(RowOperation):
+class DraftTree(RowOperation, cost_class="draft", reply=TreeDrafted):
     """Draft a tree per row.  `inputs`: the committed tokens that the draft has not seen, at least one.
 
     One forward over these tokens, then one per level but the last, over all rows and nodes of it.  What the
@@ -200,10 +196,6 @@ class DraftTree(RowOperation):
         plan: What the trees look like.
         root_top: How many of the draft's likeliest first tokens to tell (RASD prunes by them).
     """
-
-    kind: ClassVar[str] = "drafttree"
-    cost_class: ClassVar[CostClass] = "draft"
-    reply: ClassVar[type[Any]] = TreeDrafted
 
     inputs: tuple[Path, ...]
     plan: TreePlan = TreePlan()

@@ -160,21 +160,21 @@ class Echo(Operation):
         return tuple(replies)
 
 
-class Step(NamedTuple):
-    """One model call of an operation with its selection of tokens, by the worker's clock.
+class StepTime(NamedTuple):
+    """One model call of an operation with its selection of tokens.
 
     Attributes:
         name: `prefill`, `verify`, `feed`, `draft`, `glue`, `tree` or `probe`.
-        start: Worker's `perf_counter`, seconds.
-        end: As `start`.
+        start_s: Begin of the call, by the worker's `perf_counter`; in a `Timing` since the environment began.
+        end_s: Its tokens are chosen.
         tokens: New tokens that went through the model, summed over rows, padding not counted.
         rows: Rows that took part.
-        width: Most new tokens of a row; in a tree step, most branches.
+        width: Most new tokens of a row, to which the others are padded; in a tree step, most branches.
     """
 
     name: str
-    start: float
-    end: float
+    start_s: float
+    end_s: float
     tokens: int
     rows: int = 1
     width: int = 1
@@ -224,7 +224,7 @@ class Report(Envelope, frozen=True):
     number: int
     start: float
     end: float
-    steps: tuple[Step, ...]
+    steps: tuple[StepTime, ...]
     body: bytes
 
 

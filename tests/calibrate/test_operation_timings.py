@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from calibrate.hostfit import error_of, fit_kinds, fit_timings, gains, told
 from calibrate.hostrecords import Expectation, at_usual_speed, drift_of, time_operations
-from calibrate.live.transport.device import StepTime, Timing
+from calibrate.live.transport.device import Timing
+from calibrate.live.wire import StepTime
 from hardware_profiles.optime import Host, OperationHost, StepTotal, Timed
 from hardware_profiles.profile import DeviceInfo, Overlap, Profile, Role, Roles
 from hardware_profiles.reply_trace import Decisions, costs_fingerprint, place_fingerprint

@@ -18,7 +18,8 @@ from calibrate.hostrecords import (
     to_json,
     trimmed_mean,
 )
-from calibrate.live.transport.device import StepTime, Timing
+from calibrate.live.transport.device import Timing
+from calibrate.live.wire import StepTime
 from calibrate.live_runs import measured_runs
 from calibrate.measure import overlap_cases, slowdowns
 from hardware_profiles.optime import OperationHost

@@ -22,7 +22,7 @@ from calibrate.live.engine.runner import Runner
 from calibrate.live.engine.verification import agreement
 from calibrate.live.errors import AuditError
 from calibrate.live.shared_probs import ProbsReader, ProbsWriter
-from calibrate.live.wire import Step
+from calibrate.live.wire import StepTime
 from policies.operation import Operation
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class Executor:
         self.stopped = stopped
         self.writer = writer
         self.reader = reader or ProbsReader()
-        self.steps: list[Step] = []
+        self.steps: list[StepTime] = []
         self.say_early: Callable[[Sequence[Any]], None] = lambda replies: None
         """Takes an operation's early result, one per row."""
         self.kept: dict[str, Any] = {}
@@ -158,7 +158,7 @@ class Executor:
         """Note a step that fed the tokens (or the branches) `new` of each row; waits until it is done."""
         self._synchronise()
         end, fed = time.perf_counter(), self.runner.fed - fed_before
-        self.steps.append(Step(name, start, end, fed, len(new), max(map(len, new))))
+        self.steps.append(StepTime(name, start, end, fed, len(new), max(map(len, new))))
 
     def audit_fed(self, expected: int, name: str) -> None:
         """A verification that recomputed its prefix would answer the same, only slower: count instead."""

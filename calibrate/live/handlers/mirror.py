@@ -18,7 +18,7 @@ from calibrate.live.engine.sampling import BONUS, draw, law, top_tokens
 from calibrate.live.engine.streams import ModelStreams, StreamBranching, Text, Writing, load_streams
 from calibrate.live.errors import ModelError
 from calibrate.live.handlers.chains import branch_keys, grow, judged, matched, rewound, sampler_of
-from calibrate.live.wire import Step
+from calibrate.live.wire import StepTime
 from policies.mirror import (
     Branch,
     Candidates,
@@ -99,9 +99,9 @@ def verify_early(executor: Executor, operation: EarlyVerify) -> list[VerdictRepl
     # The forward is noted as its three pieces; what was fed is counted once.
     shape = len(chains), max(map(len, chains))
     executor.steps += [
-        Step(exit_.early, start, exit_.began, executor.runner.fed - fed, *shape),
-        Step("exit", exit_.began, exit_.ended, 0, *shape),
-        Step(exit_.late, exit_.ended, time.perf_counter(), 0, *shape),
+        StepTime(exit_.early, start, exit_.began, executor.runner.fed - fed, *shape),
+        StepTime("exit", exit_.began, exit_.ended, 0, *shape),
+        StepTime(exit_.late, exit_.ended, time.perf_counter(), 0, *shape),
     ]
     executor.audit_fed(sum(map(len, chains)), "EarlyVerify")
     return [

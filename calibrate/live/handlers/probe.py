@@ -33,7 +33,7 @@ def probe(executor: Executor, operation: Probe) -> list[ProbeResult]:
         _probe_once(executor, operation, slots)
         for slot in slots:
             executor.runner.rollback(slot, operation.context)
-    return [ProbeResult(tuple(step.end - step.start for step in executor.steps[operation.warmup :]))]
+    return [ProbeResult(tuple(step.end_s - step.start_s for step in executor.steps[operation.warmup :]))]
 
 
 def _probe_once(executor: Executor, operation: Probe, slots: Sequence[int]) -> None:

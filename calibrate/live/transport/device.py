@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import simpy
@@ -12,30 +12,9 @@ import simpy
 from calibrate.live.errors import AuditError, WorkerError
 from calibrate.live.transport.environment import LiveEnvironment
 from calibrate.live.transport.link import WorkerLink
-from calibrate.live.wire import Early, Failure, Report, Work, pack_operation, unpack_replies
+from calibrate.live.wire import Early, Failure, Report, StepTime, Work, pack_operation, unpack_replies
 from policies.operation import Operation, RowOperation
 from policies.timeline import Span
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """One model call of an operation, in seconds since the environment began.
-
-    Attributes:
-        name: As `wire.Step.name`.
-        start_s: Begin of the call.
-        end_s: Its tokens are chosen.
-        tokens: New tokens fed, summed over rows, padding not counted.
-        rows: Rows that took part.
-        width: Most new tokens of a row, to which the others are padded; in a tree step, most branches.
-    """
-
-    name: str
-    start_s: float
-    end_s: float
-    tokens: int
-    rows: int = 1
-    width: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,37 +80,41 @@ class Task(simpy.Event):
         self._device.stop(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Pending:
+    """An operation under way; `early_s`: its early result was noticed, `early`: what each row said."""
+
     task: Task
     operation: Operation
     submit_s: float
     queued: bool
-    early: list[tuple[float, tuple[Any, ...]]] = field(default_factory=list)
-    """When its early result was noticed, and what each row said."""
+    early_s: float | None = None
+    early: tuple[Any, ...] | None = None
 
 
-@dataclass
 class LiveDevice:
     """Serves operations first-in first-out on a worker process.
 
-    Attributes:
+    Args:
         environment: Where its tasks fire; it has to be attached there.
         link: The worker.
         clock_offset_s: Worker's clock plus this is this process's clock.
+
+    Attributes:
         timings: Every finished operation, in order.
         spans: The same as spans of a timeline.
         replies: Every finished `RowOperation` with its rows' replies, and with their early ones.
     """
 
-    environment: LiveEnvironment
-    link: WorkerLink
-    clock_offset_s: float = 0.0
-    timings: list[Timing] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
-    replies: list[tuple[RowOperation, tuple[Any, ...], tuple[Any, ...] | None]] = field(default_factory=list)
-    _pending: deque[_Pending] = field(default_factory=deque)
-    _numbers: Any = field(default_factory=itertools.count)
+    def __init__(self, environment: LiveEnvironment, link: WorkerLink, clock_offset_s: float = 0.0) -> None:
+        self.environment = environment
+        self.link = link
+        self.clock_offset_s = clock_offset_s
+        self.timings: list[Timing] = []
+        self.spans: list[Span] = []
+        self.replies: list[tuple[RowOperation, tuple[Any, ...], tuple[Any, ...] | None]] = []
+        self._pending: deque[_Pending] = deque()
+        self._numbers = itertools.count()
 
     @property
     def name(self) -> str:
@@ -154,12 +137,7 @@ class LiveDevice:
         return [pending.task for pending in self._pending]
 
     def submit(self, operation: Operation) -> Task:
-        """Queue an operation and return at once.
-
-        Raises:
-            ValueError: The live world cannot do it (no token ids).
-            WorkerDied: The worker process has ended.
-        """
+        """Queue an operation and return at once; see `pack_operation` for what is refused."""
         submit_s = self.environment.elapsed()
         work = Work(next(self._numbers), operation.kind, pack_operation(operation))
         task = Task(self, work.number)
@@ -184,9 +162,8 @@ class LiveDevice:
         if report.number != task.number:
             raise AuditError(f"{self.name}: report of work {report.number}, expected {task.number}")
         if isinstance(report, Early):
-            replies = unpack_replies(operation, report.body, early=True)
-            pending.early.append((arrival_s, replies))
-            task.early.succeed(operation.answer(replies))
+            pending.early_s, pending.early = arrival_s, unpack_replies(operation, report.body, early=True)
+            task.early.succeed(operation.answer(pending.early))
             return
         self._pending.popleft()
         self.link.acknowledge()
@@ -196,7 +173,7 @@ class LiveDevice:
             return
         replies = unpack_replies(operation, report.body)
         if isinstance(operation, RowOperation):
-            self.replies.append((operation, replies, pending.early[0][1] if pending.early else None))
+            self.replies.append((operation, replies, pending.early))
         task.succeed(operation.answer(replies))
 
     def clear_records(self) -> None:
@@ -217,12 +194,10 @@ class LiveDevice:
             end_s=report.end + shift,
             arrival_s=arrival_s,
             queued=pending.queued,
-            steps=tuple(
-                StepTime(s.name, s.start + shift, s.end + shift, s.tokens, s.rows, s.width) for s in steps
-            ),
+            steps=tuple(s._replace(start_s=s.start_s + shift, end_s=s.end_s + shift) for s in steps),
             context=float(view.contexts.mean()) if len(view.slots) else 0.0,
             rows=len(view.slots),
-            early_s=pending.early[0][0] if pending.early else None,
+            early_s=pending.early_s,
         )
         self.timings.append(timing)
         details: dict[str, Any] = {

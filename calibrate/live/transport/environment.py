@@ -31,11 +31,7 @@ class Port(Protocol):
         ...
 
     def receive(self) -> object:
-        """Read the report that lies ready.
-
-        Raises:
-            WorkerDied: There is none, and there never will be.
-        """
+        """Read the report that lies ready; `WorkerDied` if there is none, and there never will be."""
         ...
 
     def deliver(self, report: object, arrival_s: float) -> None:

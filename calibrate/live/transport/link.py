@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.live.errors import LiveError, WorkerDied, WorkerError
-from calibrate.live.placement import WorkerSpec
-from calibrate.live.shared_probs import Segment
 from calibrate.live.transport.worker import WorkerPlan, worker_main
 from calibrate.live.wire import (
     Echo,
@@ -37,40 +35,17 @@ LAST_MOMENT_S = 2.0
 
 
 class WorkerLink:
-    """Starts a worker and talks to it.
+    """Starts a worker and talks to it."""
 
-    Args:
-        spec: What it runs.
-        folder: Where its stderr is kept while it lives.
-        end_token_ids: tuple[int, ...] that end a request; None: as the model says.
-        laws: Memory for the laws of sampled tokens, of each draft.
-        draft: Which of the drafts this worker is; None for the target.
-    """
-
-    def __init__(
-        self,
-        spec: WorkerSpec,
-        folder: Path,
-        end_token_ids: tuple[int, ...] | None = None,
-        *,
-        laws: Sequence[Segment] = (),
-        draft: int | None = None,
-    ) -> None:
-        self.spec = spec
-        self.stderr = folder / f"{spec.name}.stderr"
+    def __init__(self, plan: WorkerPlan) -> None:
+        self.spec = plan.spec
+        self.stderr = Path(plan.stderr)
         self._window: deque[int] = deque()
         self._backlog: deque[bytes] = deque()
-        plan = WorkerPlan(
-            spec=spec,
-            stderr=str(self.stderr),
-            end_token_ids=end_token_ids,
-            laws=tuple(laws),
-            draft=draft,
-        )
         context = process_context()
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(
-            target=worker_main, args=(plan, theirs), name=f"worker-{spec.name}", daemon=True
+            target=worker_main, args=(plan, theirs), name=f"worker-{plan.spec.name}", daemon=True
         )
         self.process.start()
         theirs.close()  # else the worker's end stays open here, and its death closes nothing
@@ -104,11 +79,7 @@ class WorkerLink:
         return report
 
     def receive(self) -> FromWorker:
-        """Read one report; waits if none lies ready and the worker lives.
-
-        Raises:
-            WorkerDied: There is none and the worker ended.
-        """
+        """Read one report; waits if none lies ready, raises `WorkerDied` if then the worker ended."""
         try:
             report: FromWorker = unpack(self.connection.recv_bytes(), FromWorker)
         except (EOFError, OSError):

@@ -52,7 +52,7 @@ class WorkerPlan:
 
     Attributes:
         spec: What to load and where.
-        stderr: File that receives its stderr.
+        stderr: File that receives its stderr, and is kept while it lives.
         end_token_ids: Tokens that end a request; None: as the model says.
         laws: Memory for the laws of sampled tokens, of each draft.
         draft: Which of the drafts this worker is; None for the target.

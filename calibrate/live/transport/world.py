@@ -16,6 +16,7 @@ from calibrate.live.shared_probs import DEFAULT_BYTES, Segment
 from calibrate.live.transport.device import LiveDevice, Timing
 from calibrate.live.transport.environment import LiveEnvironment
 from calibrate.live.transport.link import WorkerLink
+from calibrate.live.transport.worker import WorkerPlan
 from calibrate.live.wire import Ready
 from calibrate.processes import temporary_folder
 from policies.protocols import Steps, World
@@ -76,7 +77,8 @@ class LiveWorld:
                 self._laws.append(Segment(law_bytes))
             for i, spec in enumerate(specs):  # one by one, so that `close` knows each
                 number = i - 1 if i else None
-                self._links.append(WorkerLink(spec, self._folder, ends, laws=self._laws, draft=number))
+                stderr = str(self._folder / f"{spec.name}.stderr")
+                self._links.append(WorkerLink(WorkerPlan(spec, stderr, ends, tuple(self._laws), number)))
             self.workers: dict[str, Ready] = {
                 link.spec.name: link.wait_ready(start_timeout_s) for link in self._links
             }
