@@ -67,9 +67,8 @@ def refusals(
 ) -> Iterator[None]:
     """Turn what goes wrong within into one line and exit status 2, an interruption into an abort.
 
-    Args:
-        hint: What to do where a package is missing.
-        kinds: What counts as refused; a command that starts no worker has `BAD_INPUT`.
+    `hint` says what to do where a package is missing; a command that starts no worker refuses `BAD_INPUT`
+    alone.
     """
     try:
         yield
@@ -322,11 +321,7 @@ def _short(text: str) -> str:
 
 
 def parse_setting(text: str) -> tuple[str, dict[str, Any]]:
-    """A policy and its knobs from a text such as `saguaro lookahead=4 fanout=3,2,2,2,1`.
-
-    Raises:
-        SettingError: Not of that form.
-    """
+    """A policy and its knobs from a text such as `saguaro lookahead=4 fanout=3,2,2,2,1`."""
     name, *pairs = text.split() or [""]
     knobs = {}
     for pair in pairs:

@@ -109,14 +109,8 @@ class Question(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """Reply of `RetrievingDraft`.
-
-    Attributes:
-        tokens: X_q.
-        law: As `Ask.law`.
-        matched: Retrieved tokens that the draft confirmed, per forward.
-        found: Retrieved tokens, per forward.
-        work: Steps.
+    """Reply of `RetrievingDraft`: X_q, the handle of its law (as `Ask.law`), and per forward the retrieved
+    tokens and those of them that the draft confirmed.
     """
 
     tokens: Tokens
@@ -133,7 +127,6 @@ class Verified(NamedTuple):
         verdict: What the row emits; `accepted` counts pending tokens alone.
         found: Retrieved tokens that were verified behind them.
         open: Whether a `Guide` has to decide the tokens after the pending ones.
-        work: Steps.
     """
 
     verdict: RowVerdict
@@ -158,8 +151,7 @@ class RetrievingDraft(RowOperation, cost_class="continue", reply=Drafted):
 class RetrievingVerify(RowOperation, cost_class="verify", reply=Verified):
     """One target forward over the pending tokens and what is retrieved after them.  `inputs`: `Ask`.
 
-    Attributes:
-        leave_open: Decide nothing after pending tokens that were all accepted; a `Guide` will.
+    `leave_open`: decide nothing after pending tokens that were all accepted; a `Guide` will.
     """
 
     inputs: tuple[Ask, ...]
@@ -232,9 +224,9 @@ class Outcome(NamedTuple):
     """What a round made of a row's drafted tokens (`policies.laws.double.step`).
 
     Attributes:
-        agreed: Drafted tokens that are now part of the text.
-        judged: Drafted tokens that something was said about.
-        left: Drafted tokens that are pending next.
+        agreed: How many are now part of the text.
+        judged: How many something was said about.
+        left: Those that are pending next.
         rejected: The first one rejected and those after it.
     """
 

@@ -61,7 +61,6 @@ class Sequences(NamedTuple):
         opening: Handle of the law that the leading sequence's first token was drawn from; NO_LAW: chosen.
             All other first tokens are chosen.
         laws: Handle of the laws of each sequence's other tokens.
-        work: Steps.
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -94,12 +93,8 @@ class Openings(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Reply of `SettleSequences`.
-
-    Attributes:
-        verdict: The one token that the row emits.
-        sequence: Number of the accepted candidate; NO_SEQUENCE: none, the token is from the residual.
-        work: Nothing is fed.
+    """Reply of `SettleSequences`: the one token that the row emits, and the number of the accepted candidate
+    (NO_SEQUENCE: none, the token is from the residual).
     """
 
     verdict: RowVerdict
@@ -111,8 +106,7 @@ class Settled(NamedTuple):
 class VerifyPending(RowOperation, cost_class="verify", reply=VerdictReply):
     """One target forward over the last committed token and each row's block.  `inputs`: the blocks.
 
-    Attributes:
-        leave_open: Do not choose the token past a block that was accepted as a whole.
+    `leave_open`: do not choose the token past a block that was accepted as a whole.
     """
 
     inputs: tuple[Drafted, ...]
@@ -125,10 +119,7 @@ class DraftSequences(RowOperation, cost_class="continue", reply=Sequences):
 
     One forward over what the draft has not seen gives the first token's law, one over the leading first token
     opens the others, and then every sequence grows by a token per step, all rows and sequences at once.
-
-    Attributes:
-        lookahead: K, tokens per row, all sequences together.
-        sequences: How many; 0: by the threshold.
+    `lookahead` is K, tokens per row, of so many `sequences` together; 0: as many as the threshold lets in.
     """
 
     inputs: tuple[tuple[int, ...], ...]
@@ -320,11 +311,8 @@ def sequence_lengths(lookahead: int, count: int) -> tuple[int, ...]:
 def sequences_work(fed: int, lookahead: int, count: int, *, alone: bool) -> Work:
     """Steps of a row: the unseen tokens, the leading first token, then a token of every sequence per step.
 
-    Args:
-        fed: Tokens that the draft has not seen, the pending block among them.
-        lookahead: K.
-        count: Sequences of this row.
-        alone: Whether no row ever has more than one; then the steps are those of plain drafting.
+    `fed` are the unseen tokens, the pending block among them; `alone`: whether no row ever has more than one
+    sequence, so that the steps are those of plain drafting.
     """
     steps = [("feed", fed)]
     if lookahead > 1:

@@ -74,12 +74,8 @@ class Candidates(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """A continuation prepared for one outcome.
-
-    Attributes:
-        accepted: Tokens of the window before it.
-        tokens: The candidate, and what the draft drafted after it.
-        law: Handle of the laws of the tokens after the candidate.
+    """A continuation prepared for one outcome: the accepted tokens of the window before it; the candidate and
+    what the draft drafted after it; the handle of the laws of the tokens after the candidate.
     """
 
     accepted: int
@@ -124,15 +120,9 @@ class EarlyVerify(
 ):
     """One target forward over the last committed token and each row's window, with an early result.
 
-    That is what an early exit takes for the next tokens.  The steps of the forward are `early:s`, its share s
-    before the exit, `exit`, the adapter with the head, and `late:1-s`.  `inputs`: drafted tokens per row;
-    none is a step of plain decoding.
-
-    Attributes:
-        exit: Which exit.
-        kappa: Candidates per position.
-        candidates: Where they stand.
-        rule: How sampled tokens are accepted; greedy ones by equality in either case.
+    That is what an early exit takes for the next tokens, `kappa` candidates per position.  The steps of the
+    forward are `early:s`, its share s before the exit, `exit`, the adapter with the head, and `late:1-s`.
+    `inputs`: drafted tokens per row; none is a step of plain decoding.
     """
 
     inputs: tuple[Drafted, ...]
@@ -147,12 +137,7 @@ class Rollout(RowOperation, cost_class="prespeculate", reply=Rolled):
     """Branch-complete rollouts (eq. 8; prefixes of a branch are shared).
 
     One glue forward over the last committed token and the window, then `lookahead` tree steps that continue
-    every candidate.  `inputs`: a `Plan` per row.
-
-    Attributes:
-        lookahead: Tokens drafted after each candidate.
-        kappa: Most candidates per position.
-        candidates: Where they stand.
+    every candidate, at most `kappa` per position.  `inputs`: a `Plan` per row.
     """
 
     inputs: tuple[Plan, ...]
@@ -163,11 +148,9 @@ class Rollout(RowOperation, cost_class="prespeculate", reply=Rolled):
 
 @dataclass(frozen=True, slots=True)
 class StreamRollout(Rollout, reply=StreamRolled):
-    """A `Rollout` whose branches are written by streams, all at once; passes are `tree` and `tree:s`.
+    """A `Rollout` whose branches are written by S streams, all at once; passes are `tree` and `tree:s`.
 
-    Attributes:
-        streams: S, at least 1.
-        acceptance: Of a proposal, in worlds of coin tosses.
+    `acceptance`: of a proposal, in worlds of coin tosses.
     """
 
     streams: int = 1
@@ -190,12 +173,9 @@ class StreamDraft(RowOperation, cost_class="draft", reply=StreamWindow):
 
 
 def passes(name: str, share: float, counts: Sequence[tuple[int, int]]) -> Work:
-    """Work of passes over (tokens, streams) of a row each.
+    """Work of passes of the model's step `name` over (tokens, streams) of a row each.
 
-    Args:
-        name: Of the model's step.
-        share: Of the layers that streams go through; 0: they cost nothing.
-        counts: By pass.
+    The streams go through a `share` of the layers; 0: they cost nothing.
     """
     steps: list[tuple[str, int]] = []
     for tokens, streams in counts:

@@ -225,12 +225,8 @@ class Verify(_Speculated, reply=RowVerdict):
     The prefix is never recomputed: the KV cache holds all committed tokens but the last.  With an
     empty speculation this is one step of plain decoding.
 
-    Attributes:
-        view: Rows to verify.
-        speculation: What was drafted for them.
-        sampling: How tokens are chosen.
-        leave_open: Do not choose the bonus token of rows whose drafted tokens were all accepted; a
-            `Settle` will.  Their verdict counts the accepted tokens alone.
+    `leave_open`: do not choose the bonus token of rows whose drafted tokens were all accepted; a `Settle`
+    will.  Their verdict counts the accepted tokens alone.
     """
 
     view: View
@@ -252,16 +248,9 @@ class Verify(_Speculated, reply=RowVerdict):
 class Settle(_Speculated, cost_class="settle", reply=RowVerdict):
     """Verify one token more where a `Verify` left the bonus open.  Answer: the completed `Verdict`.
 
-    No forward: the target still has the probabilities of the open position.  The proposed token becomes the
-    bonus if it is accepted, else the bonus comes from the residual (sampled PEARL's check of the first token
-    past a block).
-
-    Attributes:
-        view: The rows as in the verification.
-        verdict: Its outcome.
-        speculation: What it verified.
-        proposal: One token per row.
-        sampling: As in the verification.
+    No forward: the target still has the probabilities of the open position.  The proposed token of a row
+    becomes the bonus if it is accepted, else the bonus comes from the residual (sampled PEARL's check of the
+    first token past a block).  `view`, `speculation` and `verdict` are the verification's.
     """
 
     view: View
@@ -300,11 +289,8 @@ class Draft(Operation, cost_class="draft", reply=Drafted):
     May be stopped at a step boundary; the answer then holds the tokens drafted so far.
 
     Attributes:
-        view: Rows to draft for.
-        lookahead: Tokens per row, at least 1.
         unseen: [B] committed tokens of each row that the draft has not processed yet (at least 1,
             the last token itself; 2 after all of a chain was accepted).
-        sampling: How tokens are chosen.
         shape: F_0 ... F_(K-1) for Saguaro sampling; None to draw from q itself.
     """
 
@@ -347,14 +333,10 @@ class Prespeculate(
     which outcomes it prepares for; what was stopped answers with incomplete speculations.
 
     Attributes:
-        view: Rows to prepare for.
-        speculation: What is being verified meanwhile.
-        lookahead: Tokens per cached speculation.
         fanout: `lookahead + 1` numbers F_k of cached outcomes with k tokens accepted, for rows that
             verify the primary draft's tokens.
         fanout_backup: The same for rows that verify a backup's tokens or nothing; None: as `fanout`.  A
             row that verifies nothing has the single position k = 0 and gets F_0 outcomes.
-        sampling: How tokens are chosen.
         shape: F_0 ... F_(K-1) for Saguaro sampling of the cached speculations; None to draw from q.
         keep_rejected: Whether the cached set is the draft's top F_k as it stands (proof of Theorem 15)
             instead of leaving out the rejected token (the paper's A.3.1).

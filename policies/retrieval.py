@@ -117,12 +117,8 @@ class RetrievalAsk(NamedTuple):
 
 
 class Retrieved(NamedTuple):
-    """Reply of `RetrieveTree`.
-
-    Attributes:
-        tree: What was found; a `TokenTree`, empty for nothing.
-        appended: Tokens that had to be appended to find it.
-        work: One step `retrieve` that feeds no token to a model.
+    """Reply of `RetrieveTree`: the tree that was found, the tokens that had to be appended to find it, and
+    one step `retrieve` that feeds no token to a model.
     """
 
     tree: TokenTree
@@ -132,12 +128,7 @@ class Retrieved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RetrieveTree(RowOperation, cost_class="draft", reply=Retrieved):
-    """Look up what followed the same words.  `inputs`: `RetrievalAsk`.  Calls no model.
-
-    Attributes:
-        datastore: `prompt`, or the name or path of a datastore.
-        search: How.
-    """
+    """Look up what followed the same words.  `inputs`: `RetrievalAsk`.  Calls no model."""
 
     inputs: tuple[RetrievalAsk, ...]
     datastore: str = PROMPT
@@ -151,15 +142,7 @@ def retrieve_trees(
     sampling: Sampling,
     levels: Mapping[int, tuple[tuple[Path, ...], ...]] | None = None,
 ) -> RetrieveTree:
-    """What the rows of a view look up.
-
-    Args:
-        rows: With their tokens kept.
-        view: The rows.
-        config: Where and how.
-        sampling: How tokens are chosen.
-        levels: By slot what to append where nothing is found.
-    """
+    """What the rows of a view look up; `levels`, by slot: what to append where nothing is found."""
     # Only what the search reads crosses to the device.
     end = 0 if config.store == PROMPT else -config.longest_match
     inputs = tuple(
@@ -179,13 +162,7 @@ def check_text(rows: Rows, policy: str) -> None:
 
 
 def retrieve(asked: RetrievalAsk, search: Search, datastore: Datastore | None) -> Retrieved:
-    """One row's search.
-
-    Args:
-        asked: What for.
-        search: How.
-        datastore: Where; None for the text itself.
-    """
+    """One row's search in a datastore; None: in the text itself."""
     work = (("retrieve", 0),)
     for appended, paths in enumerate([((),), *asked.levels]):
         found = [
@@ -203,10 +180,7 @@ def retrieve(asked: RetrievalAsk, search: Search, datastore: Datastore | None) -
 def text_candidates(text: Sequence[int], path: Path, search: Search) -> list[Path]:
     """Distinct continuations, in a text, of the endings of the text and a path: `rasd.alg1` of one text.
 
-    Args:
-        text: What is searched.
-        path: Tokens appended to it, for the endings alone.
-        search: How; `nodes` is not used.
+    The path is appended for the endings alone; of the search all but `nodes` is used.
     """
     hay, ending = np.asarray(text), (*text, *path)[-search.longest :]
     # Tokens before each place that equal the ending's last ones; something has to follow.
@@ -258,11 +232,7 @@ def _tree(paths: Sequence[Path], nodes: int) -> TokenTree:
 
 
 class Index:
-    """Token texts in which endings of up to `longest` tokens are found by hashing.
-
-    Args:
-        longest: Longest ending, at least 1.
-    """
+    """Token texts in which endings of up to `longest` tokens (at least 1) are found by hashing."""
 
     def __init__(self, longest: int) -> None:
         if longest < 1:
@@ -301,9 +271,6 @@ class Hierarchy:
         longest: N, longest ending that is looked up, at least 1.
         prior: Texts shared by all requests; None for none.
         keep_rejected: Whether rejected tokens are a layer.
-
-    Attributes:
-        text: The committed text, prompt included.
     """
 
     def __init__(self, longest: int, *, prior: Datastore | None = None, keep_rejected: bool = True) -> None:
@@ -334,11 +301,8 @@ class Hierarchy:
             self._rejected.extend((*self.text[max(0, at - self.longest) : at], *tokens))
 
     def retrieve(self, ahead: Sequence[int], span: int) -> tuple[int, ...]:
-        """Up to `span` tokens that may follow the committed text and `ahead`.
-
-        Args:
-            ahead: Drafted tokens after the text, which no layer holds yet.
-            span: Most tokens, at least 0.
+        """Up to `span` tokens that may follow the committed text and `ahead`, drafted tokens which no layer
+        holds yet.
         """
         if span < 1:
             return ()

@@ -113,8 +113,7 @@ class Rows:
             view: The rows verified, as submitted.
             verified: The speculation that was verified.
             verdict: Its outcome.
-            hits: [width] whether each row's outcome was in the speculation cache; None for policies
-                without one.
+            hits: [width] whether each row's outcome was in the cache; None for policies without one.
             now: Seconds at which the verdict was acted on.
         """
         if verdict.tokens is not None and self.keep_tokens:

@@ -70,13 +70,7 @@ IntArray: TypeAlias = NDArray[np.int64]
 
 
 def keyed_generator(seed: int, stream: str, *key: int) -> np.random.Generator:
-    """A generator that depends on nothing but its key.
-
-    Args:
-        seed: The run's seed.
-        stream: Name of what is drawn, e.g. `"acceptance"`; different names are independent.
-        key: Further integers, e.g. the request.
-    """
+    """A generator that depends on nothing but its key; different names of a `stream` are independent."""
     words = [seed, zlib.crc32(stream.encode()), *key]
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
 
@@ -89,12 +83,8 @@ def keyed_uniforms(seed: int, stream: str, *key: int | IntArray) -> FloatArray:
     """Uniforms in [0, 1), one per key, each a function of its key alone.
 
     A counter-based hash (splitmix64's finaliser over the words of the key): a thousand times cheaper than
-    a generator per draw, which the live engine could not afford within a round.
-
-    Args:
-        seed: The run's seed.
-        stream: Name of what is drawn; different names are independent.
-        key: Integers or arrays of them, broadcast against each other, e.g. request and position.
+    a generator per draw, which the live engine could not afford within a round.  The key is integers or
+    arrays of them, broadcast against each other, e.g. request and position.
     """
     words = np.broadcast_arrays(*[np.asarray(k, dtype=np.int64) for k in key])
     with np.errstate(over="ignore"):

@@ -60,22 +60,11 @@ Tree: TypeAlias = Literal["whole", "abort"]
 class SaguaroConfig(LookaheadConfig):
     """Knobs of `saguaro`.
 
-    Attributes:
-        lookahead: K, drafted tokens per speculation.
-        fanout: F_0 ... F_K, cached outcomes per number of accepted tokens (definition 10), in rounds that
-            verify the primary draft.
-        fanout_backup: The same in rounds that verify a backup's tokens or none; None: as `fanout`.
-        backup: What a missing row verifies next: `primary`, K tokens drafted by the draft model;
-            `primary-all`, the same for all rows as soon as one missed; `plain`, nothing, so that its next
-            round is a plain decode; `random`, K uniform tokens; `ngram`, what followed the same words
-            earlier in the text (nothing if there is no such place); `auto` is for a profile to decide.
-        stall: Whether the batch or only the missing rows wait for a redraft.
-        first: Whether a request's first speculation is a primary draft or the backup's.
-        cache_set: Whether the rejected token is left out of the cached outcomes.
-        tree: Whether a pre-speculation that no row hits is carried through or stopped.
-        draft_devices: Devices that share the pre-speculation.
-        draft_sampling: How the draft chooses.
-        scale: C, by which sampled drafts favour cached tokens.
+    A missing row verifies next, by `backup`: `primary`, K tokens drafted by the draft model; `primary-all`,
+    the same for all rows as soon as one missed; `plain`, nothing, so that its next round is a plain decode;
+    `random`, K uniform tokens; `ngram`, what followed the same words earlier in the text (nothing if there is
+    no such place); `auto` is for a profile to decide.  `fanout` has F_0 ... F_K, outcomes cached per number
+    of accepted tokens (definition 10).
     """
 
     policy: ClassVar[str] = "saguaro"

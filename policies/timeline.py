@@ -13,15 +13,7 @@ MICROSECONDS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of work of one device.
-
-    Attributes:
-        device: Name of the device.
-        name: What it did, e.g. `verify`, `draft`, `glue`, `tree`.
-        start_s: Seconds since the world began.
-        end_s: Likewise.
-        details: Anything worth showing in a viewer.
-    """
+    """A stretch of work of one device, e.g. `verify`, `draft`, `glue`, `tree`; `details` are for a viewer."""
 
     device: str
     name: str
@@ -33,9 +25,7 @@ class Span:
 def chrome_trace(spans: Iterable[Span], *, title: str) -> str:
     """Chrome trace-event JSON of `spans`, to be opened in Perfetto or chrome://tracing.
 
-    Args:
-        spans: Work of all devices, in seconds.
-        title: Name of the process row, e.g. `simulated saguaro K=4`.
+    `title` names the process row, e.g. `simulated saguaro K=4`.
     """
     spans = list(spans)
     tracks = {device: i for i, device in enumerate(sorted({s.device for s in spans}, reverse=True))}

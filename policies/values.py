@@ -210,11 +210,7 @@ class Verdict:
 class RowVerdict(NamedTuple):
     """A row's verification after the cuts at the end token and the limit; see `Verdict`.
 
-    Attributes:
-        accepted: Drafted tokens accepted and emitted.
-        emitted: Ids emitted, the bonus token among them.
-        ended: Whether the row emitted its last token.
-        bonus: The bonus token; UNKNOWN if it was cut off.
+    `emitted` are ids, the bonus token among them.
     """
 
     accepted: int

@@ -57,11 +57,7 @@ def verify_chains(
 ) -> list[RowVerdict]:
     """[R] outcomes of verifying each row's `tokens` after its committed text.
 
-    Args:
-        executor: Of the target.
-        rows: What to verify.
-        sampling: How tokens are chosen.
-        leave_open: Leave the bonus token of rows that accept everything to be settled.
+    `leave_open`: the bonus token of rows that accept everything is left to be settled.
     """
     chains = rewound(executor, rows)
     with executor.step("verify", chains):
@@ -308,10 +304,9 @@ def tree_step(
     *,
     name: str = "tree",
 ) -> list[int]:
-    """One stamped step of every branch; overwrites `tokens` [R, N] by the next ones.
+    """One stamped step of every branch; the next token of every real one, row after row.
 
-    Returns:
-        The next token of every real branch, row after row.
+    Overwrites `tokens` [R, N] by the next ones.
     """
     with executor.step(name, [range(count) for count in tree.counts]):
         logits = executor.runner.tree_forward(tree, tokens)

@@ -82,14 +82,11 @@ class Drafting:
 
     Attributes:
         row: The row; its tokens are the pending ones, which are continued.
-        layers: Its datastore.
         most: Tokens that may be drafted.
         unfed: Tokens that the draft has not processed; at least one.
-        tokens: Drafted tokens.
-        weights: The law of each, where they are drawn.
+        weights: The law of each drafted token, where they are drawn.
         matched: Retrieved tokens confirmed, per forward.
         found: Retrieved tokens, per forward.
-        work: Steps.
     """
 
     row: Row
@@ -206,10 +203,9 @@ def _keep_laws(executor: Executor, rows: Sequence[Drafting]) -> list[int]:
 
 
 class OpenEnd(NamedTuple):
-    """Positions that a verification left undecided.
+    """Positions that a verification left undecided, from `row` on.
 
     Attributes:
-        row: Where they begin.
         retrieved: r, the tokens that the forward went along.
         laws: [len(r) + 1, V] the target's laws after each of r_1 ... r_i.
     """

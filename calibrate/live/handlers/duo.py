@@ -92,7 +92,6 @@ class _Drafting:
     """The steps of one operation, for all rows at once.
 
     Attributes:
-        lookahead: K.
         wanted: Sequences; 0: by the threshold.
         alone: Whether no row ever has more than one; then it stays in the cache, as a chain.
     """
@@ -121,11 +120,8 @@ class _Drafting:
         return first
 
     def branch(self, first: Tensor, second: Tensor) -> None:
-        """Open the other sequences.
-
-        Args:
-            first: [R, V] logits at the first position.
-            second: [R, V] logits after the leading first token.
+        """Open the other sequences, by the logits [R, V] at the first position and after the leading first
+        token.
         """
         most = most_sequences(self.lookahead, self.wanted)
         ranked = top_tokens(first, most)
@@ -228,14 +224,7 @@ def try_candidates(
 ) -> tuple[list[int], list[int]]:
     """Number of the accepted candidate of each row (NO_SEQUENCE: none), and the token emitted.
 
-    Candidates are tried as the children of a tree's root (`duo.verify`).
-
-    Args:
-        executor: Knows the laws of drawn candidates.
-        p: [R, V] the target's laws.
-        rows: [R] the open positions.
-        asked: [R] candidates.
-        sampling: How tokens are chosen.
+    Candidates are tried, by the target's laws p [R, V], as the children of a tree's root (`duo.verify`).
     """
     trees = []
     for _, tokens, handle in asked:

@@ -51,10 +51,7 @@ def exits_of(executor: Executor) -> ModelExits:
 class Exit:
     """Looks at a forward on its way, and says early what an exit takes for the next tokens.
 
-    Args:
-        executor: Says it.
-        operation: A verification with an early result.
-        counts: [R] tokens fed to each row.
+    Of each row so many tokens are fed as `counts` [R] says.
 
     Attributes:
         began: When the exit layer was done.
@@ -225,13 +222,9 @@ def roll_out_by_streams(executor: Executor, operation: StreamRollout) -> list[St
 
 
 def write(executor: Executor, nodes: StreamBranching, writing: Writing, name: str) -> None:
-    """Stamped passes until all texts are written.
+    """Stamped passes until all texts, which hang on `nodes`, are written.
 
-    Args:
-        executor: Stamps.
-        nodes: What the texts hang on.
-        writing: The texts.
-        name: Of a pass's first step; `name:s` are its streams.
+    A pass's first step is called `name`, its streams `name:s`.
     """
     while writing.growing:
         first = [len(row) for row in nodes.tokens]

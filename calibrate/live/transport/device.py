@@ -22,8 +22,6 @@ class Timing:
     """When one operation was where, in seconds since the environment began.
 
     Attributes:
-        device: Name of the device.
-        operation: Name of the operation.
         submit_s: `submit` was called.
         start_s: The worker began.
         end_s: The worker was done.
@@ -73,10 +71,7 @@ class Task(simpy.Event):
         self.early = simpy.Event(device.environment)
 
     def stop(self) -> None:
-        """Ask for an end at the next step boundary; a no-op once done or where not interruptible.
-
-        A draft that had not begun answers with nothing drafted.
-        """
+        """Ask for an end at the next step boundary; a draft that had not begun answers with nothing drafted."""
         self._device.stop(self)
 
 

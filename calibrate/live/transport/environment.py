@@ -82,9 +82,10 @@ class LiveEnvironment(simpy.Environment):
     def run(self, until: float | Event | None = None) -> Any:
         """As simpy, but always until an event, e.g. a process.
 
+        A plain run would return silently from a stuck policy, and a run until a time would leave workers
+        behind in the middle of their work.
+
         Raises:
-            TypeError: `until` is no event: a plain run would return silently from a stuck policy, and a
-                run until a time would leave workers behind in the middle of their work.
             StuckPolicy: Nothing is scheduled and no worker has anything outstanding.
             WorkerDied: A worker process ended.
         """

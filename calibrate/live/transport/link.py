@@ -56,13 +56,7 @@ class WorkerLink:
         return (self.connection, self.process.sentinel)
 
     def wait_ready(self, timeout_s: float) -> Ready:
-        """Wait until the model is loaded.
-
-        Raises:
-            WorkerError: Loading raised.
-            WorkerDied: The process ended.
-            LiveError: It took longer than `timeout_s`.
-        """
+        """Wait until the model is loaded; what went wrong, or took longer than `timeout_s`, is raised."""
         if not wait(list(self.handles), timeout_s):
             raise LiveError(f"worker {self.spec.name!r} was not ready after {timeout_s:g} s")
         report = self.receive()

@@ -102,10 +102,8 @@ class LiveWorld:
 
     @property
     def draft(self) -> LiveDevice:
-        """The draft device, the first if there are several.
-
-        Raises:
-            LiveError: The world was started without one.
+        """The draft device, the first if there are several; a `LiveError` where the world was started
+        without.
         """
         if len(self.devices) < 2:
             raise LiveError("this world was started without a draft; it can run plain decoding only")
@@ -134,13 +132,8 @@ class LiveWorld:
     def run(self, policy_steps: Steps) -> None:
         """Run a policy to its end.
 
-        Whatever it raises, or a worker reports, comes out of here; work left behind is then waited
-        for, so that the next policy finds idle workers.
-
-        Raises:
-            StuckPolicy: The policy waits for something that nobody will do.
-            WorkerDied: A worker process ended; the world is of no further use.
-            WorkerError: An operation raised in a worker.
+        Whatever it raises, or a worker reports, comes out of here; work left behind is then waited for, so
+        that the next policy finds idle workers.  After a `WorkerDied` the world is of no further use.
         """
         if self._closed:
             raise LiveError("the world is closed")
