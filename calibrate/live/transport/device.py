@@ -71,7 +71,7 @@ class Task(simpy.Event):
         self.early = simpy.Event(device.environment)
 
     def stop(self) -> None:
-        """Ask for an end at the next step boundary; a draft that had not begun answers with nothing drafted."""
+        """Ask for an end at the next step boundary; a draft that had not begun answers with nothing."""
         self._device.stop(self)
 
 
