@@ -543,13 +543,13 @@ def find_laws(names: Sequence[str]) -> list[Law]:
     Raises:
         SettingError: No such law; the message suggests the nearest name.
     """
-    found: dict[str, Law] = {}
+    chosen: dict[str, Law] = {}
     for name in names or LAWS:
         family = {n: law for n, law in LAWS.items() if n == name or n.startswith(f"{name}.")}
         if not family:
             raise SettingError(_unknown("law", name, list(LAWS)))
-        found |= family
-    return list(found.values())
+        chosen |= family
+    return list(chosen.values())
 
 
 def find_relaxations(names: Sequence[str]) -> list[str]:

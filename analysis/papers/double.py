@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from analysis.papers.cells import Cell, Paper
 from analysis.papers.forecast import (
@@ -79,16 +80,10 @@ def _sps(paper: Paper, ratio: Cell, place: dict[str, str]) -> Forecast:
         return (m + more) * c / (max(depth, m + more - 1.0) + c)
 
     cell = _cell(paper, place, "Sps", "speedup")
-    accepted = acceptance_of_tokens(tokens.value, gamma)
-    return forecast(
-        cell,
-        "double.eq11, corrected",
-        law,
-        known,
-        (ratio, tokens),
-        naive=_naive(paper, cell, place, lambda _: 1.0),
-        coin=Coin("sd", accepted, gamma, 1.0 / ratio.value),
-    )
+    guess = _naive(paper, cell, place, lambda _: 1.0)
+    coin = Coin("sd", acceptance_of_tokens(tokens.value, gamma), gamma, 1.0 / ratio.value)
+    name = "double.eq11, corrected"
+    return forecast(cell, name, law, known, (ratio, tokens), naive=guess, coin=coin)
 
 
 def _naive(paper: Paper, cell: Cell, place: dict[str, str], base: Base) -> float | None:
@@ -112,16 +107,12 @@ def _pearl(paper: Paper, ratio: Cell, place: dict[str, str]) -> Forecast:
         return pearl_speedup((m - more) / (m - more + 1.0), gamma, c)
 
     accepted = run.value / (run.value + 1.0)
-    predicted = forecast(
-        cell,
-        "double.thm3, exact",
-        law,
-        known,
-        (ratio, run),
-        naive=_naive(paper, cell, place, lambda c: paper.beside(c, method="Sps")),
-        printed=psd_speedup_printed(accepted, gamma, ratio.value),
-        coin=Coin("pearl", accepted, gamma, 1.0 / ratio.value),
-    )
+    more: dict[str, Any] = {
+        "naive": _naive(paper, cell, place, lambda c: paper.beside(c, method="Sps")),
+        "printed": psd_speedup_printed(accepted, gamma, ratio.value),
+        "coin": Coin("pearl", accepted, gamma, 1.0 / ratio.value),
+    }
+    predicted = forecast(cell, "double.thm3, exact", law, known, (ratio, run), **more)
     best = (run.value + 1.0) * known["c"].high / (run.value + known["c"].high)
     high = max(predicted.estimate.high, best)
     return replace(predicted, estimate=replace(predicted.estimate, high=high))
@@ -137,16 +128,12 @@ def _double(paper: Paper, ratio: Cell, place: dict[str, str]) -> Forecast:
         "matched": AMT,
     }
     quick = ratio.value * (1.0 + AMT.value)
-    return forecast(
-        cell,
-        "double.eq7 with the exact rate",
-        double_speedup,
-        known,
-        (ratio, run),
-        naive=_naive(paper, cell, place, lambda c: paper.beside(c, method="Sps")),
-        printed=psd_speedup_printed(accepted, math.ceil(quick), quick),
-        coin=double_coin(accepted, ratio.value, AMT.value),
-    )
+    more: dict[str, Any] = {
+        "naive": _naive(paper, cell, place, lambda c: paper.beside(c, method="Sps")),
+        "printed": psd_speedup_printed(accepted, math.ceil(quick), quick),
+        "coin": double_coin(accepted, ratio.value, AMT.value),
+    }
+    return forecast(cell, "double.eq7 with the exact rate", double_speedup, known, (ratio, run), **more)
 
 
 def double_speedup(acceptance: float, ratio: float, matched: float) -> float:
@@ -169,15 +156,12 @@ def _run_length(paper: Paper, _: Cell, place: dict[str, str]) -> Forecast:
         "matched": AMT,
         "share": assumed("share of runs extended", 1.0, 0.0, 1.0),
     }
-    return forecast(
-        cell,
-        "double.eq6",
-        lambda m, matched, share: m + share * (1.0 + matched),
-        known,
-        (run,),
-        naive=_naive(paper, cell, place, lambda c: paper.beside(c, method="PEARL")),
-        unsimulated=NO_METRIC,
-    )
+
+    def law(m: float, matched: float, share: float) -> float:
+        return m + share * (1.0 + matched)
+
+    guess = _naive(paper, cell, place, lambda c: paper.beside(c, method="PEARL"))
+    return forecast(cell, "double.eq6", law, known, (run,), naive=guess, unsimulated=NO_METRIC)
 
 
 def _from_vanilla_sd(paper: Paper) -> list[Forecast]:
@@ -224,23 +208,17 @@ def _lossless(paper: Paper) -> list[Forecast]:
     """Accuracy of a lossless method is plain decoding's, but for rounding and, when sampled, luck."""
     cells = paper.sound(table=("Table 7", "Table 8"), value_name="accuracy_EM", method=("Sps", "DOUBLE"))
     rows = {c: plain for c in cells if (plain := paper.beside(c, method="Vanilla")) is not None}
+
+    def law(accuracy: float, luck: float) -> float:
+        return accuracy + luck
+
     predicted = []
     for cell, plain in rows.items():
         noise = 0.0 if cell.temperature == "0" else SAMPLING_NOISE
-        known = {
-            "accuracy": printed("accuracy of AR", plain),
-            "luck": assumed("luck", 0.0, -noise, noise),
-        }
-        same = [c for c in rows if (c.method, c.table) == (cell.method, cell.table)]
-        predicted.append(
-            forecast(
-                cell,
-                "ssd.sd: lossless",
-                lambda accuracy, luck: accuracy + luck,
-                known,
-                (plain,),
-                naive=naive_guess(cell, same, rows.get),
-                unsimulated=NO_ANSWERS,
-            )
+        known = {"accuracy": printed("accuracy of AR", plain), "luck": assumed("luck", 0.0, -noise, noise)}
+        guess = naive_guess(
+            cell, [c for c in rows if (c.method, c.table) == (cell.method, cell.table)], rows.get
         )
+        more: dict[str, Any] = {"naive": guess, "unsimulated": NO_ANSWERS}
+        predicted.append(forecast(cell, "ssd.sd: lossless", law, known, (plain,), **more))
     return predicted

@@ -161,16 +161,10 @@ def _from_one(
     plain, unit = plain_rate(paper, cell.dataset)
     accepted = fitted("a", acceptance_of_pearl(one.value / plain, BUDGET, float(BUDGET)))
     row = paper.sound(table=cell.table, param=cell.param, value_name="tok_s")
-    return forecast(
-        cell,
-        name,
-        law,
-        {"a": accepted, **known},
-        (one, *unit),
-        unit=one.value,
-        naive=naive_guess(cell, row, lambda c: ones[c.dataset]),
-        coin=duo_coin(accepted.value, plain=plain, **drafted),
-    )
+    guess = naive_guess(cell, row, lambda c: ones[c.dataset])
+    coin = duo_coin(accepted.value, plain=plain, **drafted)
+    known = {"a": accepted, **known}
+    return forecast(cell, name, law, known, (one, *unit), unit=one.value, naive=guess, coin=coin)
 
 
 def _sequences(paper: Paper, cell: Cell) -> Forecast:

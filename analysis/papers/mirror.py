@@ -71,15 +71,9 @@ def _mirror(paper: Paper, cell: Cell) -> Forecast:
         return speed * mirror_over_sd(draft, streams, fallback, exit_at, rendezvous)
 
     peers = paper.sound(**block, method="Mirror-SD", value_name="speedup")
-    return forecast(
-        cell,
-        "mirror.eq10/eq14 with fallbacks",
-        law,
-        known,
-        (*sds.values(), *setup, streams),
-        naive=naive_guess(cell, peers, lambda c: sds[c.dataset]),
-        coin=_coin(known),
-    )
+    guess = naive_guess(cell, peers, lambda c: sds[c.dataset])
+    used, name = (*sds.values(), *setup, streams), "mirror.eq10/eq14 with fallbacks"
+    return forecast(cell, name, law, known, used, naive=guess, coin=_coin(known))
 
 
 def _coin(known: Quantities) -> Coin:
@@ -107,11 +101,9 @@ def _adapter(cell: Cell) -> Forecast:
         "hidden": assumed("H", width, width, width),
         "total": assumed("target's parameters", parameters, 0.98 * parameters, 1.02 * parameters),
     }
-    return forecast(
-        cell,
-        "mirror.eq15: one adapter, H^2 / parameters",
-        lambda hidden, total: 100.0 * adapter_share(int(hidden), total, heads=1),
-        known,
-        (),
-        unsimulated="a count of parameters",
-    )
+
+    def law(hidden: float, total: float) -> float:
+        return 100.0 * adapter_share(int(hidden), total, heads=1)
+
+    name = "mirror.eq15: one adapter, H^2 / parameters"
+    return forecast(cell, name, law, known, (), unsimulated="a count of parameters")

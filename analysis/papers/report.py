@@ -216,31 +216,33 @@ def panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return {unit: group for unit, group in units.items() if len(group) > 2}
 
 
-def plot(found: Row, folder: Path) -> Path:
+def plot(predicted: Row, folder: Path) -> Path:
     """Write `<paper>.png` into a folder; returns the file.
 
     Args:
-        found: A study as `study.as_dict` gives it.
+        predicted: A study as `study.as_dict` gives it.
         folder: Made if it is not there.
     """
-    return save(Picture(partial(draw, found=found), size(found)), folder / f"{found['paper']}.png")
+    return save(
+        Picture(partial(draw, predicted=predicted), size(predicted)), folder / f"{predicted['paper']}.png"
+    )
 
 
-def size(found: Row) -> tuple[float, float]:
+def size(predicted: Row) -> tuple[float, float]:
     """Inches that the picture needs."""
-    return 6.2 * len(panels(found["rows"])), 6.4
+    return 6.2 * len(panels(predicted["rows"])), 6.4
 
 
-def draw(figure: Any, found: Row) -> None:
+def draw(figure: Any, predicted: Row) -> None:
     """The picture on a figure of the caller's."""
-    groups = panels(found["rows"])
+    groups = panels(predicted["rows"])
     axes = figure.subplots(1, len(groups), squeeze=False)[0]
     for place, (unit, rows) in zip(axes, groups.items(), strict=True):
         _panel(place, unit, rows)
-    overall = found["summary"][-1]
+    overall = predicted["summary"][-1]
     law = "-" if overall["law"] is None else f"{overall['law']['median']:.1%}"
     figure.suptitle(
-        f"{found['paper']}: {overall['predicted']} speeds predicted, median error {law}\n"
+        f"{predicted['paper']}: {overall['predicted']} speeds predicted, median error {law}\n"
         f"{overall['inside']} inside their interval; hollow: flagged",
         fontsize=10,
     )

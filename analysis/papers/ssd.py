@@ -87,15 +87,11 @@ def _row_of_column(cell: Cell, column: list[Cell], knob: str, plain: Cell) -> Fo
         fitted("c", cost, min(c for _, c in fits), max(c for _, c in fits)),
         fitted("scatter", 0.0, -scatter, scatter),
     )
-    return Forecast(
-        cell,
-        "double.thm1: E(a, K) / (1 + c K)",
-        Estimate(speeds[0], min(speeds) * (1.0 - scatter), max(speeds) * (1.0 + scatter)),
-        known,
-        (plain, *others),
-        naive=naive_guess(cell, column, lambda _: plain),
-        coin=Coin("sd", accepted, lookahead, cost, factor=rates[0]),
-    )
+    estimate = Estimate(speeds[0], min(speeds) * (1.0 - scatter), max(speeds) * (1.0 + scatter))
+    guess = naive_guess(cell, column, lambda _: plain)
+    coin = Coin("sd", accepted, lookahead, cost, factor=rates[0])
+    law = "double.thm1: E(a, K) / (1 + c K)"
+    return Forecast(cell, law, estimate, known, (plain, *others), naive=guess, coin=coin)
 
 
 def _fit(rows: list[Cell], knob: str, rate: float) -> tuple[float, float]:
@@ -132,16 +128,11 @@ def _ssd_cell(paper: Paper, cell: Cell, rows: Mapping[Cell, Cell], depth: Cell) 
         return ssd_speedup(hit, tokens, tokens, busy, busy)
 
     accepted = acceptance_of_tokens(speedup * (1.0 + draft.value), lookahead)
-    return forecast(
-        cell,
-        "ssd.thm7, backup = primary (ssd.cor8)",
-        law,
-        known,
-        dict.fromkeys((plain, sd, depth, *sources)),
-        unit=plain.value,
-        naive=naive_guess(cell, rows, rows.get),
-        coin=Coin("saguaro", accepted, lookahead, draft.value / lookahead, HIT.value, plain.value, ONE_GUESS),
-    )
+    step = draft.value / lookahead
+    coin = Coin("saguaro", accepted, lookahead, step, HIT.value, plain.value, ONE_GUESS)
+    used = dict.fromkeys((plain, sd, depth, *sources))
+    guess, name = naive_guess(cell, rows, rows.get), "ssd.thm7, backup = primary (ssd.cor8)"
+    return forecast(cell, name, law, known, used, unit=plain.value, naive=guess, coin=coin)
 
 
 def _draft_time(paper: Paper, target: str, lookahead: int) -> tuple[Known, tuple[Cell, ...]]:

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from policies.laws.law import FloatArray, law
+from policies.laws.retrieval import Tokens, common_prefix
 from policies.laws.sampling import pair, top_tokens
 
-Tokens: TypeAlias = Sequence[int]
 Path: TypeAlias = tuple[int, ...]
 Source: TypeAlias = Literal["branch", "continuation", "fresh"]
 
@@ -73,12 +73,10 @@ def matched_prefix(draft_tokens: Tokens, target_tokens: Tokens) -> int:
     index, t + j - 1, leaves the last of them out).  The target's tokens must reach the first disagreement, or
     the window's end.
     """
-    for count, (drafted, wanted) in enumerate(zip(draft_tokens, target_tokens, strict=False)):
-        if drafted != wanted:
-            return count
-    if len(target_tokens) < len(draft_tokens):
+    count = common_prefix(draft_tokens, target_tokens)
+    if count == len(target_tokens) < len(draft_tokens):
         raise ValueError("target_tokens end before the first disagreement and before the window")
-    return len(draft_tokens)
+    return count
 
 
 def matching_acceptance(target_probs: ArrayLike, draft_probs: ArrayLike) -> float:

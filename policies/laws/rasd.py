@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -92,13 +93,12 @@ def suffix_candidates(
     text a continuation is shorter; where nothing follows there is none.
     """
     _check_search(longest, shortest, count, span)
-    found: dict[tuple[int, ...], None] = {}
-    for size in range(min(longest, len(text)), shortest - 1, -1):
-        for number, after in occurrences(text[len(text) - size :], datastore):
-            if len(found) >= count:
-                return tuple(found)
-            found[tuple(datastore[number][after : after + span])] = None
-    return tuple(found)[:count]
+    continuations = (
+        tuple(datastore[number][after : after + span])
+        for size in range(min(longest, len(text)), shortest - 1, -1)
+        for number, after in occurrences(text[len(text) - size :], datastore)
+    )
+    return tuple(dict.fromkeys(continuations))[:count]
 
 
 def suffix_candidates_printed(
@@ -109,16 +109,14 @@ def suffix_candidates_printed(
     That ending has i + 1 tokens, so it equals no i-gram: nothing is ever found.
     """
     _check_search(longest, shortest, count, span)
-    found: dict[tuple[int, ...], None] = {}
-    for i in range(longest, shortest - 1, -1):
-        if len(found) >= count:
-            break
-        ending = tuple(text[max(0, len(text) - i - 1) :]) if len(text) > i else ()
-        for stored in datastore:
-            for start in range(len(stored) - i):
-                if tuple(stored[start : start + i]) == ending and len(found) < count:
-                    found[tuple(stored[start + i : start + i + span])] = None
-    return tuple(found)
+    continuations = (
+        tuple(stored[start + i : start + i + span])
+        for i in range(longest, shortest - 1, -1)
+        for stored in datastore
+        for start in range(len(stored) - i)
+        if len(text) > i and tuple(stored[start : start + i]) == tuple(text[-i - 1 :])
+    )
+    return tuple(dict.fromkeys(continuations))[:count]
 
 
 @law()
@@ -143,17 +141,14 @@ def lookup_rounds(
     """
     table = _table(draft_table)
     _last_token(text, table)
+    search = partial(
+        suffix_candidates, datastore=datastore, longest=longest, shortest=shortest, count=count, span=span
+    )
     level: list[tuple[int, ...]] = [()]
     for turn in range(attempts + 1):
-        found: dict[tuple[int, ...], None] = {}
-        for extra in level:
-            grown = (*text, *extra)
-            for tail in suffix_candidates(
-                grown, datastore, longest=longest, shortest=shortest, count=count, span=span
-            ):
-                found[*extra, *tail] = None
-        if found or turn == attempts:
-            return tuple(found)[:count]
+        candidates = dict.fromkeys((*extra, *tail) for extra in level for tail in search((*text, *extra)))
+        if candidates or turn == attempts:
+            return tuple(candidates)[:count]
         level = [
             (*extra, int(token)) for extra in level for token in top_tokens(table[(*text, *extra)[-1]], top_k)
         ]
@@ -264,19 +259,15 @@ def merge(root: int, retrieved: Iterable[Sequence[int]]) -> TokenTree:
     An empty candidate adds nothing, and one that begins another is not a leaf.  Siblings stand in the order
     in which their candidates came.
     """
-    level: list[tuple[int, list[Sequence[int]]]] = [(0, [path for path in retrieved if len(path)])]
     tokens, parents = [root], [-1]
-    while level:
-        below: list[tuple[int, list[Sequence[int]]]] = []
-        for node, paths in level:
-            heads: dict[int, list[Sequence[int]]] = {}
-            for path in paths:
-                heads.setdefault(path[0], []).append(path[1:])
-            for token, tails in heads.items():
-                tokens.append(token)
-                parents.append(node)
-                below.append((len(tokens) - 1, [tail for tail in tails if len(tail)]))
-        level = below
+    paths = [tuple(path) for path in retrieved]
+    nodes: dict[tuple[int, ...], int] = {(): 0}
+    for depth in range(1, max(map(len, paths), default=0) + 1):
+        beginnings = dict.fromkeys(path[:depth] for path in paths if len(path) >= depth)
+        for path in sorted(beginnings, key=lambda path: nodes[path[:-1]]):  # stable: siblings as they came
+            nodes[path] = len(tokens)
+            tokens.append(path[-1])
+            parents.append(nodes[path[:-1]])
     return TokenTree(tuple(tokens), tuple(parents))
 
 

@@ -48,8 +48,8 @@ def retrieve(
     comes before a shorter one among the accepted.  Of several occurrences in a layer the last counts,
     which the paper leaves open; one that nothing follows is none.
     """
-    found = _longest_match(text, (warm_up, dynamic, rejected), longest, span)
-    return lookup(text, [text], longest, span) if found is None else found
+    cached = _longest_match(text, (warm_up, dynamic, rejected), longest, span)
+    return lookup(text, [text], longest, span) if cached is None else cached
 
 
 @law()
