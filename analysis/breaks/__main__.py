@@ -8,8 +8,9 @@ import click
 
 from analysis.breaks import show
 from analysis.breaks.laws import LAWS, find_laws, find_relaxations
-from analysis.breaks.map import OWN_ASSUMPTIONS, TOKENS, Map, as_json, load_map, save_map, sweep
+from analysis.breaks.map import OWN_ASSUMPTIONS, TOKENS, Map, as_json, load_map, sweep
 from analysis.breaks.relaxations import RELAXATIONS
+from hardware_profiles.files import atomic_write
 from policies.commandline import BAD_INPUT, HELP, INCOMPLETE, checked_command, refusals, wide_console
 
 EPILOG = """
@@ -65,7 +66,8 @@ def main(
         if json_file == Path("-"):
             click.echo(as_json(errors), nl=False)
         elif json_file is not None:
-            save_map(errors, json_file)
+            with atomic_write(json_file) as file:
+                file.write(as_json(errors))
             click.echo(f"wrote {json_file}", err=True)
         if plot is not None:
             for path in show.plot(errors, plot):
@@ -119,7 +121,7 @@ def _list() -> None:
     head = ["law", "form", "compared as", "says"]
     rows = [[law.name, law.form, law.kind, law.title] for law in LAWS.values()]
     console.print(show.table([head, *rows], title="Laws"))
-    relaxed = [[r.name, r.size, ", ".join(f"{s:g}" for s in r.sizes)] for r in RELAXATIONS.values()]
+    relaxed = [[name, r.size, ", ".join(f"{s:g}" for s in r.sizes)] for name, r in RELAXATIONS.items()]
     console.print(show.table([["relaxation", "size", "sizes"], *relaxed], title="Relaxations"))
 
 

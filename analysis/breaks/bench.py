@@ -63,8 +63,8 @@ class Stretches:
 
     Attributes:
         sums: `tokens`, `seconds` (of a row), `rounds`, `rejected` (rounds that ended with a rejection),
-            `hits` and `looked_up`, the last two over rounds that verified the primary's tokens, and
-            `fallbacks` (rejections without a hit).
+            `fallbacks` (such rounds without a hit), `hits` and `looked_up`, and `primary_hits` and
+            `primary_looked_up`, those of rounds that verified the primary's tokens.
     """
 
     sums: dict[str, FloatArray]
@@ -111,11 +111,10 @@ class Bench:
             NotSeen: The case is of recorded decisions, and the setting was not recorded.
         """
         case = _as_seen(policy, case)
+        tokens = tokens or max(self.tokens // min(case.point.batch, 4), 200)
         key = (policy, case, tokens)
         if key not in self._runs:
-            self._runs[key] = self._run(
-                policy, case, tokens or max(self.tokens // min(case.point.batch, 4), 200)
-            )
+            self._runs[key] = self._run(policy, case, tokens)
         return self._runs[key]
 
     def _run(self, policy: str, case: Case, tokens: int) -> Stretches:
@@ -198,15 +197,16 @@ def stretches(log: RoundLog, batch: int, *, whole: bool) -> Stretches:
     seconds = np.diff(np.concatenate([[0.0], log.ends]))[first:last]
     per_row = {name: column[first * batch : last * batch].reshape(shape) for name, column in table.items()}
     emitted, accepted, hit = per_row["emitted"], per_row["accepted"], per_row["hit"]
+    rejected, primary = (accepted < per_row["length"]) & (emitted > accepted), per_row["source"] == 1
     columns = {
         "tokens": emitted,
         "rounds": np.ones(shape),
-        "rejected": (accepted < per_row["length"]) & (emitted > accepted),
+        "rejected": rejected,
+        "fallbacks": rejected & (hit == 0),
         "hits": hit == 1,
         "looked_up": hit >= 0,
-        "fallbacks": (accepted < per_row["length"]) & (emitted > accepted) & (hit == 0),
-        "primary_hits": (hit == 1) & (per_row["source"] == 1),
-        "primary_looked_up": (hit >= 0) & (per_row["source"] == 1),
+        "primary_hits": (hit == 1) & primary,
+        "primary_looked_up": (hit >= 0) & primary,
     }
     sums = {name: column.sum(axis=1).astype(float) for name, column in columns.items()}
     sums["seconds"] = seconds * batch

@@ -6,7 +6,7 @@ The same seed gives the same bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ from analysis.breaks.comparison import LEVEL, Comparison, Law
 from analysis.breaks.laws import LAWS
 from analysis.breaks.relaxations import RELAXATIONS
 from analysis.breaks.worlds import Case, Point
-from hardware_profiles.files import atomic_write, read_json, to_json
+from hardware_profiles.files import read_json, to_json
 
 OWN_ASSUMPTIONS = "none"
 """Name of the relaxation that relaxes nothing."""
@@ -77,11 +77,11 @@ def sweep(
     longer: Sequence[int] = LONGER,
     progress: Progress = lambda stage, done, total: None,
 ) -> list[Cell]:
-    """Cells of some laws and relaxations, each law first under its own assumptions.
+    """Cells of some laws, each first under its own assumptions, and of the relaxations that touch them.
 
     Args:
         laws: Which laws.
-        relaxations: Names of relaxations; those that do not touch a law are left out.
+        relaxations: Names of relaxations.
         seed: Keys coins and jitter.
         tokens: Tokens of a run.
         longer: How many times as long runs are where nothing is relaxed; each only if those before it were
@@ -108,10 +108,7 @@ def sweep(
 def under_own_assumptions(benches: Sequence[Bench], law: Law, point: Point) -> Comparison | None:
     """The comparison of a law where nothing is relaxed, in runs long enough to tell whether it agrees.
 
-    Args:
-        benches: Of longer and longer runs.
-        law: The law.
-        point: The point.
+    The runs of the benches are longer and longer.
     """
     result: Comparison | None = None
     for bench in benches:
@@ -130,13 +127,8 @@ def _cell(benches: Sequence[Bench], law: Law, name: str, size: float, point: Poi
     if result is None:
         return None
     label = case.point.label if name == "trace" else point.label
-    numbers = (result.law, result.simulated, result.error, result.uncertainty)
-    return Cell(law.name, name, size, label, *(_rounded(n) for n in numbers))
-
-
-def _rounded(value: float) -> float:
-    """Six digits: what lies beyond them is noise, and may differ by the machine's last bit."""
-    return float(f"{value:.6g}")
+    # What lies beyond six digits is noise, and may differ by the machine's last bit.
+    return Cell(law.name, name, size, label, *(float(f"{number:.6g}") for number in astuple(result)))
 
 
 SCHEMA = "spectwin/breaks/1"
@@ -180,6 +172,8 @@ class Map:
 
 def as_json(errors: Map) -> str:
     """One object, a cell per line."""
+    laws = {name: LAWS[name] for name in errors.laws}
+    relaxations = {name: RELAXATIONS[name] for name in errors.relaxations}
     head: dict[str, Any] = {
         "schema": SCHEMA,
         "seed": errors.seed,
@@ -187,33 +181,18 @@ def as_json(errors: Map) -> str:
         "tokens_under_own_assumptions": [errors.tokens * times for times in LONGER],
         "margin": MARGIN,
         "level": LEVEL,
-        "laws": {name: _law(name) for name in errors.laws},
-        "relaxations": {name: _relaxation(name) for name in errors.relaxations},
+        "laws": {
+            name: {"form": law.form, "says": law.title, "kind": law.kind, "fault": law.fault or None}
+            for name, law in laws.items()
+        },
+        "relaxations": {
+            name: {"size": each.size, "sizes": list(each.sizes), "because": each.because}
+            for name, each in relaxations.items()
+        },
     }
     cells = ",\n  ".join(to_json(asdict(cell), ensure_ascii=False) for cell in errors.cells)
     opening = to_json(head, indent=1, ensure_ascii=False).removesuffix("\n}")
     return f'{opening},\n "cells": [\n  {cells}\n ]\n}}\n'
-
-
-def _law(name: str) -> dict[str, Any]:
-    law = LAWS[name]
-    return {"form": law.form, "says": law.title, "kind": law.kind, "fault": law.fault or None}
-
-
-def _relaxation(name: str) -> dict[str, Any]:
-    relaxation = RELAXATIONS[name]
-    return {"size": relaxation.size, "sizes": list(relaxation.sizes), "because": relaxation.because}
-
-
-def save_map(errors: Map, path: Path) -> None:
-    """Write a map; the file appears complete or not at all.
-
-    Raises:
-        OSError: The file system refuses.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as file:
-        file.write(as_json(errors))
 
 
 def load_map(path: Path = STORED) -> Map:
@@ -230,11 +209,7 @@ def load_map(path: Path = STORED) -> Map:
         errors = Map(tuple(Cell(**cell) for cell in raw["cells"]), raw["seed"], raw["tokens"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: a field is missing or unknown ({error})") from error
-    unknown = [n for n in errors.laws if n not in LAWS] + _strange({c.relaxation for c in errors.cells})
-    if unknown:
+    relaxations = {cell.relaxation for cell in errors.cells} - {*RELAXATIONS, OWN_ASSUMPTIONS}
+    if unknown := [name for name in errors.laws if name not in LAWS] + sorted(relaxations):
         raise ValueError(f"{path}: {unknown[0]!r} is no longer among the laws and relaxations; make it anew")
     return errors
-
-
-def _strange(relaxations: set[str]) -> list[str]:
-    return sorted(relaxations - set(RELAXATIONS) - {OWN_ASSUMPTIONS})

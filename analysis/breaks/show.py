@@ -85,11 +85,10 @@ def of_law(errors: Map, law: str) -> list[Line]:
     """Relaxation by relaxation of one law: from what size on it is off, how far, and because of what."""
     lines: list[Line] = [["relaxed", f"off by over {MARGIN:.0%} from", "largest error, %", "at", "because"]]
     for name in errors.relaxations:
-        cells = errors.of(law, name)
-        if not cells:
+        worst = errors.worst(law, name)
+        if worst is None:
             continue
-        worst = max(cells, key=lambda c: abs(c.error))
-        off, because = _from(cells), LAWS[law].relaxations[name]
+        off, because = _from(errors.of(law, name)), LAWS[law].relaxations[name]
         if off == "never" and not because.startswith("none"):
             because = "-"
         lines.append([name, off, with_error(worst), f"{worst.size:g}, {worst.point}", because])
@@ -138,8 +137,7 @@ def _section(errors: Map, name: str) -> str:
     law = LAWS[name]
     own = errors.of(name, OWN_ASSUMPTIONS)
     said = f"**`{name}`** ({law.form}; {law.kind}): {law.title}."
-    if own:
-        worst = max(own, key=lambda c: abs(c.error))
+    if worst := errors.worst(name, OWN_ASSUMPTIONS):
         said += f" Under its own assumptions it {SENTENCES[_verdict(own)]}: {with_error(worst)} % at "
         said += f"{worst.point}; {law.fault}." if law.fault else f"{worst.point}."
     lines = of_law(errors, name)
