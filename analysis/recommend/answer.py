@@ -203,11 +203,6 @@ class Recommendation:
 def recommend(sources: Sources, query: Query, progress: Progress = quiet) -> Recommendation:
     """Search, then say how sure, and where the answer changes.
 
-    Args:
-        sources: Profile and traffic.
-        query: What for.
-        progress: (stage, done, total).
-
     Raises:
         SettingError: No trace at the temperature, or no policy can run.
     """
@@ -285,14 +280,7 @@ ACCEPTANCES = (0.3, 0.45, 0.6, 0.75, 0.9)
 def points(
     stage: str, searches: Mapping[float, Search], finalists: Sequence[Settings], progress: Progress
 ) -> list[Point]:
-    """The best of a small grid and the finalists in each of some searches.
-
-    Args:
-        stage: What progress is said of.
-        searches: By batch or acceptance.
-        finalists: Settings that were good at the traffic asked about, the winner first.
-        progress: (stage, done, total).
-    """
+    """The best of a small grid and the finalists, the winner first, in searches by batch or acceptance."""
     found: list[Point] = []
     for at, search in searches.items():
         requests = max(6, 2 * search.batch)
@@ -330,12 +318,10 @@ def crossovers(points: Sequence[Point]) -> list[tuple[Point, Point]]:
 
 
 def thinned(trace: Trace, acceptance: float, *, seed: int = 0) -> Trace:
-    """A greedy trace with another acceptance (see above).
+    """A greedy trace with another acceptance (see above), which is met on average.
 
-    Args:
-        trace: With `draft_rank`, and `draft_top_ids` where the draft's choices are recorded.
-        acceptance: Share of positions whose token is to be the draft's first choice; to be met on average.
-        seed: Keys the coins, by request and position.
+    It has `draft_rank`, and `draft_top_ids` where the draft's choices are recorded.  The seed keys the coins,
+    by request and position.
     """
     rank = trace.column("draft_rank")
     now = float(np.mean(rank == 0))

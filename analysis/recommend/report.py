@@ -228,8 +228,8 @@ def commands(
         settings: The setting.
         sources: Profile, traces and category of prompts.
         batch: Rows served at once.
-        requests: How many requests are served; None: as many as `simulate` serves by default.
-        limit: Most tokens per request; None: as recorded.
+        requests: How many are served; None: as many as `simulate` serves by default.
+        limit: Most tokens of a request; None: as recorded.
         seed: Keys latency noise and luck.
         pair: Target and draft that can run live.
     """

@@ -101,13 +101,9 @@ OTHER_BACKUPS = ("random", "ngram")
 def grid(
     tokens: TokenModel, temperature: float, span: Span = COARSE, *, draft_devices: int = 1
 ) -> list[Settings]:
-    """Every policy over the lookahead, Saguaro over shape, budget, backup and draft devices too.
+    """Every policy over the lookahead, Saguaro over shape, budget, backup and number of draft devices too.
 
-    Args:
-        tokens: For shapes that fit its hit curves.
-        temperature: Of the target.
-        span: What is varied.
-        draft_devices: Most draft devices.
+    Exact shapes fit the hit curves of the tokens; `draft_devices` is the most there are.
     """
     found = [configure("ar", temperature=temperature)]
     for name in ("sd", "pld", "pearl"):
@@ -221,7 +217,7 @@ class Search:
 
     Args:
         scenario: Traffic and hardware; its batch is replaced.
-        devices: Devices in all.
+        devices: In all.
         batch: Requests served at any time, in all.
         temperature: Of the target.
         progress: (stage, done, total).
@@ -254,10 +250,8 @@ class Search:
     def try_out(self, settings: Settings, requests: int | None = None) -> Choice | None:
         """Simulate a setting on all devices; None where it cannot run there (see `refused`).
 
-        Args:
-            settings: The setting.
-            requests: How many requests each group serves, taken evenly from the traffic; at least three
-                per row, and by default as many as there are.
+        Each group serves so many requests, taken evenly from the traffic; at least three per row, and by
+        default as many as there are.
         """
         deployment = deploy(settings, self.profile, devices=self.devices, batch=self.batch)
         if deployment is None or settings in self.refused:

@@ -116,9 +116,9 @@ def retrieval_time(
     Args:
         name: Of the prior; empty for none.
         trace: Recorded texts.
-        longest: Longest ending that is looked up.
-        span: Tokens retrieved.
-        lookups: Most lookups.
+        longest: Ending that is looked up, in tokens.
+        span: Tokens retrieved at once.
+        lookups: Most of them.
 
     Returns:
         `datastore`, the prior, and its `tokens`; `median_s` and `most_s` of a lookup over all layers;
@@ -212,11 +212,6 @@ def settings_rows(results: Results) -> list[Row]:
     return [row for row in results.rows if row["part"] != "lookup"]
 
 
-def lookup_rows(results: Results) -> list[Row]:
-    """The times of lookups, by prior."""
-    return where(results.rows, part="lookup")
-
-
 def passes_ceiling(row: Row) -> bool:
     """Whether its speed, measured if it was, is above C."""
     measured = row.get("measured_speedup_vs_ar")
@@ -278,13 +273,13 @@ def show(results: Results) -> Iterator[Any]:
     yield LEGEND
     if any(row["policy"] == "double" for row in rows):
         yield verdict(rows)
-    yield table("seconds of a lookup, on this machine now", LOOKUP_TIMES, lookup_rows(results))
+    yield table("seconds of a lookup, on this machine now", LOOKUP_TIMES, where(results.rows, part="lookup"))
 
 
 def pictures(results: Results) -> dict[str, Picture]:
     """Speedups beside the ceiling C, and a lookup's time by the size of the prior."""
     rows = settings_rows(results)
-    times = lookup_rows(results)
+    times = where(results.rows, part="lookup")
 
     def draw(figure: Any) -> None:
         left, right = figure.subplots(1, 2, width_ratios=(2, 1))

@@ -116,11 +116,7 @@ class JitteringCosts(TextbookCosts):
 def uneven_budget(world: World, budgets: Sequence[int], *, tokens: int, seed: int) -> list[Row]:
     """Law and simulation of a world at several budgets, with one sequence.
 
-    Args:
-        world: Its numbers.
-        budgets: K to try.
-        tokens: Tokens to simulate per budget; all budgets meet the same coins.
-        seed: Keys the coins and the jitter.
+    Each is simulated on so many tokens, all on the same coins; the seed keys these and the jitter.
     """
     requests = max(1, tokens // LENGTH)
     coins = coin(world.acceptance, exponent=1.0, requests=requests, length=LENGTH, prompt_length=1, seed=seed)
@@ -131,7 +127,8 @@ def uneven_budget(world: World, budgets: Sequence[int], *, tokens: int, seed: in
         speedups[k] = run.summary.tokens_per_second  # plain decoding emits one token per step
     laws = {k: duo_speedup(world.acceptance, k, world.ratio, **world.uneven) for k in budgets}
     best = best_budget(world.acceptance, world.ratio, **world.uneven)
-    return budget_rows("uneven", world=world.name, ratio=world.ratio, law=best, speedups=speedups, laws=laws)
+    told = {"part": "uneven", "world": world.name, "ratio": world.ratio, "best_by_law": best}
+    return budget_rows(told, speedups, laws)
 
 
 STAGES: tuple[tuple[str, Effects], ...] = (
@@ -148,10 +145,6 @@ def profile_budgets(scenario: Scenario, budgets: Sequence[int]) -> list[Row]:
 
     With one sequence DuoDecoding is PEARL, decision for decision, and any recording replays that at every
     lookahead: so PEARL is what is simulated here.
-
-    Args:
-        scenario: Tokens and profile.
-        budgets: K to try.
     """
     told = law_inputs(scenario)
     ratio = told.target_s / told.draft_s
@@ -163,33 +156,24 @@ def profile_budgets(scenario: Scenario, budgets: Sequence[int]) -> list[Row]:
         plain = simulate(stage, configure("ar")).summary.tokens_per_second
         speedups = {k: simulate(stage, s).summary.tokens_per_second / plain for k, s in pearl.items()}
         known = best_budget(told.acceptance, ratio) if effects == NO_EFFECT else None
-        found += budget_rows("profile", world=name, ratio=ratio, law=known, speedups=speedups, laws=laws)
+        world = {"part": "profile", "world": name, "ratio": ratio, "best_by_law": known}
+        found += budget_rows(world, speedups, laws)
     return found
 
 
-def budget_rows(
-    part: str,
-    *,
-    world: str,
-    ratio: float,
-    law: int | None,
-    speedups: Mapping[int, float],
-    laws: Mapping[int, float],
-) -> list[Row]:
-    """A row per budget of a world, with the best by each opinion.
+def budget_rows(world: Row, speedups: Mapping[int, float], laws: Mapping[int, float]) -> list[Row]:
+    """A row per budget of a world, with the best simulated one and what the printed one, c, loses against it.
 
     Args:
-        part: `uneven` or `profile`.
-        world: Its name.
-        ratio: c, which is the printed budget.
-        law: Best by the law; None where it knows nothing of the world's effects.
-        speedups: Simulated speedup over plain decoding by budget.
+        world: Its columns: `part` (`uneven` or `profile`), `world`, `ratio` (c) and `best_by_law`, None where
+            the law knows nothing of the world's effects.
+        speedups: Simulated, over plain decoding, by budget.
         laws: The law's.
     """
     best = max(speedups, key=lambda k: speedups[k])
-    printed = min(speedups, key=lambda k: abs(k - ratio))
-    told = {"part": part, "world": world, "ratio": ratio, "best_by_law": law, "best_simulated": best}
-    told |= {"policy": "duo", "loss_of_printed": 1.0 - speedups[printed] / speedups[best]}
+    printed = min(speedups, key=lambda k: abs(k - world["ratio"]))
+    lost = 1.0 - speedups[printed] / speedups[best]
+    told = {**world, "best_simulated": best, "policy": "duo", "loss_of_printed": lost}
     return [
         {**told, "lookahead": k, "simulated_speedup_vs_ar": v, "law_speedup_vs_ar": laws[k]}
         for k, v in speedups.items()

@@ -97,7 +97,8 @@ def test_what_the_threshold_predicts() -> None:
 
 def test_the_printed_budget_loses_what_the_best_one_gains() -> None:
     speedups = {4: 1.0, 6: 2.0, 8: 1.5}
-    rows = budget_rows("uneven", world="even", ratio=8.4, law=None, speedups=speedups, laws=speedups)
+    world = {"part": "uneven", "world": "even", "ratio": 8.4, "best_by_law": None}
+    rows = budget_rows(world, speedups, speedups)
     assert {row["loss_of_printed"] for row in rows} == {0.25}  # 8 is the nearest to 8.4
     assert {row["best_simulated"] for row in rows} == {6}
     shown = budget_table(Results("duodecoding", tuple(rows)), "uneven", "x")
