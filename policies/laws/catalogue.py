@@ -76,10 +76,8 @@ def _statement(name: str, entry: dict[str, Any]) -> Statement:
     fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
     }
-    fields["corrected"] = _function(entry["corrected"])
-    fields["printed"] = _function(entry["printed"]) if "printed" in entry else None
-    fields["check"] = f"tests/policies/{entry['check']}"
-    return Statement(name, **fields)
+    forms = {form: _function(entry[form]) if form in entry else None for form in ("corrected", "printed")}
+    return Statement(name, **fields | forms | {"check": f"tests/policies/{entry['check']}"})
 
 
 STATEMENTS: dict[str, Statement] = {

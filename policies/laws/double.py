@@ -393,27 +393,6 @@ def _first_rejected(
     uniforms: Sequence[float],
 ) -> Guided:
     """What coins accept; a `correction` still lacks the token that replaces the rejected one."""
-    _check_sampled(draft_tokens, target_tokens, target_rows, draft_rows, uniforms)
-    done = tuple(draft_tokens)
-    for i, token in enumerate(done):
-        if i == len(target_tokens):
-            return Guided(done[:i], i, done[i:], "pending")
-        if uniforms[i] * draft_rows[i][token] >= target_rows[i][token]:  # strict: probability 0 never passes
-            return Guided(done[:i], i, (), "correction")
-        if token != target_tokens[i] and i + 1 < len(done):
-            return Guided(done[: i + 1], i + 1, done[i + 1 :], "pending")
-    on_path = done == tuple(target_tokens[: len(done)])
-    rest = tuple(target_tokens[len(done) :]) if on_path else ()
-    return Guided((*done, *rest), len(done), (), "extension")
-
-
-def _check_sampled(
-    draft_tokens: Tokens,
-    target_tokens: Tokens,
-    target_rows: Sequence[FloatArray],
-    draft_rows: Sequence[FloatArray],
-    uniforms: Sequence[float],
-) -> None:
     if not 0 < len(target_tokens) == len(target_rows):
         raise ValueError(
             "needs a distribution for each of at least one target token: "
@@ -427,6 +406,17 @@ def _check_sampled(
     sizes = {len(token_probs("a row", row)) for row in (*target_rows, *draft_rows)}
     if len(sizes) != 1 or not all(0 <= token < min(sizes) for token in (*draft_tokens, *target_tokens)):
         raise ValueError(f"tokens and distributions need one vocabulary, got some of {sorted(sizes)} tokens")
+    done = tuple(draft_tokens)
+    for i, token in enumerate(done):
+        if i == len(target_tokens):
+            return Guided(done[:i], i, done[i:], "pending")
+        if uniforms[i] * draft_rows[i][token] >= target_rows[i][token]:  # strict: probability 0 never passes
+            return Guided(done[:i], i, (), "correction")
+        if token != target_tokens[i] and i + 1 < len(done):
+            return Guided(done[: i + 1], i + 1, done[i + 1 :], "pending")
+    on_path = done == tuple(target_tokens[: len(done)])
+    rest = tuple(target_tokens[len(done) :]) if on_path else ()
+    return Guided((*done, *rest), len(done), (), "extension")
 
 
 def step(

@@ -305,14 +305,9 @@ def verify_tree(
     and for drawn ones if every draw is a node: two siblings drawn alike must not be merged, or the second
     draw's failure never takes its mass off the residual.
 
-    Args:
-        tree: Candidates.
-        target_rows: [N, V] the target's distribution after each node.
-        uniforms: [N] coins in [0, 1): one per node but the root, whose coin draws the last token.
-        draft_rows: [N] distribution that each node's token was drawn from; None, for all or one, if chosen.
-
-    Raises:
-        ValueError: Shapes that do not fit.
+    Refuses other than [N, V] `target_rows`, the target's distribution after each of N nodes, [N] coins in
+    [0, 1), of which the root's draws the last token, and [N] `draft_rows`, where None, for all or one, is of
+    a token that was chosen.
     """
     size = len(tree.tokens)
     if len(target_rows) != size or len(uniforms) != size:
