@@ -283,8 +283,8 @@ def pictures(results: Results) -> dict[str, Picture]:
 
     def draw(figure: Any) -> None:
         left, right = figure.subplots(1, 2, width_ratios=(2, 1))
-        left.axvline(rows[0]["ceiling"], color="black", linestyle="--", label="ceiling C")
         opinions(left, rows, [row["name"] for row in rows])
+        left.set_title(f"ceiling C: {rows[0]['ceiling']:.3g}", fontsize=10, loc="left")
         right.plot([max(1, t["tokens"]) for t in times], [1e6 * t["median_s"] for t in times], "o-")
         right.set_xscale("log")
         frame(right, x="tokens of the prior (1: none)", y="median lookup, microseconds", legend=0)
@@ -302,12 +302,11 @@ def draw_ceiling(axes: Any, rows: Sequence[Row]) -> None:
     for slope, style in ((1.0, ":"), (1.25, "-"), (1.5, "-"), (ceiling, "--")):
         axes.plot([0, widest], [0, slope * widest], style, color="#bbbbbb", linewidth=1, zorder=0)
     axes.scatter(x, y, s=25, color=["#c44e52" if row["policy"] == "double" else "#4c72b0" for row in shown])
-    taken: list[tuple[float, float]] = []
-    near: Row = {"textcoords": "offset points", "va": "center", "fontsize": 7}
-    for b, a, name in sorted(zip(-y, x, [row["name"] for row in shown], strict=True)):
-        below = sum(abs(a - other) < 0.35 and abs(b - high) < 0.1 for other, high in taken)
-        axes.annotate(name, (a, -b), xytext=(6, -3 - 9 * below), **near)  # names of close points in a column
-        taken.append((a, b))
+    for at, (a, b) in enumerate(zip(x, y, strict=True), 1):
+        twins = sum(abs(a - other) + abs(b - high) < 0.02 for other, high in zip(x[:at], y[:at], strict=True))
+        axes.annotate(str(at), (a, b), xytext=(15 * twins - 10, 5), textcoords="offset points", fontsize=8)
+    names = "\n".join(f"{at} {row['name']}" for at, row in enumerate(shown, 1))
+    axes.text(1.1, 0.5, names, transform=axes.transAxes, va="center", fontsize=8)
     axes.set_xlim(0.9, widest)
     axes.set_ylim(0.9, highest)
     for slope in (1.0, 1.25, 1.5):

@@ -19,7 +19,7 @@ from analysis.show import OPINIONS, SETTING, TEXT, Column, factor, table
 from analysis.stats import errors_of, grouped, median, ranks
 from analysis.study import Entry, Picture, Plan, Study, option
 from policies.commandline import parse_setting
-from policies.registry import POLICIES, Settings, configure
+from policies.registry import POLICIES, Settings, configure, find_policy
 from simulator.law import law_inputs
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin
@@ -226,7 +226,7 @@ def scatter(axes: Any, rows: Sequence[Row]) -> None:
             [row["simulated_speedup_vs_ar"] for row in mine],
             xerr=[(row["measured_spread"] or 0.0) * row["measured_speedup_vs_ar"] for row in mine],
             fmt="osD^v<>P*Xph"[i % 12],
-            color=f"C{i % 10}",
+            color=find_policy(name).colour,
             label=name,
             capsize=2,
         )

@@ -219,6 +219,7 @@ class Drawing:
         bars(axes, {category: own for category, own in found.items() if own}, bar_style)
         parity(axes)
         frame(axes, x="", y="speedup over plain decoding there", legend=0)
+        axes.set_title(PLACES[place], fontsize=10)
 
     def draft_alone(self, axes: Any) -> None:
         """How much sooner a streaming draft is done, by category."""
@@ -259,6 +260,7 @@ class Drawing:
         figure.suptitle(f"Mirror-SD, figure {name} in kind, T={temperature:g}, {self.world}")
 
 
+PLACES = {SPLIT: "a core for each model", SHARED: "both models on both cores"}
 SIZES = {"6b": (6.5, 4.5), "7": (16.0, 3.6), "8": (13.0, 4.5)}
 
 

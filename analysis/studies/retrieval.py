@@ -205,7 +205,8 @@ def pictures(results: Results) -> dict[str, Picture]:
             if "length" in parts:
                 every = where((row for rows in parts.values() for row in rows), category=EVERY)
                 draw_lengths(axes, every, column)
-                frame(axes, x="candidate length l", y=title)
+                frame(axes, x="candidate length l", y=title, legend=0)
+                legend_above(axes)
             else:
                 rows = next(iter(parts.values()))
                 names = dict.fromkeys(row["category"] for row in rows if row["category"] != EVERY)
@@ -228,7 +229,7 @@ def draw_lengths(axes: Any, rows: Sequence[Row], column: str) -> None:
 
 
 def draw_tau(axes: Any, rows: Sequence[Row]) -> None:
-    """Tokens that trees yield: both halves, RASD's fused tree, and independent halves' by law."""
+    """Tokens that trees yield: drafted, retrieved, fused by RASD, and by law if the two were independent."""
     world = best_world(rows)
     taus = {r["name"]: r[f"{world}_tau"] for r in where(rows, part="methods", category=EVERY)}
     colours = ["#c44e52" if name.startswith("rasd") else "#4c72b0" for name in taus]
@@ -237,7 +238,8 @@ def draw_tau(axes: Any, rows: Sequence[Row]) -> None:
     if "drafted tree" in taus:
         laws = {at: fused_tau(taus["drafted tree"], half) for at, half in halves.items() if half is not None}
         low, high = ([at + side for at in laws] for side in (-0.38, 0.38))
-        axes.vlines(list(laws.values()), low, high, color="black", linewidth=1.6, label="independent halves")
+        label = "if both trees were independent"
+        axes.vlines(list(laws.values()), low, high, color="black", linewidth=1.6, label=label)
         legend_above(axes)
     name_rows(axes, list(taus))
     axes.set_xlabel("tau, tokens of a tree accepted per forward")
