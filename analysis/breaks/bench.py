@@ -99,13 +99,10 @@ class Bench:
         self._runs: dict[tuple[object, ...], Stretches] = {}
 
     def run(self, policy: str, case: Case, *, tokens: int | None = None) -> Stretches:
-        """A policy with the knobs that the point states, in the case's world.
+        """A policy of the registry, with the knobs that the point states, in the case's world.
 
-        Args:
-            policy: Of the registry; or `PIPELINE`, `TWO_SEQUENCES`, or `RASD`, whose matches of a drafted
-                tree, a retrieved one and both are counted as `drafted`, `retrieved` and `fused`.
-            case: Point and world.
-            tokens: In place of the bench's.
+        Or the `PIPELINE`, `TWO_SEQUENCES`, or `RASD`, of which the matches of a drafted tree, a retrieved one
+        and both are counted as `drafted`, `retrieved` and `fused`.
 
         Raises:
             NotSeen: The case is of recorded decisions, and the setting was not recorded.
@@ -184,11 +181,8 @@ def _knobs(policy: str, case: Case) -> dict[str, Any]:
 def stretches(log: RoundLog, batch: int, *, whole: bool) -> Stretches:
     """Sums over stretches of text while the batch is full: no law knows of the drain at a run's end.
 
-    Args:
-        log: Of the run.
-        batch: Rows of a full batch.
-        whole: Whether outputs count from the first draft to the cut at their end; else the very first and
-            the last full round are left out.
+    With `whole` outputs count from the first draft to the cut at their end; else the very first and the last
+    full round are left out.
     """
     table = log.table()
     first = 0 if whole else 1

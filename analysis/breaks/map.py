@@ -27,6 +27,7 @@ MARGIN = 0.02
 """Relative error within which a law counts as right."""
 
 Progress: TypeAlias = Callable[[str, int, int], None]
+"""(stage, done, total)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +80,8 @@ def sweep(
 ) -> list[Cell]:
     """Cells of some laws, each first under its own assumptions, and of the relaxations that touch them.
 
-    Args:
-        laws: Which laws.
-        relaxations: Names of relaxations.
-        seed: Keys coins and jitter.
-        tokens: Tokens of a run.
-        longer: How many times as long runs are where nothing is relaxed; each only if those before it were
-            too short to tell.
-        progress: (stage, done, total).
+    Where nothing is relaxed runs are `longer`, so many times as long; each only if those before it were too
+    short to tell.
     """
     benches = [Bench(tokens * times, seed) for times in (1, *longer)]
     work: list[tuple[Law, str, float, Point]] = []

@@ -66,10 +66,7 @@ DEEPEST = 256
 def matches(case: Case, rounds: int, seed: int) -> Mapping[str, FloatArray]:
     """[R] accepted tokens of the drafted, the retrieved and the fused tree by round, and `rounds`, all 1.
 
-    Args:
-        case: Point with `trees`, and world.
-        rounds: R, of a world of coins; of a recording all there are.
-        seed: Keys the coins.
+    R rounds are tossed in a world of coins; of a recording there are as many as it has.
     """
     if case.world.replies:
         return recorded_matches()

@@ -189,13 +189,7 @@ _NORMAL = np.array([-1.6448536, -0.6744898, 0.0, 0.6744898, 1.6448536])
 
 
 def scenario(case: Case, tokens: int, seed: int) -> Scenario:
-    """The scenario of a case.
-
-    Args:
-        case: Point and world.
-        tokens: Tokens emitted per row; of a recording all there are.
-        seed: Keys coins and jitter.
-    """
+    """The scenario of a case, with so many tokens emitted per row; of a recording all there are."""
     point, world = case.point, case.world
     return Scenario(
         tokens=token_model(point, world, tokens, seed),

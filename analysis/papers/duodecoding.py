@@ -70,14 +70,10 @@ def duo_speedup(acceptance: float, budget: int, first: float | None = None) -> f
 def duo_coin(
     acceptance: float, budget: int, *, count: int = 1, gain: float = 0.0, plain: float = 1.0
 ) -> Coin:
-    """The policy whose draft takes 1/24 of a step per token, with so many sequences in a budget.
+    """The policy whose draft takes 1/24 of a step per token, with `count` sequences in a budget of tokens.
 
-    Args:
-        acceptance: iid acceptance a.
-        budget: Tokens drafted per round, in all sequences together.
-        count: Sequences.
-        gain: Probability that the further sequences hold what the first one missed.
-        plain: Plain tokens per second, where the cell is no speedup.
+    `gain` is the probability that the further sequences hold what the first one missed, `plain` plain tokens
+    per second where the cell is no speedup.
     """
     knobs = (("sequences", str(count)),)
     return Coin("duo", acceptance, budget, 1.0 / BUDGET, hit=gain, factor=plain, knobs=knobs)

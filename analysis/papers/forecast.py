@@ -15,11 +15,12 @@ from itertools import product
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from scipy.optimize import brentq
 
 from analysis.papers.cells import Cell, Paper
 from policies.laws.double import pearl_speedup
+from policies.laws.inverse import acceptance_from_tokens
 from policies.laws.law import FloatArray
-from policies.laws.ssd import expected_tokens
 from policies.registry import configure
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate
@@ -187,16 +188,9 @@ def forecast(
     unit: float = 1.0,
     **more: Any,
 ) -> Forecast:
-    """A forecast by a law.
+    """A forecast by a law whose parameters are names of `known`.
 
-    Args:
-        cell: What is predicted.
-        name: Of the law.
-        law: Its parameters are names of `known`.
-        known: What is stated of the forecast.
-        used: Cells that entered.
-        unit: From the law's value to the cell's.
-        more: Further fields of the forecast.
+    `unit` takes the law's value to the cell's; `more` are further fields of the forecast.
     """
     return Forecast(cell, name, spread(law, known).scaled(unit), tuple(known.values()), tuple(used), **more)
 
@@ -217,28 +211,18 @@ def _number(base: Cell | float | None) -> float | None:
     return base.value if isinstance(base, Cell) else base
 
 
-_STEPS = 80
 _GRID, _REFINEMENTS = 100, 4
-
-
-def _bisect(rising: Callable[[float], float], wanted: float) -> float:
-    """Where in 0..1 a rising function takes a value, or the end of the interval nearest to it."""
-    low, high = 0.0, 1.0
-    for _ in range(_STEPS):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if rising(middle) < wanted else (low, middle)
-    return 0.5 * (low + high)
 
 
 @cache
 def acceptance_of_tokens(tokens: float, lookahead: int) -> float:
     """The iid acceptance a with E(a, K) = tokens; 0 or 1 where no a gives so few or so many."""
-    return _bisect(lambda a: expected_tokens(a, lookahead), tokens)
+    return acceptance_from_tokens(min(max(tokens, 1.0), lookahead + 1.0), lookahead)
 
 
 def acceptance_of_pearl(speedup: float, lookahead: int, speed_ratio: float) -> float:
     """The iid acceptance by which PEARL's law gives this speedup."""
-    return _bisect(lambda a: pearl_speedup(a, lookahead, speed_ratio), speedup)
+    return float(brentq(lambda a: pearl_speedup(a, lookahead, speed_ratio) - speedup, 0.0, 1.0, xtol=1e-15))
 
 
 def chain(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
@@ -290,15 +274,8 @@ def by_step_cost(
 ) -> list[Forecast]:
     """A speedup from the tokens of its steps and the step cost of the method's other data sets.
 
-    Nothing where its own tokens or all other data sets are flagged.
-
-    Args:
-        paper: Of the cell.
-        cell: The speedup.
-        tokens: What the table calls tokens per step.
-        law: As the forecast names it.
-        unsimulated: Why there is no simulation.
-        own_token: 1 where the tokens are without the target's own.
+    Nothing where its own tokens or all other data sets are flagged.  `tokens` is what the table calls tokens
+    per step; where they are without the target's own, `own_token` is 1.
     """
     block = {name: getattr(cell, name) for name in ("table", "target", "method", "temperature")}
     steps = {c.dataset: c for c in paper.sound(**block, value_name=tokens)}

@@ -123,11 +123,7 @@ def machine(
 ) -> Callable[[Callable[[Paper], Sides]], Callable[[Paper], Sides]]:
     """Make a profile of the sides that a function finds in a paper.
 
-    Args:
-        name: Of the profile.
-        paper: Whose machine it is.
-        where: Which model sits on what.
-        shared: Whether both models take turns on one device.
+    `where` says which model sits on what; with `shared` both take turns on one device.
     """
 
     def register(find: Callable[[Paper], Sides]) -> Callable[[Paper], Sides]:

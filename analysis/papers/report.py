@@ -217,12 +217,7 @@ def panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def plot(predicted: Row, folder: Path) -> Path:
-    """Write `<paper>.png` into a folder; returns the file.
-
-    Args:
-        predicted: A study as `study.as_dict` gives it.
-        folder: Made if it is not there.
-    """
+    """Write `<paper>.png` of a study, as `study.as_dict` gives it, into a folder; returns the file."""
     return save(
         Picture(partial(draw, predicted=predicted), size(predicted)), folder / f"{predicted['paper']}.png"
     )

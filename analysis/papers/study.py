@@ -74,12 +74,7 @@ class Study:
 
 
 def study(paper: str, *, simulate: bool = True, cells: list[Cell] | None = None) -> Study:
-    """Predict a paper's cells.
-
-    Args:
-        paper: One of `PAPERS`.
-        simulate: Whether to toss coins, too (seconds).
-        cells: In place of the stored ones.
+    """Predict a paper's cells, the stored ones or those given; to toss coins, too, takes seconds.
 
     Raises:
         ValueError: There is no such paper.
