@@ -46,18 +46,19 @@ class DoublePlan(Plan):
 
     def entries(self, temperature: float) -> list[Entry]:
         """Plain decoding, the baselines, DOUBLE, and DOUBLE with one thing changed each."""
+        none: Row = {}
         compared: list[tuple[str, str, str, Row]] = [
             (METHODS, "plain decoding", "ar", {"lookahead": None}),
-            (METHODS, "prompt lookup", "pld", {}),
-            (METHODS, "SD", "sd", {}),
-            (METHODS, "PEARL", "pearl", {}),
-            (METHODS, "DOUBLE", "double", {}),
+            (METHODS, "prompt lookup", "pld", none),
+            (METHODS, "SD", "sd", none),
+            (METHODS, "PEARL", "pearl", none),
+            (METHODS, "DOUBLE", "double", none),
             (METHODS, "DOUBLE, in turns", "double", {"overlap": "off"}),
             (ABLATION, "without draft retrieval", "double", {"draft_retrieval": "off"}),
             (ABLATION, "without target retrieval", "double", {"target_retrieval": "off"}),
             (ABLATION, "without rejected cache", "double", {"rejected_cache": "off"}),
             *((DEPTH, f"d = {depth}", "double", {"retrieval_length": depth}) for depth in self.depths),
-            *((PRIOR, "no prior", "double", {}) for _ in self.datastore[:1]),
+            *([(PRIOR, "no prior", "double", none)] if self.datastore else []),
             *((PRIOR, f"prior {name}", "double", {"datastore": name}) for name in self.datastore),
         ]
         usual: Row = {"lookahead": self.lookahead, "temperature": temperature, "seed": self.seed}
@@ -116,9 +117,9 @@ def retrieval_time(
     Args:
         name: Of the prior; empty for none.
         trace: Recorded texts.
-        longest: Ending that is looked up, in tokens.
-        span: Tokens retrieved at once.
-        lookups: Most of them.
+        longest: Tokens of the longest ending that is looked up.
+        span: Tokens retrieved.
+        lookups: Most lookups.
 
     Returns:
         `datastore`, the prior, and its `tokens`; `median_s` and `most_s` of a lookup over all layers;
