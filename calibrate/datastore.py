@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +60,16 @@ def documents_of(folders: Sequence[Path] = ()) -> Iterator[Document]:
     """
     corpus = collect()
     private = paragraphs_of(document for document in corpus if document.split != "train")
-    for document in _candidates(corpus, folders):
-        yield without_paragraphs(document, private)
-
-
-def _candidates(corpus: Sequence[Document], folders: Sequence[Path]) -> Iterator[Document]:
-    for folder in folders:
-        yield from _files(folder, "own/")
-    yield from sorted(of_split(corpus, "train"), key=lambda document: _lot(document.name))
     known = {document.name for document in corpus}
     tests = _files(standard_library() / "test", "test/")
-    yield from (d for d in tests if d.name not in known and split_of(d.name) == "train")
-    yield from _files(Path(sysconfig.get_paths()["purelib"]), "site-packages/")
+    candidates = chain(
+        *(_files(folder, "own/") for folder in folders),
+        sorted(of_split(corpus, "train"), key=lambda document: _lot(document.name)),
+        (d for d in tests if d.name not in known and split_of(d.name) == "train"),
+        _files(Path(sysconfig.get_paths()["purelib"]), "site-packages/"),
+    )
+    for document in candidates:
+        yield without_paragraphs(document, private)
 
 
 def build(

@@ -13,7 +13,8 @@ itself:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar, cast
@@ -237,29 +238,16 @@ class Expectation:
 
 
 class Surroundings:
-    """What went on around the operations of a run; `full_s` needs to know what neighbours cost each other.
+    """What went on around the operations of a run."""
 
-    Args:
-        timings: All operations.
-        expectation: The profile.
-        likes: Kind of row operations to the built-in one they are like.
-    """
-
-    def __init__(
-        self,
-        timings: Sequence[Timing],
-        expectation: Expectation | None = None,
-        likes: Mapping[str, str] | None = None,
-    ) -> None:
-        self._expectation = expectation
-        self._likes = likes or {}
+    def __init__(self, timings: Sequence[Timing]) -> None:
         news = [(t.arrival_s, t.operation == "prefill") for t in timings]
         news += [(t.early_s, False) for t in timings if t.early_s is not None]
         self._news = sorted(news)
         self._heard = [at for at, _ in self._news]
-        self._by_device: dict[str, list[Timing]] = {}
+        self._by_device: dict[str, list[Timing]] = defaultdict(list)
         for timing in sorted(timings, key=lambda t: t.start_s):
-            self._by_device.setdefault(timing.device, []).append(timing)
+            self._by_device[timing.device].append(timing)
         self._ends = {name: [t.end_s for t in found] for name, found in self._by_device.items()}
 
     def followed_prefill(self, timing: Timing) -> bool:
@@ -294,16 +282,14 @@ class Surroundings:
                     found[_kind(step)] = found.get(_kind(step), 0.0) + shared
         return found
 
-    def full_s(self, timing: Timing, start_s: float, end_s: float) -> float:
-        """A stretch of an operation in seconds of work at full rate."""
-        assert self._expectation is not None
-        role, work = role_of(timing.device), end_s - start_s
-        like = self._likes.get(timing.operation, timing.operation)
+    def full_s(
+        self, timing: Timing, start_s: float, end_s: float, slowdown: Callable[[Timing, Timing], float]
+    ) -> float:
+        """A stretch of an operation in seconds of work at full rate, by what its neighbours cost it."""
+        work = end_s - start_s
         for other in self._neighbours(timing, start_s, end_s):
-            other_like = self._likes.get(other.operation, other.operation)
-            slowdown = self._expectation.slowdown(role, like, role_of(other.device), other_like)
             shared_s = min(end_s, other.end_s) - max(start_s, other.start_s)
-            work -= shared_s * (1.0 - 1.0 / slowdown)
+            work -= shared_s * (1.0 - 1.0 / slowdown(timing, other))
         return work
 
     def _neighbours(self, timing: Timing, start_s: float, end_s: float) -> Iterator[Timing]:
@@ -328,13 +314,25 @@ def time_operations(world: LiveWorld, beside: Expectation, *, batch: int) -> lis
             (operation, replies, timing)
             for (operation, replies, _), timing in zip(device.replies, timings, strict=True)
         ]
-    likes = {operation.kind: operation.cost_class for operation, _, _ in done}
-    around = Surroundings(world.timings(), beside, likes)
+    likes: dict[str, str] = {operation.kind: operation.cost_class for operation, _, _ in done}
+    around = Surroundings(world.timings())
+
+    def slowdown(*pair: Timing) -> float:
+        mine, other = ((role_of(t.device), likes.get(t.operation, t.operation)) for t in pair)
+        return beside.slowdown(*mine, *other)
+
     found = []
     for operation, replies, timing in sorted(done, key=lambda each: each[2].submit_s):
         if around.followed_prefill(timing):
             continue
         work: list[Work] = [reply.work for reply in replies]
+        taken: dict[str, float] = defaultdict(float)
+        for step in timing.steps:
+            taken[base_name(step.name)] += around.full_s(timing, step.start_s, step.end_s, slowdown)
+        totals: dict[str, StepTotal] = {}
+        for name, seconds in beside.steps(role_of(timing.device), work, timing.context):
+            total = totals.get(name, StepTotal(name, 0, 0.0, taken[name]))
+            totals[name] = total._replace(calls=total.calls + 1, expected_s=total.expected_s + seconds)
         found.append(
             Timed(
                 kind=operation.kind,
@@ -344,10 +342,10 @@ def time_operations(world: LiveWorld, beside: Expectation, *, batch: int) -> lis
                 rows=timing.rows,
                 tokens=sum(tokens for row in work for _, tokens in row),
                 lead_s=around.lead_s(timing),
-                work_s=around.full_s(timing, timing.start_s, timing.end_s),
+                work_s=around.full_s(timing, timing.start_s, timing.end_s, slowdown),
                 report_s=timing.report_overhead_s,
                 idle_s=around.idle_s(timing),
-                steps=_step_totals(timing, work, around, beside),
+                steps=tuple(totals.values()),
                 mark_s=_early_s(operation, timing),
             )
         )
@@ -362,30 +360,15 @@ def _early_s(operation: RowOperation, timing: Timing) -> float:
     return max(0.0, timing.early_s - max(ends, default=timing.start_s))
 
 
-def _step_totals(
-    timing: Timing, work: Sequence[Work], around: Surroundings, beside: Expectation
-) -> tuple[StepTotal, ...]:
-    """Steps that the work names, by name: how many, seconds expected and seconds taken of all of them."""
-    taken: dict[str, float] = {}
-    for step in timing.steps:
-        name = base_name(step.name)
-        taken[name] = taken.get(name, 0.0) + around.full_s(timing, step.start_s, step.end_s)
-    found: dict[str, StepTotal] = {}
-    for name, seconds in beside.steps(role_of(timing.device), work, timing.context):
-        total = found.get(name, StepTotal(name, 0, 0.0, taken.get(name, 0.0)))
-        found[name] = total._replace(calls=total.calls + 1, expected_s=total.expected_s + seconds)
-    return tuple(found.values())
-
-
 def at_usual_speed(timings: Iterable[Timed], drift: float) -> list[Timed]:
     """Operations at the speed of a machine that is not `drift` times as slow; `MOST_KEPT` of a kind."""
 
     def usual(seconds: float) -> float:  # below 0: not known
         return seconds if seconds < 0.0 else round(seconds / drift, DIGITS)
 
-    by_kind: dict[str, list[Timed]] = {}
+    by_kind: dict[str, list[Timed]] = defaultdict(list)
     for timed in timings:
-        by_kind.setdefault(timed.kind, []).append(timed)
+        by_kind[timed.kind].append(timed)
     kept = []
     for found in by_kind.values():
         most = min(len(found), MOST_KEPT)

@@ -22,7 +22,6 @@ from calibrate.plan import Grid, Plan
 from hardware_profiles.profile import Overlap
 from hardware_profiles.surface import (
     LEVELS,
-    Forward,
     GridCost,
     Point,
     Quantiles,
@@ -200,10 +199,9 @@ def time_shape(world: LiveWorld, device: str, kind: str, shape: dict[str, int], 
     A draft's steps follow each other, and so do its repetitions here.  A target's verifications wait for
     their turn: between its repetitions the draft takes a few steps, as in a round.
     """
-    if device == "draft":
-        probe = Probe(step=kind, repeats=repeats, warmup=0, **shape)  # type: ignore[arg-type]
-        return list(ask(world, device, probe).durations_s)
     once = Probe(step=kind, repeats=1, warmup=0, **shape)  # type: ignore[arg-type]
+    if device == "draft":
+        return list(ask(world, device, replace(once, repeats=repeats)).durations_s)
     durations: list[float] = []
     for _ in range(repeats):
         durations += ask(world, device, once).durations_s
@@ -223,14 +221,16 @@ def message_latency(world: LiveWorld, device: str, count: int) -> list[float]:
 
 
 class OverlapCase(NamedTuple):
-    """Which operation is slowed by which: a probe of a device's, and what the other does over and over."""
+    """A device's operation, and what the other does over and over meanwhile."""
 
     device: RoleName
-    operation: Forward
     probe: Probe
-    other: RoleName
-    other_operation: Forward
     neighbour: Probe
+
+    @property
+    def other(self) -> RoleName:
+        """The other device."""
+        return "draft" if self.device == "target" else "target"
 
 
 def overlap_cases() -> list[OverlapCase]:
@@ -245,11 +245,11 @@ def overlap_cases() -> list[OverlapCase]:
     tree = Probe("tree", branches=15, context=128, repeats=20, warmup=0)
     verifying, stepping, growing = (replace(p, repeats=NEIGHBOUR_REPEATS) for p in (verify, step, tree))
     return [
-        OverlapCase("target", "forward", verify, "draft", "forward", stepping),
-        OverlapCase("target", "forward", decode, "draft", "forward", stepping),
-        OverlapCase("target", "forward", verify, "draft", "tree", growing),
-        OverlapCase("draft", "tree", tree, "target", "forward", verifying),
-        OverlapCase("draft", "forward", step, "target", "forward", verifying),
+        OverlapCase("target", verify, stepping),
+        OverlapCase("target", decode, stepping),
+        OverlapCase("target", verify, growing),
+        OverlapCase("draft", tree, verifying),
+        OverlapCase("draft", step, verifying),
     ]
 
 
@@ -286,17 +286,17 @@ def slowdowns(cases: Sequence[OverlapCase], found: Sequence[Sequence[Sequence[An
 
     Found is, per repetition and case, (seconds alone, seconds beside the neighbour).
     """
-    ratios: dict[tuple[RoleName, Forward, RoleName, Forward], list[float]] = defaultdict(list)
+    ratios: dict[tuple[RoleName, str, RoleName, str], list[float]] = defaultdict(list)
     for index, case in enumerate(cases):
         alone, beside = (np.median([s for repetition in found for s in repetition[index][i]]) for i in (0, 1))
-        pair = (case.device, case.operation, case.other, case.other_operation)
+        pair = (case.device, case.probe.step, case.other, case.neighbour.step)
         ratios[pair].append(float(beside / alone))
     return [
         Overlap(
             device=device,
-            operation=operation,
+            operation=operation,  # type: ignore[arg-type]
             while_busy=other,
-            while_operation=other_operation,
+            while_operation=other_operation,  # type: ignore[arg-type]
             slowdown=max(0.5, float(np.exp(np.mean(np.log(values))))),
         )
         for (device, operation, other, other_operation), values in ratios.items()

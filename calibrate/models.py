@@ -204,13 +204,10 @@ def check_tokenizers(target: str, draft: str) -> None:
 
 
 def check_positions(sizes: Mapping[str, ModelSize], *, longest: int, max_tokens: int, ahead: int) -> None:
-    """Refuse texts that outgrow a model's positions.
+    """Refuse texts that outgrow the positions of a model, which are by role.
 
-    Args:
-        sizes: By role.
-        longest: Most tokens that a probe has in a cache.
-        max_tokens: Tokens recorded per prompt; prompts come on top and are checked when they are known.
-        ahead: Most tokens that a live setting drafts beyond a text.
+    The longest is that of a probe; a live setting drafts so many tokens ahead of a text.  Prompts come on top
+    and are checked when they are known.
 
     Raises:
         MisfitError: With the model and what would fit.
@@ -302,11 +299,9 @@ POSITIONS = 8192
 def resolve_shape(text: str) -> Path:
     """The configuration behind `shape:NAME`, kept in the user's cache, or `shape:PATH`.
 
-    Entries of the configuration may be replaced: `shape:qwen2.5-0.5b,vocab_size=128256` is a draft that
-    shares the token ids of `shape:llama-3.1-8b`.
-
-    Args:
-        text: With the prefix; a name of `hardware_profiles.shapes`, a `config.json` or a folder with one.
+    NAME is of `hardware_profiles.shapes`, PATH a `config.json` or a folder with one.  Entries may be
+    replaced: `shape:qwen2.5-0.5b,vocab_size=128256` is a draft that shares the token ids of
+    `shape:llama-3.1-8b`.
 
     Raises:
         ShapeError: There is none, or an entry is no whole number.

@@ -15,7 +15,6 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from multiprocessing import util
 from multiprocessing.connection import Connection, wait
@@ -104,10 +103,15 @@ def run_many(function: Function, arguments: Sequence[Any], report: Report) -> li
         for argument in arguments:
             children.append(_start(function, argument))  # noqa: PERF401 - so that `finally` knows each
         while len(results) < len(children):
-            waiting = {child.pipe: i for i, child in enumerate(children) if i not in results}
-            for pipe in wait(list(waiting)):
-                index = waiting[pipe]  # type: ignore[index]
-                kind, value = _receive(children[index])
+            waiting = {pipe: i for i, (_, pipe) in enumerate(children) if i not in results}
+            for ready in wait(list(waiting)):
+                index = waiting[ready]  # type: ignore[index]
+                process, pipe = children[index]
+                try:
+                    kind, value = pipe.recv()
+                except EOFError as error:
+                    process.join()
+                    raise SubprocessError(f"the process died with exit code {process.exitcode}") from error
                 if kind == "done":
                     results[index] = value
                 elif kind == "report":
@@ -118,34 +122,19 @@ def run_many(function: Function, arguments: Sequence[Any], report: Report) -> li
                     raise failed
         return [results[i] for i in range(len(children))]
     finally:
-        for child in children:
-            child.process.terminate()
-            child.process.join()
-            child.pipe.close()
+        for process, pipe in children:
+            process.terminate()
+            process.join()
+            pipe.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Child:
-    process: BaseProcess
-    pipe: Connection
-
-
-def _start(function: Function, argument: Any) -> _Child:
+def _start(function: Function, argument: Any) -> tuple[BaseProcess, Connection]:
     context = process_context()
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_call, args=(function, argument, there), daemon=True)
     process.start()
     there.close()
-    return _Child(process, here)
-
-
-def _receive(child: _Child) -> tuple[str, Any]:
-    try:
-        message: tuple[str, Any] = child.pipe.recv()
-    except EOFError as error:
-        child.process.join()
-        raise SubprocessError(f"the process died with exit code {child.process.exitcode}") from error
-    return message
+    return process, here
 
 
 def _call(function: Function, argument: Any, pipe: Connection) -> None:
@@ -184,11 +173,7 @@ def claim_shared_folder() -> BinaryIO | None:
 
 
 def clear_leftovers(root: Path | None = None) -> list[Path]:
-    """Remove the folders whose owners are dead; returns them.
-
-    Args:
-        root: Where to look; by default the system's folder for temporary files.
-    """
+    """Remove the folders whose owners are dead, by default those for temporary files; returns them."""
     found = [path for pattern in PATTERNS for path in (root or Path(tempfile.gettempdir())).glob(pattern)]
     return [folder for folder in found if _cleared(folder)]
 

@@ -58,6 +58,11 @@ MOST_CHANGE = 0.1
 """A machine whose speed changes by more around a run was not idle, or not steady."""
 
 
+def chunked(requests: Sequence[Request], size: int) -> list[Sequence[Request]]:
+    """The requests of each run: enough of them to keep a batch full."""
+    return [requests[i : i + size] for i in range(0, len(requests), size)]
+
+
 @dataclass(frozen=True)
 class Recorder:
     """Records settings in a pair's live world.
@@ -77,7 +82,7 @@ class Recorder:
 
         `moved` is called with (runs done, runs in all).
         """
-        chunks = {batch: self._chunks(batch) for batch in self.batches}
+        chunks = {batch: chunked(self.requests, AT_ONCE * batch) for batch in self.batches}
         total = sum(map(len, chunks.values()))
         done = 0
         decided: list[Decisions] = []
@@ -104,11 +109,6 @@ class Recorder:
             return joined(decided)
         beside = costs_fingerprint(self.profile)
         return replace(joined(decided), timings=tuple(timings), timed_beside=beside, drift=tuple(drifts))
-
-    def _chunks(self, batch: int) -> list[Sequence[Request]]:
-        """The requests of each run: enough of them to keep a batch full."""
-        size = AT_ONCE * batch
-        return [self.requests[i : i + size] for i in range(0, len(self.requests), size)]
 
     def _drift(self, settings: Settings, batch: int) -> float:
         """How much longer plain decoding takes now than the profile says."""
@@ -318,8 +318,17 @@ class DecisionFiles:
         found = gains(self.asked.profile, list(trace.settings.values()), sampled=self.asked.sampled)
         if found:
             yield told(found)
-        if drifts := [each.drift for each in trace.settings.values() if each.drift]:
-            yield _day(drifts)
+        drifts = [each.drift for each in trace.settings.values() if each.drift]
+        every = [value for drift in drifts for value in drift]
+        if not every:
+            return
+        pairs = [pair for drift in drifts for pair in zip(drift[::2], drift[1::2], strict=True)]
+        change = max(abs(after / before - 1.0) for before, after in pairs)
+        unsteady = f"; it changed by {change:.0%} around a single run: was something else running?"
+        yield (
+            f"plain decoding meanwhile took {min(every):.2f} to {max(every):.2f} times what the profile "
+            f"says, divided out{unsteady if change > MOST_CHANGE else ''}"
+        )
 
     def _check(self, path: Path) -> None:
         """Refuse, before anything runs, what could not be added to a file in the end."""
@@ -339,20 +348,6 @@ class DecisionFiles:
                 f"{path} holds decisions of a draft by {ran}, which cannot be joined with those of one by "
                 f"{asked.backend}; give another --out, or remove it"
             )
-
-
-def _day(drifts: Sequence[Sequence[float]]) -> str:
-    """How fast the machine was while settings were timed, and whether that was steady."""
-    every = [value for found in drifts for value in found]
-    pairs = [pair for found in drifts for pair in zip(found[::2], found[1::2], strict=True)]
-    line = (
-        f"plain decoding meanwhile took {min(every):.2f} to {max(every):.2f} times what the profile says, "
-        "divided out"
-    )
-    change = max(abs(after / before - 1.0) for before, after in pairs)
-    if change > MOST_CHANGE:
-        line += f"; it changed by {change:.0%} around a single run: was something else running?"
-    return line
 
 
 def _shown(name: str, step: StepTiming) -> str:

@@ -43,12 +43,9 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 @dataclass(frozen=True)
 class Shape:
-    """How much larger the embedding is than the model it holds: multipliers.
+    """How much larger the embedding is than the model it holds.
 
-    Attributes:
-        width: of the hidden size and of the number of heads.
-        depth: of the number of layers.
-        intermediate: of the number of MLP units; None: the same as ``width``.
+    Multipliers of the hidden size and the number of heads, of layers, and of MLP units (None: as ``width``).
     """
 
     width: Fraction = Fraction(1)

@@ -209,6 +209,7 @@ def measure_exits(
     import torch
     from torch.nn import functional
 
+    at = [width - 1 for width in WIDTHS]
     sums = torch.zeros(len(heads.layers), 1 + 2 * len(WIDTHS), dtype=torch.float64)
     positions = 0
     for tokens, start, live in written(target, prompts, output, sampled=sampled, group=_GROUP):
@@ -222,7 +223,11 @@ def measure_exits(
                 zip(heads.layers, exit_states(target, tokens, heads.layers), strict=True)
             ):
                 proxy = target.lm_head(heads.adapted(layer, state[:, start - 1 : -1]))[live]
-                sums[row] += _sums(law, proxy)
+                # Sums over positions: agreement, then Omega and its ceiling for each width.
+                ranked = law.gather(-1, proxy.topk(WIDTHS[-1], dim=-1).indices).cumsum(-1).sum(0)
+                best = law.topk(WIDTHS[-1], dim=-1).values.cumsum(-1).sum(0)
+                agreed = (proxy.argmax(-1) == law.argmax(-1)).sum().double()[None]
+                sums[row] += torch.cat([agreed, ranked[at], best[at]])
     reports, layers = [], int(target.config.num_hidden_layers)
     for layer, row in zip(heads.layers, sums, strict=True):
         agreement, *means = (round(mean, 4) for mean in (row / positions).tolist())
@@ -230,18 +235,6 @@ def measure_exits(
         ceiling = dict(zip(WIDTHS, means[len(WIDTHS) :], strict=True))
         reports.append(ExitReport(layer, layers, sampled, positions, agreement, overlap, ceiling))
     return reports
-
-
-def _sums(law: torch.Tensor, proxy: torch.Tensor) -> torch.Tensor:
-    """Sums over positions [n, V]: agreement, then Omega and its ceiling for each width."""
-    import torch
-
-    most = max(WIDTHS)
-    ranked = law.gather(-1, proxy.topk(most, dim=-1).indices).cumsum(-1).sum(0)
-    best = law.topk(most, dim=-1).values.cumsum(-1).sum(0)
-    agreed = (proxy.argmax(-1) == law.argmax(-1)).sum().double()[None]
-    at = [width - 1 for width in WIDTHS]
-    return torch.cat([agreed, ranked[at], best[at]])
 
 
 @dataclass(frozen=True)
