@@ -15,8 +15,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
-from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -25,10 +23,10 @@ from calibrate.journal import Json
 from calibrate.live.transport.device import Timing
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live.wire import StepTime
-from hardware_profiles.optime import HostOperation, OperationHost, StepTotal, Timed, base_name
+from hardware_profiles.optime import HostOperation, OperationHost, StepTotal, Timed, base_name, share_of
 from hardware_profiles.profile import Profile
 from hardware_profiles.surface import OPERATIONS, FloatArray, Forward, LatencySurface, OperationCost, RoleName
-from policies.operation import RowOperation, Work
+from policies.operation import RowOperation, Work, row_calls
 from policies.registry import Settings, configure, find_policy
 
 MOST_KEPT = 400
@@ -224,16 +222,15 @@ class Expectation:
     def steps(self, role: RoleName, work: Sequence[Work], context: float) -> Iterator[tuple[str, float]]:
         """(name, seconds) of the steps of an operation by its rows' work; 0 s for what calls no model.
 
-        As `simulator.costs.ProfileCosts.worked` says it.
+        As `simulator.costs.ProfileCosts.row_steps` says it.
         """
         fed, call_s = int(context), 0.0
-        for parts in zip_longest(*work):
-            there = [part for part in parts if part is not None]
-            name, widest = max(there, key=itemgetter(1))
-            _, _, share = name.partition(":")
+        for name, rows, widest in row_calls(work):
+            share = share_of(name)
             if widest:
-                call_s = self.call(role, name, len(there), widest, fed)
-            yield base_name(name), (float(share) if share else 1.0) * call_s * bool(widest or share)
+                call_s = self.call(role, name, rows, widest, fed)
+            part = float(widest > 0) if share is None else share
+            yield base_name(name), part * call_s
             fed += widest
 
 

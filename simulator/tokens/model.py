@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,9 +27,7 @@ from policies.registry import SettingError
 from policies.sampling import Sampling
 from policies.values import UNKNOWN, BoolArray, IntArray, Request, Source, Speculation, Verdict, View
 from simulator.tokens.outcomes import Outcomes
-
-if TYPE_CHECKING:
-    from simulator.tokens.sampled import SampledOutcomes
+from simulator.tokens.sampled import SampledOutcomes
 
 _PRIMARY, _RANDOM, _NGRAM = int(Source.PRIMARY), int(Source.RANDOM), int(Source.NGRAM)
 _FANOUT, _BEFORE = 0, 1

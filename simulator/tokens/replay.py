@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from hardware_profiles.trace import Trace
 from policies.registry import SettingError
 from policies.sampling import Sampling
 from policies.values import Request, Source
 from simulator.tokens.model import TokenModel, other_sampling
 from simulator.tokens.outcomes import NEVER, accepted_runs
-
-if TYPE_CHECKING:
-    from hardware_profiles.trace import Trace
+from simulator.tokens.sampled import SampledOutcomes
 
 REPLAY_COLUMNS = (
     "target_logprob",
@@ -50,8 +47,6 @@ def replay(trace: Trace, *, limit: int | None = None, seed: int = 0) -> TokenMod
         # The rejected token is the draft's first choice, rank 0, which outranks every other.
         need_rejected = np.where(rank < listed, rank, NEVER)
     else:
-        from simulator.tokens.sampled import SampledOutcomes
-
         if not np.isfinite(trace.column("target_logprob")).all():
             raise SettingError(
                 "this trace holds a token of probability 0: its text was not sampled as it says"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from text_by_hand import BY_HAND, TEXT, near
 
 from hardware_profiles.trace import Trace
-from simulator.tokens.chances import (
+from simulator.tokens.sampled import (
     DRAFT,
     FIRST,
     UNIFORM,

@@ -24,7 +24,7 @@ from hardware_profiles.trace import Trace
 from policies.laws.sampling import hit_rate_sampled
 from policies.registry import Settings, configure
 from simulator.tokens import TokenModel, replay, sampled
-from simulator.tokens.chances import DRAFT, Chances, Recorded
+from simulator.tokens.sampled import DRAFT, Chances, Recorded
 
 LEVEL = 4.5
 REQUESTS = 4000
