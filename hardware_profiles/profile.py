@@ -304,26 +304,25 @@ def _describe(path: str | os.PathLike[str], error: ValidationError) -> str:
     return f"{path}: {'; '.join(lines)}"
 
 
+_REASONS = {
+    "missing": "is required",
+    "extra_forbidden": "is no field of a profile",
+    "value_error": "{error}",
+    "field": "{message}",
+    "json_invalid": "is not JSON: {error}",
+}
+_REASONS_WITH_VALUE = {
+    "greater_than": "must be > {gt:g}",
+    "greater_than_equal": "must be >= {ge:g}",
+    "literal_error": "must be {expected}",
+}
+
+
 def _reason(detail: ErrorDetails) -> str:
-    context = detail.get("ctx", {})
-    given = detail["input"]
+    """What pydantic says, in the words of the other errors here."""
+    kind, context, given = detail["type"], detail.get("ctx", {}), detail["input"]
+    if kind in _REASONS:
+        return _REASONS[kind].format(**context)
     got = f", got {given!r:.80}" if isinstance(given, str | int | float) else ""
-    match detail["type"]:
-        case "greater_than":
-            return f"must be > {context['gt']:g}{got}"
-        case "greater_than_equal":
-            return f"must be >= {context['ge']:g}{got}"
-        case "literal_error":
-            return f"must be {context['expected']}{got}"
-        case "missing":
-            return "is required"
-        case "extra_forbidden":
-            return "is no field of a profile"
-        case "value_error":
-            return str(context["error"])
-        case "field":
-            return str(context["message"])
-        case "json_invalid":
-            return f"is not JSON: {context['error']}"
-        case _:
-            return detail["msg"][:1].lower() + detail["msg"][1:] + got
+    own = detail["msg"][:1].lower() + detail["msg"][1:]
+    return (_REASONS_WITH_VALUE[kind].format(**context) if kind in _REASONS_WITH_VALUE else own) + got

@@ -196,20 +196,24 @@ PAGE = 1024
 
 
 class Call(NamedTuple):
-    """A call of a model, or a step without one.
+    """Equal calls of a model, one after the other, or a step without one.
 
     Attributes:
         surface: What was measured of it; none for a step that feeds no token.
         shape: Coordinates but the context.
-        grows: Tokens by which the context of the next call is longer.
-        noise: Surface whose noise it has, where it is another.
+        grows: Tokens by which each makes the context of the next one longer.
+        times: How many there are.
+        noise: Surface whose noise they have.
+        share: See `share_of`.
     """
 
     name: str
     surface: str = ""
     shape: tuple[tuple[str, int], ...] = ()
     grows: int = 0
+    times: int = 1
     noise: str = ""
+    share: float | None = None
 
 
 class ProfileCosts:
@@ -280,8 +284,9 @@ class ProfileCosts:
 
     def _row_call(self, role: str, name: str, rows: int, widest: int) -> Call:
         """A step over at most `widest` tokens in each of `rows` rows, at the forward that it resembles."""
+        share = share_of(name)
         if widest == 0:
-            return Call(name)
+            return Call(name, share=share)
         tree = role == "draft" and base_name(name) == "tree"
         surface = TREE_SURFACE if tree else f"{role}.forward"
         if surface not in self.surfaces:
@@ -289,38 +294,41 @@ class ProfileCosts:
                 f"this profile has no {surface}, which the policy's steps need; record one with `calibrate`"
             )
         if not tree:
-            return self._forward(surface, name, rows, widest, grows=widest)
-        return self._tree(name, rows, widest, widest * self._counted(rows), grows=widest)
+            return self._forward(surface, name, rows, widest, grows=widest, share=share)
+        total = widest * self._counted(rows)
+        return self._tree(name, rows, widest, total, grows=widest, share=share)
 
-    def _forward(self, surface: str, name: str, rows: int, width: int, *, grows: int = 0) -> Call:
+    def _forward(self, surface: str, name: str, rows: int, width: int, **more: Any) -> Call:
         """A forward over `width` new tokens in each of `rows` rows."""
         effects = self.effects
         wide = effects.verify_width if surface == "target.forward" else effects.draft_width
         shape = (("batch", self._counted(rows)), ("new_tokens", width if wide else 1))
-        return Call(name, surface, shape, grows)
+        return Call(name, surface, shape, **{"noise": surface, **more})
 
-    def _tree(self, name: str, rows: int, widest: int, total: int, *, grows: int) -> Call:
+    def _tree(self, name: str, rows: int, widest: int, total: int, **more: Any) -> Call:
         """A tree step over `widest` branches in each of `rows` rows, `total` in all."""
         if not self.effects.draft_width:
-            return self._forward("draft.forward", name, rows, 1, grows=grows)._replace(noise=TREE_SURFACE)
-        if "batch" in self.surfaces[TREE_SURFACE].axes:
-            return Call(name, TREE_SURFACE, (("batch", self._counted(rows)), ("branches", widest)), grows)
-        return Call(name, TREE_SURFACE, (("branches", total),), grows)
+            return self._forward("draft.forward", name, rows, 1, noise=TREE_SURFACE, **more)
+        batched = "batch" in self.surfaces[TREE_SURFACE].axes
+        shape = (("batch", self._counted(rows)), ("branches", widest)) if batched else (("branches", total),)
+        return Call(name, TREE_SURFACE, shape, noise=TREE_SURFACE, **more)
 
     def _draft(self, operation: Draft | Continue, first: int) -> list[Call]:
-        rows = len(operation.view.slots)
-        opening, step = (self._forward("draft.forward", "draft", rows, n, grows=1) for n in (first, 1))
-        return [opening, *[step] * (operation.lookahead - 1)]
+        rows, further = len(operation.view.slots), operation.lookahead - 1
+        opening = self._forward("draft.forward", "draft", rows, first, grows=1)
+        if not further:
+            return [opening]
+        return [opening, self._forward("draft.forward", "draft", rows, 1, grows=1, times=further)]
 
     def _prespeculate(self, operation: Prespeculate) -> list[Call]:
-        slots, branches = operation.view.slots, operation.branches
+        slots, branches, count = operation.view.slots, operation.branches, operation.lookahead
         rows, widest, total = len(slots), int(branches.max()), int(branches.sum())
         if not self.effects.draft_width:  # a step is a forward, and the glue is none
-            return [self._tree("tree", rows, widest, total, grows=0)] * operation.lookahead
+            return [self._tree("tree", rows, widest, total, times=count)]
         grows = widest if "batch" in self.surfaces[TREE_SURFACE].axes else -(-total // rows)
         fed = 1 + int(operation.speculation.lengths[slots].max())
         glue = self._forward("draft.forward", "glue", rows, fed, grows=fed)
-        return [glue, *[self._tree("tree", rows, widest, total, grows=grows)] * operation.lookahead]
+        return [glue, self._tree("tree", rows, widest, total, grows=grows, times=count)]
 
     def _price(
         self,
@@ -334,21 +342,25 @@ class ProfileCosts:
         `seconds` are those of steps without a call, by name.  The noise of a surface is the mean of
         `forwards` independent steps; None: of its calls.
         """
-        factors: dict[str, float] = {}
-        noises = [call.noise or call.surface for call in calls]
-        call_s, steps = 0.0, []
-        for call, noise in zip(calls, noises, strict=True):
-            share = share_of(call.name)
+        counts: dict[str, int] = {}
+        for call in calls:
+            counts[call.noise] = counts.get(call.noise, 0) + call.times
+        factors = {noise: self._factor(noise, forwards or n) for noise, n in counts.items() if noise}
+        call_s, steps = 0.0, list[tuple[str, float]]()
+        for call in calls:
+            name, share = call.name, call.share
             if call.surface:
-                if noise not in factors:
-                    factors[noise] = self._factor(noise, forwards or noises.count(noise))
-                call_s = self._seconds(call, context) * factors[noise]
+                factor = factors[call.noise]
+                taken = [mean_s * factor for mean_s in self._seconds(call, context)]
+                call_s = taken[-1]
+                if share is None:
+                    steps += [(name, call_s) for call_s in taken]
                 if self.effects.context:
-                    context += call.grows
+                    context += call.grows * call.times
             elif share is None:
-                steps.append((call.name, (seconds or {}).get(call.name, 0.0)))
-                continue
-            steps.append((call.name, call_s if share is None else share * call_s))
+                steps.append((name, (seconds or {}).get(name, 0.0)))
+            if share is not None:
+                steps.append((name, share * call_s))
         return steps
 
     def _prefill(self, name: str, view: View) -> float:
@@ -371,22 +383,34 @@ class ProfileCosts:
             return int(view.contexts[0] - view.positions[0])
         return int(view.contexts.sum()) // len(view.contexts)
 
-    def _seconds(self, call: Call, context: int) -> float:
-        """Mean seconds of a call.
+    def _seconds(self, call: Call, context: int) -> list[float]:
+        """[times] mean seconds of calls, the first one at `context`."""
+        stride = call.grows if self.effects.context else 0
+        last = context + (call.times - 1) * stride
+        self._note(call.surface, "context", context)
+        if last > context:
+            self._note(call.surface, "context", last)
+        if stride > 0 and last // PAGE == context // PAGE:
+            start = context % PAGE
+            return self._page(call, context)[start : start + last - context + 1 : stride]
+        contexts = (context + i * stride for i in range(call.times))
+        return [self._page(call, at)[at % PAGE] for at in contexts]
 
-        A text grows by a few tokens per round, so that one call of the surface, for `PAGE` contexts, serves
-        many rounds; contexts have no end that a single table could reach.
+    def _page(self, call: Call, context: int) -> list[float]:
+        """[PAGE] seconds of calls of one shape, at the contexts around this one.
+
+        A text grows by a few tokens per round, so that one call of the surface serves many rounds; contexts
+        have no end that a single table could reach.
         """
-        name, number = call.surface, context // PAGE
-        page = self._pages.get((name, number, call.shape))
+        name, low = call.surface, context - context % PAGE
+        page = self._pages.get((name, low, call.shape))
         if page is None:
-            low, shape = number * PAGE, dict(call.shape)
+            shape = dict(call.shape)
             along = self.surfaces[name].along("context", low + PAGE - 1, start=low, **shape)
-            page = self._pages[name, number, call.shape] = (along * self.drift.get(name, 1.0)).tolist()
+            page = self._pages[name, low, call.shape] = (along * self.drift.get(name, 1.0)).tolist()
             for axis, value in shape.items():
                 self._note(name, axis, value)
-        self._note(name, "context", context)
-        return page[context % PAGE]
+        return page
 
     def _note(self, name: str, axis: str, value: int) -> None:
         """Remember the range of coordinates that was asked of an operation."""

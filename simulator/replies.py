@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -27,11 +27,16 @@ from policies.operation import (
 )
 from policies.values import BoolArray, RowVerdict, Source, Speculation, Verdict, cut_to
 from simulator.costs import Costs, KeyedNoise
+from simulator.synthetic import Synthetic
 from simulator.tokens import TokenModel
 
 _PRIMARY, _NONE = int(Source.PRIMARY), int(Source.NONE)
 DECODE = "decode"
 """What a verification of nothing is called by profiles."""
+
+
+RowReplies: TypeAlias = "Recorded | Synthetic"
+"""Replies of row operations, without their time."""
 
 
 class SimulatedCache:
@@ -57,23 +62,6 @@ class SimulatedCache:
     def opening(self) -> Speculation:
         """The first token drafted past each row's speculation; its id stays unknown."""
         return _drafted(_marked(self.operation), 1)
-
-
-class RowReplies(Protocol):
-    """Replies of row operations, without their time."""
-
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        """Seconds of steps that call no model, by name."""
-        ...
-
-    def replies(self, operation: RowOperation) -> list[Any]:
-        """[n] the reply of each row of the operation's view."""
-        ...
-
-    def early(self, operation: RowOperation) -> list[Any]:
-        """[n] the early result of each row."""
-        ...
 
 
 class Replies:
@@ -225,7 +213,7 @@ def _is_decode(operation: Operation) -> bool:
 
 
 class Recorded:
-    """The replies of a reply trace.
+    """The replies of a reply trace; `seconds` are those of steps that call no model, by name.
 
     Args:
         decisions: Of the setting that runs.
@@ -239,7 +227,7 @@ class Recorded:
         self._revived: dict[Key, Any] = {}
 
     def replies(self, operation: RowOperation) -> list[Any]:
-        """See `RowReplies`.
+        """[n] the reply of each row of the operation's view.
 
         Raises:
             SettingError: The trace does not hold this moment: it is of another setting, or ended earlier.
@@ -255,7 +243,7 @@ class Recorded:
         return [r._replace(verdict=cut_to(r.verdict, room)) for r, room in zip(replies, rooms, strict=True)]
 
     def early(self, operation: RowOperation) -> list[Any]:
-        """See `RowReplies`."""
+        """[n] the early result of each row."""
         marks = [self._found(self.decisions.marks, key) for key in self._keys(operation)]
         return [revive(operation.early_reply, mark) for mark in marks]
 

@@ -31,7 +31,7 @@ def synthesises(operation: type[RowOperation], *, early: bool = False) -> Callab
 
 
 class Synthetic:
-    """Replies made of coin tosses (see `simulator.replies.RowReplies`)."""
+    """Replies made of coin tosses; no step of theirs goes without a call of a model."""
 
     def __init__(self, tokens: TokenModel) -> None:
         self.tokens = tokens
