@@ -33,14 +33,10 @@ WEIGHTS_SEED = 0
 
 
 def load_tokenizer(name: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a model.
-
-    Args:
-        name: Folder or hub name.
-        trust_remote_code: Run code that comes with it.
+    """The tokenizer of a model, a folder or a hub name.
 
     Raises:
-        ModelError: It needs such code and may not run it.
+        ModelError: It comes with code that it needs, and may not run it.
     """
     with _loading(os.fspath(name)):
         return AutoTokenizer.from_pretrained(os.fspath(name), trust_remote_code=trust_remote_code)

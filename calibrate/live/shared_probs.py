@@ -1,6 +1,6 @@
 """The shared probability ring: the distributions of drafted tokens, in memory that two processes share.
 
-A verification needs the exact distribution (law) that a sampled token was drawn from.  For K tokens of each
+A verification needs the exact distribution that a sampled token was drawn from.  For K tokens of each
 prepared outcome these are megabytes per round, of which the target reads a few numbers: the probability of
 each token it verifies, and one distribution per rejection.  So they are neither pickled nor sent; the draft
 writes them to a ring of records, and a speculation carries the handle of its first one, the next ones follow.
@@ -31,7 +31,7 @@ from policies.values import IntArray
 DEFAULT_BYTES = 16 << 30
 """Address space of a ring; memory is taken as the ring grows."""
 ALIVE = 5
-"""The ring holds this many times what the largest operation wrote.  A law is read at the latest while the
+"""The ring holds this many times what the largest operation wrote.  A record is read at the latest while the
 second next pre-speculation is being written: two of these, two redrafts, and what a wrap leaves unused."""
 
 _HEADER_BYTES = 64
@@ -46,9 +46,9 @@ class Segment:
     def __init__(self, size: int = DEFAULT_BYTES) -> None:
         self.size = size
         if hasattr(os, "memfd_create"):
-            self.descriptor = os.memfd_create("spectwin-laws", os.MFD_CLOEXEC)
+            self.descriptor = os.memfd_create("spectwin-probs", os.MFD_CLOEXEC)
         else:
-            with tempfile.TemporaryFile(prefix="spectwin-laws-") as file:
+            with tempfile.TemporaryFile(prefix="spectwin-probs-") as file:
                 self.descriptor = os.dup(file.fileno())
         os.ftruncate(self.descriptor, size)
 
@@ -67,7 +67,7 @@ class Segment:
             os.posix_fallocate(self.descriptor, start, size)
         except OSError as error:
             raise LiveError(
-                f"no shared memory for {size / 1e6:.0f} MB of laws of sampled tokens ({error.strerror}); a "
+                f"no shared memory for {size / 1e6:.0f} MB of distributions ({error.strerror}); a "
                 f"smaller fan-out, lookahead or batch needs less"
             ) from error
 
@@ -109,7 +109,9 @@ class ProbsWriter:
 
     def __init__(self, segment: Segment, number: int = 0) -> None:
         if not 0 <= number < MOST_DRAFTS:
-            raise ValueError(f"at most {MOST_DRAFTS} drafts can share their laws, got number {number}")
+            raise ValueError(
+                f"at most {MOST_DRAFTS} drafts can share their distributions, got number {number}"
+            )
         self.segment = segment
         self.number = number
         self._records: _Records | None = None
@@ -118,7 +120,7 @@ class ProbsWriter:
         self._tag = 0
 
     def reserve(self, blocks: int, depth: int, vocabulary: int) -> Block:
-        """Room for the laws of `blocks` speculations of `depth` tokens.
+        """Room for the distributions of `blocks` speculations of `depth` tokens.
 
         Raises:
             LiveError: The ring cannot hold that many, or there is no memory.
@@ -126,7 +128,9 @@ class ProbsWriter:
         if self._records is None:
             self._records = _Records(self.segment, vocabulary)
         if self._records.vocabulary != vocabulary:
-            raise AuditError(f"laws over {vocabulary} tokens in a ring for {self._records.vocabulary}")
+            raise AuditError(
+                f"distributions over {vocabulary} tokens in a ring for {self._records.vocabulary}"
+            )
         count = blocks * depth
         self._grow(self._records, ALIVE * count)
         if self._next + count > self._limit:
@@ -141,7 +145,7 @@ class ProbsWriter:
             return
         if wanted > records.count:
             raise LiveError(
-                f"{wanted} laws over {records.vocabulary} tokens do not fit into "
+                f"{wanted} distributions over {records.vocabulary} tokens do not fit into "
                 f"{self.segment.size / 1e9:.0f} GB of shared memory; use a smaller fan-out, "
                 f"lookahead or batch, or more `law_bytes`"
             )
@@ -164,7 +168,7 @@ class Block:
         totals: FloatArray,
         owners: tuple[IntArray, IntArray, IntArray],
     ) -> None:
-        """The laws [n, V] of n tokens.
+        """Write the distributions of n tokens.
 
         Args:
             places: [n] each: the token's speculation, and its index within it; an index: of all speculations.
@@ -190,7 +194,7 @@ class Block:
 
 
 class ProbsReader:
-    """The target's end, for the laws of all drafts, whose memory comes in the order of their numbers."""
+    """The target's end, of the memory of all drafts, in the order of their numbers."""
 
     def __init__(self, segments: Sequence[Segment] = ()) -> None:
         self.segments = tuple(segments)
@@ -199,17 +203,12 @@ class ProbsReader:
     def masses(
         self, handles: IntArray, requests: IntArray, positions: IntArray, tokens: IntArray, vocabulary: int
     ) -> FloatArray:
-        """[n] probability of each drafted token under the law that it was drawn from.
+        """[n] probability of each drafted token over V ids under the distribution that it was drawn from.
 
-        Args:
-            handles: [n] of the token's own law (a speculation's handle plus the token's index in it).
-            requests: [n] whose it is.
-            positions: [n] which position.
-            tokens: [n] the token.
-            vocabulary: V.
+        A handle is that of the token's own distribution: a speculation's, plus the token's index in it.
 
         Raises:
-            AuditError: A law is not there any more, or is another token's.
+            AuditError: A distribution is not there any more, or is another token's.
         """
         masses = np.empty(len(handles))
         for mine, records, rows in self._by_draft(handles, vocabulary):
@@ -218,33 +217,31 @@ class ProbsReader:
             self._check_alive(records, rows, handles[mine])
         return masses
 
-    def laws(self, handles: IntArray, vocabulary: int) -> FloatArray:
-        """[n, V] the laws themselves, normalised.
-
-        Raises:
-            AuditError: A law is not there any more.
-        """
-        laws = np.empty((len(handles), vocabulary))
+    def probs(self, handles: IntArray, vocabulary: int) -> FloatArray:
+        """[n, V] the distributions themselves, normalised; an `AuditError` if one is not there any more."""
+        probs = np.empty((len(handles), vocabulary))
         for mine, records, rows in self._by_draft(handles, vocabulary):
-            laws[mine] = records.weights[rows] / records.totals[rows, None]
+            probs[mine] = records.weights[rows] / records.totals[rows, None]
             self._check_alive(records, rows, handles[mine])
-        return laws
+        return probs
 
     def _by_draft(self, handles: IntArray, vocabulary: int) -> Iterator[tuple[IntArray, _Records, IntArray]]:
         """Per draft: which of the handles are its, its records, and their rows."""
         if len(handles) and handles.min() < 0:
-            raise AuditError("a sampled token came without the law that it was drawn from")
+            raise AuditError("a sampled token came without the distribution that it was drawn from")
         numbers = handles >> (_ROW_BITS + _TAG_BITS)
         for number in np.unique(numbers).tolist():
             if number >= len(self.segments):
-                raise AuditError(f"a law of draft {number}, of which this worker was told nothing")
+                raise AuditError(f"a distribution of draft {number}, of which this worker was told nothing")
             if number not in self._records:
                 self._records[number] = _Records(self.segments[number], vocabulary)
             records = self._records[number]
             mine = np.flatnonzero(numbers == number)
             rows = handles[mine] & (_ROWS - 1)
             if rows.max() >= records.count:
-                raise AuditError(f"the law of handle {int(handles[mine].max())} lies outside its ring")
+                raise AuditError(
+                    f"the distribution of handle {int(handles[mine].max())} lies outside its ring"
+                )
             yield mine, records, rows
 
     @staticmethod
@@ -254,8 +251,8 @@ class ProbsReader:
         if wrong.any():
             at = int(wrong.argmax())
             raise AuditError(
-                f"(request, position, token) {tuple(int(c[at]) for c in claimed)} came with the law of "
-                f"{tuple(int(o[at]) for o in owners)}"
+                f"(request, position, token) {tuple(int(c[at]) for c in claimed)} came with the "
+                f"distribution of {tuple(int(o[at]) for o in owners)}"
             )
 
     @staticmethod
@@ -263,4 +260,4 @@ class ProbsReader:
         """After reading, so that an overwriting at the same time is noticed too."""
         stale = records.handles[rows] != handles
         if stale.any():
-            raise AuditError(f"the laws of handles {handles[stale].tolist()} were overwritten")
+            raise AuditError(f"the distributions of handles {handles[stale].tolist()} were overwritten")

@@ -64,11 +64,7 @@ def unpack(frame: bytes, kind: Any) -> Any:
 
 
 def pack_operation(operation: Operation) -> bytes:
-    """An operation, copied now, whatever the policy does to its arrays later.
-
-    Raises:
-        ValueError: It is about no row, or comes from a world without token ids.
-    """
+    """An operation, copied now; a `ValueError` if it is about no row, or of a world without token ids."""
     view = operation.view
     if view is not NO_ROWS:
         if not len(view.slots):
@@ -203,14 +199,7 @@ class Exit(Envelope, frozen=True):
 
 
 class Ready(Envelope, frozen=True):
-    """From the worker: the model is loaded.
-
-    Attributes:
-        vocabulary: The model's `vocab_size`.
-        end_token_ids: Its end tokens, from the generation config or the config.
-        versions: Of torch and transformers.
-        parameters: Number of the model's parameters.
-    """
+    """From the worker: the model is loaded; its vocabulary's size, end tokens and number of parameters."""
 
     vocabulary: int
     end_token_ids: tuple[int, ...]

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from calibrate.live.backends.torch import ModelRunner
+from calibrate.live.engine.runner import Nodes
 from calibrate.live.shared_probs import Block
 from calibrate.live.transport.world import LiveWorld
 from policies.registry import Settings, configure, start
@@ -99,7 +100,7 @@ def check_nodes(pair: Runners) -> None:
         hidden[row, :, :trunk] = False
         for node, seen in enumerate(([0], [0, 1], [0, 2])):
             hidden[row, node, [trunk + each for each in seen]] = False
-    mine, theirs = (runner.forward_at(slots, starts, tokens, positions, hidden) for runner in pair)
+    mine, theirs = (runner.forward_at(slots, Nodes(starts, tokens, positions, hidden)) for runner in pair)
     assert_same(mine, theirs, [3, 3])
     for runner in pair:
         runner.adopt(slots, [[7, 9], [4, 6]], [[8, 10], [8, 10]])

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 from torch import Tensor
 
-from calibrate.live.engine.sampling import law
+from calibrate.live.engine.runner import Nodes
+from calibrate.live.engine.sampling import token_probs
 from policies.registry import Settings, start
 from policies.rows import Rows
 from policies.sampling import Sampling
@@ -84,15 +85,9 @@ class TableRunner:
             pairs = pairs[:, np.arange(len(slots)), ends][:, :, None]
         return self.table[torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1])]
 
-    def forward_at(
-        self,
-        slots: Sequence[int],
-        starts: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        positions: NDArray[np.int64],
-        hidden: NDArray[np.bool_],
-    ) -> Tensor:
+    def forward_at(self, slots: Sequence[int], nodes: Nodes) -> Tensor:
         """As a model would: what a token does not see, or sees at another position, it does not know."""
+        starts, tokens, positions, hidden = nodes
         pairs = np.zeros((2, *positions.shape), dtype=np.int64)
         for i, (slot, first, new) in enumerate(zip(slots, starts, tokens, strict=True)):
             held, columns = self._held[slot], self._columns.setdefault(slot, {})
@@ -153,7 +148,7 @@ def sampled_texts(settings: Settings, requests: int = REQUESTS) -> Rows:
 
 def joint_law(sampling: Sampling) -> NDArray[np.float64]:
     """[V ** LENGTH] probability of every text under the target alone, in lexical order."""
-    laws = law(tables()[0], sampling).numpy()
+    laws = token_probs(tables()[0], sampling).numpy()
     found = []
     for text in itertools.product(range(VOCABULARY), repeat=LENGTH):
         path = (*ENDING, *text)

@@ -13,11 +13,10 @@ from calibrate.live.engine.sampling import (
     best_mask,
     cut_top_p,
     draw,
-    law,
     one_hot,
     rescale,
-    rescale_weights,
     residual,
+    token_probs,
 )
 from policies.laws import sampling as laws
 from policies.sampling import Sampling
@@ -41,7 +40,7 @@ def plain_top_p(probabilities: list[float], top_p: float) -> list[float]:
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 3.0])
 @pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.8, 0.999, 1.0])
 def test_laws_are_cut_softmaxes(temperature: float, top_p: float) -> None:
-    found = law(LOGITS.float(), Sampling(temperature, top_p))
+    found = token_probs(LOGITS.float(), Sampling(temperature, top_p))
     assert found.dtype == torch.float64
     weights = np.exp(LOGITS.float().double().numpy() / temperature)
     for row, expected in zip(found.tolist(), weights / weights.sum(axis=1, keepdims=True), strict=True):
@@ -71,7 +70,7 @@ def test_of_equals_the_lower_ids_are_kept() -> None:
 
 
 def test_greedy_laws_are_sure() -> None:
-    found = law(LEVEL, Sampling())
+    found = token_probs(LEVEL, Sampling())
     assert found.tolist() == [[1.0, 0, 0, 0, 0], [1.0, 0, 0, 0, 0]]
     assert one_hot(torch.tensor([2]), 3).tolist() == [[0.0, 0.0, 1.0]]
 
@@ -79,8 +78,9 @@ def test_greedy_laws_are_sure() -> None:
 @pytest.mark.parametrize("top", [0, 1, 5, 13, 20])
 @pytest.mark.parametrize("scale", [0.0, 0.3, 1.0])
 def test_rescaled_laws_are_the_papers(top: int, scale: float) -> None:
-    plain = law(LOGITS, Sampling(1.0))
+    plain = token_probs(LOGITS, Sampling(1.0))
     found = rescale(plain, LOGITS, top, scale)
+    found /= found.sum(dim=-1, keepdim=True)
     for row, q in zip(found.numpy(), plain.numpy(), strict=True):
         if scale == 0.0 and top >= 13:  # nothing would be left
             assert row == pytest.approx(q)
@@ -123,8 +123,9 @@ def test_the_residual_is_what_p_has_more() -> None:
     st.integers(0, 6),
     st.sampled_from([0.0, 0.3, 1.0]),
 )
-def test_weights_are_rescaled_as_laws_are(levels: list[int], top: int, scale: float) -> None:
+def test_of_tied_tokens_the_first_are_rescaled(levels: list[int], top: int, scale: float) -> None:
     logits = torch.tensor([levels], dtype=torch.float32)  # few levels, so that many tokens tie
-    found = rescale_weights(torch.exp(logits), logits, top, scale).double()
-    wanted = rescale(torch.softmax(logits.double(), dim=-1), logits, top, scale)
-    assert torch.allclose(found / found.sum(dim=-1, keepdim=True), wanted, atol=1e-6)
+    weights = torch.exp(logits)
+    wanted = torch.where(best_mask(logits, top), weights * scale, weights) if top else weights
+    found = rescale(weights, logits, top, scale)
+    assert torch.equal(found, wanted if wanted.any() else weights)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from calibrate.live.engine import verification
 from calibrate.live.engine.executor import _HANDLED, Handled
-from calibrate.live.engine.sampling import ACCEPTED, BONUS, draw, law
+from calibrate.live.engine.sampling import ACCEPTED, BONUS, draw, token_probs
 from calibrate.live.handlers import duo as handler
 from policies.duo import NO_SEQUENCE, SettleSequences
 from policies.registry import Settings, configure, start
@@ -70,7 +70,7 @@ def test_every_candidate_is_accepted_as_often_as_the_law_says() -> None:
     """Shares of the sequences that go on, against `policies.laws` at one position, the first of all texts."""
     settings = settings_of({"lookahead": 4, "sequences": "3"})
     rows, world = sampled_texts(settings)
-    target, draft = (law(table[1, 2], settings.sampling).numpy() for table in tables())
+    target, draft = (token_probs(table[1, 2], settings.sampling).numpy() for table in tables())
     seen = [
         reply.sequence
         for operation, answer in world.target.served
@@ -114,7 +114,7 @@ def final_residual(
         for number, token in enumerate(ask.tokens):
             sigma = np.eye(p.shape[-1])[token]
             if number == 0 and ask.law >= 0:
-                sigma = executor.reader.laws(np.array([ask.law]), p.shape[-1])[0]
+                sigma = executor.reader.probs(np.array([ask.law]), p.shape[-1])[0]
             more = (number,) if number else ()
             uniform = keyed_uniforms(sampling.seed, ACCEPTED, row.request, row.position, *more)
             if uniform * sigma[token] < float(p[i, token]):

@@ -40,7 +40,7 @@ class OneLaw:
     def masses(self, handles: Any, requests: Any, positions: Any, tokens: Any, size: int) -> Any:
         return Q[tokens]
 
-    def laws(self, handles: Any, size: int) -> Any:
+    def probs(self, handles: Any, size: int) -> Any:
         return np.tile(Q, (len(handles), 1))
 
 

@@ -33,6 +33,7 @@ from backend_support import (
     filled,
     table_draft,
 )
+from live_support import InlineWorld, serve
 from sampling_support import BATCH
 from tiny_models import tiny_model
 from transformers import PreTrainedModel
@@ -41,10 +42,12 @@ from calibrate.live.backends import gguf as writing
 from calibrate.live.backends.gguf import export_gguf
 from calibrate.live.backends.llamacpp import LlamacppRunner
 from calibrate.live.backends.torch import ModelRunner
+from calibrate.live.engine.runner import Nodes
 from calibrate.live.engine.trees import Branching
 from calibrate.live.errors import AuditError, ModelError
 from calibrate.live.transport.world import LiveWorld
 from calibrate.shipped import cache_folder
+from policies.registry import configure
 from policies.tokentree import ROOT
 
 pytestmark = pytest.mark.llamacpp
@@ -195,7 +198,7 @@ def test_what_cannot_be_done_is_refused(llama: PreTrainedModel, tmp_path: Path) 
     hidden = np.zeros((1, 1, 8), dtype=bool)
     hidden[0, 0, 2] = True  # a token of the trunk
     with pytest.raises(ModelError, match="the whole trunk"):
-        runner.forward_at([0], [7], [[5]], np.array([[7]]), hidden)
+        runner.forward_at([0], Nodes([7], [[5]], np.array([[7]]), hidden))
     (tmp_path / "bad.gguf").write_bytes(b"no such file")
     with pytest.raises(ModelError, match="cannot load"):
         LlamacppRunner(llama, tmp_path / "bad.gguf", "fp32")
@@ -247,6 +250,28 @@ def test_it_drafts_what_the_draft_alone_decodes(
 ) -> None:
     draft = runner_of(draft_model, tmp_path, slots=2, capacity=128)
     check_drafting(target_model, draft_model, draft, settings, prompts)
+
+
+@pytest.mark.parametrize("knobs", [{"lookahead": 7}, {"lookahead": 9, "sequences": "3"}], ids=str)
+def test_rows_may_have_fewer_branches_than_others(
+    knobs: dict[str, Any],
+    target_model: PreTrainedModel,
+    draft_model: PreTrainedModel,
+    prompts: list[tuple[int, ...]],
+    tmp_path: Path,
+) -> None:
+    """DuoDecoding's sequences, whose budgets end at different steps, are those that torch drafts."""
+    runners = ModelRunner(draft_model, slots=3), runner_of(draft_model, tmp_path, slots=3, capacity=128)
+    drafted = []
+    for runner in runners:
+        world = InlineWorld(ModelRunner(target_model), runner)
+        serve(world, configure("duo", **knobs), prompts[:6], limit=16, batch=3)
+        answers = [
+            (op.view.slots, answer) for op, answer in world.draft.served if op.kind == "draftsequences"
+        ]
+        drafted.append([[answer[slot].tokens for slot in slots.tolist()] for slots, answer in answers])
+    assert drafted[0] == drafted[1]
+    assert drafted[0]
 
 
 # -- sampled --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from tiny_models import tiny_model
 
 from calibrate.live.backends import open_runner
 from calibrate.live.backends.installed import gguf_file, has_llamacpp, import_llamacpp
-from calibrate.live.backends.llamacpp import Nodes
+from calibrate.live.backends.llamacpp import GrowingNodes
 from calibrate.live.errors import AuditError, ModelError
 from calibrate.live.placement import WorkerSpec
 from policies.tokentree import ROOT
@@ -81,7 +81,7 @@ def ancestors(parents: list[int], node: int) -> list[int]:
 @given(portions())
 def test_every_node_sees_its_trunk_and_its_ancestors(tree: tuple[int, list[list[int]]]) -> None:
     trunk, portioned = tree
-    cells, nodes, parents = Cells(trunk), Nodes(SLOT, trunk), []
+    cells, nodes, parents = Cells(trunk), GrowingNodes(SLOT, trunk), []
     for portion in portioned:
         first = len(parents)
         parents += portion
@@ -102,7 +102,7 @@ def test_every_node_sees_its_trunk_and_its_ancestors(tree: tuple[int, list[list[
 
 
 def test_a_chain_needs_one_sequence() -> None:
-    cells, nodes = Cells(3), Nodes(SLOT, 3)
+    cells, nodes = Cells(3), GrowingNodes(SLOT, 3)
     for column in (3, 4, 5):
         seen = np.arange(column + 1)[None] <= column
         assert nodes.grow(column, np.array([column]), seen, cells.branch) == [[1]]
@@ -111,7 +111,7 @@ def test_a_chain_needs_one_sequence() -> None:
 
 
 def test_other_masks_are_refused() -> None:
-    nodes = Nodes(SLOT, 2)
+    nodes = GrowingNodes(SLOT, 2)
     cells = Cells(2)
     whole = np.ones((1, 3), dtype=bool)
     for seen, position in (([[1, 0, 1]], 2), ([[1, 1, 1]], 3), ([[1, 1, 0]], 2)):

@@ -114,5 +114,5 @@ def test_a_planted_bug_changes_the_law(plant: Any, monkeypatch: pytest.MonkeyPat
 def test_a_stale_rollout_does_not_even_come_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """A law knows whose it is."""
     uses_any_rollout(monkeypatch)
-    with pytest.raises(AuditError, match="came with the law of"):
+    with pytest.raises(AuditError, match="came with the distribution of"):
         sampled(SPECULATIVE, requests=500)

@@ -125,7 +125,7 @@ PRUNED = -2
 
 def pruned_but_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Candidates that were pruned are not tried, yet leave a residual as if they had failed."""
-    correct, accept, sigma = rasd_module.pruned, TreeJudge._accept, Candidates.laws
+    correct, accept, sigma = rasd_module.pruned, TreeJudge._accept, Candidates.probs
 
     def pruned(tree: TokenTree, first: Any) -> TokenTree:
         kept = correct(tree, first)
@@ -157,7 +157,7 @@ def pruned_but_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         "_accept",
         lambda self, p, at, c, sibling: accept(self, p, at, clean(c), sibling) & (c.handles != PRUNED),
     )
-    monkeypatch.setattr(Candidates, "laws", lambda self, device: sigma(clean(self), device))
+    monkeypatch.setattr(Candidates, "probs", lambda self, device: sigma(clean(self), device))
 
 
 def with_the_drafts_law(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,5 +209,5 @@ def test_a_law_of_another_token_does_not_even_come_so_far(
     table_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_the_drafts_law(monkeypatch)
-    with pytest.raises(AuditError, match="came with the law of"):
+    with pytest.raises(AuditError, match="came with the distribution of"):
         sampled(lambda w, r: rasd(w, r, replace(DRAWN, datastore=table_store), SAMPLING), requests=500)

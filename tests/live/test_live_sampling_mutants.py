@@ -48,13 +48,13 @@ class Split(DraftSampler):
             return super().choose(logits)
 
     def plain(self, logits: Tensor) -> Tensor:
-        return sampling.law(logits, self.sampling)
+        return sampling.token_probs(logits, self.sampling)
 
     def uncut(self, logits: Tensor) -> Tensor:
-        return sampling.law(logits, replace(self.sampling, top_p=1.0))
+        return sampling.token_probs(logits, replace(self.sampling, top_p=1.0))
 
     def first_choice(self, logits: Tensor) -> Tensor:
-        return sampling.law(logits, Sampling())
+        return sampling.token_probs(logits, Sampling())
 
     def scaled(self, logits: Tensor) -> Tensor:
         assert self.shape is not None
@@ -70,7 +70,7 @@ def likes_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
 
     What SSD's code does at a temperature above 0.
     """
-    correct, correct_laws = Candidates.masses, Candidates.laws
+    correct, correct_laws = Candidates.masses, Candidates.probs
     best: list[Any] = []
 
     def masses(self: Candidates) -> Any:
@@ -87,7 +87,7 @@ def likes_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
         return verification.judge_chains(p, proposals, leave_open)
 
     monkeypatch.setattr(Candidates, "masses", masses)
-    monkeypatch.setattr(Candidates, "laws", laws)
+    monkeypatch.setattr(Candidates, "probs", laws)
     monkeypatch.setattr(chains, "judge_chains", judge)
 
 
@@ -121,8 +121,11 @@ def stale_handles(monkeypatch: pytest.MonkeyPatch) -> None:
     previous: dict[int, int] = {}
 
     def stale(rows: Any, *rest: Any) -> Any:
-        late = [row._replace(law=previous.get(row.slot, row.law)) if row.law >= 0 else row for row in rows]
-        previous.update({row.slot: row.law for row in rows if row.law >= 0})
+        late = [
+            row._replace(handle=previous.get(row.slot, row.handle)) if row.handle >= 0 else row
+            for row in rows
+        ]
+        previous.update({row.slot: row.handle for row in rows if row.handle >= 0})
         return correct(late, *rest)
 
     monkeypatch.setattr(chains, "Proposals", stale)
@@ -197,7 +200,7 @@ def test_a_mutant_does_not(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> N
 def test_stale_laws_do_not_even_come_so_far(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a statistic: a law knows whose it is."""
     stale_handles(monkeypatch)
-    with pytest.raises(AuditError, match="came with the law of"):
+    with pytest.raises(AuditError, match="came with the distribution of"):
         sampled_texts(settings, requests=500)
 
 

@@ -113,7 +113,7 @@ def law_forgotten(what: str) -> Plant:
         else:
             monkeypatch.setattr(
                 Candidates,
-                "laws",
+                "probs",
                 lambda self, _: sampling.one_hot(torch.from_numpy(self.tokens), self.vocabulary),
             )
 
@@ -192,7 +192,7 @@ def test_a_law_of_another_token_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
         return correct(self, logits)
 
     monkeypatch.setattr(TreeJudge, "judge", shifted)
-    with pytest.raises(AuditError, match="came with the law of"):
+    with pytest.raises(AuditError, match="came with the distribution of"):
         sampled_texts(DRAWN, requests=500)
 
 

@@ -67,8 +67,7 @@ def export_gguf(model: PreTrainedModel, out: Path, precision: str) -> None:
         precision: Of the matrices: `fp32`, `fp16`, `q8_0` (8.5 bits per weight), `q4_0` (4.5).
 
     Raises:
-        ModelError: gguf is not installed, or the model is of another kind, or its rows do not divide into
-            blocks.
+        ModelError: gguf is not installed, or the model is of another kind, or its rows are not whole blocks.
         ValueError: An unknown precision.
     """
     gguf = import_gguf()

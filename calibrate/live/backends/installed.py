@@ -15,11 +15,7 @@ from hardware_profiles.files import to_json
 
 
 def import_openvino() -> Any:
-    """The package.
-
-    Raises:
-        ModelError: It is not installed.
-    """
+    """The package; a `ModelError` where it is not installed."""
     # Converting a model reports its use over the network where this package is there; a measurement should
     # send nothing.  Without it, OpenVINO takes a stub of its own.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
@@ -43,14 +39,7 @@ def openvino_devices() -> list[str]:
 
 
 def require_device(name: str) -> None:
-    """Refuse a device that OpenVINO does not find.
-
-    Args:
-        name: As OpenVINO calls it; `GPU` stands for the first of several.
-
-    Raises:
-        ModelError: With what is there and what may be missing.
-    """
+    """Refuse a device that OpenVINO does not find (`ModelError`); `GPU` stands for the first of several."""
     found = import_openvino().Core().available_devices
     if name not in found and not any(each.startswith(f"{name}.") for each in found):
         hint = "; an NPU needs its driver, firmware and the Level Zero loader" if name == "NPU" else ""
@@ -78,11 +67,7 @@ def has_llamacpp() -> bool:
 
 
 def import_llamacpp() -> Any:
-    """The binding, told to print errors only.
-
-    Raises:
-        ModelError: It is not installed.
-    """
+    """The binding, told to print errors only; a `ModelError` where it is not installed."""
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:  # the binding loads its library when imported

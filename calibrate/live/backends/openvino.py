@@ -56,8 +56,8 @@ class OpenvinoRunner(SlotForwards):
     Args:
         model: In single precision, on the CPU.  It is not needed any more afterwards.
         device: As OpenVINO calls it: `CPU`, `GPU`, `NPU`.
-        slots: Slots to allocate.
-        capacity: Tokens per slot to allocate, trees included.
+        slots: See `Runner`.
+        capacity: See `Runner`.
         precision: Of the arithmetic; ignored by an NPU, which has half precision.
         threads: On a CPU.
         folder: Where graphs are kept; None: nowhere.
@@ -99,13 +99,10 @@ class OpenvinoRunner(SlotForwards):
         self, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan, keep: int | Tensor = 0
     ) -> Tensor:
         """[R, m, V] logits; writes keys and values, as the torch model would."""
-        rows, count = ids.shape
-        columns = plan.columns_of(count, rows, self.device)
-        if mask is None:
-            mask = self._causal(columns, plan.length)
+        count = ids.shape[1]
         if isinstance(keep, int):
             keep = torch.arange(count - keep if keep else 0, count)
-        feed = Feed(ids, positions, columns, mask.expand(rows, -1, -1, -1))
+        feed = self._feed(ids, positions, mask, plan)
         with torch.inference_mode():
             logits, states = self._infer(feed, keep, self._cache.buffers(plan.rows))
             self._cache.set_plan(plan)
@@ -144,11 +141,7 @@ class OpenvinoRunner(SlotForwards):
         return self._requests[shape]
 
     def _check(self, rows: int, count: int) -> None:
-        """Compare with the torch model, on rows of different lengths over random keys and values.
-
-        Raises:
-            ModelError: They differ by more than the precision explains.
-        """
+        """Compare with the torch model, on rows of different lengths over random keys and values."""
         own = self._cache.buffers(slice(0, 1))
         feed, buffers = example(self.model, (rows, count, 11, int(own[0][0].shape[2])), own)
         copies = [(keys.clone(), values.clone()) for keys, values in buffers]
@@ -229,11 +222,7 @@ class _Step(torch.nn.Module):
 
 
 def convert(model: PreTrainedModel, buffers: Sequence[Buffers]) -> Any:
-    """An `openvino.Model` of all shapes.
-
-    Args:
-        model: In evaluation mode, single precision, on the CPU.
-        buffers: Per layer, any; tells heads and widths.
+    """An `openvino.Model` of all shapes, of one in single precision on the CPU, for heads as of `buffers`.
 
     Raises:
         ModelError: It cannot be converted.
@@ -267,11 +256,7 @@ def graph_folder(model: str) -> Path:
 
 
 def find_graph(model: PreTrainedModel, buffers: Sequence[Buffers], folder: Path | None) -> tuple[Any, bool]:
-    """The graph of a model, read from `folder` if it is there, else converted (and kept there).
-
-    Returns:
-        The graph, and whether it was converted just now.
-    """
+    """The graph of a model, from `folder`, else converted and kept there; and whether it was converted."""
     openvino = import_openvino()
     if folder is None:
         return convert(model, buffers), True
@@ -299,14 +284,7 @@ def _save(openvino: Any, graph: Any, folder: Path) -> None:
 def compile_graph(
     graph: Any, device: str, *, precision: Precision, threads: int | None = None, folder: Path | None = None
 ) -> Any:
-    """Compile for a device.
-
-    Args:
-        graph: From `find_graph`, with the shapes that it shall have.
-        device: As OpenVINO calls it.
-        precision: Of the arithmetic; an NPU has half precision only, whatever is said.
-        threads: On a CPU.
-        folder: Where compiled graphs are kept between processes.
+    """Compile a graph for a device, with arguments as of `OpenvinoRunner`.
 
     Raises:
         ModelError: The device is not there, or cannot run the graph.

@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 
 from calibrate.live.engine.compiled import Capture, Feed, Kind, SplitCapture, watched
 from calibrate.live.engine.forwards import SlotForwards
+from calibrate.live.engine.runner import Nodes
 from calibrate.live.engine.slots import Plan
 from calibrate.live.loading import load_model
 from calibrate.live.placement import Mode, WorkerSpec
-from policies.values import BoolArray, IntArray
 
 
 class ModelRunner(SlotForwards):
@@ -73,21 +73,12 @@ class ModelRunner(SlotForwards):
         with self._running(self.model, self._split[layer]):
             yield
 
-    def forward_states(
-        self,
-        part: Any,
-        slots: Sequence[int],
-        starts: Sequence[int],
-        states: Tensor,
-        *,
-        positions: IntArray,
-        hidden: BoolArray,
-    ) -> Tensor:
+    def forward_states(self, part: Any, slots: Sequence[int], states: Tensor, nodes: Nodes) -> Tensor:
         """See `Runner.forward_states`."""
-        self._grow(0, max(hidden.shape[2], max(starts) + positions.shape[1]))
+        self._grow(0, nodes.columns)
         span = self._side_by_side(slots)
-        most = positions.max() if self._most is None else self._most - 1
-        laid = self._laid(span, starts, positions.clip(max=most), hidden)
+        most = nodes.positions.max() if self._most is None else self._most - 1
+        laid = self._laid(span, nodes._replace(positions=nodes.positions.clip(max=most)))
         capture = self._capture
         if capture is not None:
             if id(part) not in self._parts:
@@ -112,7 +103,8 @@ class ModelRunner(SlotForwards):
         """The one place where the model is called; [R, n, V]."""
         with torch.inference_mode():
             if self._capture is not None and isinstance(keep, int) and keep == 0:
-                return self._captured(self._capture, ids, positions, mask, plan)
+                feed = Feed(*(part.contiguous() for part in self._feed(ids, positions, mask, plan)))
+                return self._capture.call(feed, self._cache.buffers(plan.rows))
             self._cache.set_plan(plan)
             logits: Tensor = self.model(
                 input_ids=ids,
@@ -123,18 +115,6 @@ class ModelRunner(SlotForwards):
                 logits_to_keep=keep,
             ).logits
             return logits
-
-    def _captured(
-        self, capture: Capture | SplitCapture, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan
-    ) -> Tensor:
-        """A call by a graph, which wants everything spelled out and contiguous."""
-        rows, count = ids.shape[:2]  # hidden states in place of ids have one more
-        columns = plan.columns_of(count, rows, self.device)
-        if mask is None:
-            mask = self._causal(columns, max(plan.length, 2))  # a size of one would be a case of its own
-        full = mask.expand(rows, -1, -1, -1).contiguous()
-        feed = Feed(ids, positions.contiguous(), columns.contiguous(), full)
-        return capture.call(feed, self._cache.buffers(plan.rows))
 
 
 def open_runner(spec: WorkerSpec) -> ModelRunner:

@@ -52,7 +52,7 @@ class Feed(NamedTuple):
         ids: [R, n]; hidden states [R, n, H] of the later part of a model.
         positions: [R, n].
         columns: [R, n] where keys and values are written.
-        mask: [R, 1, n, L] additive; contiguous.
+        mask: [R, 1, n, L] additive.
     """
 
     ids: Tensor
@@ -85,13 +85,9 @@ def call_model(model: Any, feed: Feed, buffers: Sequence[Buffers]) -> Tensor:
 def example(
     model: Any, sizes: tuple[int, int, int, int], buffers: Sequence[Buffers], hidden: int | None = None
 ) -> tuple[Feed, list[Buffers]]:
-    """Random inputs of R, n, L and capacity as given, at columns that differ from row to row.
+    """Random inputs of R, n, L and capacity as given by `sizes`, at columns that differ from row to row.
 
-    Args:
-        model: Whose.
-        sizes: R, n, L, capacity.
-        buffers: Per layer, any; tells heads and widths.
-        hidden: The model takes hidden states of so many numbers in place of ids; None: ids.
+    `buffers` tell heads and widths; with `hidden`, states of so many numbers take the place of ids.
     """
     rows, count, length, capacity = sizes
     generator = torch.Generator().manual_seed(rows * count)
@@ -148,11 +144,7 @@ def is_compilable(device: torch.device | None = None) -> bool:
 
 
 class Capture:
-    """Compiled forwards of a model.
-
-    Args:
-        model: In evaluation mode.
-        hidden: The model takes hidden states of so many numbers in place of ids; None: ids.
+    """Compiled forwards of a model, which may take hidden states of so many numbers in place of ids.
 
     Attributes:
         packs: Whether weights are packed.
@@ -177,18 +169,14 @@ class Capture:
             self._settings_of_inductor |= {"cpp_wrapper": True, "freezing": self.packs}
 
     def call(self, feed: Feed, buffers: Sequence[Buffers]) -> Tensor:
-        """[R, n, V] logits; writes keys and values to [R, heads, capacity, width] per layer."""
+        """[R, n, V] logits of contiguous inputs; writes keys and values to the buffers of R rows."""
         graph = self._graphs.get(feed.kind)
         if graph is None:
             graph = self.prepare(feed.kind, buffers)
         return graph(*feed, *_flat(buffers))
 
     def prepare(self, kind: Kind, buffers: Sequence[Buffers]) -> Graph:
-        """Compile the graph of a kind, unless it is there, and check it against the model itself.
-
-        Args:
-            kind: Which.
-            buffers: Any; tells heads and widths.
+        """The graph of a kind, compiled unless it is there, and checked against the model itself.
 
         Raises:
             ModelError: The model cannot be compiled, or the compiled one computes something else.
@@ -301,14 +289,9 @@ def watched(model: Any, layer: int, see: Callable[[Tensor], None]) -> Iterator[N
 
 
 class SplitCapture:
-    """Compiled forwards of a Llama-like model in two graphs, with a look between them (see `Capture`).
+    """Compiled forwards of a Llama-like model in two graphs, with a look behind the first `layer` layers.
 
-    Args:
-        model: In evaluation mode.
-        layer: Layers of the first part.
-
-    Attributes:
-        see: Shown the hidden states [R, n, H] between the parts.
+    `see` is shown the hidden states [R, n, H] between the parts.
     """
 
     def __init__(self, model: PreTrainedModel, layer: int) -> None:

@@ -1,7 +1,6 @@
-"""Executes operations on a model: hands each to its handler, and keeps the accounts of all.
+"""Executes operations on a model: hands each to its handler (`calibrate.live.handlers`), keeps the accounts.
 
-What an operation means in forwards is said in `calibrate.live.handlers`.  Every step is one forward for all
-rows of the operation, wherever each of them is.  Only worker processes (and tests) import this module.
+Every step is one forward for all rows of the operation, wherever each of them is.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ _HANDLED: dict[str, Handled] = {}
 
 
 def handles(operation: type[Operation]) -> Callable[[H], H]:
-    """Makes a function the handler of an operation.
-
-    A handler takes the executor and the operation, and returns one reply per row of the operation's view.
-    """
+    """Makes a function the handler of an operation: from the executor and it, a reply per row of its view."""
 
     def register(handler: H) -> H:
         _HANDLED[operation.kind] = Handled(operation, handler)
@@ -57,22 +53,13 @@ def handles(operation: type[Operation]) -> Callable[[H], H]:
 
 
 def handled(kind: str) -> Handled:
-    """The class and the handler of a kind of operation.
-
-    Raises:
-        AuditError: There is none.
-    """
+    """The class and the handler of a kind of operation; an `AuditError` where there is none."""
     if kind not in _HANDLED:
         for family in iter_modules(import_module(HANDLERS).__path__):
             import_module(f"{HANDLERS}.{family.name}")
     if kind not in _HANDLED:
         raise AuditError(f"no handler for operations of kind {kind!r}")
     return _HANDLED[kind]
-
-
-def never() -> bool:
-    """A stop request that never comes."""
-    return False
 
 
 class Executor:
@@ -82,11 +69,14 @@ class Executor:
         runner: The model.
         end_token_ids: Tokens that end a request; used by verifications.
         stopped: Polled between steps: whether the running operation was asked to stop.
-        writer: Where a draft keeps the laws of sampled tokens.
+        writer: Where a draft keeps the distributions of sampled tokens.
         reader: Where a target finds them.
 
     Attributes:
         steps: Model calls of the last operation, in order.
+        say_early: Takes an operation's early result, one per row.
+        kept: What handlers keep between operations, by a name of theirs (a datastore, an adapter).
+        used_slots: Slots from 0 on of which requests were given some.
     """
 
     def __init__(
@@ -94,7 +84,7 @@ class Executor:
         runner: Runner,
         *,
         end_token_ids: Collection[int] = (),
-        stopped: Callable[[], bool] = never,
+        stopped: Callable[[], bool] = lambda: False,
         writer: ProbsWriter | None = None,
         reader: ProbsReader | None = None,
     ) -> None:
@@ -105,11 +95,8 @@ class Executor:
         self.reader = reader or ProbsReader()
         self.steps: list[StepTime] = []
         self.say_early: Callable[[Sequence[Any]], None] = lambda replies: None
-        """Takes an operation's early result, one per row."""
         self.kept: dict[str, Any] = {}
-        """What handlers keep between operations, by a name of theirs (a datastore, an adapter)."""
         self.used_slots = 0
-        """Slots from 0 on of which requests were given some."""
         self._open: dict[int, tuple[int, int, Tensor]] = {}
         self._synchronise = synchroniser(runner.device)
 
@@ -128,8 +115,8 @@ class Executor:
         """What is kept under a name, made on first use."""
         if name not in self.kept:
             self.kept[name] = make()
-        found: T = self.kept[name]
-        return found
+        value: T = self.kept[name]
+        return value
 
     def begin(self, slots: Sequence[int]) -> None:
         """Give slots to new requests: what they held is forgotten."""
@@ -166,25 +153,22 @@ class Executor:
         if fed != expected:
             raise AuditError(f"{name} fed {fed} tokens to the model instead of {expected}")
 
-    def leave_open(self, row: Row, position: int, law: Tensor) -> None:
-        """Keep the target's law [V] at a position of a row that a verification does not decide."""
-        self._open[row.slot] = (row.request, position, law)
+    def leave_open(self, row: Row, position: int, probs: Tensor) -> None:
+        """Keep the target's distribution [V] at a position of a row that a verification does not decide."""
+        self._open[row.slot] = (row.request, position, probs)
 
-    def open_laws(self, rows: Sequence[Row]) -> Tensor:
-        """[R, V] the target's laws at positions that a verification left open; they are given out once.
-
-        Args:
-            rows: `position` is the open one.
+    def open_probs(self, rows: Sequence[Row]) -> Tensor:
+        """[R, V] the target's distributions at positions that a verification left open; given out once.
 
         Raises:
-            AuditError: That position is not open.
+            AuditError: A position is not open.
         """
-        laws = []
+        probs = []
         for row in rows:
             request, position, p = self._open.pop(row.slot, (-1, -1, None))
             if p is None or (request, position) != (row.request, row.position):
                 raise AuditError(
                     f"slot {row.slot} has no open position {row.position} of request {row.request}"
                 )
-            laws.append(p)
-        return torch.stack(laws)
+            probs.append(p)
+        return torch.stack(probs)

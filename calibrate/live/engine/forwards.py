@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from calibrate.live.engine.runner import Runner, Tokens, Tree, padded
+from calibrate.live.engine.compiled import Feed
+from calibrate.live.engine.runner import Nodes, Runner, Tokens, Tree, padded
 from calibrate.live.engine.slots import Plan, SlotLayout, SlotRange, allocate
 from calibrate.live.errors import AuditError
-from policies.values import BoolArray, IntArray
 
 SHORT = 8
 """Chains up to this long get all their logits, also where the last ones alone are asked for: the model's head
@@ -113,29 +113,20 @@ class SlotForwards(Runner):
             positions = columns.clamp(max=self._most - 1)
         return Plan(rows, min(starts), length, columns), positions, self._causal(columns, length)
 
-    def _nodes(
-        self,
-        slots: Sequence[int],
-        starts: Sequence[int],
-        tokens: Tokens,
-        positions: IntArray,
-        hidden: BoolArray,
-    ) -> Tensor:
+    def _nodes(self, slots: Sequence[int], nodes: Nodes) -> Tensor:
         span = self._side_by_side(slots)
-        ids = self._tensor(padded(span.ordered(tokens)))
-        return span.back(self._call(ids, *self._laid(span, starts, positions, hidden)))
+        ids = self._tensor(padded(span.ordered(nodes.tokens)))
+        return span.back(self._call(ids, *self._laid(span, nodes)))
 
-    def _laid(
-        self, span: SlotRange, starts: Sequence[int], positions: IntArray, hidden: BoolArray
-    ) -> tuple[Tensor, Tensor, Plan]:
-        """Positions, mask and plan of a forward that begins at columns `starts` [R] of the caller's rows."""
-        count, length = positions.shape[1], hidden.shape[2]
+    def _laid(self, span: SlotRange, nodes: Nodes) -> tuple[Tensor, Tensor, Plan]:
+        """Positions, mask and plan of a forward over nodes."""
+        starts, count, length = nodes.starts, nodes.positions.shape[1], nodes.hidden.shape[2]
         columns = None
         if min(starts) < max(starts):
             begins = self._tensor(span.ordered(starts))
             columns = begins[:, None] + torch.arange(count, device=self.device)
-        mask = self._additive(span.put(torch.from_numpy(hidden).to(self.device)))[:, None]
-        places = span.put(torch.from_numpy(positions).to(self.device))
+        mask = self._additive(span.put(torch.from_numpy(nodes.hidden).to(self.device)))[:, None]
+        places = span.put(torch.from_numpy(nodes.positions).to(self.device))
         return places, mask, Plan(span.rows, min(starts), length, columns)
 
     def _take_over(self, slots: Sequence[int], columns: Tokens) -> None:
@@ -175,6 +166,16 @@ class SlotForwards(Runner):
         siblings = ~torch.eye(count, dtype=torch.bool, device=self.device)
         hidden = torch.cat([unseen, siblings.repeat(1, depth).expand(rows, -1, -1)], dim=-1)
         return self._additive(hidden)[:, None]
+
+    def _feed(self, ids: Tensor, positions: Tensor, mask: Tensor | None, plan: Plan) -> Feed:
+        """The inputs of `_call` with everything spelled out."""
+        rows, count = ids.shape[:2]  # hidden states in place of ids have one more
+        columns = plan.columns
+        if columns is None:
+            columns = torch.arange(plan.start, plan.start + count, device=self.device).expand(rows, -1)
+        if mask is None:
+            mask = self._causal(columns, max(plan.length, LEAST))
+        return Feed(ids, positions, columns, mask.expand(rows, -1, -1, -1))
 
     def _causal(self, columns: Tensor, length: int) -> Tensor:
         """[R, 1, n, L] additive: what a token at `columns` [R, n] may look at."""

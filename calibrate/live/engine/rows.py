@@ -1,4 +1,4 @@
-"""The rows of an operation as its handler sees them."""
+"""Rows of an operation as its handler sees them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ class Row(NamedTuple):
     """One row of an operation.
 
     Attributes:
-        slot: Where its KV cache is.
+        slot: Where its keys and values are.
         request: Its request, which keys its randomness.
         position: Tokens emitted so far.
         context: Length of the committed text.
-        tail: The end of the committed text, its last one or two tokens, by which a handler checks that its
-            cache belongs to it.
+        tail: Its last one or two tokens, by which a handler checks that its cache belongs to it.
         room: Tokens that may still be emitted.
         tokens: Drafted tokens under verification.
         source: `Source` of these tokens.
-        law: Handle of the probabilities they were drawn from.
+        handle: Of the probabilities they were drawn from.
     """
 
     slot: int
@@ -32,43 +31,34 @@ class Row(NamedTuple):
     room: int = 1
     tokens: tuple[int, ...] = ()
     source: int = int(Source.PRIMARY)
-    law: int = NO_LAW
+    handle: int = NO_LAW
 
 
 def rows_of(view: View, speculation: Speculation | None = None) -> list[Row]:
     """A view's rows, with what is verified meanwhile."""
     assert view.tails is not None, "checked when it was sent"
-    rows = map(
-        Row,
-        view.slots.tolist(),
-        view.requests.tolist(),
-        view.positions.tolist(),
-        view.contexts.tolist(),
-        view.tails,
-        view.rooms.tolist(),
-    )
+    columns = [each.tolist() for each in (view.slots, view.requests, view.positions, view.contexts)]
+    rows = map(Row, *columns, view.tails, view.rooms.tolist())
     return list(rows) if speculation is None else [_with_proposal(row, speculation) for row in rows]
 
 
 def open_rows(settle: Settle) -> list[Row]:
     """The open rows of a verification: `position` and `context` are those of the open position."""
     rows, accepted = rows_of(settle.view), settle.verdict.accepted.tolist()
-    return [
-        _with_proposal(
-            row._replace(
-                position=row.position + accepted[row.slot],
-                context=row.context + accepted[row.slot],
-                room=row.room - accepted[row.slot],
-            ),
-            settle.proposal,
-        )
-        for row in (rows[i] for i in settle.open_rows.tolist())
-    ]
+    opened = [rows[i] for i in settle.open_rows.tolist()]
+    return [_with_proposal(behind(row, accepted[row.slot]), settle.proposal) for row in opened]
 
 
-def proposing(row: Row, tokens: tuple[int, ...], law: int = NO_LAW) -> Row:
+def behind(row: Row, accepted: int) -> Row:
+    """The row after so many of its tokens were accepted."""
+    return row._replace(
+        position=row.position + accepted, context=row.context + accepted, room=row.room - accepted
+    )
+
+
+def proposing(row: Row, tokens: tuple[int, ...], handle: int = NO_LAW) -> Row:
     """The row with the primary draft's tokens, if there are any."""
-    return row._replace(tokens=tokens, law=law, source=int(Source.PRIMARY if tokens else Source.NONE))
+    return row._replace(tokens=tokens, handle=handle, source=int(Source.PRIMARY if tokens else Source.NONE))
 
 
 def _with_proposal(row: Row, speculation: Speculation) -> Row:
@@ -77,5 +67,5 @@ def _with_proposal(row: Row, speculation: Speculation) -> Row:
     return row._replace(
         tokens=() if tokens is None else tuple(tokens[row.slot, :length].tolist()),
         source=int(speculation.sources[row.slot]),
-        law=NO_LAW if speculation.laws is None else int(speculation.laws[row.slot]),
+        handle=NO_LAW if speculation.laws is None else int(speculation.laws[row.slot]),
     )

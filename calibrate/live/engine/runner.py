@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,12 +21,12 @@ Tokens = Sequence[Sequence[int]]
 
 @dataclass
 class Tree:
-    """Branches that grow from the trunks of R rows, one token each per step.
+    """Branches that grow from the trunks of R rows, one token each per step; see `Runner.open_tree`.
 
     Attributes:
         slots: [R] slots that hold the trunks.
         trunks: [R] tokens of each trunk.
-        forks: [R] lists of forks: the index of the last trunk token that a branch sees, -1 for none.
+        forks: [R] lists of forks.
         counts: [R] branches of each row that count as fed; the rest up to N is padding.
         depth: Most steps.
         kept: What the backend keeps of it.
@@ -47,6 +47,27 @@ class Tree:
     def branches(self) -> int:
         """N, most branches of a row."""
         return max(map(len, self.forks))
+
+
+class Nodes(NamedTuple):
+    """Tokens of R rows with positions and a mask of their own, to be fed behind what slots hold.
+
+    Attributes:
+        starts: [R] column of each row's first token.
+        tokens: [R] n_r tokens each, of which one at least has some.
+        positions: [R, n] position of each token, n = max n_r; any where a row has fewer.
+        hidden: [R, n, L] the columns that a token may not look at, with L > 1.
+    """
+
+    starts: Sequence[int]
+    tokens: Tokens
+    positions: IntArray
+    hidden: BoolArray
+
+    @property
+    def columns(self) -> int:
+        """Columns that they need."""
+        return max(self.hidden.shape[2], max(self.starts) + self.positions.shape[1])
 
 
 class Runner(ABC):
@@ -153,22 +174,10 @@ class Runner(ABC):
         self.fed += sum(counts)
         return logits
 
-    def forward_at(
-        self,
-        slots: Sequence[int],
-        starts: Sequence[int],
-        tokens: Tokens,
-        positions: IntArray,
-        hidden: BoolArray,
-    ) -> Tensor:
-        """Feed tokens behind what slots hold, with positions and a mask of the caller's; nothing is held.
+    def forward_at(self, slots: Sequence[int], nodes: Nodes) -> Tensor:
+        """Feed tokens behind what different slots hold, with positions and a mask of the caller's.
 
-        Args:
-            slots: [R] different slots.
-            starts: [R] column of each row's first token.
-            tokens: [R] n_r tokens each, of which one at least has some.
-            positions: [R, n] position of each token, n = max n_r; any where a row has fewer.
-            hidden: [R, n, L] the columns that a token may not look at, with L > 1.
+        Nothing is held from it.
 
         Returns:
             [R, n, V] logits.
@@ -177,10 +186,10 @@ class Runner(ABC):
             ModelError: The backend has no such mask (llama.cpp shows the whole trunk and a path of nodes).
         """
         _check_different(slots)
-        self._check_positions(1 + int(positions.max()))
-        self._grow(0, max(hidden.shape[2], max(starts) + positions.shape[1]))
-        logits = self._nodes(slots, starts, tokens, positions, hidden)
-        self.fed += sum(map(len, tokens))
+        self._check_positions(1 + int(nodes.positions.max()))
+        self._grow(0, nodes.columns)
+        logits = self._nodes(slots, nodes)
+        self.fed += sum(map(len, nodes.tokens))
         return logits
 
     def adopt(self, slots: Sequence[int], columns: Tokens, tokens: Tokens) -> None:
@@ -221,14 +230,11 @@ class Runner(ABC):
         return tree
 
     def tree_forward(self, tree: Tree, tokens: Tensor) -> Tensor:
-        """Feed the next token of every branch in one forward.
+        """[R, N, V] logits after the next token of every branch, fed in one forward.
 
         Args:
             tree: From `open_tree`.
             tokens: [R, N] ids; any id where a row has fewer branches.
-
-        Returns:
-            [R, N, V] logits.
         """
         self._audit_tree(tree)
         if tree.steps >= tree.depth:
@@ -252,7 +258,7 @@ class Runner(ABC):
 
         Args:
             slots: [R].
-            layer: Layers before the look, from 1.
+            layer: From 1.
             see: Takes hidden states [R, n, H]; the layers after it wait until it returns.
 
         Raises:
@@ -260,28 +266,12 @@ class Runner(ABC):
         """
         raise self._blind()
 
-    def forward_states(
-        self,
-        part: Any,
-        slots: Sequence[int],
-        starts: Sequence[int],
-        states: Tensor,
-        *,
-        positions: IntArray,
-        hidden: BoolArray,
-    ) -> Tensor:
-        """As `forward_at`, through other layers over the same keys and values; hidden states enter them.
+    def forward_states(self, part: Any, slots: Sequence[int], states: Tensor, nodes: Nodes) -> Tensor:
+        """[R, n, V] logits as of `forward_at`, through other layers over the same keys and values.
 
-        Args:
-            part: The layers with a head, in the form of a model (`compiled.second_part`).
-            slots: [R].
-            starts: [R].
-            states: [R, n, H] what enters the layers.
-            positions: [R, n]; what lies beyond the model's last one counts as the last.
-            hidden: [R, n, L].
-
-        Returns:
-            [R, n, V] logits; nothing counts as fed, since only the caller knows which states are meant.
+        `part` is these layers with a head, in the form of a model (`compiled.second_part`), and `states`
+        [R, n, H] enter it in place of tokens.  Positions beyond the model's last one count as that.  Nothing
+        counts as fed: only the caller knows which states are meant.
 
         Raises:
             ModelError: The backend takes no hidden states.
@@ -309,14 +299,7 @@ class Runner(ABC):
         """See `forward`; `starts` [R] tokens that each slot holds."""
 
     @abstractmethod
-    def _nodes(
-        self,
-        slots: Sequence[int],
-        starts: Sequence[int],
-        tokens: Tokens,
-        positions: IntArray,
-        hidden: BoolArray,
-    ) -> Tensor:
+    def _nodes(self, slots: Sequence[int], nodes: Nodes) -> Tensor:
         """See `forward_at`."""
 
     @abstractmethod

@@ -30,7 +30,7 @@ GROUP = 64
 """Tokens whose weights are summed up first when one is drawn."""
 
 
-def law(logits: Tensor, sampling: Sampling) -> Tensor:
+def token_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     """[..., V] float64: softmax(logits / temperature), cut by top-p and renormalised; one-hot if greedy."""
     if sampling.greedy:
         return one_hot(logits.argmax(dim=-1), logits.shape[-1])
@@ -44,50 +44,39 @@ def drafted_weights(logits: Tensor, sampling: Sampling, top: int = 0) -> Tensor:
     it halves the memory that every branch of every step goes through.  `top` is F_k of Saguaro sampling.
     """
     if sampling.top_p < 1.0:
-        return rescale(law(logits, sampling), logits, top, sampling.scale).float()
+        return rescale(token_probs(logits, sampling), logits, top, sampling.scale).float()
     shifted = logits.float() - logits.amax(dim=-1, keepdim=True).float()
     weights = shifted.div_(sampling.temperature).exp_()
-    return weights if sampling.scale == 1.0 else rescale_weights(weights, logits, top, sampling.scale)
+    return rescale(weights, logits, top, sampling.scale)
 
 
-def cut_top_p(laws: Tensor, top_p: float) -> Tensor:
+def cut_top_p(probs: Tensor, top_p: float) -> Tensor:
     """[..., V] renormalised over the smallest set of most likely tokens whose mass reaches `top_p`.
 
     Of equally likely tokens those with the lower ids come first.
     """
     if top_p >= 1.0:
-        return laws
-    size = laws.shape[-1]
+        return probs
+    size = probs.shape[-1]
     # A few hundred tokens usually hold the mass; sorting all of a large vocabulary would cost more than the
     # model's own forward.
-    masses = laws.topk(min(FIRST_LOOK, size), dim=-1).values
+    masses = probs.topk(min(FIRST_LOOK, size), dim=-1).values
     if masses.shape[-1] < size and not bool((masses.sum(dim=-1) >= top_p).all()):
-        masses = laws.sort(dim=-1, descending=True).values
+        masses = probs.sort(dim=-1, descending=True).values
     before = masses.cumsum(dim=-1) - masses
     count = (before < top_p).sum(dim=-1, keepdim=True).clamp_(min=1)
-    kept = torch.where(_best(laws, masses.gather(-1, count - 1), count), laws, 0.0)
+    kept = torch.where(_best(probs, masses.gather(-1, count - 1), count), probs, 0.0)
     return kept / kept.sum(dim=-1, keepdim=True)
 
 
-def rescale(laws: Tensor, logits: Tensor, top: int, scale: float) -> Tensor:
-    """[n, V] Saguaro's law: the `top` best tokens of the draft's ranking times `scale`, renormalised.
+def rescale(weights: Tensor, logits: Tensor, top: int, scale: float) -> Tensor:
+    """[n, V] Saguaro's weights: those of the `top` best tokens of the draft's ranking times `scale`.
 
-    Where that leaves nothing (scale 0 and all of the law within the best), the law stays as it is.  `logits`
-    [n, V] rank the tokens, the lower id first among equals.
+    Where that leaves nothing (scale 0, and all weight within the best), they stay as they are.  `logits`
+    [n, V] rank the tokens, the lower id first among equals.  Every branch of every step goes through here:
+    few numbers are touched, and the vocabulary only once.
     """
     if top == 0 or scale == 1.0:
-        return laws
-    scaled = torch.where(best_mask(logits, top), laws * scale, laws)
-    total = scaled.sum(dim=-1, keepdim=True)
-    return torch.where(total > 0.0, scaled / total, laws)
-
-
-def rescale_weights(weights: Tensor, logits: Tensor, top: int, scale: float) -> Tensor:
-    """`rescale` of weights that need not sum to 1, in place where no two tokens tie for the last place.
-
-    Every branch of every step goes through here: few numbers are touched, and the vocabulary only once.
-    """
-    if top == 0:
         return weights
     size = logits.shape[-1]
     values, ids = logits.topk(min(top + 1, size), dim=-1)
@@ -137,7 +126,7 @@ def _best(scores: Tensor, last: Tensor, count: Tensor | int) -> Tensor:
 
 
 def draw(weights: Tensor, uniforms: FloatArray) -> Tensor:
-    """[n] tokens of the laws proportional to `weights`, by inverse distribution function.
+    """[n] tokens of the distributions proportional to `weights`, by inverse distribution function.
 
     A token of weight 0 is never drawn.  Sums are float64; first over groups of tokens, then within the one
     that was hit, since a running sum over a whole vocabulary costs more than all else here.
@@ -170,9 +159,9 @@ def accepted_run(p: FloatArray, sigma: FloatArray, uniforms: FloatArray, lengths
 
     Args:
         p: [R, m] the target's probability of each drafted token.
-        sigma: [R, m] its probability under the law that it was drawn from.
+        sigma: [R, m] its probability under the distribution that it was drawn from.
         uniforms: [R, m] in [0, 1).
-        lengths: [R] drafted tokens of each row; what lies beyond is not looked at.
+        lengths: [R] drafted tokens of each row.
     """
     within: BoolArray = np.arange(p.shape[1]) < lengths[:, None]
     passed = within & (uniforms * sigma < p)
@@ -190,7 +179,7 @@ def residual(p: Tensor, sigma: Tensor) -> Tensor:
 
 
 def one_hot(tokens: Tensor, vocabulary: int) -> Tensor:
-    """[..., V] float64 laws that are sure of their token."""
+    """[..., V] float64 distributions that are sure of their token."""
     hot = torch.zeros((*tokens.shape, vocabulary), dtype=torch.float64, device=tokens.device)
     return hot.scatter_(-1, tokens[..., None], 1.0)
 
@@ -221,7 +210,7 @@ class DraftSampler:
         writer: ProbsWriter | None = None,
     ) -> None:
         if sampling.draft_sampled and writer is None:
-            raise AuditError("this worker drafts at random but was given no memory for its laws")
+            raise AuditError("this worker drafts at random but was given no memory for its distributions")
         self.requests = np.array(requests, dtype=np.int64)
         self.positions = np.array(positions, dtype=np.int64)
         self.depth = depth

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
 from calibrate.live.errors import ModelError
 
@@ -44,18 +44,9 @@ class Plan:
     length: int
     columns: Tensor | None = None
 
-    def columns_of(self, count: int, rows: int, device: torch.device) -> Tensor:
-        """[R, n] column of each of `count` new tokens, whether or not rows share them."""
-        if self.columns is not None:
-            return self.columns
-        return torch.arange(self.start, self.start + count, device=device).expand(rows, -1)
 
-
-class SlotLayer(CacheLayerMixin):
+class SlotLayer(DynamicLayer):
     """Keys and values of one layer; writes and reads as the shared plan says."""
-
-    is_sliding = False
-    is_croppable = True
 
     def __init__(self, buffers: Buffers) -> None:
         super().__init__()
@@ -63,9 +54,6 @@ class SlotLayer(CacheLayerMixin):
         self.dtype, self.device = self.keys.dtype, self.keys.device
         self.is_initialized = True
         self.plan = Plan(slice(0, 1), 0, 0)
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: buffers are there from the start."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Buffers:
         """Write [R, heads, n, width] of each; [R, heads, L, width] views that the rows may look at."""
@@ -78,10 +66,6 @@ class SlotLayer(CacheLayerMixin):
     def get_seq_length(self) -> int:
         """Column of the first new token."""
         return self.plan.start
-
-    def get_max_length(self) -> int:
-        """Capacity."""
-        return int(self.keys.shape[2])
 
 
 def _store(buffer: Tensor, states: Tensor, plan: Plan) -> Tensor:
@@ -190,11 +174,9 @@ def _empty(states: Tensor, slots: int, capacity: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SlotRange:
-    """Rows of the cache that a forward is about.
+    """Rows of the cache that a forward is about; `order` [R] is which of the caller's slots each of them is.
 
-    Attributes:
-        rows: Their range.
-        order: [R] which of the caller's slots each of them is; None where the two orders agree.
+    It is None where the two orders agree.
     """
 
     rows: slice

@@ -1,15 +1,14 @@
 """Lookahead streams of a draft: what may follow the next token, from the forward that verifies it.
 
-Speculative streaming (Bhendawade et al., 2024; Mirror-SD, section 3.2): beside each token's main stream M_t,
+Speculative streaming (Bhendawade et al., 2024; Mirror-SD, section 3.2): beside each token's main stream,
 which is the model itself, S further streams predict the S tokens after the next one.  Stream j of a token
 enters the top layer with the hidden state that the main stream enters it with, plus an embedding of j, and
 stands at position t + j.  It sees what its token sees, and the streams 1 ... j of the same token; no other
 token's streams, and no main stream sees any.
 
 The paper's streams share the layers of a draft that is trained with them.  Here the draft stays as it is, to
-the last bit, and the streams have a top layer of their own, which begins as a copy of the draft's; keys and
-values of the main stream are those of the draft's own top layer.  `calibrate pair streams` trains them; they
-lie beside the draft's weights in `streams.safetensors`.
+the last bit, and the streams have a top layer of their own, which begins as a copy of the draft's.
+`calibrate pair streams` trains them; they lie beside the draft's weights in `streams.safetensors`.
 
 A text grows by passes: each verifies what the streams proposed, and proposes anew.  Every token is the
 draft's own: its first choice, or its draw, keyed by request and position as that of a draft that writes
@@ -31,7 +30,7 @@ from torch import Tensor, nn
 
 from calibrate.live.engine.additions import read_additions, write_additions
 from calibrate.live.engine.compiled import second_part
-from calibrate.live.engine.runner import Runner
+from calibrate.live.engine.runner import Nodes, Runner
 from calibrate.live.engine.sampling import DraftSampler
 from calibrate.live.engine.trees import Branching
 from calibrate.live.errors import ModelError
@@ -95,12 +94,9 @@ def stream_part(model: Any, heads: StreamHeads) -> Any:
 
 
 def stream_sight(hidden: BoolArray, starts: IntArray, streams: int) -> BoolArray:
-    """[R, n * S, L] the columns hidden from streams (the mask of multi-stream attention).
+    """[R, n * S, L] the columns hidden from S streams each of tokens from which `hidden` [R, n, l] are.
 
-    Args:
-        hidden: [R, n, l] the columns hidden from each token.
-        starts: [R] column of a row's first stream; those of a token follow each other, token after token.
-        streams: S.
+    `starts` [R] is the column of a row's first stream; those of a token follow each other, token after token.
     """
     rows, count, length = hidden.shape
     widest = max(length, int(starts.max()) + count * streams)
@@ -157,41 +153,33 @@ class StreamBranching(Branching):
         super().__init__(runner, slots)
         self.streams = streams
         self._entered: list[Tensor] = []
-        self._where: tuple[list[int], IntArray, BoolArray] | None = None
+        self._last: Nodes | None = None
 
     def propose(self, streams: int, asked: Sequence[int]) -> Tensor:
-        """[R, n, s, V] logits of the first `streams` streams of the n nodes fed last.
+        """[R, n, s, V] logits of the first s streams of the n nodes fed last.
 
         They belong to the pass that fed the nodes: they enter the top layer beside them, and need nothing
-        that comes out of it.
-
-        Args:
-            streams: s.
-            asked: [R] states that are meant, which count as fed; the rest is padding.
+        that comes out of it.  `asked` [R] states are meant, and count as fed; the rest is padding.
         """
-        assert self._where is not None and self._entered, "feed comes first"
-        starts, positions, hidden = self._where
-        count = positions.shape[1]
-        begins = [start + count for start in starts]
-        logits = self.runner.forward_states(
-            self.streams.part,
-            self.slots,
-            begins,
-            self.streams.heads.entering(self._entered[0], streams),
-            positions=stream_positions(positions, streams),
-            hidden=stream_sight(hidden, np.array(begins), streams),
+        assert self._last is not None and self._entered, "feed comes first"
+        count = self._last.positions.shape[1]
+        starts = [start + count for start in self._last.starts]
+        nodes = Nodes(
+            starts,
+            (),
+            stream_positions(self._last.positions, streams),
+            stream_sight(self._last.hidden, np.array(starts), streams),
         )
+        states = self.streams.heads.entering(self._entered[0], streams)
+        logits = self.runner.forward_states(self.streams.part, self.slots, states, nodes)
         self.runner.fed += sum(asked)
         self._fed = self.runner.fed
         return logits.unflatten(1, (count, streams))
 
-    def _forward(
-        self, starts: Sequence[int], tokens: Sequence[Sequence[int]], positions: IntArray, hidden: BoolArray
-    ) -> Tensor:
-        self._entered = []
-        self._where = (list(starts), positions, hidden)
+    def _forward(self, nodes: Nodes) -> Tensor:
+        self._entered, self._last = [], nodes
         with self.runner.showing(self.slots, self.streams.layers - 1, self._entered.append):
-            return super()._forward(starts, tokens, positions, hidden)
+            return super()._forward(nodes)
 
 
 @dataclass
@@ -220,7 +208,7 @@ class Text:
 
 
 class Writing:
-    """All texts of an operation, which grow to the same length.
+    """All texts of an operation on R rows, which grow to the same length.
 
     Args:
         texts: Row after row.
@@ -228,7 +216,7 @@ class Writing:
         lookahead: Tokens to write in each.
         streams: S, most tokens proposed at once.
         sampling: How tokens are chosen.
-        writer: Where laws are kept; needed where tokens are drawn.
+        writer: See `DraftSampler`.
 
     Attributes:
         counts: [R] (tokens, streams) of each pass of a row.
@@ -262,11 +250,7 @@ class Writing:
         return [text for text in self.texts if self.left(text)]
 
     def pending(self, first: Sequence[int]) -> tuple[list[list[int]], list[list[int]]]:
-        """[R] tokens and [R] parents of the next pass: each text's newest token and its proposals.
-
-        Args:
-            first: [R] number of the next node of each row.
-        """
+        """[R] tokens and [R] parents of the next pass, whose nodes are numbered from `first` [R] on."""
         tokens: list[list[int]] = [[] for _ in first]
         parents: list[list[int]] = [[] for _ in first]
         for text in self.growing:
@@ -276,10 +260,9 @@ class Writing:
         return tokens, parents
 
     def asking(self) -> list[int]:
-        """[R] streams that a row's texts may need after the next pass.
+        """[R] streams that a row's texts may need after the next pass; a function of the row, for replays.
 
-        That pass leaves a text at least a token less to write, and the last one needs no proposal.  It
-        depends on the row alone, so that its work can be replayed.
+        That pass leaves a text at least a token less to write, and the last one needs no proposal.
         """
         most = [0] * len(self.counts)
         for text in self.growing:
@@ -287,16 +270,12 @@ class Writing:
         return most
 
     def write(self, first: Sequence[int], logits: Tensor) -> list[tuple[Text, int]]:
-        """Write what the pass says: per text that grew, the last node fed for it that is right.
+        """Write what a pass over nodes from `first` [R] on says, by their logits [R, n, V].
 
-        The law of every token is written down: those after a wrong proposal are overwritten in a later pass.
-
-        Args:
-            first: [R] number of the pass's first node in each row.
-            logits: [R, n, V] after its nodes.
+        All tokens are chosen: those after a wrong proposal are overwritten in a later pass.
 
         Returns:
-            The texts, with the place 0 ... n - 1 of that node.
+            The texts that grew, each with the place 0 ... n - 1 of the last node fed for it that is right.
         """
         growing, fed = self.growing, [0] * len(first)
         nodes: list[tuple[int, int, int, int]] = []
@@ -330,5 +309,5 @@ class Writing:
             text.proposed = proposed[: max(0, self.left(text) - 1)]
 
     def seal(self) -> list[int]:
-        """Handle of each text's laws; NO_LAW where nothing was drawn."""
+        """Handle of each text's distributions; NO_LAW where nothing was drawn."""
         return self._sampler.seal()

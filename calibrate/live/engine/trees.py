@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from calibrate.live.engine.rows import Row
-from calibrate.live.engine.runner import Runner, Tokens, padded
+from calibrate.live.engine.runner import Nodes, Runner, Tokens, padded
 from calibrate.live.engine.sampling import DraftSampler, top_tokens
 from calibrate.live.errors import AuditError
 from calibrate.live.shared_probs import ProbsWriter
@@ -68,9 +68,9 @@ class Branching:
             mine.extend(new)
         for kept, added in zip(self.tokens, tokens, strict=True):
             kept.extend(added)
-        positions, hidden = self._sight(firsts, [len(row) for row in tokens])
         starts = [trunk + first for trunk, first in zip(self._trunks, firsts, strict=True)]
-        logits = self._forward(starts, tokens, positions, hidden)
+        sight = self._sight(firsts, [len(row) for row in tokens])
+        logits = self._forward(Nodes(starts, tokens, *sight))
         self._fed = self.runner.fed
         return logits
 
@@ -89,10 +89,8 @@ class Branching:
         self.runner.adopt(self.slots, columns, tokens)
         self._fed = -1
 
-    def _forward(
-        self, starts: Sequence[int], tokens: Tokens, positions: IntArray, hidden: BoolArray
-    ) -> Tensor:
-        return self.runner.forward_at(self.slots, starts, tokens, positions, hidden)
+    def _forward(self, nodes: Nodes) -> Tensor:
+        return self.runner.forward_at(self.slots, nodes)
 
     def _sight(self, firsts: Sequence[int], counts: Sequence[int]) -> tuple[IntArray, BoolArray]:
         """[R, n] positions of the nodes from `firsts` on, and [R, n, L] the columns hidden from them."""
@@ -133,7 +131,7 @@ class TreeGrower:
         plan: The shape.
         rows: [R] where the trees begin.
         sampling: How tokens are chosen; those of a dynamic tree are always the best.
-        writer: Where laws are kept; needed where tokens are drawn.
+        writer: Where distributions are kept; needed where tokens are drawn.
     """
 
     def __init__(
@@ -181,7 +179,7 @@ class TreeGrower:
         return [tokens for tokens, _ in chosen], [parents for _, parents in chosen]
 
     def trees(self) -> list[TokenTree]:
-        """[R] the trees; their laws, if any, can be read from now on."""
+        """[R] the trees; their distributions, if any, can be read from now on."""
         count = self.plan.nodes
         handles = [NO_LAW] * (count * len(self._trees)) if self._sampler is None else self._sampler.seal()
         return [tree.best(count, handles[i * count : (i + 1) * count]) for i, tree in enumerate(self._trees)]
@@ -223,7 +221,7 @@ class _GrowingTree:
         return [self.tokens[node] for node in self._open], parents
 
     def best(self, most: int, handles: Sequence[int]) -> TokenTree:
-        """The best candidates of all, in the order in which they came up, with the handles of their laws."""
+        """The best candidates of all, in the order in which they came up."""
         kept = self._best(range(len(self.tokens)), most)
         number = {ROOT: ROOT} | {node: i for i, node in enumerate(kept)}
         return TokenTree(

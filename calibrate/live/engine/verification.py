@@ -1,4 +1,4 @@
-"""Verification of chains and trees: what is accepted, what comes after it, which outcomes are prepared for.
+"""Verification of chains and trees: what is accepted, and what comes after it; outcomes to prepare for.
 
 Sampled verification is lossless whatever the draft does, provided that sigma is the very distribution that a
 token was drawn from: of a sampled primary draft the one kept in the shared probability ring, as it was after
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from calibrate.live.engine.rows import Row
 from calibrate.live.engine.runner import padded
-from calibrate.live.engine.sampling import ACCEPTED, BONUS, accepted_run, draw, law, one_hot, residual
+from calibrate.live.engine.sampling import ACCEPTED, BONUS, accepted_run, draw, one_hot, residual, token_probs
 from calibrate.live.errors import AuditError
 from calibrate.live.shared_probs import ProbsReader
 from policies.sampling import FloatArray, Sampling, keyed_uniforms
@@ -40,11 +40,11 @@ class Candidates:
         requests: Whose each is.
         positions: Where.
         tokens: Ids.
-        handles: Of the laws they were drawn from.
+        handles: Of the distributions they were drawn from.
         drawn: Those that were; of the others sigma is one-hot,
         random: or uniform.
         vocabulary: V.
-        reader: Finds the laws of drawn tokens.
+        reader: Finds the distributions of drawn tokens.
     """
 
     requests: IntArray
@@ -70,15 +70,15 @@ class Candidates:
             masses[self.drawn] = self.reader.masses(*keys, self.vocabulary)
         return masses
 
-    def laws(self, device: torch.device) -> Tensor:
+    def probs(self, device: torch.device) -> Tensor:
         """[n, V] sigma of n tokens."""
-        laws = one_hot(torch.from_numpy(self.tokens).to(device), self.vocabulary)
+        probs = one_hot(torch.from_numpy(self.tokens).to(device), self.vocabulary)
         if self.random.any():
-            laws[torch.from_numpy(self.random).to(device)] = 1.0 / self.vocabulary
+            probs[torch.from_numpy(self.random).to(device)] = 1.0 / self.vocabulary
         if self.drawn.any():
-            drawn = torch.from_numpy(self.reader.laws(self.handles[self.drawn], self.vocabulary))
-            laws[torch.from_numpy(self.drawn).to(device)] = drawn.to(device)
-        return laws
+            drawn = torch.from_numpy(self.reader.probs(self.handles[self.drawn], self.vocabulary))
+            probs[torch.from_numpy(self.drawn).to(device)] = drawn.to(device)
+        return probs
 
 
 class Proposals:
@@ -101,7 +101,7 @@ class Proposals:
         at = np.arange(self.tokens.shape[1])
         within = at < self.lengths[:, None]
         sources = _array([row.source for row in rows])[:, None]
-        handles = _array([row.law for row in rows])[:, None]
+        handles = _array([row.handle for row in rows])[:, None]
         self.candidates = Candidates(
             self.requests[:, None].repeat(len(at), axis=1),
             self.positions[:, None] + at,
@@ -120,8 +120,8 @@ def judge_chains(
     """Accepted tokens of each row, and the token that follows them.
 
     Args:
-        p: [R, n, V] the target's laws after the committed text and after each drafted token; where all of a
-            row's tokens are accepted and its end stays open, the last one is not needed.
+        p: [R, n, V] the target's distributions after the committed text and after each drafted token, the
+            last not needed where all of a row's tokens are accepted and its end stays open.
         proposals: What was drafted.
         leave_open: [R] rows whose next token is not chosen if everything is accepted.
 
@@ -137,11 +137,10 @@ def judge_chains(
         corrected = np.flatnonzero(rejected[chosen])
         if len(corrected):
             rows, index = chosen[corrected], torch.from_numpy(corrected).to(p.device)
-            sigma = proposals.candidates.at((rows, run[rows])).laws(p.device)
+            sigma = proposals.candidates.at((rows, run[rows])).probs(p.device)
             weights[index] = residual(weights[index], sigma)
         keys = proposals.requests[chosen], proposals.positions[chosen] + run[chosen]
-        uniforms = keyed_uniforms(proposals.seed, BONUS, *keys)
-        for row, token in zip(chosen.tolist(), draw(weights, uniforms).tolist(), strict=True):
+        for row, token in zip(chosen.tolist(), _bonus(weights, proposals.seed, *keys), strict=True):
             following[row] = token
     accepted: list[int] = run.tolist()
     return accepted, following
@@ -156,6 +155,12 @@ def _accepted(p: Tensor, proposals: Proposals) -> IntArray:
     under_p = p[:, :width].gather(-1, tokens[..., None])[..., 0].cpu().numpy()
     uniforms = keyed_uniforms(proposals.seed, ACCEPTED, candidates.requests, candidates.positions)
     return accepted_run(under_p, candidates.masses(), uniforms, proposals.lengths)
+
+
+def _bonus(weights: Tensor, seed: int, requests: IntArray, positions: IntArray) -> list[int]:
+    """[n] next tokens of the distributions proportional to `weights` [n, V]."""
+    tokens: list[int] = draw(weights, keyed_uniforms(seed, BONUS, requests, positions)).tolist()
+    return tokens
 
 
 def _array(values: Sequence[object]) -> IntArray:
@@ -191,14 +196,8 @@ def _walk(tree: TokenTree, best: Sequence[int]) -> Judged:
 class TreeJudge:
     """Sampled verification of the trees of R rows, level by level and sibling by sibling.
 
-    A candidate's luck is keyed by request, position and its number among its siblings; that of the first as
+    A candidate's luck is keyed by request, position and its number among its siblings, that of the first as
     a chain's, so that a tree without forks has a chain's outcome.
-
-    Args:
-        rows: [R] what is verified.
-        trees: [R].
-        sampling: How tokens are chosen.
-        reader: Finds the laws of sampled candidates.
     """
 
     def __init__(
@@ -217,7 +216,7 @@ class TreeJudge:
         going, depth = np.arange(len(self.trees)), 0
         while len(going):
             nodes = [paths[i][-1] if paths[i] else ROOT for i in going]
-            p = law(logits[going.tolist(), [1 + node for node in nodes]], self.sampling)
+            p = token_probs(logits[going.tolist(), [1 + node for node in nodes]], self.sampling)
             chosen, tokens = self.step(p, going, nodes, depth)
             for i, node in zip(going.tolist(), chosen.tolist(), strict=True):
                 paths[i] += [node] if node != ROOT else []
@@ -237,14 +236,17 @@ class TreeJudge:
         families = [self.trees[i].children(node) for i, node in zip(going.tolist(), nodes, strict=True)]
         chosen = self._level(p, going, families, depth)
         ends = np.flatnonzero(chosen == ROOT)
-        tokens = self._bonus(p, going, ends, depth)
-        return chosen, dict(zip(going[ends].tolist(), tokens, strict=True))
+        if not len(ends):
+            return chosen, {}
+        rows, left = going[ends], p[torch.from_numpy(ends).to(p.device)]
+        tokens = _bonus(left, self.sampling.seed, self._requests[rows], self._positions[rows] + depth)
+        return chosen, dict(zip(rows.tolist(), tokens, strict=True))
 
     def _level(self, p: Tensor, going: IntArray, families: Sequence[Sequence[int]], depth: int) -> IntArray:
         """[A] the child accepted of each row's node, ROOT for none.
 
         Args:
-            p: [A, V] the target's laws after these nodes; every failed child leaves its residual here.
+            p: [A, V] the target's distributions after these; every failed child leaves its residual here.
             going: [A] rows.
             families: [A] children of each node.
             depth: Accepted nodes of each row.
@@ -262,7 +264,7 @@ class TreeJudge:
             failed = np.flatnonzero(~accepted)
             if len(failed):
                 index = torch.from_numpy(trying[failed]).to(p.device)
-                left = residual(p[index], candidates.at(failed).laws(p.device))
+                left = residual(p[index], candidates.at(failed).probs(p.device))
                 p[index] = left / left.sum(dim=-1, keepdim=True)
         return chosen
 
@@ -275,32 +277,16 @@ class TreeJudge:
         return Candidates(*keys, drawn, np.zeros_like(drawn), vocabulary, self.reader)
 
     def _accept(self, p: Tensor, at: IntArray, candidates: Candidates, sibling: int) -> BoolArray:
-        """[n] whether each candidate passes: strictly u * sigma(c) < p(c)."""
+        """[n] whether each passes by the distributions p[at]: strictly u * sigma(c) < p(c)."""
         key = (candidates.requests, candidates.positions)
         luck = keyed_uniforms(self.sampling.seed, ACCEPTED, *key, *((sibling,) if sibling else ()))
         under_p = p[torch.from_numpy(at).to(p.device), torch.from_numpy(candidates.tokens).to(p.device)]
         passed: BoolArray = luck * candidates.masses() < under_p.cpu().numpy()
         return passed
 
-    def _bonus(self, left: Tensor, going: IntArray, ends: IntArray, depth: int) -> list[int]:
-        """The next token of the rows `ends` of `going`, from what is left of their laws [A, V]."""
-        if not len(ends):
-            return []
-        rows = going[ends]
-        luck = keyed_uniforms(self.sampling.seed, BONUS, self._requests[rows], self._positions[rows] + depth)
-        tokens: list[int] = draw(left[torch.from_numpy(ends).to(left.device)], luck).tolist()
-        return tokens
-
 
 def judge(drafted: Sequence[int], best: Sequence[int], room: int, end_tokens: Collection[int]) -> RowVerdict:
-    """Greedy verification of a chain, cut at the first end token and at the limit.
-
-    Args:
-        drafted: [m] tokens under verification.
-        best: [m + 1] the target's argmax after the committed text and after each drafted token.
-        room: Tokens that may still be emitted, at least 1.
-        end_tokens: Ids that end a request.
-    """
+    """Greedy verification of a chain [m], by the target's first choices [m + 1]; see `cut`."""
     if len(best) != len(drafted) + 1:
         raise AuditError(f"{len(drafted)} drafted tokens, {len(best)} judgements")
     agreed = 0
@@ -360,8 +346,7 @@ def prepared_outcomes(
         rejected = drafted[k] if k < len(drafted) and not keep_rejected else None
         others = [token for token in candidates if token != rejected]
         outcomes += [(k, token) for token in others[: fanout[k]]]
-    first, every = part
-    return outcomes[first::every]
+    return outcomes[part[0] :: part[1]]
 
 
 def agreement(held: Sequence[int], context: int, tail: tuple[int, ...], ahead: tuple[int, ...] = ()) -> int:

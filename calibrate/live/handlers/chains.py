@@ -11,7 +11,7 @@ from torch import Tensor
 from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row, open_rows, rows_of
 from calibrate.live.engine.runner import Tree
-from calibrate.live.engine.sampling import DraftSampler, law, top_tokens
+from calibrate.live.engine.sampling import DraftSampler, token_probs, top_tokens
 from calibrate.live.engine.verification import (
     Proposals,
     agreement,
@@ -65,7 +65,7 @@ def verify_chains(
         if sampling.greedy and not leave_open:
             verdicts = matched(executor, rows, logits.argmax(dim=-1).tolist())
         else:
-            p = law(logits, sampling)
+            p = token_probs(logits, sampling)
             runs, verdicts, still_open = judged(executor, rows, sampling, p, leave_open=leave_open)
             for i in still_open:
                 executor.leave_open(rows[i], rows[i].position + runs[i], p[i, runs[i]].clone())
@@ -112,7 +112,7 @@ def settle(executor: Executor, operation: Settle) -> list[RowVerdict]:
     rows = open_rows(operation)
     if not rows:
         return []
-    p = executor.open_laws(rows)[:, None]
+    p = executor.open_probs(rows)[:, None]
     proposals = Proposals(rows, operation.sampling, p.shape[-1], executor.reader)
     _, following = judge_chains(p, proposals, proposals.lengths > 0)
     return [

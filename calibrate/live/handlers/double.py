@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from calibrate.live.engine.executor import Executor, handles
-from calibrate.live.engine.rows import Row, proposing, rows_of
-from calibrate.live.engine.sampling import DRAFTED, drafted_weights, draw, law
+from calibrate.live.engine.rows import Row, behind, proposing, rows_of
+from calibrate.live.engine.sampling import DRAFTED, drafted_weights, draw, token_probs
 from calibrate.live.errors import AuditError
 from calibrate.live.handlers.chains import judged, matched
 from calibrate.live.handlers.trees import opened
@@ -187,7 +187,7 @@ def _keep_laws(executor: Executor, rows: Sequence[Drafting]) -> list[int]:
     if depth == 0:
         return [NO_LAW] * len(rows)
     if executor.writer is None:
-        raise AuditError("this worker drafts at random but was given no memory for its laws")
+        raise AuditError("this worker drafts at random but was given no memory for its distributions")
     some = next(each.weights[0] for each in rows if each.weights)
     block = executor.writer.reserve(len(rows), depth, len(some))
     for step in range(depth):
@@ -217,9 +217,7 @@ class OpenEnd(NamedTuple):
     @classmethod
     def after(cls, run: int, row: Row, retrieved: Tokens, laws: Tensor) -> OpenEnd:
         """What is open behind `run` accepted tokens of a row."""
-        left = row._replace(
-            position=row.position + run, context=row.context + run, room=row.room - run, tokens=(), law=NO_LAW
-        )
+        left = behind(row, run)._replace(tokens=(), handle=NO_LAW)
         return cls(left, retrieved, laws)
 
 
@@ -247,7 +245,7 @@ def verify(executor: Executor, operation: RetrievingVerify) -> list[Verified]:
                 )
             ]
         else:
-            p = law(logits, sampling)
+            p = token_probs(logits, sampling)
             runs, verdicts, still_open = judged(executor, rows, sampling, p, leave_open=True)
             for i in still_open:
                 laws = p[i, runs[i] : runs[i] + len(found[i]) + 1].clone()
@@ -276,7 +274,7 @@ def guide(executor: Executor, operation: Guide) -> list[VerdictReply]:
             # X_q is judged as far as the target has laws for it: along r, and one token beside or behind it.
             known = tokens[: common_prefix(tokens, end.retrieved) + 1]
             ends.append(end)
-            drafts.append(end.row._replace(tokens=known, source=int(Source.PRIMARY), law=handle))
+            drafts.append(end.row._replace(tokens=known, source=int(Source.PRIMARY), handle=handle))
         verdicts = _guidance(executor, operation, ends, drafts, [len(ask.tokens) for ask in operation.inputs])
     return [VerdictReply(verdict, (("guide", 0),)) for verdict in verdicts]
 
@@ -313,7 +311,7 @@ def _extended(
 
 def _retrieved(executor: Executor, operation: RowOperation, ends: Sequence[OpenEnd]) -> list[RowVerdict]:
     """Decide open positions by the retrieved tokens, whose law is one-hot, and the target's own token."""
-    rows = [end.row._replace(tokens=end.retrieved, source=int(Source.NGRAM), law=NO_LAW) for end in ends]
+    rows = [end.row._replace(tokens=end.retrieved, source=int(Source.NGRAM), handle=NO_LAW) for end in ends]
     return judged(executor, rows, operation.sampling, _padded([end.laws for end in ends]))[1]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row, proposing, rows_of
-from calibrate.live.engine.sampling import DraftSampler, law, top_tokens
+from calibrate.live.engine.sampling import DraftSampler, token_probs, top_tokens
 from calibrate.live.engine.verification import TreeJudge, cut
 from calibrate.live.handlers.chains import branch_tokens, feed, sampler_of, tree_step, unseen, verify_chains
 from policies.duo import (
@@ -127,7 +127,7 @@ class _Drafting:
         ranked = top_tokens(first, most)
         # Of greedy decoding the law is one-hot; what the draft believes is its softmax.
         belief = Sampling(temperature=1.0) if self.sampling.greedy else self.sampling
-        now, then = law(first, belief), law(second, belief)
+        now, then = token_probs(first, belief), token_probs(second, belief)
         for i, draft in enumerate(self.drafts):
             theta = None if self.wanted else float(now[i, draft.leading] * then[i].max())
             opened = openings(ranked[i], now[i, ranked[i]].tolist(), draft.leading, theta, most)
@@ -211,7 +211,7 @@ def settle_sequences(executor: Executor, operation: SettleSequences) -> list[Set
         row._replace(position=row.position + opened.accepted, room=row.room - opened.accepted)
         for row, opened in zip(rows_of(operation.view), operation.inputs, strict=True)
     ]
-    p = executor.open_laws(rows)
+    p = executor.open_probs(rows)
     chosen, tokens = try_candidates(executor, p, rows, operation.inputs, operation.sampling)
     return [
         Settled(cut((), token, row.room, executor.end_token_ids), number, ())

@@ -14,7 +14,7 @@ from torch import Tensor
 from calibrate.live.engine.additions import ModelExits, load_exits
 from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row, proposing, rows_of
-from calibrate.live.engine.sampling import BONUS, draw, law, top_tokens
+from calibrate.live.engine.sampling import BONUS, draw, token_probs, top_tokens
 from calibrate.live.engine.streams import ModelStreams, StreamBranching, Text, Writing, load_streams
 from calibrate.live.errors import ModelError
 from calibrate.live.handlers.chains import branch_keys, grow, judged, matched, rewound, sampler_of
@@ -113,7 +113,7 @@ def outcomes_of(
     """[R] outcomes, by the rule that is asked for, from the target's logits [R, n, V]."""
     if operation.sampling.greedy:
         return matched(executor, rows, logits.argmax(dim=-1).tolist())
-    p = law(logits, operation.sampling)
+    p = token_probs(logits, operation.sampling)
     if operation.rule == "matching":
         return matched(executor, rows, own_draws(rows, p, operation.sampling.seed))
     return judged(executor, rows, operation.sampling, p)[1]

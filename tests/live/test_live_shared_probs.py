@@ -58,7 +58,7 @@ def test_what_is_written_is_read(segments: list[Segment]) -> None:
     reader = ProbsReader(segments)
     first, laws = fill(writers[0], 3, 2, seed=0)
     second, others = fill(writers[1], 1, 4, seed=1)
-    found = reader.laws(np.array([first[2] + 1, second[0] + 3, first[0]]), V)
+    found = reader.probs(np.array([first[2] + 1, second[0] + 3, first[0]]), V)
     assert found == pytest.approx(np.stack([laws[2, 1], others[0, 3], laws[0, 0]]))
     assert found.sum(axis=1) == pytest.approx(1.0)
     at = [(2, 1), (0, 3)]
@@ -74,23 +74,23 @@ def test_a_law_lives_as_long_as_it_may_be_needed(segments: list[Segment]) -> Non
     for i, blocks in enumerate((6, 2, 6, 2, 1, 6, 6, 3, 6, 1, 6, 6, 2, 6)):
         written.append(fill(writer, blocks, 3, seed=i))
         for handles, laws in written[-3:]:
-            found = reader.laws(np.array(handles) + 1, V)
+            found = reader.probs(np.array(handles) + 1, V)
             assert found == pytest.approx(laws[:, 1])
     old: IntArray = np.array(written[-2 * ALIVE][0])
     with pytest.raises(AuditError, match="were overwritten"):
-        reader.laws(old, V)
+        reader.probs(old, V)
     for _ in range(ALIVE):
         writer.reserve(6, 3, V)  # reserved is overwritten, whether or not it was written yet
     with pytest.raises(AuditError, match="were overwritten"):
-        reader.laws(np.array(written[-1][0]), V)
+        reader.probs(np.array(written[-1][0]), V)
 
 
 def test_a_law_knows_whose_it_is(segments: list[Segment]) -> None:
     handles, _ = fill(ProbsWriter(segments[0]), 3, 2, seed=0)
     reader = ProbsReader(segments)
-    with pytest.raises(AuditError, match=r"\(101, 11, 2\) came with the law of \(100, 1, 1\)"):
+    with pytest.raises(AuditError, match=r"\(101, 11, 2\) came with the distribution of \(100, 1, 1\)"):
         ask(reader, [handles[0] + 1], [(1, 1)])
-    with pytest.raises(AuditError, match="without the law"):
+    with pytest.raises(AuditError, match="without the distribution"):
         ask(reader, [-1], [(1, 1)])
     with pytest.raises(AuditError, match="of which this worker was told nothing"):
         ask(ProbsReader(), handles[:1], [(0, 0)])
@@ -114,7 +114,7 @@ def test_too_much_is_refused(segments: list[Segment], monkeypatch: pytest.Monkey
 def test_sampled_drafts_need_memory(target_model: PreTrainedModel, draft_model: PreTrainedModel) -> None:
     world = inline_world(target_model, draft_model)
     world.draft.executor.writer = None
-    with pytest.raises(AuditError, match="no memory for its laws"):
+    with pytest.raises(AuditError, match="no memory for its distributions"):
         serve(world, configure("sd", temperature=1.0), [(1, 2, 3)])
 
 
@@ -127,7 +127,7 @@ def shared_memory() -> list[str]:
             links.append(str(descriptor.readlink()))
         except OSError:
             continue
-    return sorted(link for link in links if "spectwin-laws" in link)
+    return sorted(link for link in links if "spectwin-probs" in link)
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
