@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 from rich.table import Table
 
 from hardware_profiles.files import FileRefused, read_json, to_json
-from policies.commandline import HELP, Refusal, checked_group, wide_console
+from policies.commandline import BAD_INPUT, HELP, POSITIVE, checked_group, refusals, wide_console
 from simulator.imports.export import Speculation
 from simulator.imports.formats import FORMATS, Read, naming_file, read_file
 from simulator.imports.measured import Imported, ImportRefused, acceptance_of, pool, write_acceptance
@@ -54,7 +53,7 @@ def main() -> None:
 @click.option(
     "--assume-iid", is_flag=True, help="Let a mean stand for every position, where there is only a mean."
 )
-@click.option("--lookahead", type=click.IntRange(min=1), help="K, where the file does not state it.")
+@click.option("--lookahead", type=POSITIVE, help="K, where the file does not state it.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write an acceptance file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def read(
@@ -69,7 +68,7 @@ def read(
     as_json: bool,
 ) -> None:
     """Read FILE, an engine's output, and say what it holds."""
-    with _refusals():
+    with refusals(kinds=BAD_INPUT):
         if out is None and (assume_iid or lookahead is not None):
             raise ImportRefused("--assume-iid and --lookahead shape an acceptance file: give --out, too")
         found = read_file(file, name=name, before=before)
@@ -94,15 +93,6 @@ def read(
     _print(found, chosen)
     for line in after:
         click.echo(line)
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """What is wrong with a file or a setting is one line, and exit status 2."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        raise Refusal(str(error)) from error
 
 
 def _selected(found: Read, label: str) -> Imported:
@@ -159,7 +149,7 @@ def formats(*, as_json: bool) -> None:
 
 
 @main.command(epilog=EXPORT_EXAMPLES)
-@click.option("--lookahead", type=click.IntRange(min=1), help="K.")
+@click.option("--lookahead", type=POSITIVE, help="K.")
 @click.option(
     "--simulated", type=FILE, help="Take the lookahead from what `simulate --policy sd --json` printed."
 )
@@ -171,9 +161,7 @@ def formats(*, as_json: bool) -> None:
 )
 @click.option("--draft", help="Draft model or head.")
 @click.option("--by-batch", metavar="B:K,...", help="K from each batch on; 0: plain decoding (vLLM).")
-@click.option(
-    "--largest-batch", type=click.IntRange(min=1), help="Where the last K ends.  [default: the last batch]"
-)
+@click.option("--largest-batch", type=POSITIVE, help="Where the last K ends.  [default: the last batch]")
 @click.option(
     "--engine", type=click.Choice(["vllm", "sglang", "llama.cpp"]), help="Only this engine.  [default: all]"
 )
@@ -191,7 +179,7 @@ def export(
     as_json: bool,
 ) -> None:
     """Print settings ready to paste into vLLM, SGLang or llama.cpp."""
-    with _refusals():
+    with refusals(kinds=BAD_INPUT):
         schedule = _by_batch(by_batch, measured, largest_batch)
         if engine not in (None, "vllm") and (schedule or largest_batch):
             raise ImportRefused(f"only vLLM takes a lookahead by batch; {engine} has one for all")
