@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -32,7 +33,6 @@ from calibrate.shipped import DATA, cache_folder
 from hardware_profiles.files import to_json
 
 if TYPE_CHECKING:
-    import torch
     from transformers import LlamaConfig
 
 
@@ -134,35 +134,6 @@ def embedded_config(config: Any, shape: Shape) -> LlamaConfig:
     return larger
 
 
-def _place(larger: torch.Tensor, smaller: torch.Tensor, *, outputs: bool = False) -> None:
-    """Copy the trained weight ``smaller`` ``(rows, columns)`` to the corner of ``larger``, which holds noise.
-
-    Around ``outputs`` all is cleared: nothing extra writes to the residual stream, nothing real writes to
-    its extra dimensions. Elsewhere the noise stays: extra input is 0 in any case.
-    """
-    rows, columns = smaller.shape
-    if outputs:
-        larger.zero_()
-    larger[:rows, :columns] = smaller
-
-
-_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
-
-
-def _embed_layer(larger: Any, smaller: Any, norm_scale: float) -> None:
-    for part, names in zip(("self_attn", "mlp"), _PARTS, strict=True):
-        for name in names:
-            new, old = (getattr(getattr(layer, part), name).weight for layer in (larger, smaller))
-            _place(new, old, outputs=name in {"o_proj", "down_proj"})
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        _embed_norm(getattr(larger, name), getattr(smaller, name), norm_scale)
-
-
-def _embed_norm(larger: Any, smaller: Any, norm_scale: float) -> None:
-    larger.weight.fill_(norm_scale)
-    larger.weight[: len(smaller.weight)] = smaller.weight * norm_scale
-
-
 def embed(model: Any, shape: Shape, *, seed: int = 0) -> Any:
     """A larger model that computes the same logits as ``model``, up to rounding.
 
@@ -177,25 +148,27 @@ def embed(model: Any, shape: Shape, *, seed: int = 0) -> Any:
     larger: Any = LlamaForCausalLM(config)
     larger.float().eval()
     norm_scale = 1.0 / math.sqrt(shape.width)
+    real = real_layers(model.config.num_hidden_layers, config.num_hidden_layers)
+    places = dict(larger.named_parameters())
     with torch.no_grad():
-        for parameter in larger.parameters():
+        for parameter in places.values():
             if parameter.dim() > 1:
                 parameter.normal_(0.0, _STD, generator=random)
             else:
                 parameter.fill_(norm_scale)
-        table, old = larger.get_input_embeddings().weight, model.get_input_embeddings().weight
-        _place(table, old, outputs=True)
-        if not config.tie_word_embeddings:
-            _place(larger.lm_head.weight, model.lm_head.weight)
-        _embed_norm(larger.model.norm, model.model.norm, norm_scale)
-        real = real_layers(len(model.model.layers), len(larger.model.layers))
-        for place, layer in enumerate(larger.model.layers):
-            if place in real:
-                _embed_layer(layer, model.model.layers[real.index(place)], norm_scale)
-            else:
-                layer.self_attn.o_proj.weight.zero_()
-                layer.mlp.down_proj.weight.zero_()
+        for name, parameter in places.items():
+            if name.endswith(_CLEARED):
+                parameter.zero_()
+        for name, trained in model.named_parameters():
+            place = re.sub(r"layers\.(\d+)", lambda at: f"layers.{real[int(at[1])]}", name)
+            corner = places[place][tuple(map(slice, trained.shape))]
+            corner.copy_(trained * norm_scale if trained.dim() == 1 else trained)
     return larger
+
+
+_CLEARED = ("embed_tokens.weight", "o_proj.weight", "down_proj.weight")
+"""Outside the corner of the trained weight these are 0: nothing extra writes to the residual stream, nothing
+real to its extra dimensions.  Elsewhere the noise stays: extra input is 0 in any case."""
 
 
 def save_embedding(source: Path, shape: Shape, folder: Path) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,17 +142,25 @@ class Streams:
 
     def batch(self, step: int, *, rows: int = BATCH, window: int = WINDOW) -> torch.Tensor:
         """Token ids ``(rows, window)`` that depend on the seed and ``step`` only."""
-        import torch
-
         random = np.random.default_rng([self.seed, step])
         names = list(self.tokens)
         shares = np.array([MIXTURE[name] for name in names])
         chosen = random.choice(len(names), size=rows, p=shares / shares.sum())
-        out = np.empty((rows, window), dtype=np.int64)
-        for row, index in enumerate(chosen):
-            stream = self.tokens[names[index]]
-            start = int(random.integers(0, len(stream) - window))
-            out[row] = stream[start : start + window]
+        return self._windows([names[index] for index in chosen], window, random)
+
+    def prompts(self, step: int, *, rows: int) -> torch.Tensor:
+        """Prompts ``(rows, PROMPT)``, with equal shares of the categories."""
+        names = list(self.tokens)
+        random = np.random.default_rng([self.seed, step, 1])
+        return self._windows([names[row % len(names)] for row in range(rows)], PROMPT, random)
+
+    def _windows(self, names: Sequence[str], size: int, random: np.random.Generator) -> torch.Tensor:
+        import torch
+
+        out = np.empty((len(names), size), dtype=np.int64)
+        for row, name in enumerate(names):
+            start = int(random.integers(0, len(self.tokens[name]) - size))
+            out[row] = self.tokens[name][start : start + size]
         return torch.from_numpy(out)
 
 
@@ -247,20 +255,6 @@ _TEXT_ROWS = 4
 _WRITTEN_ROWS = 10
 
 
-def training_prompts(streams: Streams, step: int, *, rows: int) -> torch.Tensor:
-    """Prompts ``(rows, PROMPT)`` from training documents, with equal shares of the categories."""
-    import torch
-
-    random = np.random.default_rng([streams.seed, step, 1])
-    names = list(streams.tokens)
-    out = np.empty((rows, PROMPT), dtype=np.int64)
-    for row in range(rows):
-        stream = streams.tokens[names[row % len(names)]]
-        start = int(random.integers(0, len(stream) - PROMPT))
-        out[row] = stream[start : start + PROMPT]
-    return torch.from_numpy(out)
-
-
 def write_pool(
     target: Any, streams: Streams, batches: int, path: Path, report: Callable[[int], None]
 ) -> NDArray[np.uint16]:
@@ -272,7 +266,7 @@ def write_pool(
 
     rows = []
     for index in range(batches):
-        prompts = training_prompts(streams, 2_000_000 + index, rows=_POOL_BATCH)
+        prompts = streams.prompts(2_000_000 + index, rows=_POOL_BATCH)
         written = continue_batch(target, prompts, CONTINUATION, sampled_rows=_POOL_BATCH // 3, seed=index)
         rows.append(torch.cat([prompts, written], dim=1).numpy().astype(np.uint16))
         report(index + 1)
@@ -372,7 +366,7 @@ class LoopFix:
         """Let the model continue training prompts, and keep what repeats itself."""
         import torch
 
-        prompts = training_prompts(self._streams, self._round, rows=_ROUND_PROMPTS)
+        prompts = self._streams.prompts(self._round, rows=_ROUND_PROMPTS)
         written = continue_batch(self._model, prompts, CONTINUATION)
         self._written = []
         names = list(self._streams.tokens)  # the categories that the prompts take in turn
