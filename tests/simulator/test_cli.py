@@ -21,12 +21,6 @@ COIN = ["--target-time", "1", "--draft-time", "0.1", "--acceptance", "0.8", "--h
 FEW = ["--requests", "6", "--max-tokens", "48"]
 
 
-@pytest.fixture(autouse=True)
-def _a_short_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The waterfall's first simulation shows a long-run rate, which is tested elsewhere."""
-    monkeypatch.setattr("simulator.law.LONG", 1500)
-
-
 KEYS = {
     # the setting
     "policy", "batch", "requests", "prompt_length", "temperature", "top_p", "seed", "knobs",

@@ -19,7 +19,7 @@ from simulator.run import Scenario, simulate
 from simulator.tokens import coin
 
 LEVEL = 4.5
-REQUESTS = 30
+REQUESTS = 12
 LENGTH = 600
 
 
@@ -48,8 +48,8 @@ def per_request(acceptance: float, policy: str, **knobs: object) -> tuple[np.nda
     return np.array(emitted, float), np.array(rounds, float), np.array(seconds)
 
 
-@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 0.95])
-@pytest.mark.parametrize("lookahead", [1, 4, 7])
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.95])
+@pytest.mark.parametrize("lookahead", [1, 7])
 def test_sd_tokens_per_round(acceptance: float, lookahead: int) -> None:
     tokens, rounds, _ = per_request(acceptance, "sd", lookahead=lookahead)
     measured, error = ratio_with_error(tokens, rounds)
@@ -67,8 +67,7 @@ def test_pearl_speed(acceptance: float, lookahead: int) -> None:
     assert abs(measured - law) <= LEVEL * error + (lookahead + 1) / LENGTH * law
 
 
-@pytest.mark.parametrize("acceptance", [0.3, 0.8])
-@pytest.mark.parametrize("fanout", [2, 6])
+@pytest.mark.parametrize(("acceptance", "fanout"), [(0.3, 6), (0.8, 2)])
 @pytest.mark.parametrize("backup", ["primary", "plain", "random"])
 @pytest.mark.parametrize("lookahead", [3, 12])
 def test_saguaro_speed(acceptance: float, fanout: int, backup: str, lookahead: int) -> None:
@@ -95,8 +94,8 @@ def test_the_bound_bites() -> None:
 
 @pytest.mark.parametrize("batch", [2, 8])
 def test_batch_stalls_on_any_miss(batch: int) -> None:
-    # Corollary 16, many rounds so that start-up and drain are small: 1 % is 5 standard errors here.
-    tokens = coin(0.8, exponent=1.0, requests=batch, length=20_000, prompt_length=1, seed=3)
+    # Corollary 16, many rounds so that start-up and drain are small: 2 % is 5 standard errors here.
+    tokens = coin(0.8, exponent=1.0, requests=batch, length=5_000, prompt_length=1, seed=3)
     scenario = Scenario(tokens=tokens, textbook=TextbookCosts(1.0, 0.1), batch=batch)
     settings = configure("saguaro", lookahead=4, fanout=(3,), backup="primary")
     run = simulate(scenario, settings)
@@ -107,21 +106,21 @@ def test_batch_stalls_on_any_miss(batch: int) -> None:
     emitted = table["emitted"][: full * batch].sum()
     law = law_prediction(settings, LawInputs(0.8, 1.0, 1.0, 1.0, 0.1), batch=batch).speedup_vs_ar
     assert law is not None
-    assert emitted / ends[full - 1] / batch == pytest.approx(law, rel=0.01)
+    assert emitted / ends[full - 1] / batch == pytest.approx(law, rel=0.02)
 
 
 def test_hit_rates_by_what_was_verified() -> None:
-    tokens = coin(0.7, exponent=0.5, requests=20, length=4000, prompt_length=1, seed=5)
+    tokens = coin(0.7, exponent=0.5, requests=8, length=2500, prompt_length=1, seed=5)
     scenario = Scenario(tokens=tokens, textbook=TextbookCosts(1.0, 0.1))
     summary = simulate(
         scenario, configure("saguaro", lookahead=5, fanout=(6, 5, 5, 4, 3, 9), backup="plain")
     ).summary
     p_primary = hit_rate_primary(0.7, (6, 5, 5, 4, 3, 9), 0.5)
     p_backup = 1.0 - 6**-0.5
-    # About 30 000 rounds: a binomial standard error below .004 in each class.
-    assert summary.hit_rate_after_primary == pytest.approx(p_primary, abs=0.018)
-    assert summary.hit_rate_after_backup == pytest.approx(p_backup, abs=0.018)
-    assert summary.cache_hit_rate == pytest.approx(hit_rate(p_primary, p_backup), abs=0.018)
+    # About 7 500 rounds: a binomial standard error below .008 in each class.
+    assert summary.hit_rate_after_primary == pytest.approx(p_primary, abs=0.036)
+    assert summary.hit_rate_after_backup == pytest.approx(p_backup, abs=0.036)
+    assert summary.cache_hit_rate == pytest.approx(hit_rate(p_primary, p_backup), abs=0.036)
 
 
 TOLD = LawInputs(0.8, 1.0, 1.0, 1.0, 0.1)

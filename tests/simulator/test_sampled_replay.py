@@ -27,7 +27,7 @@ from simulator.tokens import TokenModel, replay, sampled
 from simulator.tokens.sampled import DRAFT, Chances, Recorded
 
 LEVEL = 4.5
-REQUESTS = 4000
+REQUESTS = 1600
 LENGTH = 12
 
 PLAIN = Chain.drawn(1)
