@@ -265,7 +265,7 @@ class Index:
 class Hierarchy:
     """What one request may retrieve.
 
-    A new request gets a new one (`flush`): what one request said never reaches another.
+    A new request gets a new one: what one request said never reaches another.
 
     Args:
         longest: N, longest ending that is looked up, at least 1.
@@ -280,11 +280,6 @@ class Hierarchy:
         self.text: list[int] = []
         self._dynamic = Index(longest)
         self._rejected = Index(longest)
-
-    def flush(self) -> None:
-        """Forget the request; the prior stays."""
-        self.text = []
-        self._dynamic, self._rejected = Index(self.longest), Index(self.longest)
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Append committed tokens; the first ones of a request are its prompt."""

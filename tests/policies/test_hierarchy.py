@@ -74,10 +74,10 @@ def test_rejected_tokens_can_be_left_out() -> None:
     assert layers.retrieve((), 2) == ()
 
 
-def test_a_flush_forgets_the_request_and_keeps_the_prior() -> None:
-    layers = of((1, 2, 3), (3, (9, 8)), prior=Texts((6, 7)))
-    layers.flush()
-    layers.accept((1,))
+def test_only_the_prior_is_shared_by_requests() -> None:
+    prior = Texts((6, 7))
+    of((1, 2, 3), (3, (9, 8)), prior=prior)
+    layers = of((1,), prior=prior)
     assert layers.retrieve((), 2) == ()  # 2 3 in the request before
     assert layers.retrieve((3,), 2) == ()  # 9 8 was rejected after 3 there
     assert layers.retrieve((6,), 2) == (7,)
