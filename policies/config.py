@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -54,9 +54,9 @@ _KINDS: dict[Any, Kind] = {int: "integer", float: "number", str: "text", tuple: 
 _ARTICLE: dict[Kind, str] = {"integer": "a whole number", "number": "a number"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Knob:
-    """A knob of a policy: `lookahead: Annotated[int, Knob(help="...", least=1)] = 4`.
+    """A knob of a policy: `lookahead: Annotated[int, Knob("...", least=1)] = 4`.
 
     Attributes:
         help: One sentence, without the default.
@@ -73,6 +73,7 @@ class Knob:
     """
 
     help: str
+    _: KW_ONLY
     least: float | None = None
     most: float | None = None
     sampled: bool = False
@@ -126,7 +127,7 @@ class Knob:
 Lookahead: TypeAlias = Annotated[
     int,
     Knob(
-        help="K, drafted tokens per round.",
+        "K, drafted tokens per round.",
         least=1,
         most=MAX_LOOKAHEAD,
         rare=False,
@@ -134,10 +135,10 @@ Lookahead: TypeAlias = Annotated[
     ),
 ]
 DraftSampling: TypeAlias = Annotated[
-    DraftMode, Knob(help="How the draft chooses at a temperature above 0.", sampled=True)
+    DraftMode, Knob("How the draft chooses at a temperature above 0.", sampled=True)
 ]
 Overlap: TypeAlias = Annotated[
-    OnOff, Knob(help="Draft while the target works (Mirror: its later layers), or take turns.")
+    OnOff, Knob("Draft while the target works (Mirror: its later layers), or take turns.")
 ]
 
 

@@ -187,12 +187,12 @@ class DoubleConfig(LookaheadConfig):
     draft_sampling: DraftSampling = "sampled"
     overlap: Overlap = "on"
     retrieval_length: RetrievalLength = 10
-    draft_retrieval: Annotated[OnOff, Knob(help="Whether the draft retrieves.")] = "on"
-    target_retrieval: Annotated[OnOff, Knob(help="Whether the target retrieves.")] = "on"
-    rejected_cache: Annotated[OnOff, Knob(help="Whether rejected tokens are retrieved.")] = "on"
+    draft_retrieval: Annotated[OnOff, Knob("Whether the draft retrieves.")] = "on"
+    target_retrieval: Annotated[OnOff, Knob("Whether the target retrieves.")] = "on"
+    rejected_cache: Annotated[OnOff, Knob("Whether rejected tokens are retrieved.")] = "on"
     datastore: DatastoreName = None
     matched_length: Annotated[
-        float | None, Knob(help="Mean tokens matched per retrieval, in worlds of coin tosses.", least=0.0)
+        float | None, Knob("Mean tokens matched per retrieval, in worlds of coin tosses.", least=0.0)
     ] = None
 
     @property

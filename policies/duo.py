@@ -145,8 +145,7 @@ class DuoConfig(LookaheadConfig):
     lookahead_rule: ClassVar[LookaheadRule] = "cost ratio"
     draft_sampling: DraftSampling = "sampled"
     sequences: Annotated[
-        SequenceCount,
-        Knob(help="Drafted sequences that share the lookahead: by the draft's doubt, or so many."),
+        SequenceCount, Knob("Drafted sequences that share the lookahead: by the draft's doubt, or so many.")
     ] = "dynamic"
 
     @property

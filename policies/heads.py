@@ -50,10 +50,10 @@ class HeadsConfig(PolicyConfig):
 
     policy: ClassVar[str] = "heads"
     heads: Annotated[
-        Literal["medusa", "hydra", "eagle2", "eagle3"], Knob(help="Kind of heads that draft on the target.")
+        Literal["medusa", "hydra", "eagle2", "eagle3"], Knob("Kind of heads that draft on the target.")
     ] = "eagle2"
     head_cost: Annotated[
-        float, Knob(help="A pass of the heads, in target forwards over one token.", least=0.0)
+        float, Knob("A pass of the heads, in target forwards over one token.", least=0.0)
     ] = 0.05
     tree_widths: TreeWidths = TreePlan.widths
 

@@ -247,31 +247,26 @@ class MirrorConfig(LookaheadConfig):
     kappa: Annotated[
         int,
         Knob(
-            help="Candidates per position that an early exit names; 0: by the batch, as the paper does.",
-            least=0,
+            "Candidates per position that an early exit names; 0: by the batch, as the paper does.", least=0
         ),
     ] = DEFAULT_KAPPA
-    exit: Annotated[Exit, Knob(help="Depth of the target's early exit.")] = DEFAULT_EXIT
-    candidates: Annotated[Reading, Knob(help="Positions for which an early exit names candidates.")] = "each"
+    exit: Annotated[Exit, Knob("Depth of the target's early exit.")] = DEFAULT_EXIT
+    candidates: Annotated[Reading, Knob("Positions for which an early exit names candidates.")] = "each"
     acceptance_rule: Annotated[
         Rule,
         Knob(
-            help="Accept a sampled token with min(1, p/q), or where it equals the target's own draw.",
+            "Accept a sampled token with min(1, p/q), or where it equals the target's own draw.",
             sampled=True,
         ),
     ] = "speculative"
     overlap: Overlap = "on"
     streams: Annotated[
         StreamCount,
-        Knob(help="Lookahead streams of the draft, 0 for none; batch: by the batch, as the paper does."),
+        Knob("Lookahead streams of the draft, 0 for none; batch: by the batch, as the paper does."),
     ] = "0"
     stream_acceptance: Annotated[
         float | None,
-        Knob(
-            help="How often a stream's proposal is right, in worlds of coin tosses.",
-            least=0.0,
-            most=1.0,
-        ),
+        Knob("How often a stream's proposal is right, in worlds of coin tosses.", least=0.0, most=1.0),
     ] = None
 
     def check(self, sampling: Sampling) -> None:

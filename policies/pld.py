@@ -24,7 +24,7 @@ _WORD = 4
 LONGEST = 3
 """Longest suffix that is searched for, in tokens."""
 LongestSuffix: TypeAlias = Annotated[
-    int, Knob(help="Longest ending that prompt lookup searches for, in tokens.", least=1)
+    int, Knob("Longest ending that prompt lookup searches for, in tokens.", least=1)
 ]
 
 

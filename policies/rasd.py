@@ -50,19 +50,18 @@ class RasdConfig(SearchConfig):
     retrieval_attempts: Annotated[
         int | None,
         Knob(
-            help="Drafted levels appended where nothing is found: 2 in the text, 0 in a datastore by "
-            "default.",
+            "Drafted levels appended where nothing is found: 2 in the text, 0 in a datastore by default.",
             least=0,
         ),
     ] = None
     prune_top: Annotated[
         int,
         Knob(
-            help="Retrieved branches begin with one of so many of the draft's likeliest tokens; 0: with any.",
+            "Retrieved branches begin with one of so many of the draft's likeliest tokens; 0: with any.",
             least=0,
         ),
     ] = 8
-    fusion: Annotated[OnOff, Knob(help="Fuse what drafted and retrieved trees share.")] = "on"
+    fusion: Annotated[OnOff, Knob("Fuse what drafted and retrieved trees share.")] = "on"
     tree_depth: TreeDepth = TreePlan.depth
     tree_topk: TreeTopk = TreePlan.topk
     tree_budget: TreeBudget = TreePlan.budget

@@ -39,11 +39,9 @@ PROMPT = "prompt"
 """Name of the text itself in place of a datastore."""
 
 DatastoreName: TypeAlias = Annotated[
-    str | None, Knob(help="Texts to retrieve from: a name or a folder (calibrate datastore).")
+    str | None, Knob("Texts to retrieve from: a name or a folder (calibrate datastore).")
 ]
-RetrievalLength: TypeAlias = Annotated[
-    int, Knob(help="d or l, most tokens of a retrieved continuation.", least=1)
-]
+RetrievalLength: TypeAlias = Annotated[int, Knob("d or l, most tokens of a retrieved continuation.", least=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +69,10 @@ class SearchConfig(PolicyConfig):
 
     retrieval_length: RetrievalLength = 10
     datastore: DatastoreName = None
-    longest_match: Annotated[int, Knob(help="Longest ending that trees are looked up by.", least=1)] = 16
-    shortest_match: Annotated[int, Knob(help="Shortest ending that trees are looked up by.", least=1)] = 2
-    retrieval_candidates: Annotated[
-        int, Knob(help="Continuations after which none is looked for.", least=1)
-    ] = 8
-    retrieval_nodes: Annotated[int, Knob(help="Most nodes of a retrieved tree.", least=1)] = 32
+    longest_match: Annotated[int, Knob("Longest ending that trees are looked up by.", least=1)] = 16
+    shortest_match: Annotated[int, Knob("Shortest ending that trees are looked up by.", least=1)] = 2
+    retrieval_candidates: Annotated[int, Knob("Continuations after which none is looked for.", least=1)] = 8
+    retrieval_nodes: Annotated[int, Knob("Most nodes of a retrieved tree.", least=1)] = 32
 
     def check(self, sampling: Sampling) -> None:
         """Refuse endings that match nothing."""

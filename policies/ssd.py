@@ -68,30 +68,22 @@ class SaguaroConfig(LookaheadConfig):
     """
 
     policy: ClassVar[str] = "saguaro"
-    fanout: Annotated[tuple[int, ...], Knob(help="F, or F_0,...,F_K.", rare=False)] = (DEFAULT_FANOUT,)
+    fanout: Annotated[tuple[int, ...], Knob("F, or F_0,...,F_K.", rare=False)] = (DEFAULT_FANOUT,)
     fanout_backup: Annotated[
-        tuple[int, ...] | None,
-        Knob(help="The same in rounds that verify a backup's tokens or none.", rare=False),
+        tuple[int, ...] | None, Knob("The same in rounds that verify a backup's tokens or none.", rare=False)
     ] = None
-    backup: Annotated[AnyBackup, Knob(help="What a miss does.", rare=False)] = "primary"
-    stall: Annotated[Stall, Knob(help="Who waits for a redraft.")] = "batch"
-    first: Annotated[First, Knob(help="Where a first speculation comes from.")] = "primary"
+    backup: Annotated[AnyBackup, Knob("What a miss does.", rare=False)] = "primary"
+    stall: Annotated[Stall, Knob("Who waits for a redraft.")] = "batch"
+    first: Annotated[First, Knob("Where a first speculation comes from.")] = "primary"
     cache_set: Annotated[
-        CacheSet, Knob(help="Cache the draft's top outcomes, or those other than the rejected token.")
+        CacheSet, Knob("Cache the draft's top outcomes, or those other than the rejected token.")
     ] = "others"
-    tree: Annotated[Tree, Knob(help="Carry a pre-speculation that no row hits through, or abort it.")] = (
-        "whole"
-    )
-    draft_devices: Annotated[int, Knob(help="Devices that share the pre-speculation.", least=1)] = 1
+    tree: Annotated[Tree, Knob("Carry a pre-speculation that no row hits through, or abort it.")] = "whole"
+    draft_devices: Annotated[int, Knob("Devices that share the pre-speculation.", least=1)] = 1
     draft_sampling: DraftSampling = "sampled"
     scale: Annotated[
         float,
-        Knob(
-            help="Saguaro's C: cached tokens are drafted C times as often.",
-            least=0.0,
-            most=1.0,
-            sampled=True,
-        ),
+        Knob("Saguaro's C: cached tokens are drafted C times as often.", least=0.0, most=1.0, sampled=True),
     ] = 1.0
 
     def __post_init__(self) -> None:

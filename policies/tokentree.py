@@ -155,10 +155,10 @@ class TreePlan:
         return tuple(accumulate(self.widths[:-1], mul))
 
 
-TreeWidths: TypeAlias = Annotated[tuple[int, ...], Knob(help="Children per level of a static tree.")]
-TreeDepth: TypeAlias = Annotated[int, Knob(help="Levels of a dynamic tree.", least=1)]
-TreeTopk: TypeAlias = Annotated[int, Knob(help="Nodes expanded per level of a dynamic tree.", least=1)]
-TreeBudget: TypeAlias = Annotated[int, Knob(help="Nodes kept of a dynamic tree.", least=1)]
+TreeWidths: TypeAlias = Annotated[tuple[int, ...], Knob("Children per level of a static tree.")]
+TreeDepth: TypeAlias = Annotated[int, Knob("Levels of a dynamic tree.", least=1)]
+TreeTopk: TypeAlias = Annotated[int, Knob("Nodes expanded per level of a dynamic tree.", least=1)]
+TreeBudget: TypeAlias = Annotated[int, Knob("Nodes kept of a dynamic tree.", least=1)]
 
 
 class TreeDrafted(NamedTuple):

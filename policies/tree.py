@@ -37,8 +37,7 @@ class TreeConfig(PolicyConfig):
     policy: ClassVar[str] = "tree"
     draft_sampling: DraftSampling = "sampled"
     tree_plan: Annotated[
-        PlanKind,
-        Knob(help="Trees of a fixed shape by rank, or grown where the draft is confident (EAGLE-2)."),
+        PlanKind, Knob("Trees of a fixed shape by rank, or grown where the draft is confident (EAGLE-2).")
     ] = "static"
     tree_widths: TreeWidths = TreePlan.widths
     tree_depth: TreeDepth = TreePlan.depth
