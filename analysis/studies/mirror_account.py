@@ -156,21 +156,15 @@ def fallback_rate(rows: Mapping[str, IntArray]) -> float | None:
     return _ratio((missed & ~whole).sum(), looked.sum()) if looked.any() else None
 
 
-def overlap_counted(decisions: Sequence[Decisions], kappa: int | None = None) -> float | None:
+def overlap_counted(decisions: Sequence[Decisions]) -> float | None:
     """Share of emitted tokens that were among the exit's candidates at their position (Omega, `mirror.eq9`).
 
     Every emitted token has one position, at which the exit saw the true text before it, so that this is the
     mean of the target's mass on the candidates, exactly for greedy decoding and in expectation for sampled.
-
-    Args:
-        decisions: What runs decided.
-        kappa: Count the first so many candidates of each position; None: all.
-
-    Returns:
-        None where no candidates were recorded.
+    None where no candidates were recorded.
     """
     inside = [
-        token in candidates[:kappa]
+        token in candidates
         for run in decisions
         for key, mark in run.marks.items()
         if key[0] == "earlyverify"

@@ -35,7 +35,6 @@ DECISIONS = Decisions(
 def test_omega_is_the_share_of_emitted_tokens_among_the_candidates() -> None:
     # 7 is the first candidate of its position, 8 the second, 9 none of its own (it is of the next one's).
     assert overlap_counted([DECISIONS]) == pytest.approx(2 / 3)
-    assert overlap_counted([DECISIONS], kappa=1) == pytest.approx(1 / 3)
     assert overlap_counted([]) is None
 
 
