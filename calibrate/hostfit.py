@@ -472,24 +472,31 @@ def fit_timings(profile: Profile, settings: Iterable[Decisions], *, sampled: boo
 
     None where none was.
     """
-    costs = costs_fingerprint(profile)
-    seen: dict[str, list[Labelled]] = defaultdict(list)
-    for each in settings:
-        if each.timed_beside == costs:
-            seen[each.policy] += [(each.label, timed) for timed in each.timings]
-    timed_policies = {policy: found for policy, found in seen.items() if found}
-    if not timed_policies:
+    timed = _timed_beside(profile, settings)
+    if not timed:
         return None
     return OperationTimings(
         profile=profile.name,
         place=place_fingerprint(profile),
-        costs=costs,
-        batches=tuple(sorted({timed.batch for found in timed_policies.values() for _, timed in found})),
+        costs=costs_fingerprint(profile),
+        batches=tuple(sorted({each.batch for d in timed for each in d.timings})),
         policies={
-            policy: fit_kinds(found, lambda timed: borrowed_host(profile, timed, sampled=sampled))
-            for policy, found in timed_policies.items()
+            policy: _fit_settings(profile, [d for d in timed if d.policy == policy], sampled=sampled)
+            for policy in dict.fromkeys(d.policy for d in timed)
         },
     )
+
+
+def _timed_beside(profile: Profile, settings: Iterable[Decisions]) -> list[Decisions]:
+    costs = costs_fingerprint(profile)
+    return [d for d in settings if d.timed_beside == costs and d.timings]
+
+
+def _fit_settings(
+    profile: Profile, settings: Sequence[Decisions], *, sampled: bool
+) -> dict[str, OperationTiming]:
+    seen = [(d.label, each) for d in settings for each in d.timings]
+    return fit_kinds(seen, lambda timed: borrowed_host(profile, timed, sampled=sampled))
 
 
 def borrowed_host(profile: Profile, timed: Timed, *, sampled: bool) -> OperationHost:
@@ -579,25 +586,17 @@ class Gain:
 
 def gains(profile: Profile, settings: Sequence[Decisions], *, sampled: bool) -> list[Gain]:
     """What measured timing buys, setting by setting and batch by batch, on the timed runs themselves."""
-    costs = costs_fingerprint(profile)
-    timed = [d for d in settings if d.timed_beside == costs and d.timings]
-
-    def host(each: Timed) -> OperationHost:
-        return borrowed_host(profile, each, sampled=sampled)
-
-    def kinds(of: Sequence[Decisions]) -> dict[str, OperationTiming]:
-        return fit_kinds([(d.label, each) for d in of for each in d.timings], host)
-
-    every, found = kinds(timed), []
+    timed = _timed_beside(profile, settings)
+    every, found = _fit_settings(profile, timed, sampled=sampled), []
     for decisions in timed:
         others = [d for d in timed if d.label != decisions.label]
-        unseen = kinds(others) if others else None
+        unseen = _fit_settings(profile, others, sampled=sampled) if others else None
         for batch in dict.fromkeys(each.batch for each in decisions.timings):
             run = [each for each in decisions.timings if each.batch == batch]
             # As a simulation without timing: steps as the profile says, medians of those without a model.
             plain = {
                 each.kind: OperationTiming(
-                    host=host(each),
+                    host=borrowed_host(profile, each, sampled=sampled),
                     steps={
                         step.name: StepTiming(extra_s=decisions.seconds.get(step.name, 0.0))
                         for step in each.steps
