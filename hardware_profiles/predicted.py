@@ -32,6 +32,7 @@ from hardware_profiles.roofline import (
 from hardware_profiles.shapes import CONFIGS, ShapeError, find_shape
 from hardware_profiles.surface import (
     AXES,
+    OPERATIONS,
     Axis,
     GridCost,
     InterpolationError,
@@ -164,11 +165,10 @@ def _device_of(role: Role) -> Device:
 
 def turns() -> tuple[Overlap, ...]:
     """What sharing one device costs, as assumed (`TURNS`)."""
-    pairs: tuple[tuple[RoleName, RoleName], ...] = (("target", "draft"), ("draft", "target"))
+    other: dict[RoleName, RoleName] = {"target": "draft", "draft": "target"}
     return tuple(
-        Overlap(device=mine, operation=operation, while_busy=other, slowdown=TURNS)
-        for mine, other in pairs
-        for operation in (("forward", "prefill") if mine == "target" else ("forward", "prefill", "tree"))
+        Overlap(device=mine, operation=operation, while_busy=other[mine], slowdown=TURNS)
+        for mine, operation in OPERATIONS
     )
 
 
@@ -186,9 +186,10 @@ def rescaled(profile: Profile, *, target: str | None = None, draft: str | None =
     Raises:
         ValueError: A model or device that is not known, or an operation that is no grid.
     """
-    for role, name in (("target", target), ("draft", draft)):
-        if name is not None:
-            profile = _with_model(profile, "target" if role == "target" else "draft", name)
+    if target is not None:
+        profile = _with_model(profile, "target", target)
+    if draft is not None:
+        profile = _with_model(profile, "draft", draft)
     return profile
 
 

@@ -66,16 +66,13 @@ class Machine:
                 device.replan(now, self._rate(device, busy))
 
     def _rate(self, device: SimulatedDevice, busy: list[SimulatedDevice]) -> float:
-        rate = 1.0
+        mine, rate = (role_of(device.name), device.cost_class), 1.0
         for other in busy:
             if other is not device:
-                rate /= self._slowdown(device, other)
+                its = role_of(other.name)
+                always = self.slowdowns.get((*mine, its, None), 1.0)
+                rate /= self.slowdowns.get((*mine, its, other.cost_class), always)
         return rate
-
-    def _slowdown(self, device: SimulatedDevice, other: SimulatedDevice) -> float:
-        mine, its = (role_of(device.name), device.cost_class), role_of(other.name)
-        always = self.slowdowns.get((*mine, its, None), 1.0)
-        return self.slowdowns.get((*mine, its, other.cost_class), always)
 
 
 class SimulatedTask(Event):
