@@ -84,10 +84,14 @@ def field_error(path: str, message: str) -> PydanticCustomError:
 
 
 def describe_invalid(error: ValidationError) -> str:
-    """The first thing in which a value is not what it should be, with its field."""
+    """The first thing in which a value is not what it should be, with its type and field."""
+    return f"{error.title}: {invalid_field(error)}"
+
+
+def invalid_field(error: ValidationError) -> str:
+    """As `describe_invalid`, without the type."""
     first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    return f"{error.title}: {where}: {first['msg']}" if where else f"{error.title}: {first['msg']}"
+    return ": ".join([*filter(None, [".".join(map(str, first["loc"]))]), first["msg"]])
 
 
 def check_quantiles(quantiles: Quantiles | None) -> Quantiles | None:

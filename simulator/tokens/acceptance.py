@@ -12,9 +12,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from hardware_profiles.files import FileRefused, read_json
+from hardware_profiles.surface import Frozen, invalid_field
 from policies.registry import MAX_LOOKAHEAD, SettingError, Settings, find_policy
 from simulator.tokens.coins import check_power_law, histogram, power_law_curve
 from simulator.tokens.model import TokenModel
@@ -29,11 +30,7 @@ def joint_of(conditional: Sequence[float]) -> tuple[float, ...]:
     return tuple(accumulate(conditional, lambda a, b: a * b))
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Provenance(_Part):
+class Provenance(Frozen):
     """Where the numbers come from.
 
     Attributes:
@@ -49,7 +46,7 @@ class Provenance(_Part):
     imported_at: datetime
 
 
-class AcceptanceFile(_Part):
+class AcceptanceFile(Frozen):
     """An acceptance file.
 
     Attributes:
@@ -123,9 +120,7 @@ def load_acceptance(path: Path) -> AcceptanceFile:
     try:
         return AcceptanceFile.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise FileRefused(f"{path}: {where + ': ' if where else ''}{first['msg']}") from error
+        raise FileRefused(f"{path}: {invalid_field(error)}") from error
 
 
 def acceptance_tokens(
