@@ -218,7 +218,7 @@ def test_a_stamp_is_of_done_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "perf_counter", lambda: happened.append("time") or 2.5)
     executor.stamp("verify", 1.0, 0, [(1, 2), (3,)])
     assert happened == [torch.device("cuda:1"), "time"]
-    assert (executor.steps[0].end, executor.steps[0].tokens) == (2.5, 3)
+    assert (executor.steps[0].end_s, executor.steps[0].tokens) == (2.5, 3)
 
 
 def test_a_cpu_is_not_waited_for() -> None:
