@@ -39,9 +39,7 @@ _TARGET = re.compile(
     r"\[PROFILE target\] handshake=([\d.]+)ms verify=([\d.]+)ms .*hits=(\d+)/(\d+) toks=(\d+)"
 )
 _TREE = re.compile(r"\[PROFILE draft\] tree_decode: K=(\d+) .*total=([\d.]+)ms")
-_GENERATED = re.compile(
-    r"\[PEARL Generate\] Batch Size: (\d+) Total: (\d+)tok, Time: ([\d.]+)s.*MAT: \[([\d., ]+)\]"
-)
+_GENERATED = re.compile(r"Batch Size: (\d+) Total: (\d+)tok, Time: ([\d.]+)s.*MAT: \[([\d., ]+)\]")
 
 
 @reads("guidellm", "guidellm", "GuideLLM's benchmarks", has("benchmarks"))
