@@ -174,7 +174,7 @@ def run_engines(plan: EnginesPlan, texts: list[str], progress: Callable[[int, in
             engines[f"spectwin sd K={plan.lookahead} {mode}"] = partial(_ours, world, sd)
         prompts = enumerate(pool.submit(tokenize, place, texts).result())
         requests = [Request(i, len(ids), plan.max_tokens or 1, ids) for i, ids in prompts]
-        return measure(engines, requests, repeats=plan.repeats, progress=progress)
+        return measure(engines, requests, repeats=plan.repeats, seed=plan.seed, progress=progress)
 
 
 def _ours(world: Any, settings: Settings, request: Request) -> Generated:
@@ -303,8 +303,7 @@ PARTS = {
     "policies": "policy, rows and round log",
     "tokens": "token model",
     "costs": "latency look-ups and noise",
-    "devices": "devices and contention",
-    "world": "answers",
+    "world": "devices, contention and answers",
     "other": "numpy and the rest",
 }
 

@@ -81,6 +81,8 @@ def read_text(text: str, fmt: Format) -> tuple[Imported, ...]:
     """
     try:
         found = fmt.parse(text)
+        if not found:
+            raise ImportRefused(f"holds no measurement ({fmt.what})")
         return tuple(replace(m, engine=m.engine or fmt.engine, source=m.source or fmt.name) for m in found)
     except ImportRefused:
         raise

@@ -268,7 +268,7 @@ def overshoot(rounds: int, accepted: int | None, delivered: int | None, finished
     return finished + rounds + accepted - delivered
 
 
-def check_length(tokens_per_round: float, lookahead: int, line: int | None = None) -> None:
+def check_length(tokens_per_round: float, lookahead: int) -> None:
     """Refuse more tokens per round than are drafted, with the bonus token.
 
     Raises:
@@ -277,8 +277,7 @@ def check_length(tokens_per_round: float, lookahead: int, line: int | None = Non
     if tokens_per_round > lookahead + 1 + _ROUNDING:
         raise ImportRefused(
             f"the source contradicts itself: an accept length of {tokens_per_round:g} tokens per round, "
-            f"where {lookahead} drafted ones and a bonus token make {lookahead + 1} at most",
-            line,
+            f"where {lookahead} drafted ones and a bonus token make {lookahead + 1} at most"
         )
 
 

@@ -115,6 +115,12 @@ def test_a_line_too_long_for_csv(tmp_path: Path) -> None:
         read_file(written(tmp_path / "a.csv", text), name="speculators")
 
 
+def test_a_table_without_rows(tmp_path: Path) -> None:
+    header = (SAMPLES / "trainers" / "speculators_acceptance_constructed.csv").read_text().splitlines()[0]
+    with pytest.raises(ImportRefused, match=r"a\.csv: holds no measurement"):
+        read_file(written(tmp_path / "a.csv", header), name="speculators")
+
+
 def test_a_gauge_that_is_not_finite(tmp_path: Path) -> None:
     text = "# gauges\nsglang:spec_accept_length 2.5\nsglang:gen_throughput NaN\n"
     with pytest.raises(ImportRefused, match=r"m\.prom: tokens_per_second: expected a finite number"):
