@@ -262,13 +262,13 @@ Content = TypeVar("Content")
 
 
 def _kept(read: Callable[[FileName], Content]) -> Callable[[FileName], Content]:
-    """A reader that reads a file again only when its size or its time of change is another.
+    """A reader that reads a file again only when it was replaced or changed.
 
     What it returns is shared by all who ask: it must not be changed.
     """
 
-    @lru_cache(maxsize=32)
-    def reading(path: str, _size: int, _changed_ns: int) -> Content:
+    @lru_cache(maxsize=16)  # the policies that have such files, greedy and sampled; up to 0.1 GB each
+    def reading(path: str, _inode: int, _size: int, _changed_ns: int) -> Content:
         return read(path)
 
     @wraps(read)
@@ -277,7 +277,8 @@ def _kept(read: Callable[[FileName], Content]) -> Callable[[FileName], Content]:
             found = Path(path).stat()
         except (OSError, ValueError):  # which `read` puts into words
             return read(path)
-        return reading(os.fspath(path), found.st_size, found.st_mtime_ns)
+        # A clock may be too coarse to tell two files apart that were written one after the other.
+        return reading(os.fspath(path), found.st_ino, found.st_size, found.st_mtime_ns)
 
     return kept
 
