@@ -20,9 +20,9 @@ from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from policies.config import DECISIONS, Knob, OnOff, PolicyConfig, PolicyInfo, SettingError
+from policies.config import DECISIONS, Knob, OnOff, PolicyConfig, PolicyInfo
 from policies.protocols import Event, Steps, World
-from policies.retrieval import Retrieved, SearchConfig, check_text, retrieve_trees
+from policies.retrieval import RetrievalNodes, Retrieved, SearchConfig, check_text, retrieve_trees
 from policies.rows import Rows
 from policies.sampling import GREEDY, Sampling
 from policies.tokentree import (
@@ -62,25 +62,23 @@ class RasdConfig(SearchConfig):
         ),
     ] = 8
     fusion: Annotated[OnOff, Knob("Fuse what drafted and retrieved trees share.")] = "on"
+    retrieval_nodes: RetrievalNodes = 32
     tree_depth: TreeDepth = TreePlan.depth
     tree_topk: TreeTopk = TreePlan.topk
     tree_budget: TreeBudget = TreePlan.budget
 
     def check(self, sampling: Sampling) -> None:
-        """Refuse a search or a tree that cannot be, and to append drawn tokens.
-
-        Where a round ends would then depend on draws of positions that it does not reach, which are drawn
-        again with the same luck: no longer lossless.
-        """
+        """Refuse a search or a tree that cannot be."""
         SearchConfig.check(self, sampling)
-        if self.plan.kind == "static" and self.attempts and sampling.draft_sampled:
-            raise SettingError(
-                "drawn tokens must not decide what is looked up: no attempts, or a dynamic tree"
-            )
+        TreePlan("dynamic", depth=self.tree_depth, topk=self.tree_topk, budget=self.tree_budget)
 
     @property
     def plan(self) -> TreePlan:
-        """What drafted trees look like; the paper's grow by confidence."""
+        """What drafted trees look like: they grow by confidence, and their tokens are chosen.
+
+        Drawn tokens must not decide what is looked up (`attempts`): where a round ends would then depend on
+        draws of positions that it does not reach, which are drawn again with the same luck.
+        """
         return TreePlan("dynamic", depth=self.tree_depth, topk=self.tree_topk, budget=self.tree_budget)
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from policies.ar import ArConfig
 from policies.config import DECISIONS, PolicyConfig, PolicyInfo
 from policies.protocols import Event, Steps, World
-from policies.retrieval import SearchConfig, check_text, retrieve_trees
+from policies.retrieval import RetrievalNodes, SearchConfig, check_text, retrieve_trees
 from policies.rows import Rows
 from policies.sampling import GREEDY, Sampling
 from policies.tokentree import Path, TokenTree, tree_of, tree_rounds
@@ -25,6 +25,7 @@ class RestConfig(SearchConfig):
     """Knobs of `rest`."""
 
     policy: ClassVar[str] = "rest"
+    retrieval_nodes: RetrievalNodes = 32
 
     @property
     def content_ignored(self) -> PolicyConfig:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -42,6 +42,7 @@ DatastoreName: TypeAlias = Annotated[
     str | None, Knob("Texts to retrieve from: a name or a folder (calibrate datastore).")
 ]
 RetrievalLength: TypeAlias = Annotated[int, Knob("d or l, most tokens of a retrieved continuation.", least=1)]
+RetrievalNodes: TypeAlias = Annotated[int, Knob("Most nodes of a retrieved tree.", least=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,13 @@ class SearchConfig(PolicyConfig):
     longest_match: Annotated[int, Knob("Longest ending that trees are looked up by.", least=1)] = 16
     shortest_match: Annotated[int, Knob("Shortest ending that trees are looked up by.", least=1)] = 2
     retrieval_candidates: Annotated[int, Knob("Continuations after which none is looked for.", least=1)] = 8
-    retrieval_nodes: Annotated[int, Knob("Most nodes of a retrieved tree.", least=1)] = 32
+
+    if TYPE_CHECKING:  # fields of the policies: labels, by which recordings are found, follow their order
+
+        @property
+        def retrieval_nodes(self) -> int:
+            """Most nodes of a retrieved tree."""
+            ...
 
     def check(self, sampling: Sampling) -> None:
         """Refuse endings that match nothing."""
