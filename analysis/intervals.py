@@ -129,10 +129,6 @@ class Interval:
     def __str__(self) -> str:
         return f"{self.low:.3g} to {self.high:.3g}"
 
-    def as_dict(self) -> dict[str, float]:
-        """Plain values, ready for JSON."""
-        return {"low": self.low, "middle": self.middle, "high": self.high, "level": self.level}
-
 
 def interval(values: FloatArray, level: float = LEVEL) -> Interval:
     """The interval that leaves (1 - level) / 2 of the replicates [R] on either side.
@@ -214,7 +210,7 @@ class Bootstrap:
         return interval(self.speedups(settings), self.level)
 
     def speedup_of_several(self, settings: Settings, runs: int) -> Interval:
-        """The same of `runs` such runs one after the other, each with prompts and a latency block of its own.
+        """Interval of the speedup of several runs in a row, each with prompts and latencies of its own.
 
         The model error, which they share, stays whole.
         """

@@ -144,7 +144,7 @@ def markdown(
 
 
 def markdown_of(columns: Sequence[Column], rows: Iterable[Row], *, right: int = 1) -> str:
-    """The same of columns; from `right` on they are aligned to the right."""
+    """A Markdown table of these columns; from `right` on they are aligned to the right."""
     lines = [[column.cell(row) for column in columns] for row in rows]
     return markdown([column.title for column in columns], lines, right=right)
 

@@ -17,7 +17,7 @@ from policies.ssd import SaguaroConfig
 from simulator.costs import Effects, TextbookCosts
 from simulator.probe import DraftRule, mean_acceptance, rejection_power_law
 from simulator.run import Scenario, Simulated, baseline_settings, simulate
-from simulator.tokens import coin
+from simulator.tokens import TokenModel, coin
 
 NO_EFFECT = Effects(*[False] * 7)
 _EFFECTS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -28,6 +28,8 @@ _EFFECTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("devices slow each other", ("overlap",)),
     ("jitter", ("jitter",)),
 )
+LEAST_EXPONENT = 1e-3
+"""Of the hit curve of coins."""
 LONG = 12_000
 """Tokens of a simulation that is to show a long-run rate; about 1 % of sampling error remains."""
 
@@ -150,18 +152,18 @@ def _coin_speedup(scenario: Scenario, settings: Settings, inputs: LawInputs, len
     """Speedup in the law's own world, with outputs of `length` tokens; AR takes a step per token there."""
     if settings.plain:
         return 1.0
-    tokens = coin(
-        inputs.acceptance,
-        exponent=inputs.exponent or 1.0,
-        scale=inputs.scale,
-        requests=max(scenario.batch, LONG // length),
-        length=length,
-        prompt_length=1,
-        seed=settings.seed,
-    )
+    requests = max(scenario.batch, LONG // length)
+    tokens = coins_of(inputs, requests=requests, length=length, prompt_length=1, seed=settings.seed)
     textbook = TextbookCosts(inputs.target_s, inputs.draft_s)
     world = Scenario(tokens=tokens, textbook=textbook, batch=scenario.batch)
     return _full_batch_speed(simulate(world, _tossed(settings))) * inputs.target_s / scenario.batch
+
+
+def coins_of(inputs: LawInputs, *, requests: int, length: int, prompt_length: int, seed: int) -> TokenModel:
+    """Coins of a law's acceptance and hit curve: r is 1 where there is no curve, and never as low as 0."""
+    exponent = max(inputs.exponent or 1.0, LEAST_EXPONENT)
+    shape = {"requests": requests, "length": length, "prompt_length": prompt_length, "seed": seed}
+    return coin(inputs.acceptance, exponent=exponent, scale=inputs.scale, **shape)
 
 
 def _full_batch_speed(run: Simulated) -> float:

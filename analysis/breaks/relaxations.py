@@ -89,7 +89,7 @@ def _tossed(mean: float, drop: float, uniform: FloatArray) -> FloatArray:
 
 @lru_cache(maxsize=1)
 def recorded_matches() -> Mapping[str, FloatArray]:
-    """The same of the shipped pair: both of RASD's trees held against what the target wrote there."""
+    """`matches` of the shipped pair: RASD's trees held against what the target wrote there."""
     settings = configure("rasd")
     config = settings.config
     assert isinstance(config, RasdConfig)

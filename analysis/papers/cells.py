@@ -148,7 +148,7 @@ class Paper:
         return [c for c in self.cells if all(getattr(c, name) in texts for name, texts in wanted)]
 
     def sound(self, **columns: Any) -> list[Cell]:
-        """The same without the flagged ones."""
+        """Cells whose columns are as given, without the flagged ones."""
         return [cell for cell in self.all(**columns) if cell.row not in self.flags]
 
     def one(self, **columns: Any) -> Cell | None:

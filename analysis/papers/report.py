@@ -197,7 +197,7 @@ def print_figures(console: Console) -> None:
 
 
 def markdown_figures() -> str:
-    """The same as Markdown."""
+    """The index of the papers' figures as a Markdown table."""
     return markdown(FIGURES, [[entry[name] for name in FIGURES] for entry in read_csv("figures")])
 
 

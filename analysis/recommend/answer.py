@@ -29,10 +29,10 @@ from hardware_profiles.trace import Trace
 from policies.registry import SettingError, Settings, configure
 from policies.sampling import FloatArray, keyed_uniforms
 from policies.summary import Summary
-from simulator.law import law_inputs
+from simulator.law import coins_of, law_inputs
 from simulator.needs import count_devices
 from simulator.run import Scenario
-from simulator.tokens import TokenModel, coin, replay
+from simulator.tokens import TokenModel, replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,12 +351,9 @@ def _moved(trace: Trace, rank: np.ndarray) -> np.ndarray:
 
 def coins_like(scenario: Scenario, settings: Settings, acceptance: float) -> TokenModel:
     """Coins with a recording's fitted hit curve and lengths, at another acceptance."""
-    told = law_inputs(scenario, settings)
     requests = scenario.tokens.requests
-    return coin(
-        acceptance,
-        exponent=max(told.exponent or 1.0, 1e-3),
-        scale=told.scale,
+    return coins_of(
+        replace(law_inputs(scenario, settings), acceptance=acceptance),
         requests=len(requests),
         length=round(float(np.mean([r.limit for r in requests]))),
         prompt_length=round(float(np.mean([r.prompt_length for r in requests]))),

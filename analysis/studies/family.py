@@ -20,9 +20,8 @@ from analysis.stats import errors_of, grouped, median, ranks
 from analysis.study import Entry, Picture, Plan, Study, option
 from policies.commandline import parse_setting
 from policies.registry import POLICIES, Settings, configure, find_policy
-from simulator.law import law_inputs
+from simulator.law import coins_of, law_inputs
 from simulator.run import Scenario, simulate
-from simulator.tokens import coin
 
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "sd": ({"lookahead": 2}, {"lookahead": 5}),
@@ -117,11 +116,8 @@ def content_ignored(scenario: Scenario, settings: Settings) -> float:
         scenario: The profile, and the calibration's recording at the setting's temperature.
         settings: What to predict.
     """
-    told = law_inputs(scenario, settings)
-    tokens = coin(
-        told.acceptance,
-        exponent=max(told.exponent or 1.0, 1e-3),
-        scale=told.scale,
+    tokens = coins_of(
+        law_inputs(scenario, settings),
         requests=REQUESTS,
         length=LENGTH,
         prompt_length=round(float(np.mean([r.prompt_length for r in scenario.tokens.requests]))),

@@ -163,7 +163,7 @@ class Drawing:
         return where(self.rows, **{"category": EVERY, **wanted})
 
     def usual(self, **wanted: Any) -> list[Row]:
-        """The same, Mirror-SD with the kappa and the exit that all figures but 7 have."""
+        """The rows as `pick` has them, Mirror-SD with the kappa and the exit that all figures but 7 have."""
         knobs = (self.asked["kappa"], "1/2")
         rows = [(row, (value_of(row, "kappa"), value_of(row, "exit"))) for row in self.pick(**wanted)]
         return [row for row, own in rows if own in {knobs, (None, None)}]

@@ -339,7 +339,7 @@ def guide_sampled(
     draft_rows: Sequence[FloatArray],
     uniforms: Sequence[float],
 ) -> Guided:
-    """The same with sampling (`double.eq19`): after a rejection the rest of the guidance is dropped.
+    """Guidance with sampling (`double.eq19`): after a rejection the rest of the guidance is dropped.
 
     Each drafted token is accepted with min(1, p/q); a rejected one is replaced by a token of the residual
     norm(max(p - q, 0)), by which y_(i+1) ... lose their condition.  The target knows p only along its own

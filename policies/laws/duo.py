@@ -150,11 +150,19 @@ def verify_iteration(
 ) -> tuple[tuple[int, ...], int | None]:
     """Tokens that an iteration emits, and the number of the sequence that goes on  (`duo.verify`).
 
-    First the last iteration's tokens (`pending`), by speculative sampling; if all pass, the first tokens of
-    this iteration's sequences (`candidates`, distinct), one after another.  Where one of the pending fails,
-    or no sequence passes, the last token is drawn from what is left of the target's distribution, and nothing
-    is pending.  Refuses other than [P + 1, V] `target_rows` and [P, V] `draft_rows` for P pending tokens, and
-    P + len(candidates) + 1 coins, the last for the residual.
+    First the last iteration's tokens, by speculative sampling; if all pass, the first tokens of this
+    iteration's sequences, one after another.  Where one of the pending fails, or no sequence passes, the last
+    token is drawn from what is left of the target's distribution, and nothing is pending.
+
+    Args:
+        pending: [P] tokens of the last iteration that were not judged.
+        target_rows: [P + 1, V] the target's distribution at each of them and after them.
+        draft_rows: [P, V] distribution that each of them was drawn from.
+        candidates: [C] first tokens of this iteration's sequences, distinct.
+        uniforms: [P + C + 1] coins in [0, 1), the last for the residual.
+
+    Raises:
+        ValueError: Shapes that do not fit.
     """
     size = len(pending)
     if not len(target_rows) == size + 1 == len(draft_rows) + 1:

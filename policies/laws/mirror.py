@@ -98,7 +98,7 @@ def match_probability(joint: ArrayLike) -> float:
 
 
 def match_probability_printed(joint: ArrayLike) -> float:
-    """The same from the marginals alone, which is all that eq. 12 asks to be equal: sum p q.
+    """Probability of a match from the marginals alone, which is all that eq. 12 asks to be equal: sum p q.
 
     Right only where draft and target tokens are independent given the context.
     """
@@ -290,7 +290,7 @@ def rollout_tokens(width: int, lookahead: int) -> int:
 
 @law()
 def rollout_tokens_printed(width: int, lookahead: int) -> int:
-    """The same where every prefix length r = 1 ... g is a rollout of its own, as eq. 8 is written."""
+    """Tokens of rollouts, one for every prefix length r = 1 ... g, as eq. 8 is written."""
     return width * lookahead * (lookahead + 1) // 2
 
 
@@ -336,7 +336,7 @@ def reusable(draft_tokens: Tokens, target_tokens: Tokens, candidates: Sequence[T
 
 
 def reusable_printed(draft_tokens: Tokens, target_tokens: Tokens, candidates: Sequence[Tokens]) -> bool:
-    """The same with candidates at the first position, a greedy draft's tokens below: `can_reuse`.
+    """Whether the next window is prepared, candidates at the first position alone, greedy drafts below them.
 
     Below the root that is the drafted token lies the window itself; what lies below the other roots is
     never asked for, since an accepted prefix begins with the drafted token.

@@ -72,7 +72,7 @@ def judge(target_probs: ArrayLike, draft_probs: ArrayLike) -> Judgement:
 
 
 def judge_printed(target_probs: ArrayLike, draft_probs: ArrayLike) -> Judgement:
-    """The same with the residual as printed, max(0, p - q) between norm bars (`rasd.accept`).
+    """min(1, p/q), and the residual as printed, max(0, p - q) between norm bars  (`rasd.accept`).
 
     It sums to the probability of a rejection, not to 1, and so is no distribution to draw from.
     """
@@ -305,9 +305,14 @@ def verify_tree(
     and for drawn ones if every draw is a node: two siblings drawn alike must not be merged, or the second
     draw's failure never takes its mass off the residual.
 
-    Refuses other than [N, V] `target_rows`, the target's distribution after each of N nodes, [N] coins in
-    [0, 1), of which the root's draws the last token, and [N] `draft_rows`, where None, for all or one, is of
-    a token that was chosen.
+    Args:
+        tree: Candidates, N nodes.
+        target_rows: [N, V] the target's distribution after each node.
+        uniforms: [N] coins in [0, 1): one per node but the root, whose coin draws the last token.
+        draft_rows: [N] distribution that each node's token was drawn from; None, for all or one, if chosen.
+
+    Raises:
+        ValueError: Shapes that do not fit.
     """
     size = len(tree.tokens)
     if len(target_rows) != size or len(uniforms) != size:

@@ -262,7 +262,7 @@ def rescale(draft_probs: ArrayLike, top: int, saguaro_scale: float) -> FloatArra
 
     F = 0 and C = 1 leave q as it is; C = 0 never draws the top tokens.  Where that leaves nothing to draw,
     the definition is 0/0 and this an error.  The engine has to draw something: both worlds keep q there
-    (`rescale` of the live engine, `simulator.tokens.chances`).
+    (`rescale` of the live engine, `simulator.tokens.sampled`).
     """
     q = token_probs("draft_probs", draft_probs)
     q[top_tokens(q, top)] *= saguaro_scale

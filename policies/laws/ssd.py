@@ -352,7 +352,8 @@ def fallback_speedup(
     With `switch_batch` for b*, so it is the better of the two at every batch size.
     """
     setting = (p_hit_primary, p_hit_backup, e_hit, e_miss, t_primary)
-    return fallback_speedups(*setting, batch=batch)[batch >= switch_batch(*setting)]
+    slow, fast = fallback_speedups(*setting, batch=batch)
+    return slow if batch < switch_batch(*setting) else fast
 
 
 def fallback_speedup_printed(
@@ -369,7 +370,8 @@ def fallback_speedup_printed(
     Never more than `fallback_speedup`; less between the two b*.
     """
     setting = (p_hit_primary, p_hit_backup, e_hit, e_miss, t_primary)
-    return fallback_speedups(*setting, batch=batch)[batch >= switch_batch_printed_fast(*setting)]
+    slow, fast = fallback_speedups(*setting, batch=batch)
+    return slow if batch < switch_batch_printed_fast(*setting) else fast
 
 
 # What a cache holds and costs.  An *outcome* of a round is (k, t*): k accepted tokens and the bonus token; a
