@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from runner_support import CHAINS, MODELS, TEXTS, assert_close, check_chains, check_tree, filled, plain
@@ -13,6 +14,7 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from calibrate.live.backends.torch import ModelRunner
 from calibrate.live.engine import forwards as runner_module
+from calibrate.live.engine.runner import Nodes
 from calibrate.live.errors import AuditError, ModelError
 
 
@@ -134,11 +136,13 @@ def test_probes_hold_random_keys_and_values(llama: PreTrainedModel) -> None:
 
 def test_audits_raise(llama: PreTrainedModel) -> None:
     runner = filled(llama)
+    nowhere = Nodes((0, 0), (), np.zeros((2, 1), dtype=np.int64), np.zeros((2, 1, 2), dtype=np.bool_))
     refused: list[tuple[str, Callable[[], object]]] = [
         ("slot 4 was never prefilled", lambda: runner.forward([4], [[1]])),
         ("slots are numbered from 0", lambda: runner.reset(-1)),
         ("different slots", lambda: runner.forward([1, 1], [[1], [1]])),
         ("different slots", lambda: runner.forward([], [])),
+        ("different slots", lambda: runner.forward_states(llama, [1, 1], torch.zeros(2, 1, 1), nowhere)),
         ("none empty", lambda: runner.forward([0, 1], [[1], []])),
         ("as many chains", lambda: runner.forward([0, 1], [[1]])),
         ("holds 2 tokens, cannot roll back to 3", lambda: runner.rollback(1, 3)),

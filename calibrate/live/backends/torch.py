@@ -73,9 +73,7 @@ class ModelRunner(SlotForwards):
         with self._running(self.model, self._split[layer]):
             yield
 
-    def forward_states(self, part: Any, slots: Sequence[int], states: Tensor, nodes: Nodes) -> Tensor:
-        """See `Runner.forward_states`."""
-        self._grow(0, nodes.columns)
+    def _states(self, part: Any, slots: Sequence[int], states: Tensor, nodes: Nodes) -> Tensor:
         span = self._side_by_side(slots)
         most = nodes.positions.max() if self._most is None else self._most - 1
         laid = self._laid(span, nodes._replace(positions=nodes.positions.clip(max=most)))

@@ -276,7 +276,9 @@ class Runner(ABC):
         Raises:
             ModelError: The backend takes no hidden states.
         """
-        raise self._blind()
+        _check_different(slots)
+        self._grow(0, nodes.columns)
+        return self._states(part, slots, states, nodes)
 
     def _blind(self) -> ModelError:
         return ModelError(
@@ -301,6 +303,10 @@ class Runner(ABC):
     @abstractmethod
     def _nodes(self, slots: Sequence[int], nodes: Nodes) -> Tensor:
         """See `forward_at`."""
+
+    def _states(self, part: Any, slots: Sequence[int], states: Tensor, nodes: Nodes) -> Tensor:
+        """See `forward_states`."""
+        raise self._blind()
 
     @abstractmethod
     def _take_over(self, slots: Sequence[int], columns: Tokens) -> None:
