@@ -168,7 +168,6 @@ def run_matrix(
     repeats: int,
     seed: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    fresh_luck: bool = True,
 ) -> list[LiveRun]:
     """Run every cell in the world of its place on every request, `repeats` times; a repeated cell that often.
 
@@ -192,7 +191,6 @@ def run_matrix(
                 batch=cell.batch,
                 place=cell.place,
                 repeat=repeat,
-                fresh_luck=fresh_luck,
             )
         )
         progress(len(runs), len(planned))
@@ -321,17 +319,16 @@ def decide(
     settings: Sequence[Settings],
     requests: Sequence[Request],
     *,
-    batch: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Decisions]:
-    """Run settings once each and keep what was decided, by label; nothing is timed, and no batch changes it.
+    """Run settings once each and keep what was decided, by label; nothing is timed.
 
     `progress` is called with (settings done, settings in all).
     """
     found = {}
     for done, each in enumerate(settings):
         progress(done, len(settings))
-        found[each.label] = run_live(world, each, requests, batch=batch, fresh_luck=False).decisions
+        found[each.label] = run_live(world, each, requests, fresh_luck=False).decisions
     progress(len(settings), len(settings))
     return found
 

@@ -138,11 +138,6 @@ def compiler_problem(device: torch.device) -> str | None:
     return None
 
 
-def is_compilable(device: torch.device | None = None) -> bool:
-    """Whether `mode="compiled"` works on a device (default: the CPU) with what is installed."""
-    return compiler_problem(device or torch.device("cpu")) is None
-
-
 class Capture:
     """Compiled forwards of a model, which may take hidden states of so many numbers in place of ids.
 
