@@ -327,8 +327,8 @@ def _device(job: Job, role: RoleName) -> DeviceInfo:
         device, cores = placement.draft_device, placement.draft_cores
         kind, _, openvino = job.draft_backend.partition(":")
         if kind == "openvino" and openvino != "CPU":
-            name = openvino.partition(".")[0].lower()
-            return DeviceInfo(kind=name, name=f"OpenVINO {openvino}", cores=cores)
+            chip = openvino.partition(".")[0].lower()
+            return DeviceInfo(kind=chip, name=f"OpenVINO {openvino}", cores=cores)
     if device != "cpu":
         found = job.machine.device(device)
         return DeviceInfo(

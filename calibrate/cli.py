@@ -99,9 +99,10 @@ def _calibrate(
     for path in (profile_path, *traces.values()):
         click.echo(f"wrote {path}")
     hw = profile_path if out else job.name
-    for first in list(traces.values())[:1]:
+    if traces:
+        first = next(iter(traces.values()))
         click.echo(f"next: simulate --hw {hw} --trace {first if out else first.stem}")
-    if not traces:
+    else:
         click.echo(
             "random weights: latencies only, no acceptance was measured; it has to come from a trace, an "
             f"import or a number: simulate --hw {hw} --acceptance 0.8"

@@ -435,19 +435,21 @@ def _target_slowdowns(
     a draft that fed chains and O_t beside one that grew trees: W = T - O_f - O_t + O_f / f + O_t / t.
     Rounds without trees (PEARL) give f; the others (SSD, whose glue step is a chain) then give t.
     """
-    groups: dict[bool, list[tuple[Observation, float]]] = {False: [], True: []}
+    beside_chains: list[tuple[Observation, float]] = []
+    beside_trees: list[tuple[Observation, float]] = []
     for name in ("decode", "verify"):
         for sample in trimmed([s for s in samples.get(name, []) if not s.alone]):
             assert isinstance(sample.seen, Observation)
             told = sum(told_s(fitted[name], sample.seen, sample.expected_s))
-            groups["tree" in sample.seen.beside_s].append((sample.seen, told))
-    chain = _slowdown(groups[False], "forward", 1.0)
+            group = beside_trees if "tree" in sample.seen.beside_s else beside_chains
+            group.append((sample.seen, told))
+    chain = _slowdown(beside_chains, "forward", 1.0)
     known = chain or probed.get(("target", "forward", "forward"), 1.0)
-    found = {"forward": chain, "tree": _slowdown(groups[True], "tree", known)}
+    found = {"forward": chain, "tree": _slowdown(beside_trees, "tree", known)}
     return {
         key: slowdown
         for key in probed
-        if key[:2] == ("target", "forward") and (slowdown := found[key[2]]) is not None
+        if key[:2] == ("target", "forward") and (slowdown := found.get(key[2])) is not None
     }
 
 

@@ -204,10 +204,10 @@ def check_tokenizers(target: str, draft: str) -> None:
 
 
 def check_positions(sizes: Mapping[str, ModelSize], *, longest: int, max_tokens: int, ahead: int) -> None:
-    """Refuse texts that outgrow the positions of a model, which are by role.
+    """Refuse texts that outgrow the positions of a model; `sizes` are by role.
 
-    The longest is that of a probe; a live setting drafts so many tokens ahead of a text.  Prompts come on top
-    and are checked when they are known.
+    `longest` is the longest text of a probe, `ahead` how many tokens a live setting drafts beyond a text.
+    Prompts come on top of `max_tokens`, and are checked when they are known.
 
     Raises:
         MisfitError: With the model and what would fit.

@@ -94,7 +94,7 @@ class PairFacts:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One prompt's part of a trace: its id and token ids; columns of n positions, as the file has them."""
+    """One prompt's part of a trace: its id and token ids, how its text ended, and columns of n positions."""
 
     request: int
     prompt: tuple[int, ...]

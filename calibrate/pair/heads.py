@@ -239,7 +239,7 @@ def measure_exits(
 
 @dataclass(frozen=True)
 class StreamReport:
-    """One stream on held-out prompts, over what the draft itself writes; as of exits.
+    """One stream on held-out prompts, over what the draft itself writes; `sampled` as in `ExitReport`.
 
     Attributes:
         stream: j; it predicts the token j places after the next one.

@@ -260,9 +260,10 @@ class Writing:
         return tokens, parents
 
     def asking(self) -> list[int]:
-        """[R] streams that a row's texts may need after the next pass; a function of the row, for replays.
+        """[R] streams that a row's texts may need after the next pass.
 
-        That pass leaves a text at least a token less to write, and the last one needs no proposal.
+        That pass leaves a text at least a token less to write, and the last one needs no proposal.  It
+        depends on the row alone, so that its work can be replayed.
         """
         most = [0] * len(self.counts)
         for text in self.growing:

@@ -37,14 +37,10 @@ class Candidates:
     """Tokens at their positions, in arrays of one shape, and the distribution sigma each was drawn from.
 
     Attributes:
-        requests: Whose each is.
-        positions: Where.
-        tokens: Ids.
-        handles: Of the distributions they were drawn from.
-        drawn: Those that were; of the others sigma is one-hot,
-        random: or uniform.
+        handles: Of the distributions in the shared ring that tokens were drawn from.
+        drawn: Whether a token was drawn from the distribution of its handle.
+        random: Whether it was drawn from all ids alike: sigma is uniform.  Else, of a chosen token, one-hot.
         vocabulary: V.
-        reader: Finds the distributions of drawn tokens.
     """
 
     requests: IntArray

@@ -120,9 +120,7 @@ class _Drafting:
         return first
 
     def branch(self, first: Tensor, second: Tensor) -> None:
-        """Open the other sequences, by the logits [R, V] at the first position and after the leading first
-        token.
-        """
+        """Open the other sequences, by logits [R, V] at the first position and after the leading token."""
         most = most_sequences(self.lookahead, self.wanted)
         ranked = top_tokens(first, most)
         # Of greedy decoding the law is one-hot; what the draft believes is its softmax.
@@ -150,22 +148,19 @@ class _Drafting:
         sampler = self._sampler(keys, max(lengths) - 1)
         column = iter(sampler.choose(torch.stack(logits)).tolist())
         for draft in self.drafts:
-            own = [next(column) for _ in draft.texts]
-            draft.texts[0].append(own[0])
+            leading, *_ = [next(column) for _ in draft.texts]
+            draft.texts[0].append(leading)
         if self.alone:
             for _ in range(max(lengths) - 2):
-                for draft, token in zip(
-                    self.drafts, sampler.choose(self.chain("draft")).tolist(), strict=True
-                ):
-                    draft.texts[0].append(token)
+                column = iter(sampler.choose(self.chain("draft")).tolist())
+                for draft in self.drafts:
+                    draft.texts[0].append(next(column))
         elif max(lengths) > 2:
             self._grow_tree([length - 2 for length in lengths], sampler)
         handles = iter(sampler.seal())
         for draft in self.drafts:
-            draft.laws = [
-                handle + (number > 0) if handle != NO_LAW else handle
-                for number, handle in zip(range(len(draft.texts)), handles, strict=False)
-            ]
+            own = [next(handles) for _ in draft.texts]
+            draft.laws = [h if h == NO_LAW else h + (number > 0) for number, h in enumerate(own)]
 
     def _grow_tree(self, depths: Sequence[int], sampler: DraftSampler) -> None:
         """`depths` [R] steps for each row, all sequences at once."""
@@ -224,7 +219,8 @@ def try_candidates(
 ) -> tuple[list[int], list[int]]:
     """Number of the accepted candidate of each row (NO_SEQUENCE: none), and the token emitted.
 
-    Candidates are tried, by the target's laws p [R, V], as the children of a tree's root (`duo.verify`).
+    Candidates are tried, by the target's distributions p [R, V], as the children of a tree's root
+    (`duo.verify`), whose nodes are numbered as they are; none is `ROOT` there, the same number.
     """
     trees = []
     for _, tokens, handle in asked:

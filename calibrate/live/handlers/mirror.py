@@ -73,9 +73,8 @@ class Exit:
         """Send the candidates of each row at the positions that count, from hidden states [R, n, H]."""
         self.began = time.perf_counter()
         table = self.exits.logits(self.name, hidden[:, : max(self.counts)])
-        ranked = iter(
-            top_tokens(torch.cat([table[i, :count] for i, count in enumerate(self.counts)]), self.kappa)
-        )
+        flat = torch.cat([table[i, :count] for i, count in enumerate(self.counts)])
+        ranked = iter(top_tokens(flat, self.kappa))
         self._executor.say_early(
             [Candidates(tuple(tuple(next(ranked)) for _ in range(count))) for count in self.counts]
         )
@@ -153,9 +152,8 @@ def roll_out(executor: Executor, operation: Rollout) -> list[Rolled]:
     (rows, outcomes), depth = _planned(operation), operation.lookahead
     chains = rewound(executor, rows)
     with executor.step("glue", chains):
-        executor.runner.forward([row.slot for row in rows], chains)[
-            0, 0, 0
-        ].item()  # the stamp is of done work
+        logits = executor.runner.forward([row.slot for row in rows], chains)
+        logits[0, 0, 0].item()  # the stamp is of done work
     keys = branch_keys(rows, outcomes)
     grown = grow(executor, rows, outcomes, sampler_of(executor, keys, depth, operation.sampling))
     executor.audit_fed(sum(map(len, chains)) + depth * len(keys), "Rollout")
