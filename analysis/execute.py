@@ -143,7 +143,7 @@ class View:
         own: What the setting did.
         unit: What plain decoding did there.
         trace: Recording of these prompts.
-        told: What the law is told.
+        inputs: Of the law.
         decisions: What was decided, where that is replayed or was live.
         scenario: Tokens and costs of the simulated world.
     """
@@ -153,7 +153,7 @@ class View:
     own: Outcome
     unit: Outcome
     trace: Trace
-    told: LawInputs
+    inputs: LawInputs
     decisions: tuple[Decisions, ...]
     scenario: Scenario
 
@@ -297,19 +297,19 @@ class Bench:
         tokens, timings = replay(trace, limit=self.limit, seed=seed), find_timings(profile, temperature)
         return Scenario(tokens, profile=profile, seed=seed, measured_timings=timings)
 
-    def told(self, entry: Entry) -> LawInputs:
-        """What the law is told of a setting."""
+    def law_inputs(self, entry: Entry) -> LawInputs:
+        """Inputs of the law for a setting."""
         settings = entry.settings
         scenario = self.scenario(settings.temperature)
-        told = law_inputs(scenario, settings)
+        inputs = law_inputs(scenario, settings)
         if self.recorded:
             key = (settings.temperature, draft_rule(settings))
             if key not in self._curves:
                 every = replay(self.sources.trace(settings.temperature), seed=self.plan.seed)
                 self._curves[key] = law_inputs(replace(scenario, tokens=every), settings)
-            told = replace(told, exponent=self._curves[key].exponent, scale=self._curves[key].scale)
+            inputs = replace(inputs, exponent=self._curves[key].exponent, scale=self._curves[key].scale)
         target, draft = (dict(entry.drift).get(f"{role}.forward", 1.0) for role in ("target", "draft"))
-        return replace(told, target_s=told.target_s * target, draft_s=told.draft_s * draft)
+        return replace(inputs, target_s=inputs.target_s * target, draft_s=inputs.draft_s * draft)
 
     def compare(self, entries: Sequence[Entry]) -> list[Row]:
         """Law, simulation and, where the plan says so, measurement of every setting, plain decoding first.
@@ -548,8 +548,8 @@ class Comparison:
         return found
 
     def _row(self, entry: Entry, parts: Sequence[Part], category: str) -> Row:
-        settings, told = entry.settings, self.bench.told(entry)
-        law = law_prediction(settings, told, batch=entry.batch)
+        settings, inputs = entry.settings, self.bench.law_inputs(entry)
+        law = law_prediction(settings, inputs, batch=entry.batch)
         row: Row = {
             **dict(entry.tags),
             "profile": self.bench.sources.profile.name,
@@ -561,7 +561,7 @@ class Comparison:
             "law_tokens_per_second": law.tokens_per_second,
             "law_speedup_vs_ar": law.speedup_vs_ar,
             "law_cache_hit_rate": law.cache_hit_rate,
-            "law_acceptance": told.acceptance,
+            "law_acceptance": inputs.acceptance,
         }
         outcomes = {
             world: Outcome.pooled([self.outcomes[world, entry][part] for part in parts])
@@ -575,7 +575,7 @@ class Comparison:
             if world == MEASURED:
                 row |= stored
             if world in outcomes:
-                row |= self._world(world, entry, parts, told, outcomes[world])
+                row |= self._world(world, entry, parts, inputs, outcomes[world])
         measured = row["measured_speedup_vs_ar"]
         for world in ("law", *self.bench.study.worlds):
             own = row[f"{world}_speedup_vs_ar"]
@@ -588,7 +588,7 @@ class Comparison:
             row |= self._agreement(settings, outcomes[MEASURED].runs, runs)
         return row
 
-    def _world(self, world: str, entry: Entry, parts: Sequence[Part], told: LawInputs, own: Outcome) -> Row:
+    def _world(self, world: str, entry: Entry, parts: Sequence[Part], inputs: LawInputs, own: Outcome) -> Row:
         """The columns of one world."""
         same = (plain(entry.settings), entry.place, entry.batch, entry.drift)
         plainly = next(e for e in self.entries if (e.settings, e.place, e.batch, e.drift) == same)
@@ -598,7 +598,7 @@ class Comparison:
             decisions = tuple(run.decisions for run in own.runs if isinstance(run, LiveRun))
         trace = self.trace.slice([i for part in parts for i in part.ids])
         scenario = self.bench.scenario(self.temperature, entry.batch)
-        view = View(entry, world, own, unit, trace, told, decisions, scenario)
+        view = View(entry, world, own, unit, trace, inputs, decisions, scenario)
         figures = {
             "tokens_per_second": own.speed,
             "speedup_vs_ar": own.speed / unit.speed,

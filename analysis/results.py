@@ -58,8 +58,8 @@ class Results:
 
     def as_json(self) -> str:
         """One JSON object; what is not a number becomes null."""
-        told = {"study": self.study, "asked": dict(self.asked), **self.about, "rows": list(self.rows)}
-        return to_json(_finite(told), indent=1)
+        content = {"study": self.study, "asked": dict(self.asked), **self.about, "rows": list(self.rows)}
+        return to_json(_finite(content), indent=1)
 
     def as_csv(self) -> str:
         """The table; lists and the like as JSON."""
@@ -80,9 +80,9 @@ class Results:
         if paths[0].is_file() and not self.live and read(paths[0]).live:
             raise ValueError(f"{paths[0]} holds live results; give --out another folder, or --live")
         folder.mkdir(parents=True, exist_ok=True)
-        told = {"format": FORMAT, "study": self.study, "asked": dict(self.asked), "about": dict(self.about)}
+        meta = {"format": FORMAT, "study": self.study, "asked": dict(self.asked), "about": dict(self.about)}
         columns = {name: pa.array([row.get(name) for row in self.rows]) for name in self.columns}
-        table = pa.table(columns).replace_schema_metadata({KEY: to_json(_finite(told)).encode()})
+        table = pa.table(columns).replace_schema_metadata({KEY: to_json(_finite(meta)).encode()})
         with atomic_write(paths[0], binary=True) as file:
             pq.write_table(table, file)
         for path, text in zip(paths[1:], (self.as_csv(), self.as_json() + "\n"), strict=True):
@@ -133,14 +133,16 @@ def read(path: Path) -> Results:
         path = tables[0]
     try:
         if path.suffix != ".parquet":
-            told = read_json(path)
-            rest = {name: value for name, value in told.items() if name not in {"study", "asked", "rows"}}
-            return Results(told.get("study", path.stem), tuple(told["rows"]), told.get("asked", {}), rest)
+            content = read_json(path)
+            rest = {name: value for name, value in content.items() if name not in {"study", "asked", "rows"}}
+            return Results(
+                content.get("study", path.stem), tuple(content["rows"]), content.get("asked", {}), rest
+            )
         table = pq.read_table(path)
-        told = parse_json(table.schema.metadata[KEY])
-        if told["format"] != FORMAT:
-            raise ValueError(f"its format is {told['format']!r}, not {FORMAT!r}")
-        return Results(told["study"], tuple(table.to_pylist()), told["asked"], told["about"])
+        meta = parse_json(table.schema.metadata[KEY])
+        if meta["format"] != FORMAT:
+            raise ValueError(f"its format is {meta['format']!r}, not {FORMAT!r}")
+        return Results(meta["study"], tuple(table.to_pylist()), meta["asked"], meta["about"])
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path}: no results of `python -m analysis run --out`: {error}") from error
 

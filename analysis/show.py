@@ -373,13 +373,13 @@ def draw_hit_curve(axes: Any, curves: HitCurves) -> None:
 
 def draw_sweep(axes: Any, scenario: Scenario, lookaheads: Sequence[int], *, fanout: int = 3) -> None:
     """Speedup over AR against lookahead for SD, PEARL and Saguaro: law dashed, simulated solid."""
-    told = law_inputs(scenario)
+    inputs = law_inputs(scenario)
     ar = simulate(scenario, configure("ar")).summary.tokens_per_second
     for policy in ("sd", "pearl", "saguaro"):
         knobs: Row = {"fanout": (fanout,), "backup": "primary"} if policy == "saguaro" else {}
         settings = [configure(policy, lookahead=k, **knobs) for k in lookaheads]
         simulated = [simulate(scenario, s).summary.tokens_per_second / ar for s in settings]
-        laws = [law_prediction(s, told, batch=scenario.batch).speedup_vs_ar for s in settings]
+        laws = [law_prediction(s, inputs, batch=scenario.batch).speedup_vs_ar for s in settings]
         colour = find_policy(policy).colour
         axes.plot(lookaheads, simulated, "-o", color=colour, markersize=4, label=f"{policy}, simulated")
         if all(value is not None for value in laws):

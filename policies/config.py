@@ -162,6 +162,11 @@ class LawInputs:
     draft_s: float
 
     @property
+    def ratio(self) -> float:
+        """C, a target step over a draft step."""
+        return self.target_s / self.draft_s
+
+    @property
     def t_draft(self) -> float:
         """A draft step in target steps."""
         return self.draft_s / self.target_s

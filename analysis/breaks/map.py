@@ -64,9 +64,9 @@ def agrees(result: Comparison | Cell, *, margin: float = MARGIN, level: float = 
     return abs(result.error) + level * result.uncertainty <= margin
 
 
-def differs(result: Comparison | Cell, *, margin: float = MARGIN, level: float = LEVEL) -> bool:
+def differs(result: Comparison | Cell) -> bool:
     """Whether the whole confidence interval of the error lies outside the margin."""
-    return abs(result.error) - level * result.uncertainty > margin
+    return abs(result.error) - LEVEL * result.uncertainty > MARGIN
 
 
 def sweep(

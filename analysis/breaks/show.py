@@ -154,13 +154,13 @@ def table(lines: Sequence[Line], *, title: str, numbers: Collection[int] = ()) -
     return wrapped_table(lines[0], lines[1:], title=title, right=numbers, whole=(0,))
 
 
-def measured_sizes(name: str = RECORDING) -> dict[str, str]:
+def measured_sizes() -> dict[str, str]:
     """Sizes of the relaxations of costs that a profile was measured to have, by name.
 
     Raises:
         ProfileError: No such profile, or one without a draft or its tree.
     """
-    profile = load_profile(find_profile(name))
+    profile = load_profile(find_profile(RECORDING))
     target, draft, tree = (
         LatencySurface(profile.operation(operation))
         for operation in ("target.forward", "draft.forward", "draft.tree")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib import import_module
@@ -14,6 +14,7 @@ import numpy as np
 from analysis.papers.cells import PAPERS, Cell, Paper, load_cells, load_remarks, reasons_of
 from analysis.papers.forecast import Forecast, relative, toss
 from analysis.results import Row
+from analysis.stats import grouped
 
 Role: TypeAlias = Literal["predicted", "baseline", "flagged", "other"]
 ROLES: tuple[Role, ...] = ("predicted", "baseline", "flagged", "other")
@@ -160,16 +161,8 @@ def as_dict(of: Study) -> Row:
             for cell in of.cells
             if cell.row in of.flags
         ],
-        "not_targets": by_reason(of.others),
+        "not_targets": grouped(of.others, lambda row: of.others[row]),
     }
-
-
-def by_reason(reasons: Mapping[int, str]) -> dict[str, list[int]]:
-    """Rows by reason, in order."""
-    rows: dict[str, list[int]] = {}
-    for row, reason in reasons.items():
-        rows.setdefault(reason, []).append(row)
-    return rows
 
 
 def _place(cell: Cell) -> Row:

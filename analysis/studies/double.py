@@ -28,6 +28,8 @@ from policies.retrieval import Hierarchy
 
 METHODS, ABLATION, DEPTH, PRIOR = PARTS = ("methods", "ablation", "depth", "prior")
 """What is compared: tables 1 and 12, figure 5 with the rejected cache, figure 6, table 3."""
+LONGEST, RETRIEVED = 3, 10
+"""Tokens of the longest ending that timed lookups look up, and of what they retrieve."""
 LOOKUPS = 400
 """Most lookups that a retrieval time is the median of."""
 
@@ -109,28 +111,24 @@ def law_of(settings: Settings, tokens_per_round: float, ratio: float) -> float:
     return tokens_per_round * ratio / (forwards + ratio if turns else max(forwards, ratio))
 
 
-def retrieval_time(
-    name: str, trace: Trace, *, longest: int = 3, span: int = 10, lookups: int = LOOKUPS
-) -> Row:
+def retrieval_time(name: str, trace: Trace, *, lookups: int = LOOKUPS) -> Row:
     """Time lookups after the words of recorded texts, as a request that emits them would do them.
 
     Args:
         name: Of the prior; empty for none.
         trace: Recorded texts.
-        longest: Tokens of the longest ending that is looked up.
-        span: Tokens retrieved.
         lookups: Most lookups.
 
     Returns:
         `datastore`, the prior, and its `tokens`; `median_s` and `most_s` of a lookup over all layers;
-        `found`: share of lookups that retrieved something; `longest`.
+        `found`: share of lookups that retrieved something; `longest`: tokens of the longest ending looked up.
     """
     prior = Datastore.open(datastore_path(name)) if name else None
     seconds: list[float] = []
     found = 0
-    for layers, token in islice(_emitted(trace, longest, prior), lookups):
+    for layers, token in islice(_emitted(trace, prior), lookups):
         start = time.perf_counter()
-        tokens = layers.retrieve((), span)
+        tokens = layers.retrieve((), RETRIEVED)
         seconds.append(time.perf_counter() - start)
         found += bool(tokens)
         layers.accept((token,))
@@ -140,14 +138,14 @@ def retrieval_time(
         "median_s": float(np.median(seconds)),
         "most_s": max(seconds),
         "found": found / len(seconds),
-        "longest": longest,
+        "longest": LONGEST,
     }
 
 
-def _emitted(trace: Trace, longest: int, prior: Datastore | None) -> Iterator[tuple[Hierarchy, int]]:
+def _emitted(trace: Trace, prior: Datastore | None) -> Iterator[tuple[Hierarchy, int]]:
     """Every recorded token, with what its request can look up before it."""
     for request, a, b in zip(trace.requests, trace.offsets, trace.offsets[1:], strict=False):
-        layers = Hierarchy(longest, prior=prior)
+        layers = Hierarchy(LONGEST, prior=prior)
         layers.accept(request.prompt)
         for token in trace.token[a:b].tolist():
             yield layers, token
@@ -179,7 +177,7 @@ def printed_law_of(view: View, draft_matched: float, target_matched: float) -> f
             bonus / runs,
             len(rounds["hit"]) / runs,
             (view.settings.lookahead or 1) * (1.0 + draft_matched),
-            view.told.target_s / view.told.draft_s,
+            view.inputs.ratio,
             matched=draft_matched,
         )
     )
@@ -197,8 +195,7 @@ def answer(bench: Bench) -> list[Row]:
     entries = [entry for t in plan.temperature for entry in plan.entries(t)]
     rows = bench.compare(entries)
     for row, entry in zip(rows, entries, strict=True):
-        told = bench.told(entry)
-        row["ceiling"] = told.target_s / told.draft_s
+        row["ceiling"] = bench.law_inputs(entry).ratio
         if row["policy"] == "double":
             tokens = row["simulated_tokens_per_round"]
             row["law_speedup_vs_ar"] = law_of(entry.settings, tokens, row["ceiling"])

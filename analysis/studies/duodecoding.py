@@ -127,8 +127,8 @@ def uneven_budget(world: World, budgets: Sequence[int], *, tokens: int, seed: in
         speedups[k] = run.summary.tokens_per_second  # plain decoding emits one token per step
     laws = {k: duo_speedup(world.acceptance, k, world.ratio, **world.uneven) for k in budgets}
     best = best_budget(world.acceptance, world.ratio, **world.uneven)
-    told = {"part": "uneven", "world": world.name, "ratio": world.ratio, "best_by_law": best}
-    return budget_rows(told, speedups, laws)
+    common = {"part": "uneven", "world": world.name, "ratio": world.ratio, "best_by_law": best}
+    return budget_rows(common, speedups, laws)
 
 
 STAGES: tuple[tuple[str, Effects], ...] = (
@@ -146,16 +146,16 @@ def profile_budgets(scenario: Scenario, budgets: Sequence[int]) -> list[Row]:
     With one sequence DuoDecoding is PEARL, decision for decision, and any recording replays that at every
     lookahead: so PEARL is what is simulated here.
     """
-    told = law_inputs(scenario)
-    ratio = told.target_s / told.draft_s
-    laws = {k: duo_speedup(told.acceptance, k, ratio) for k in budgets}
+    inputs = law_inputs(scenario)
+    ratio = inputs.ratio
+    laws = {k: duo_speedup(inputs.acceptance, k, ratio) for k in budgets}
     pearl = {k: configure("pearl", lookahead=k) for k in budgets}
     found: list[Row] = []
     for name, effects in STAGES:
         stage = replace(scenario, effects=effects)
         plain = simulate(stage, configure("ar")).summary.tokens_per_second
         speedups = {k: simulate(stage, s).summary.tokens_per_second / plain for k, s in pearl.items()}
-        known = best_budget(told.acceptance, ratio) if effects == NO_EFFECT else None
+        known = best_budget(inputs.acceptance, ratio) if effects == NO_EFFECT else None
         world = {"part": "profile", "world": name, "ratio": ratio, "best_by_law": known}
         found += budget_rows(world, speedups, laws)
     return found
@@ -173,9 +173,9 @@ def budget_rows(world: Row, speedups: Mapping[int, float], laws: Mapping[int, fl
     best = max(speedups, key=lambda k: speedups[k])
     printed = min(speedups, key=lambda k: abs(k - world["ratio"]))
     lost = 1.0 - speedups[printed] / speedups[best]
-    told = {**world, "best_simulated": best, "policy": "duo", "loss_of_printed": lost}
+    common = {**world, "best_simulated": best, "policy": "duo", "loss_of_printed": lost}
     return [
-        {**told, "lookahead": k, "simulated_speedup_vs_ar": v, "law_speedup_vs_ar": laws[k]}
+        {**common, "lookahead": k, "simulated_speedup_vs_ar": v, "law_speedup_vs_ar": laws[k]}
         for k, v in speedups.items()
     ]
 
@@ -286,8 +286,7 @@ def answer(bench: Bench) -> list[Row]:
         rows += uneven_budget(world, UNEVEN_BUDGETS, tokens=plan.tokens, seed=plan.seed)
         bench.progress("uneven worlds", done + 1, len(PAPERS_WORLDS))
     scenario = bench.sources.scenario(0.0, seed=plan.seed)
-    told = law_inputs(scenario)
-    ratio = told.target_s / told.draft_s
+    ratio = law_inputs(scenario).ratio
     rows += profile_budgets(scenario, around(ratio, MAX_LOOKAHEAD))
     if plan.live or bench.stored is not None:
         found = bench.compare([Entry(settings) for settings in settings_for(ratio)])

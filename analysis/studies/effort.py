@@ -50,7 +50,7 @@ def measured_speedups(validations: Sequence[Results]) -> dict[Setting, float]:
     Raises:
         SettingError: They are of other pairs or prompts, which have speedups of their own.
     """
-    names, rows = ("target", "draft", "prompts"), [row for told in validations for row in told.rows]
+    names, rows = ("target", "draft", "prompts"), [row for each in validations for row in each.rows]
     try:
         of = {(*(v.about[n] for n in names), v.about["summary"]["requests"]) for v in validations}
         compared = (row for row in rows if row["policy"] != "ar")
@@ -71,11 +71,11 @@ def answer(bench: Bench) -> list[Row]:
     if plan.minutes and len(plan.minutes) != len(plan.hw):
         raise SettingError(f"{len(plan.hw)} profiles need as many --minutes, got {len(plan.minutes)}")
     validations = [read(path) for path in plan.validation]
-    measured, told = measured_speedups(validations), validations[0].about
+    measured, first = measured_speedups(validations), validations[0].about
     temperatures = tuple(sorted({settings.temperature for settings, _ in measured}))
-    pair = replace(LIVE, target=told["target"], draft=told["draft"], temperature=temperatures)
+    pair = replace(LIVE, target=first["target"], draft=first["draft"], temperature=temperatures)
     job = make_job(replace(pair, max_tokens=plan.max_tokens or MOST_TOKENS))
-    plan = replace(plan, prompts=told["prompts"], count=int(told["summary"]["requests"]))
+    plan = replace(plan, prompts=first["prompts"], count=int(first["summary"]["requests"]))
     # Only the profile is judged: the texts are the validations' own, recorded anew.
     sources = Sources(load_profile(find_profile(bench.hw)), {}, 0.0, hw=bench.hw)
     alike = replace(bench, plan=plan, given_sources=sources, given_job=job, subsets=plan.subsets)

@@ -171,8 +171,8 @@ def on_coins(plan: CoinsPlan, entries: Sequence[Entry]) -> list[Row]:
         here = Scenario(tokens, textbook=plan.costs, seed=plan.seed, batch=entry.batch)
         own = Outcome.simulated([simulate(here, entry.settings, timeline=True)])
         unit = own if entry.settings.policy == "ar" else unit
-        told = law_inputs(here, entry.settings)
-        view = View(entry, "simulated", own, unit, None, told, (), here)  # type: ignore[arg-type]  # no recording
+        inputs = law_inputs(here, entry.settings)
+        view = View(entry, "simulated", own, unit, None, inputs, (), here)  # type: ignore[arg-type]  # no recording
         figures = {
             "tokens_per_second": own.speed,
             "speedup_vs_ar": own.speed / unit.speed,

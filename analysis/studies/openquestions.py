@@ -299,8 +299,7 @@ class Ratio(Question):
 
     def rows(self, bench: Bench) -> list[Row]:
         """One row per policy and ratio: the best setting, simulated; the profile's own ratio also live."""
-        told = law_inputs(bench.scenario(0.0))
-        own = told.target_s / told.draft_s
+        own = law_inputs(bench.scenario(0.0)).ratio
         live, bench.plan = bench.plan.live, replace(bench.plan, live=False)
         rows: list[Row] = []
         ratios = sorted({*RATIOS, own})
