@@ -13,6 +13,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("spectwin", deadline=None)
+settings.load_profile("spectwin")
+"""No test may fail because the machine is busy."""
 
 FOLDERS = {"XDG_DATA_HOME": "data", "XDG_CONFIG_HOME": "config", "XDG_STATE_HOME": "state"}
 CACHES = {"XDG_CACHE_HOME": "cache"}

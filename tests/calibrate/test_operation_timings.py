@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.hostfit import error_of, fit_kinds, fit_timings, gains, told
@@ -187,7 +187,6 @@ def test_times_beside_another_calibration_are_left_out() -> None:
     assert found.of(here, "rasd") == {} == found.of(profile("another"), "tree")
 
 
-@settings(deadline=None)
 @given(
     factor=st.floats(0.5, 3.0),
     extra_s=st.floats(0.0, 1e-3),

@@ -76,7 +76,7 @@ def llama() -> PreTrainedModel:
     return MODELS["llama"]().double().eval()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.data())
 def test_any_tree_over_any_trunks(llama: PreTrainedModel, data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))

@@ -42,7 +42,7 @@ def test_the_fewest_rows_move() -> None:
     assert [layout.row(slot) for slot in (1, 4)] == [4, 1]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(subsets)
 def test_a_row_is_the_same_wherever_it_sits(forwards: list[list[int]]) -> None:
     model = tiny_model(1).double()

@@ -121,7 +121,7 @@ def _exhaustive(weights: np.ndarray, hit: np.ndarray, budget: int) -> float:
     return max(expected_hit(weights, hit, f) for f in choices if sum(f) <= budget)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data(), positions=st.integers(1, 4), deepest=st.integers(0, 4), budget=st.integers(0, 9))
 def test_exact_is_the_best_of_all(data: st.DataObject, positions: int, deepest: int, budget: int) -> None:
     """Any curves: neither concave nor rising."""
@@ -133,7 +133,6 @@ def test_exact_is_the_best_of_all(data: st.DataObject, positions: int, deepest: 
     assert expected_hit(weights, hit, fanout) == pytest.approx(_exhaustive(weights, hit, budget), abs=1e-10)
 
 
-@settings(deadline=None)
 @given(a=probability, r=st.floats(0.1, 3.0), c=probability, k=st.integers(0, 8), budget=st.integers(1, 40))
 def test_whole_guesses_cannot_beat_real_ones(a: float, r: float, c: float, k: int, budget: int) -> None:
     weights, hit = outcome_weights(a, k), power_law_table(k + 1, r, c, budget)
@@ -147,7 +146,7 @@ def test_whole_guesses_cannot_beat_real_ones(a: float, r: float, c: float, k: in
     assert whole <= best + 1e-9
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(a=st.floats(0.1, 0.9), r=st.floats(0.2, 2.0), c=st.floats(0.2, 1.0), budget=st.floats(1.0, 20.0))
 def test_relaxed_is_the_best_of_all_subsets(a: float, r: float, c: float, budget: float) -> None:
     """Against random real fan-outs on every subset of positions (K = 3)."""

@@ -58,7 +58,6 @@ probability = st.floats(0.0, 1.0)
 time = st.floats(0.0, 3.0)
 
 
-@settings(deadline=None)
 @given(data=st.data(), size=st.integers(1, 3), length=st.integers(0, 3))
 def test_sequences_sum_to_one(data: st.DataObject, size: int, length: int) -> None:
     """`mirror.eq1-2`: the products over all sequences of a random model."""
@@ -77,7 +76,6 @@ def test_sequences_sum_to_one(data: st.DataObject, size: int, length: int) -> No
         sequence_probability([0.5, 1.2])
 
 
-@settings(deadline=None)
 @given(a=probability, g=st.integers(1, 8))
 def test_window_acceptance_by_enumeration(a: float, g: int) -> None:
     """`mirror.eq4`: every pattern of right and wrong tokens, its probability and its prefix."""
@@ -105,7 +103,6 @@ def schedule(t_prefix: float, t_suffix: float, t_window: float, t_rv: float, *, 
     return verified + t_window if fresh else verified
 
 
-@settings(deadline=None)
 @given(pre=time, suffix=time, window=time, rv=st.floats(0.0, 0.2), ff=probability)
 def test_step_times_against_a_schedule(
     pre: float, suffix: float, window: float, rv: float, ff: float
@@ -122,7 +119,6 @@ def test_step_times_against_a_schedule(
     assert mirror_step_time(pre, suffix, window, rv) == pytest.approx(printed)
 
 
-@settings(deadline=None)
 @given(pre=time, suffix=st.floats(0.01, 3.0), window=st.floats(0.01, 3.0), ff=probability)
 def test_mirror_wins_below_the_break_even_fallback(
     pre: float, suffix: float, window: float, ff: float
@@ -166,7 +162,6 @@ def test_edges_of_the_step() -> None:
         mirror_saving(1.0, 1.0, 0.0, 1.5)
 
 
-@settings(deadline=None)
 @given(suffix=time, window=time)
 def test_exposed_share_against_a_schedule(suffix: float, window: float) -> None:
     """Waiting of a target that has done its suffix, over what SD would wait."""
@@ -177,7 +172,6 @@ def test_exposed_share_against_a_schedule(suffix: float, window: float) -> None:
     assert exposed_draft_share(suffix, 0.0) == 0.0
 
 
-@settings(deadline=None)
 @given(
     layers=st.integers(0, 6), steps=st.integers(0, 6), devices=st.integers(1, 16), words=st.integers(0, 1000)
 )
@@ -215,7 +209,6 @@ def test_schedule() -> None:
             batch_schedule(batch)
 
 
-@settings(deadline=None)
 @given(values=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=5))
 def test_exit_loss_and_adapter_size(values: list[float]) -> None:
     """The loss is the log of the geometric mean; adapters count their two weight matrices."""
@@ -232,7 +225,6 @@ def test_exit_loss_and_adapter_size(values: list[float]) -> None:
         adapter_share(5120, 0)
 
 
-@settings(deadline=None)
 @given(p=law(), q=law())
 def test_matching_against_enumeration(p: np.ndarray, q: np.ndarray) -> None:
     """`mirror.eq3`: both draw, and the window of one token is accepted where they draw the same."""
@@ -260,7 +252,6 @@ def test_matched_prefix_by_hand() -> None:
         matched_prefix([5, 7], [5])
 
 
-@settings(deadline=None)
 @given(p=law(), width=st.integers(0, 7))
 def test_candidates_and_their_rollout(p: np.ndarray, width: int) -> None:
     found = candidates(p, width)
@@ -301,7 +292,6 @@ def test_reuse_in_both_readings() -> None:
         each_paths([5], [[1], [2], [3]])
 
 
-@settings(deadline=None)
 @given(data=st.data(), size=st.integers(1, 4), g=st.integers(1, 4))
 def test_reuse_against_the_definition(data: st.DataObject, size: int, g: int) -> None:
     """Random windows, targets and candidates, every position looked at."""
@@ -313,7 +303,6 @@ def test_reuse_against_the_definition(data: st.DataObject, size: int, g: int) ->
     assert can_reuse(window, target, each_paths(window, lists)) == (target[count] in lists[count])
 
 
-@settings(deadline=None)
 @given(p=law(), proxy=law())
 def test_overlap_rises_with_width(p: np.ndarray, proxy: np.ndarray) -> None:
     masses = [overlap_mass(p, proxy, width) for width in range(6)]
@@ -323,7 +312,6 @@ def test_overlap_rises_with_width(p: np.ndarray, proxy: np.ndarray) -> None:
     assert masses[0] == 0.0 and masses[-1] == pytest.approx(1.0)
 
 
-@settings(deadline=None)
 @given(p=law(), proxy=law(), width=st.integers(0, 5))
 def test_overlap_floor_and_margin(p: np.ndarray, proxy: np.ndarray, width: int) -> None:
     """`mirror.prop2`: its bound and its margin hold; the limit is the best set of that size."""
@@ -351,7 +339,6 @@ def windows(a: float, overlap: float, g: int) -> list[tuple[float, int, bool]]:
     return found
 
 
-@settings(deadline=None)
 @given(overlap=st.floats(0.0, 1.0), share=st.floats(0.0, 1.0), g=st.integers(0, 9))
 def test_fallback_in_both_readings_against_windows(overlap: float, share: float, g: int) -> None:
     """`mirror.prop1`: FF per step, per step with a correction, and with candidates at the start only."""
@@ -384,7 +371,7 @@ def test_goldens_of_prop1() -> None:
         fallback(0.5, 0.9, -1)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), g=st.integers(1, 3))
 def test_fallback_of_a_random_model_never_rises_with_width(seed: int, g: int) -> None:
     """Greedy draft, sampled target, V = 4, context-dependent laws: every path of the target gone through.
@@ -416,7 +403,6 @@ def test_fallback_of_a_random_model_never_rises_with_width(seed: int, g: int) ->
     assert rates["first"][-1] == pytest.approx(later, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(p=law(3), q=law(3))
 def test_marginals_do_not_suffice(p: np.ndarray, q: np.ndarray) -> None:
     """Equal marginals, two couplings: independent, where the printed form is right, and the closest."""
@@ -439,7 +425,6 @@ def test_marginals_golden() -> None:
             match_probability(bad)
 
 
-@settings(deadline=None)
 @given(emissions=st.lists(st.integers(1, 5), min_size=1, max_size=12), data=st.data())
 def test_streaming_steps_and_their_bounds(emissions: list[int], data: st.DataObject) -> None:
     g = data.draw(st.integers(0, sum(emissions)))

@@ -90,7 +90,6 @@ def speculative_step(p: list[Fraction], q: list[Fraction]) -> list[Fraction]:
     return emitted
 
 
-@settings(deadline=None)
 @given(p=exact_law(), q=exact_law())
 def test_verifying_emits_exactly_the_target_s_law(p: list[Fraction], q: list[Fraction]) -> None:
     """`ssd.sd` in rational arithmetic; p = q, where the residual is 0/0, is among the cases."""
@@ -99,7 +98,6 @@ def test_verifying_emits_exactly_the_target_s_law(p: list[Fraction], q: list[Fra
     assert emitted_probs(floats(p), floats(p)) == pytest.approx(floats(p), abs=1e-15)
 
 
-@settings(deadline=None)
 @given(p=exact_law(), q=exact_law())
 def test_the_printed_acceptance_lacks_its_half(p: list[Fraction], q: list[Fraction]) -> None:
     distance = sum(abs(a - b) for a, b in zip(p, q, strict=True))
@@ -107,7 +105,6 @@ def test_the_printed_acceptance_lacks_its_half(p: list[Fraction], q: list[Fracti
     assert acceptance(floats(p), floats(q)) == pytest.approx(float(1 - distance / 2), abs=1e-12)
 
 
-@settings(deadline=None)
 @given(lookahead=st.integers(0, 3), size=st.integers(1, 4), data=st.data())
 def test_outcomes_are_counted(lookahead: int, size: int, data: st.DataObject) -> None:
     """Every (k, t*) of a speculation, but for those whose bonus token was just rejected."""
@@ -125,7 +122,6 @@ def test_outcomes_are_counted(lookahead: int, size: int, data: st.DataObject) ->
         outcome_count_printed(1, 0)
 
 
-@settings(deadline=None)
 @given(
     fanout=st.lists(st.integers(0, 4), min_size=1, max_size=5),
     batch=st.integers(1, 3),
@@ -146,7 +142,6 @@ def test_cache_entries_by_listing(fanout: list[int], batch: int, vocabulary: int
     assert cached_values(fanout, lookahead, vocabulary, batch) == len(stored)
 
 
-@settings(deadline=None)
 @given(fanout=st.lists(st.integers(0, 4), min_size=1, max_size=5), batch=st.integers(1, 3))
 def test_draft_work_by_counting(fanout: list[int], batch: int) -> None:
     """K tokens for each branch, against SD's K per row."""
@@ -182,7 +177,6 @@ def tree_tokens(fanout: list[int], prefix: int, depth: int) -> tuple[list[tuple[
     return columns, accepted
 
 
-@settings(deadline=None)
 @given(
     fanout=st.lists(st.integers(0, 3), min_size=1, max_size=4),
     prefix=st.integers(0, 3),
@@ -219,7 +213,6 @@ def test_power_law_and_its_printed_domain() -> None:
         power_law_hit_printed([1], 0.0)
 
 
-@settings(deadline=None)
 @given(draws=st.integers(1, 40), r=st.floats(0.2, 3.0))
 def test_power_law_is_the_tail_of_a_rank(draws: int, r: float) -> None:
     """If the token's rank exceeds F with F^-r, F guesses miss with that: sum of the point masses."""
@@ -227,7 +220,7 @@ def test_power_law_is_the_tail_of_a_rank(draws: int, r: float) -> None:
     assert power_law_hit_printed([draws + 1], r)[0] == pytest.approx(sum(masses))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data(), positions=st.integers(1, 3), deepest=st.integers(1, 4), budget=st.integers(0, 8))
 def test_equal_gains_are_the_optimum_of_concave_curves_only(
     data: st.DataObject, positions: int, deepest: int, budget: int
@@ -257,7 +250,6 @@ def test_equal_gains_fail_where_a_first_guess_gains_nothing() -> None:
     assert concavity_gap(power_law_table(1, 1.0, 0.5, 6)) == 0.0
 
 
-@settings(deadline=None)
 @given(
     logits=st.lists(st.floats(-5.0, 5.0), min_size=2, max_size=6, unique=True),
     top=st.integers(0, 6),
@@ -275,7 +267,6 @@ def test_saguaro_is_a_shift_of_logits(logits: list[float], top: int, scale: floa
     assert rescale(law.tolist(), top, scale) == pytest.approx(expected, abs=1e-12)
 
 
-@settings(deadline=None)
 @given(
     p=exact_law(),
     q=exact_law(),

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from random_laws import SIGMAS
 
@@ -53,7 +53,6 @@ def two_processes(hits: list[bool], t_primary: float, t_backup: float, *, aborts
     return speculator
 
 
-@settings(deadline=None)
 @given(hits=st.lists(st.booleans(), min_size=1, max_size=30), t_p=time, t_b=time)
 def test_two_processes_take_the_time_of_a_miss(hits: list[bool], t_p: float, t_b: float) -> None:
     """`ssd.alg1` literally, and with a cache build that a miss aborts, as theorem 7 counts it."""
@@ -103,7 +102,6 @@ def test_thm7_against_simulated_rounds(t_primary: float) -> None:
         assert emitted.sum() / elapsed.sum() == pytest.approx(law_rate, abs=SIGMAS * error)
 
 
-@settings(deadline=None)
 @given(p=probability, e_hit=tokens, e_miss=tokens, t_p=time, t_b=time)
 def test_both_forms_of_thm7_agree_up_to_one(
     p: float, e_hit: float, e_miss: float, t_p: float, t_b: float
@@ -114,7 +112,6 @@ def test_both_forms_of_thm7_agree_up_to_one(
         assert ours == pytest.approx(printed)
 
 
-@settings(deadline=None)
 @given(p=st.floats(0.0, 0.99), e_hit=tokens, e_miss=tokens, t_p=time, t_b=time)
 def test_when_a_higher_hit_rate_is_faster(
     p: float, e_hit: float, e_miss: float, t_p: float, t_b: float
@@ -150,7 +147,6 @@ def test_edges_of_thm7() -> None:
         ssd_speedup(0.5, 4, 1, 1, 0, batch=0)
 
 
-@settings(deadline=None)
 @given(p_p=probability, p_b=probability, rounds=st.integers(0, 40))
 def test_hit_rate_after_against_matrix_powers(p_p: float, p_b: float, rounds: int) -> None:
     """`ssd.eq1`: the two-state chain stepped by its matrix, and the sum as the paper writes it."""
@@ -164,7 +160,6 @@ def test_hit_rate_after_against_matrix_powers(p_p: float, p_b: float, rounds: in
     assert hit_rate_after(p_p, p_b, rounds) == pytest.approx(printed, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(p_p=st.floats(0.0, 0.98), p_b=st.floats(0.02, 1.0))
 def test_the_long_run_is_the_chain_s_own_law(p_p: float, p_b: float) -> None:
     p = hit_rate_after(p_p, p_b)
@@ -182,7 +177,6 @@ def test_edges_of_eq1() -> None:
             hit_rate_after(0.5, 0.5, bad)
 
 
-@settings(deadline=None)
 @given(p=probability, t_sd=time, cost=st.floats(1.0, 5.0), e=tokens)
 def test_ssd_over_sd_from_both_rates(p: float, t_sd: float, cost: float, e: float) -> None:
     """`ssd.cor8`: theorem 7 with T_p = T_b = c T_SD over SD's own speedup E / (1 + T_SD)."""
@@ -208,7 +202,6 @@ def test_cor8_on_a_grid() -> None:
         ssd_over_sd(0.5, 0.5, 0.9)
 
 
-@settings(deadline=None)
 @given(p=probability, e_hit=tokens, e_miss=tokens, e_sd=tokens, t_sd=time, t_p=st.floats(0, 1), t_b=time)
 def test_sandwich_holds_and_the_printed_one_breaks(
     *, p: float, e_hit: float, e_miss: float, e_sd: float, t_sd: float, t_p: float, t_b: float
@@ -264,7 +257,6 @@ def test_cor16_needs_rows_that_miss_apart() -> None:
     assert (together, apart) == (pytest.approx(3.36), pytest.approx(2.65816, abs=5e-6))
 
 
-@settings(deadline=None)
 @given(
     p_p=st.floats(0.0, 0.97), p_b=probability, e_hit=tokens, e_miss=tokens, t=st.floats(0.01, 3.0),
     batch=st.integers(1, 60),

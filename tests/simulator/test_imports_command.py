@@ -112,7 +112,7 @@ WHOLE = [p.read_text() for p in sorted(SAMPLES.rglob("*")) if p.is_file()]
 DAMAGE = ("", "0", "-1", "null", "{}", "[]", '""', "NaN", "1e999", ",", "9" * 30, "|")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(WHOLE), st.data())
 def test_damaged_input_is_refused_or_read_but_never_crashes(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text) - 1))

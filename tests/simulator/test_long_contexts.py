@@ -47,7 +47,7 @@ def surfaces(name: str) -> dict[str, LatencySurface]:
 
 
 @pytest.mark.parametrize("name", shipped_profiles())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(context=contexts, rows=st.integers(1, 4), lookahead=st.integers(1, 6), width=st.integers(1, 9))
 def test_operations_cost_what_the_surface_says_at_their_context(
     name: str, context: int, rows: int, lookahead: int, width: int

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tiny_profiles
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.hostrecords import Expectation
@@ -122,7 +122,6 @@ def test_rows_cost_what_they_cost() -> None:
     assert ends(own, batch=2)[0] == pytest.approx(ends(OWN)[0] + 0.5)
 
 
-@settings(deadline=None)
 @given(
     st.builds(
         OperationHost,
@@ -146,7 +145,6 @@ SHIPPED = load_profile(find_profile("cpu2-x5"))
 STEP = st.tuples(st.sampled_from(["tree", "feed", "early:0.4", "late:0.6"]), st.integers(0, 9))
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(["target", "draft"]),
     st.lists(st.lists(STEP, min_size=1, max_size=5).map(tuple), min_size=1, max_size=4),
