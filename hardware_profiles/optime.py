@@ -129,7 +129,7 @@ class StepTiming(Frozen):
     Attributes:
         factor: Seconds per second that the profile says.
         extra_s: Seconds of each step beyond that; all there is of a step that calls no model.
-        row_s: Further seconds of each step for each row after the first, likewise.
+        row_s: Seconds of each step for each row after the first, beyond what the profile says, too.
     """
 
     factor: PositiveFloat = 1.0

@@ -216,7 +216,7 @@ class Efficiency:
 
     @property
     def bandwidth(self) -> float | None:
-        """Share of the bandwidth, likewise."""
+        """Share of the bandwidth that is reached; None where the fit saw no cost of moving bytes."""
         return 1.0 / self.byte_cost if self.byte_cost > 0.0 else None
 
 

@@ -133,7 +133,7 @@ def trace_name(profile: str, temperature: float = 0.0, top_p: float = 1.0) -> st
     Args:
         profile: Name of the profile.
         temperature: Of the target.
-        top_p: Mass of the target's law that is kept; `-p0.9` is added below 1.
+        top_p: Mass of the target's distribution that is kept; `-p0.9` is added below 1.
     """
     name = profile if temperature == 0.0 else f"{profile}-t{temperature:g}"
     return name if top_p == 1.0 else f"{name}-p{top_p:g}"

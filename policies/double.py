@@ -14,7 +14,7 @@ in the round before and nothing has judged them.
 With sampled drafts the first tokens of X_q are judged before the guidance is: see `Guide`. With `overlap
 off` the models take turns: X_q is drafted from the committed text and verified in the same round, and
 nothing is ever pending (the paper's single-GPU mode). docs/explanation/systems.md has the paper's
-ambiguities and why nothing of this changes the target's law.
+ambiguities and why nothing of this changes the target's distribution.
 """
 
 from __future__ import annotations

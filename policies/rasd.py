@@ -7,7 +7,7 @@ recursively, with the residuals of SpecInfer (section 3.2.4).
 
 Readings, where the paper leaves one open:
 
-- P_1, by which is pruned, is the draft's law, as its symbol says; the text calls it the target's.
+- P_1, by which is pruned, is the draft's distribution, as its symbol says; the text calls it the target's.
 - Where prompt lookup finds nothing, the draft's likeliest tokens are appended and it is repeated: those are
   the nodes of the drafted tree, a level per attempt, so that no further forward of the draft is needed.
 - Retrieved tokens were chosen and not drawn: their law is one-hot, also below a drafted node.

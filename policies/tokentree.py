@@ -188,7 +188,7 @@ class DraftTree(RowOperation, cost_class="draft", reply=TreeDrafted):
     draft keeps is the committed text: of the tree nothing, so that the accepted tokens are fed again with the
     next ones.
 
-    At a temperature above 0 the children of a static tree are independent draws from the draft's law, which
+    At a temperature above 0 the children of a static tree are independent draws from its distribution, which
     is kept for the verification, or its likeliest tokens (`Sampling.draft`); those of a dynamic one are
     always its likeliest.
 

@@ -56,7 +56,7 @@ class SimulationRequest:
     target_shape: str | None = option(
         None, "Another target on the profile's device, scaled by roofline: a name or config."
     )
-    draft_shape: str | None = option(None, "Another draft, likewise.")
+    draft_shape: str | None = option(None, "Another draft, given in the same way.")
     placement: Literal["split", "shared"] | None = option(
         None, "Devices of their own, or the same one in turns, where the profile has it otherwise."
     )

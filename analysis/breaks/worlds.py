@@ -346,7 +346,7 @@ def _unit_spread() -> np.ndarray[Any, np.dtype[np.float64]]:
     """[5] normal quantiles at `LEVELS`, scaled so that noise drawn between them has variance 1.
 
     Noise is flat beyond the outer quantiles and linear between (`LatencySurface.noise`), which makes a
-    normal law's own quantiles vary too little.
+    normal distribution's own quantiles vary too little.
     """
     z = _NORMAL
     variance = 2.0 * LEVELS[0] * z[0] ** 2

@@ -4,7 +4,7 @@
 |---|---|---|
 | 3a | accepted tokens and drafting in the open, by gamma | with the speedup beside it |
 | 4 | drafts that stream or not, with and without overlap, by task and temperature | by prompt category |
-| 5 | speedup and drafting in the open, by batch | likewise |
+| 5 | speedup and drafting in the open, by batch | the same |
 | 6b | how much sooner a streaming draft is done, by task | by prompt category, models taking turns |
 | 7 | fallbacks by kappa and exit, by task | by prompt category; needs no clock |
 | 8 | all on GPUs, by task | one kind of device: a core for each model, or both on both cores |

@@ -25,7 +25,7 @@ class SpeculativeFit:
         acceptance: a.
         t_draft: A draft step, in target steps.
         acceptance_error: Standard error of a; inf where the sweep does not determine it.
-        t_draft_error: Standard error of t_draft, likewise.
+        t_draft_error: Standard error of t_draft; inf where the sweep does not determine it.
         residual: Root mean square of fitted / measured - 1, over the degrees of freedom that are left.
         worst: Largest |fitted / measured - 1|.
         points: Settings fitted.

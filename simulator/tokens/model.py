@@ -42,7 +42,7 @@ class TokenModel:
         lengths: [largest request id + 1] positions of each request.
         run: [n] accepted run of the primary draft from each position, within the request; with sampled
             decoding that of a draft that samples from q itself, in a run of seed 0.
-        need_rejected: [n] fan-out needed for a hit after a rejection there; likewise.
+        need_rejected: [n] fan-out needed for a hit after a rejection there, of the draft that `run` is of.
         need_free: [n] fan-out needed for a hit where nothing is left out of the cached set.
         tokens: [n] the target's token; None without ids.
         ranked: [m, M] the draft's first M choices; None without ids.  m is n, or that of the recording
