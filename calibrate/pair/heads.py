@@ -289,7 +289,7 @@ def stream_logits(draft: Any, heads: StreamHeads, batch: torch.Tensor) -> tuple[
 
 
 def stream_loss(draft: Any, heads: StreamHeads, batch: torch.Tensor) -> torch.Tensor:
-    """Mean over streams of the cross entropy with the draft's distribution where the stream predicts, in nats."""
+    """Mean over streams of the cross entropy with the draft's distribution where each predicts, in nats."""
     import torch
 
     own, streamed = stream_logits(draft, heads, batch)
