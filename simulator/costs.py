@@ -423,10 +423,11 @@ class ProfileCosts:
         found = []
         for (name, axis), (low, high) in sorted(self._ranges.items()):
             bounds = self.surfaces[name].bounds().get(axis) if name in self.surfaces else None
-            if bounds is not None:
-                origin = self.origins.get(name, "measured")
-                outside = [(low, bounds[0])] * (low < bounds[0]) + [(high, bounds[1])] * (high > bounds[1])
-                found += [Extrapolation(name, axis, value, int(bound), origin) for value, bound in outside]
+            origin = self.origins.get(name, "measured")
+            if bounds is not None and low < bounds[0]:
+                found.append(Extrapolation(name, axis, low, int(bounds[0]), origin))
+            if bounds is not None and high > bounds[1]:
+                found.append(Extrapolation(name, axis, high, int(bounds[1]), origin))
         return tuple(found)
 
     def _factor(self, name: str, forwards: int) -> float:

@@ -324,7 +324,14 @@ def _decisions(
     if name is None:
         beside = _recorded_as(request, profile)
         name = decisions_name(beside, info.name, settings.temperature, settings.top_p)
-    path = find_decisions(name)
+    try:
+        path = find_decisions(name)
+    except TraceError as error:
+        if request.decisions is not None:
+            raise
+        sampled = f" --temperature {settings.temperature:g}" if settings.temperature else ""
+        way_out = f"`calibrate decide --policy {info.name}{sampled}` records one"
+        raise SettingError(f"{error}; {way_out}") from error
     trace = read_decisions(path).of_category(request.prompt_category)
     sources["decisions"] = (
         f"decision trace {name.removeprefix(SHIPPED)} ({origin(path)}): {len(trace.settings)} settings on "

@@ -124,7 +124,7 @@ def test_the_command_replays_static_trees_on_the_path() -> None:
     sampled = ["--temperature", "1", "--hw", "cpu2-x20"]  # nothing was decided there
     for options, missing in (
         (["--policy", "heads"], "has no model here"),
-        (["--policy", "tree", *sampled], "no decision trace"),
+        (["--policy", "tree", *sampled], "`calibrate decide --policy tree --temperature 1` records one"),
     ):
         refused = CliRunner().invoke(main, options)
         assert refused.exit_code == 2
