@@ -44,7 +44,7 @@ from policies.retrieval import DatastoreName, RetrievalLength
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
 from policies.values import (
-    NO_LAW,
+    NO_HANDLE,
     BoolArray,
     RowVerdict,
     Source,
@@ -90,31 +90,31 @@ class Ask(NamedTuple):
         agreed: How many of them come before the rejected ones.
         rejected: Drafted tokens that were rejected in the last round, and those after them.
         pending: Drafted tokens that continue the committed text.
-        law: Handle of the law of the first of these, those of the others follow; NO_LAW if none was drawn.
+        handle: Of the distribution of the first of these, those of the others follow; NO_HANDLE: none drawn.
     """
 
     news: Tokens
     agreed: int = 0
     rejected: Tokens = ()
     pending: Tokens = ()
-    law: int = NO_LAW
+    handle: int = NO_HANDLE
 
 
 class Question(NamedTuple):
-    """What `Guide` is told about a row: X_q, its law, and the pending tokens before it, all accepted."""
+    """What `Guide` is told about a row: X_q and its handle; the pending tokens before it, all accepted."""
 
     tokens: Tokens
-    law: int
+    handle: int
     behind: int
 
 
 class Drafted(NamedTuple):
-    """Reply of `RetrievingDraft`: X_q, the handle of its law (as `Ask.law`), and per forward the retrieved
-    tokens and those of them that the draft confirmed.
+    """Reply of `RetrievingDraft`: X_q, the handle of its distribution (as `Ask.handle`), and per forward the
+    retrieved tokens and those of them that the draft confirmed.
     """
 
     tokens: Tokens
-    law: int
+    handle: int
     matched: Tokens
     found: Tokens
     work: Work
@@ -163,12 +163,12 @@ class RetrievingVerify(RowOperation, cost_class="verify", reply=Verified):
 class Guide(RowOperation, cost_class="settle", reply=VerdictReply):
     """Decide the positions that a `RetrievingVerify` left open.  `inputs`: `Question`.
 
-    No forward: the target has its laws along the retrieved tokens r.  Every position is decided once, in
-    order (`policies.laws.double.guide_sampled`):
+    No forward: the target has its distributions along the retrieved tokens r.  Every position is decided
+    once, in order (`policies.laws.double.guide_sampled`):
 
     - by X_q while it lies on r, each token accepted with min(1, p/q).  A rejected one is replaced from the
       residual, and the guidance behind it is dropped, whose condition is gone;
-    - a token of X_q that is accepted beside r ends the round: the target knows no law after it;
+    - a token of X_q that is accepted beside r ends the round: the target knows no distribution after it;
     - where X_q ends on r, by the rest of r, each token accepted with p, and the target's own token.
 
     Its reply's `accepted` counts tokens of X_q.
@@ -270,10 +270,10 @@ class PendingState:
         """Take note of a round's end."""
         pending = self.inputs[slot].pending
         outcome = outcome_of((*pending, *draft.tokens), verdict.emitted, verdict.ended)
-        law = NO_LAW
+        handle = NO_HANDLE
         if outcome.left:  # it was drafted in this round
-            law = DraftedTokens(draft.tokens, draft.law).after(outcome.agreed - len(pending)).law
-        self.inputs[slot] = Ask(verdict.emitted, outcome.agreed, outcome.rejected, outcome.left, law)
+            handle = DraftedTokens(draft.tokens, draft.handle).after(outcome.agreed - len(pending)).handle
+        self.inputs[slot] = Ask(verdict.emitted, outcome.agreed, outcome.rejected, outcome.left, handle)
         return outcome
 
 
@@ -296,7 +296,7 @@ def double(world: World, rows: Rows, config: DoubleConfig, sampling: Sampling = 
         if not overlaps:
             drafted: RowAnswers = yield world.draft.submit(draft)
             inputs = tuple(
-                ask._replace(pending=reply.tokens, law=reply.law)
+                ask._replace(pending=reply.tokens, handle=reply.handle)
                 for ask, reply in zip(inputs, drafted.values(), strict=True)
             )
         verify = world.target.submit(
@@ -312,7 +312,7 @@ def double(world: World, rows: Rows, config: DoubleConfig, sampling: Sampling = 
         if still_open := [slot for slot in verdicts if verified[slot].open]:
             part = rows.view(marked(width, still_open))
             questions = tuple(
-                Question(drafted[slot].tokens, drafted[slot].law, verdicts[slot].accepted)
+                Question(drafted[slot].tokens, drafted[slot].handle, verdicts[slot].accepted)
                 for slot in part.slots.tolist()
             )
             guided = yield world.target.submit(Guide(part, width, questions, sampling, retrieval=target_side))

@@ -16,7 +16,7 @@ Lossless in three ways of drafting:
   looking it up among them does.  So the target chooses at once, and no second look is needed;
 - sampled draft: the leading sequence was drawn from q, so that its first token goes on with min(1, p / q),
   which needs the draft's answer.  The verification leaves that position open, and `SettleSequences` tries the
-  candidates by its law: the drawn one, then, by what each failure leaves of p, the chosen ones.
+  candidates by its distribution: the drawn one, then, by what each failure leaves of p, the chosen ones.
 
 With one sequence this is PEARL, decision for decision.
 """
@@ -58,14 +58,15 @@ class Sequences(NamedTuple):
 
     Attributes:
         tokens: Of each sequence, its first token included; the leading one comes first.
-        opening: Handle of the law that the leading sequence's first token was drawn from; NO_LAW: chosen.
+        opening: Handle of the distribution that the leading sequence's first token was drawn from; NO_HANDLE:
+            chosen.
             All other first tokens are chosen.
-        laws: Handle of the laws of each sequence's other tokens.
+        handles: Of the distributions of each sequence's other tokens.
     """
 
     tokens: tuple[tuple[int, ...], ...]
     opening: int
-    laws: tuple[int, ...]
+    handles: tuple[int, ...]
     work: Work
 
     @property
@@ -75,7 +76,7 @@ class Sequences(NamedTuple):
 
     def rest(self, number: int) -> Drafted:
         """What is pending once a sequence's first token was accepted."""
-        return Drafted(self.tokens[number][1:], self.laws[number])
+        return Drafted(self.tokens[number][1:], self.handles[number])
 
 
 class Openings(NamedTuple):
@@ -84,12 +85,12 @@ class Openings(NamedTuple):
     Attributes:
         accepted: Tokens of the pending block, all accepted.
         tokens: Candidates for the next one, different ones.
-        law: Handle of the law that the first of them was drawn from; NO_LAW: it was chosen.
+        handle: Of the distribution that the first of them was drawn from; NO_HANDLE: it was chosen.
     """
 
     accepted: int
     tokens: tuple[int, ...]
-    law: int
+    handle: int
 
 
 class Settled(NamedTuple):
@@ -117,9 +118,10 @@ class VerifyPending(RowOperation, cost_class="verify", reply=VerdictReply):
 class DraftSequences(RowOperation, cost_class="continue", reply=Sequences):
     """Write on past each row's block.  `inputs`: its tokens.
 
-    One forward over what the draft has not seen gives the first token's law, one over the leading first token
-    opens the others, and then every sequence grows by a token per step, all rows and sequences at once.
-    `lookahead` is K, tokens per row, of so many `sequences` together; 0: as many as the threshold lets in.
+    One forward over what the draft has not seen gives the first token's distribution, one over the leading
+    first token opens the others, and then every sequence grows by a token per step, all rows and sequences at
+    once.  `lookahead` is K, tokens per row, of so many `sequences` together; 0: as many as the threshold lets
+    in.
     """
 
     inputs: tuple[tuple[int, ...], ...]
@@ -131,7 +133,7 @@ class DraftSequences(RowOperation, cost_class="continue", reply=Sequences):
 class SettleSequences(RowOperation, cost_class="settle", reply=Settled):
     """Try the sequences' first tokens where `VerifyPending` left a position open.  `inputs`: `Openings`.
 
-    No forward: the target still has the law of the position.
+    No forward: the target still has the distribution at the position.
     """
 
     inputs: tuple[Openings, ...]
@@ -299,7 +301,7 @@ def most_sequences(lookahead: int, sequences: int) -> int:
 def sequence_lengths(lookahead: int, count: int) -> tuple[int, ...]:
     """[count] tokens of each sequence: 1 + d of the leading one, d of the others, 1 + count * d <= K.
 
-    The leading one is a token ahead, since the threshold needs the law after its first token.
+    The leading one is a token ahead, since the threshold needs the distribution after its first token.
     """
     if lookahead == 1:
         return (1,)

@@ -44,7 +44,7 @@ from policies.operation import Draft, RowOperation, VerdictReply, Work
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
-from policies.values import NO_LAW, BoolArray, Drafted, RowVerdict, Speculation, View, marked, verdict_of
+from policies.values import NO_HANDLE, BoolArray, Drafted, RowVerdict, Speculation, View, marked, verdict_of
 
 Exit: TypeAlias = Literal["1/4", "1/2", "3/4"]
 EXITS: tuple[Exit, ...] = get_args(Exit)
@@ -75,12 +75,12 @@ class Candidates(NamedTuple):
 
 class Branch(NamedTuple):
     """A continuation prepared for one outcome: the accepted tokens of the window before it; the candidate and
-    what the draft drafted after it; the handle of the laws of the tokens after the candidate.
+    what the draft drafted after it; the handle of the distributions of the tokens after the candidate.
     """
 
     accepted: int
     tokens: tuple[int, ...]
-    law: int = NO_LAW
+    handle: int = NO_HANDLE
 
 
 class Plan(NamedTuple):
@@ -109,7 +109,7 @@ class StreamWindow(NamedTuple):
     """Reply of `StreamDraft`: a window, and the tokens that each pass wrote (eta_j of `mirror.ss`)."""
 
     tokens: tuple[int, ...]
-    law: int
+    handle: int
     emitted: tuple[int, ...]
     work: Work
 
@@ -214,7 +214,7 @@ def reuse(branches: Sequence[Branch], verdict: RowVerdict) -> Drafted | None:
         depth = len(rest)
         on_path = branch.accepted <= verdict.accepted and branch.tokens[:depth] == rest
         if on_path and len(branch.tokens) > depth:
-            return Drafted(branch.tokens[1:], branch.law).after(depth - 1)
+            return Drafted(branch.tokens[1:], branch.handle).after(depth - 1)
     return None
 
 
@@ -378,7 +378,7 @@ class _Drafting:
                 **self.streams,
             )
         )
-        return {slot: Drafted(drafted[slot].tokens, drafted[slot].law) for slot in slots}
+        return {slot: Drafted(drafted[slot].tokens, drafted[slot].handle) for slot in slots}
 
 
 INFO = PolicyInfo(

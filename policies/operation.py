@@ -414,5 +414,5 @@ class Continue(_Speculated, cost_class="continue", reply=Drafted):
         lengths = self.speculation.lengths
         rows: dict[int, Drafted] = self.by_slot(replies)
         entries = {slot: {(int(lengths[slot]), row.tokens[0]): row.after(1)} for slot, row in rows.items()}
-        openings = {slot: Drafted(row.tokens[:1], row.law) for slot, row in rows.items()}
+        openings = {slot: Drafted(row.tokens[:1], row.handle) for slot, row in rows.items()}
         return OutcomeCache(self.width, entries, openings)

@@ -10,7 +10,7 @@ Readings, where the paper leaves one open:
 - P_1, by which is pruned, is the draft's distribution, as its symbol says; the text calls it the target's.
 - Where prompt lookup finds nothing, the draft's likeliest tokens are appended and it is repeated: those are
   the nodes of the drafted tree, a level per attempt, so that no further forward of the draft is needed.
-- Retrieved tokens were chosen and not drawn: their law is one-hot, also below a drafted node.
+- Retrieved tokens were chosen and not drawn: their distribution is one-hot, also below a drafted node.
 - The time of retrieval counts: it is a step of the draft's device, after the draft whose tokens it appends.
 """
 
@@ -39,7 +39,7 @@ from policies.tokentree import (
     tree_rounds,
 )
 from policies.tree import fixed_tree
-from policies.values import NO_LAW, View
+from policies.values import NO_HANDLE, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +144,16 @@ def pruned(tree: TokenTree, first: Collection[int]) -> TokenTree:
         tuple(tree.tokens[node] for node in kept),
         tuple(kept.get(tree.parents[node], ROOT) for node in kept),
         tuple(tree.sources[node] for node in kept),
-        tuple(tree.laws[node] for node in kept),
+        tuple(tree.handles[node] for node in kept),
     )
 
 
 def fused(draft: TokenTree, retrieved: TokenTree) -> TokenTree:
     """The trie of both trees: the draft's nodes, then what is retrieved beside and below them (`rasd.fuse`).
 
-    A retrieved node that the draft has too is the draft's, with the law that it was drawn from: two siblings
-    with one token would try it twice.  Siblings drawn alike stay as they are (each draw takes its mass off
-    the residual); what is retrieved below goes on from the first of them.
+    A retrieved node that the draft has too is the draft's, with the distribution that it was drawn from: two
+    siblings with one token would try it twice.  Siblings drawn alike stay as they are (each draw takes its
+    mass off the residual); what is retrieved below goes on from the first of them.
     """
     nodes: dict[tuple[int, int], int] = {}
     for node, edge in enumerate(zip(draft.parents, draft.tokens, strict=True)):
@@ -192,7 +192,7 @@ def _extended(
         (*tree.tokens, *(other.tokens[node] for node in nodes)),
         tuple(parents),
         (*tree.sources, *(other.sources[node] for node in nodes)),
-        (*tree.laws, *(NO_LAW for _ in nodes)),
+        (*tree.handles, *(NO_HANDLE for _ in nodes)),
     )
 
 

@@ -19,7 +19,7 @@ from policies.operation import RowOperation, Work
 from policies.protocols import Event, Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import Sampling
-from policies.values import NO_LAW, UNKNOWN, RowVerdict, Source, Speculation, View, verdict_of
+from policies.values import NO_HANDLE, UNKNOWN, RowVerdict, Source, Speculation, View, verdict_of
 
 ROOT = -1
 """Parent of the nodes that follow the committed text."""
@@ -40,13 +40,13 @@ class TokenTree(NamedTuple):
         tokens: [n] ids.
         parents: [n] index of each node's parent, ROOT for none; below the node's own index.
         sources: [n] `Source` of each.
-        laws: [n] handle of the law that a sampled node was drawn from; NO_LAW: it was chosen, not drawn.
+        handles: [n] of the distribution that a sampled node was drawn from; NO_HANDLE: it was chosen.
     """
 
     tokens: Path = ()
     parents: tuple[int, ...] = ()
     sources: tuple[int, ...] = ()
-    laws: tuple[int, ...] = ()
+    handles: tuple[int, ...] = ()
 
     @classmethod
     def of_paths(cls, paths: Sequence[Sequence[int]], source: Source = Source.PRIMARY) -> TokenTree:
@@ -57,7 +57,7 @@ class TokenTree(NamedTuple):
             tuple(prefix[-1] for prefix in prefixes),
             tuple(numbers.get(prefix[:-1], ROOT) for prefix in prefixes),
             (int(source),) * len(prefixes),
-            (NO_LAW,) * len(prefixes),
+            (NO_HANDLE,) * len(prefixes),
         )
 
     @property

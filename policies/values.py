@@ -24,12 +24,12 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 UNKNOWN = -1
 """Token id of content that the world at hand does not know (coin tosses, off the recorded path)."""
 
-NO_LAW = -1
-"""Handle of a row whose tokens were drawn from no law that is kept."""
+NO_HANDLE = -1
+"""Handle of a row whose tokens were drawn from no distribution that is kept."""
 
 
 class Source(IntEnum):
-    """Which law sigma a row's verified tokens were drawn from (design.md, section 3)."""
+    """Which distribution sigma a row's verified tokens were drawn from (design.md, section 3)."""
 
     NONE = 0
     """Nothing was proposed: a plain decode."""
@@ -38,7 +38,7 @@ class Source(IntEnum):
     RANDOM = 2
     """Uniform random tokens (SSD's fast backup speculator, paper section 4.3)."""
     NGRAM = 3
-    """What followed the same words earlier in the text (prompt lookup); its law is one-hot."""
+    """What followed the same words earlier in the text (prompt lookup); its distribution is one-hot."""
 
 
 def marked(width: int, slots: Collection[int]) -> BoolArray:
@@ -95,18 +95,20 @@ class View:
 
 
 class Drafted(NamedTuple):
-    """Tokens that continue a row's text, and the handle of the laws they were drawn from (NO_LAW: of none).
+    """Tokens that continue a row's text, and the handle of the distributions they were drawn from.
 
-    Laws of successive tokens have successive handles.
+    NO_HANDLE: of none.
+
+    Distributions of successive tokens have successive handles.
     """
 
     tokens: tuple[int, ...] = ()
-    law: int = NO_LAW
+    handle: int = NO_HANDLE
 
     def after(self, count: int) -> Drafted:
         """All but the first `count` tokens."""
-        known = self.law != NO_LAW and count < len(self.tokens)
-        return Drafted(self.tokens[count:], self.law + count if known else NO_LAW)
+        known = self.handle != NO_HANDLE and count < len(self.tokens)
+        return Drafted(self.tokens[count:], self.handle + count if known else NO_HANDLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +121,10 @@ class Speculation:
         tokens: [B, K] their ids, UNKNOWN beyond a row's length; None in a world without token ids.
             A random row's tokens are known in every world that has ids.
         has_guesses: Whether any row may have the source RANDOM or NGRAM.
-        shape: F_0 ... F_(K-1) by which Saguaro sampling rescaled the laws of the primary tokens; None
-            where nothing was rescaled.
-        laws: [B] opaque handles of the laws that sampled tokens were drawn from, -1 for none; None in a
-            world that keeps none.
+        shape: F_0 ... F_(K-1) by which Saguaro sampling rescaled the distributions of the primary tokens;
+            None where nothing was rescaled.
+        handles: [B] opaque, of the distributions that sampled tokens were drawn from, -1 for none; None
+            in a world that keeps none.
     """
 
     lengths: IntArray
@@ -130,7 +132,7 @@ class Speculation:
     tokens: IntArray | None = None
     has_guesses: bool = False
     shape: tuple[int, ...] | None = None
-    laws: IntArray | None = None
+    handles: IntArray | None = None
 
     @classmethod
     def empty(cls, width: int) -> Speculation:
@@ -147,20 +149,20 @@ class Speculation:
         depth = max((len(tokens) for tokens, _ in rows.values()), default=0)
         lengths = np.zeros(width, dtype=np.int64)
         table = np.full((width, depth), UNKNOWN, dtype=np.int64)
-        laws = np.full(width, NO_LAW, dtype=np.int64)
-        for slot, (tokens, law) in rows.items():
+        handles = np.full(width, NO_HANDLE, dtype=np.int64)
+        for slot, (tokens, handle) in rows.items():
             lengths[slot] = len(tokens)
             table[slot, : len(tokens)] = tokens
-            laws[slot] = law
+            handles[slot] = handle
         sources = np.where(lengths > 0, int(Source.PRIMARY), int(Source.NONE))
-        return cls(lengths, sources, table, laws=laws if (laws != NO_LAW).any() else None)
+        return cls(lengths, sources, table, handles=handles if (handles != NO_HANDLE).any() else None)
 
     def row(self, slot: int) -> Drafted:
         """A row's drafted tokens, UNKNOWN in a world without ids."""
         length = int(self.lengths[slot])
         known = () if self.tokens is None else tuple(self.tokens[slot, :length].tolist())
-        law = NO_LAW if self.laws is None else int(self.laws[slot])
-        return Drafted(known if len(known) == length else (UNKNOWN,) * length, law)
+        handle = NO_HANDLE if self.handles is None else int(self.handles[slot])
+        return Drafted(known if len(known) == length else (UNKNOWN,) * length, handle)
 
     def merge(self, other: Speculation, rows: BoolArray) -> Speculation:
         """This speculation with the rows marked in `rows` [B] taken from `other`."""
@@ -170,7 +172,7 @@ class Speculation:
             _merged(self.tokens, other.tokens, rows),
             self.has_guesses or other.has_guesses,
             self.shape or other.shape,
-            _merged(self.laws, other.laws, rows),
+            _merged(self.handles, other.handles, rows),
         )
 
 

@@ -23,7 +23,7 @@ from policies.double import (
 )
 from policies.operation import VerdictReply
 from policies.sampling import keyed_uniforms
-from policies.values import NO_LAW, UNKNOWN, RowVerdict
+from policies.values import NO_HANDLE, UNKNOWN, RowVerdict
 from simulator.synthetic import rows_of, synthesises
 from simulator.tokens.model import TokenModel
 
@@ -46,7 +46,7 @@ def draft(operation: RetrievingDraft, tokens: TokenModel) -> list[Drafted]:
             done += matched[-1] + 1
         work = tuple(("draft", (1 if i else _unfed(ask, position)) + span) for i, span in enumerate(found))
         drafted = _coins(tokens, request, position + ahead, done)
-        replies.append(Drafted(drafted, NO_LAW, tuple(matched), tuple(found), work))
+        replies.append(Drafted(drafted, NO_HANDLE, tuple(matched), tuple(found), work))
     return replies
 
 

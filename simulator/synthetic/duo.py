@@ -24,7 +24,7 @@ from policies.duo import (
     sequences_work,
 )
 from policies.operation import VerdictReply
-from policies.values import NO_LAW, UNKNOWN, Drafted, RowVerdict
+from policies.values import NO_HANDLE, UNKNOWN, Drafted, RowVerdict
 from simulator.synthetic import rows_of, synthesises, verified
 from simulator.tokens.model import TokenModel
 from simulator.tokens.outcomes import NEVER
@@ -58,8 +58,8 @@ def draft_sequences(operation: DraftSequences, tokens: TokenModel) -> list[Seque
     return [
         Sequences(
             ids,
-            NO_LAW,
-            (NO_LAW,) * count,
+            NO_HANDLE,
+            (NO_HANDLE,) * count,
             # With one sequence all but the last token is in the draft's cache, else the block is fed again.
             sequences_work(1 if alone else max(1, len(block)), lookahead, count, alone=alone),
         )

@@ -30,7 +30,7 @@ from policies.mirror import (
 )
 from policies.operation import Prespeculate, VerdictReply
 from policies.sampling import keyed_uniforms
-from policies.values import NO_LAW, UNKNOWN, Drafted, RowVerdict
+from policies.values import NO_HANDLE, UNKNOWN, Drafted, RowVerdict
 from simulator.synthetic import chains_of, rows_of, synthesises, verified
 from simulator.tokens.model import TokenModel
 
@@ -93,7 +93,7 @@ def draft_by_streams(operation: StreamDraft, tokens: TokenModel) -> list[StreamW
         emitted = _emitted(operation, request, position, branch=0)
         counts = _passes([emitted], operation.lookahead, operation.streams)
         window = (TOKEN,) * operation.lookahead
-        replies.append(StreamWindow(window, NO_LAW, emitted, passes("draft", 0.0, counts)))
+        replies.append(StreamWindow(window, NO_HANDLE, emitted, passes("draft", 0.0, counts)))
     return replies
 
 

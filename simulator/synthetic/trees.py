@@ -20,7 +20,7 @@ from functools import lru_cache
 from policies.config import SettingError
 from policies.heads import DraftHeads
 from policies.tokentree import ROOT, DraftTree, TokenTree, TreeDrafted, TreeVerdict, VerifyTree
-from policies.values import NO_LAW, UNKNOWN, RowVerdict, Source
+from policies.values import NO_HANDLE, UNKNOWN, RowVerdict, Source
 from simulator.synthetic import rows_of, synthesises
 from simulator.tokens.model import TokenModel
 
@@ -91,7 +91,7 @@ def shape_of(widths: tuple[int, ...]) -> TokenTree:
         bounds.append(len(parents))
         level = list(range(*bounds[-2:]))
     count = len(parents)
-    return TokenTree((UNKNOWN,) * count, tuple(parents), (int(Source.PRIMARY),) * count, (NO_LAW,) * count)
+    return TokenTree((UNKNOWN,) * count, tuple(parents), (int(Source.PRIMARY),) * count, (NO_HANDLE,) * count)
 
 
 def _path(tree: TokenTree, tokens: TokenModel, here: int, room: int) -> tuple[int, ...]:

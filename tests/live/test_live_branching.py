@@ -21,7 +21,7 @@ from calibrate.live.errors import AuditError, ModelError
 from calibrate.live.shared_probs import ProbsReader, ProbsWriter, Segment
 from policies.sampling import Sampling
 from policies.tokentree import ROOT, TokenTree
-from policies.values import NO_LAW, IntArray
+from policies.values import NO_HANDLE, IntArray
 
 SAMPLED = Sampling(temperature=1.0, seed=5)
 
@@ -151,7 +151,7 @@ def judged(tree: TokenTree, laws: Sequence[Sequence[float]], reader: ProbsReader
 
 
 LAWS = [(0.5, 0.3, 0.2), (0.1, 0.6, 0.3), (0.2, 0.2, 0.6)]
-CHOSEN = TokenTree((1, 0), (ROOT, ROOT), (1, 1), (NO_LAW, NO_LAW))
+CHOSEN = TokenTree((1, 0), (ROOT, ROOT), (1, 1), (NO_HANDLE, NO_HANDLE))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_drawn_candidates_by_hand(
     block = ProbsWriter(segment).reserve(2, 1, 3)
     sigma = np.array([[1.0, 3.0, 1.0]] * 2, dtype=np.float32)
     block.write(0, sigma, sigma.sum(axis=1), (np.array([7, 7]), np.array([3, 3]), np.array([1, 0])))
-    tree = CHOSEN._replace(laws=tuple(block.seal()))
+    tree = CHOSEN._replace(handles=tuple(block.seal()))
     laws = [LAWS[0], LAWS[1], (0.2, 0.2, 0.6)]
     unlucky_in(monkeypatch, *luck)
     assert judged(tree, laws, ProbsReader([segment])) == expected

@@ -79,7 +79,7 @@ def guidance_stays_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _open_after(end: double.OpenEnd, run: int) -> double.OpenEnd:
-    return double.OpenEnd.after(run, end.row, end.retrieved[run:], end.laws[run:])
+    return double.OpenEnd.after(run, end.row, end.retrieved[run:], end.probs[run:])
 
 
 def judged_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def target_likes_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def retrieved(executor: Any, message: Any, ends: Any) -> Any:
         sure = [
-            end._replace(laws=torch.cat([_sharpened(end.laws[:-1], end.retrieved), end.laws[-1:]]))
+            end._replace(probs=torch.cat([_sharpened(end.probs[:-1], end.retrieved), end.probs[-1:]]))
             for end in ends
         ]
         return correct(executor, message, sure)

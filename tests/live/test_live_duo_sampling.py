@@ -113,8 +113,8 @@ def final_residual(
         chosen, last = NO_SEQUENCE, p[i]
         for number, token in enumerate(ask.tokens):
             sigma = np.eye(p.shape[-1])[token]
-            if number == 0 and ask.law >= 0:
-                sigma = executor.reader.probs(np.array([ask.law]), p.shape[-1])[0]
+            if number == 0 and ask.handle >= 0:
+                sigma = executor.reader.probs(np.array([ask.handle]), p.shape[-1])[0]
             more = (number,) if number else ()
             uniform = keyed_uniforms(sampling.seed, ACCEPTED, row.request, row.position, *more)
             if uniform * sigma[token] < float(p[i, token]):

@@ -21,7 +21,7 @@ from calibrate.live.engine.verification import TreeJudge
 from policies.rasd import fused
 from policies.sampling import Sampling
 from policies.tokentree import ROOT, TokenTree
-from policies.values import NO_LAW, Source
+from policies.values import NO_HANDLE, Source
 
 P = np.array([0.1, 0.5, 0.4])
 Q = np.array([0.6, 0.2, 0.2])
@@ -65,7 +65,7 @@ def emitted_law(monkeypatch: pytest.MonkeyPatch, fuse: Fuse, retrieved: TokenTre
 
 
 def retrieved_of(token: int) -> TokenTree:
-    return TokenTree((token,), (ROOT,), (int(Source.NGRAM),), (NO_LAW,))
+    return TokenTree((token,), (ROOT,), (int(Source.NGRAM),), (NO_HANDLE,))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_retrieved_copy_must_not_take_a_draw_over(monkeypatch: pytest.MonkeyPa
         both = fused(draft, retrieved)
         found = [token in retrieved.tokens for token in both.tokens]
         return both._replace(
-            laws=tuple(NO_LAW if f else law for f, law in zip(found, both.laws, strict=True))
+            handles=tuple(NO_HANDLE if f else law for f, law in zip(found, both.handles, strict=True))
         )
 
     law = emitted_law(monkeypatch, taken_over, retrieved_of(1))

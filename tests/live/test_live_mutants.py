@@ -30,7 +30,7 @@ from calibrate.live.errors import AuditError
 from calibrate.live.handlers import chains
 from policies.operation import Draft, Prespeculate, Verify
 from policies.registry import configure, start
-from policies.values import NO_LAW, OutcomeCache, Speculation
+from policies.values import NO_HANDLE, OutcomeCache, Speculation
 
 Prompts = list[tuple[int, ...]]
 WIDE = configure("saguaro", lookahead=3, fanout=(6,))
@@ -122,7 +122,7 @@ def test_recomputing_the_prefix_is_caught(target_model: PreTrainedModel) -> None
         prefilled(executor, {0: prompt})
         view = view_of(Row(0, 0, 0, len(prompt), prompt[-2:], 10))
         try:
-            replies.append(executor.execute(Verify(view, Speculation.drafted(1, {0: (drafted, NO_LAW)}))))
+            replies.append(executor.execute(Verify(view, Speculation.drafted(1, {0: (drafted, NO_HANDLE)}))))
         except AuditError as error:
             replies.append(str(error))
     assert isinstance(replies[0], tuple)

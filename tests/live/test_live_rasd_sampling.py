@@ -25,7 +25,7 @@ from policies.rest import RestConfig, rest
 from policies.rows import Rows
 from policies.sampling import Sampling
 from policies.tokentree import ROOT, TokenTree, TreePlan, VerifyTree
-from policies.values import NO_LAW, Request, Source
+from policies.values import NO_HANDLE, Request, Source
 
 Run = Callable[[Any, Rows], Any]
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -135,18 +135,18 @@ def pruned_but_counted(monkeypatch: pytest.MonkeyPatch) -> None:
             (*kept.tokens, *gone),
             (*kept.parents, *[ROOT] * count),
             (*kept.sources, *[int(Source.RANDOM)] * count),
-            (*kept.laws, *[NO_LAW] * count),
+            (*kept.handles, *[NO_HANDLE] * count),
         )
 
     def fused(draft: TokenTree, retrieved: TokenTree) -> TokenTree:
         both = fuse(draft, retrieved)
         dead = [source == Source.RANDOM for source in both.sources]
-        laws = tuple(PRUNED if d else law for d, law in zip(dead, both.laws, strict=True))
-        return both._replace(laws=laws)
+        handles = tuple(PRUNED if d else law for d, law in zip(dead, both.handles, strict=True))
+        return both._replace(handles=handles)
 
     def clean(candidates: Any) -> Any:
         pruned = candidates.handles == PRUNED
-        handles = np.where(pruned, NO_LAW, candidates.handles)
+        handles = np.where(pruned, NO_HANDLE, candidates.handles)
         return replace(candidates, handles=handles, drawn=candidates.drawn & ~pruned)
 
     fuse = rasd_module.fused
@@ -166,11 +166,11 @@ def with_the_drafts_law(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fused(draft: TokenTree, retrieved: TokenTree) -> TokenTree:
         both = correct(draft, retrieved)
-        laws = list(both.laws)
+        handles = list(both.handles)
         for node, parent in enumerate(both.parents):
             if both.sources[node] == Source.NGRAM and both.children(parent)[0] < len(draft.tokens):
-                laws[node] = laws[both.children(parent)[0]]
-        return both._replace(laws=tuple(laws))
+                handles[node] = handles[both.children(parent)[0]]
+        return both._replace(handles=tuple(handles))
 
     monkeypatch.setattr(rasd_module, "fused", fused)
 

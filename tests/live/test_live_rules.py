@@ -101,9 +101,9 @@ def test_cache_answers_only_for_live_rows() -> None:
     assert taken.sources.tolist() == [1, 0]
     assert taken.tokens is not None
     assert taken.tokens.tolist() == [[6, 7], [-1, -1]]
-    assert taken.laws is not None
-    assert taken.laws.tolist() == [40, -1]
-    assert cache.take(verdict, ~hits & False).laws is None
+    assert taken.handles is not None
+    assert taken.handles.tolist() == [40, -1]
+    assert cache.take(verdict, ~hits & False).handles is None
     with pytest.raises(ValueError, match="opening"):
         cache.opening()
 

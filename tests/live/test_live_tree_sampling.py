@@ -188,7 +188,7 @@ def test_a_law_of_another_token_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     correct = TreeJudge.judge
 
     def shifted(self: TreeJudge, logits: torch.Tensor) -> Any:
-        self.trees = [each._replace(laws=(each.laws[-1], *each.laws[:-1])) for each in self.trees]
+        self.trees = [each._replace(handles=(each.handles[-1], *each.handles[:-1])) for each in self.trees]
         return correct(self, logits)
 
     monkeypatch.setattr(TreeJudge, "judge", shifted)

@@ -184,7 +184,7 @@ def test_what_is_left_has_the_laws_it_was_drawn_from() -> None:
         },
         temperature=1.0,
     )
-    assert spy.asked["retrievingverify", 2] == Ask(news=(1, 2), agreed=2, pending=(3,), law=42)
+    assert spy.asked["retrievingverify", 2] == Ask(news=(1, 2), agreed=2, pending=(3,), handle=42)
     assert spy.asked["guide", 0] == ((1, 2, 3), 40, 0)
     assert spy.asked["guide", 2] == ((4, 5), 70, 1)
 

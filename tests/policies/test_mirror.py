@@ -33,7 +33,7 @@ from policies.mirror import (
 )
 from policies.registry import SettingError, configure
 from policies.rows import Rows
-from policies.values import NO_LAW, UNKNOWN, Drafted, Request, RowVerdict, Source, Speculation, View
+from policies.values import NO_HANDLE, UNKNOWN, Drafted, Request, RowVerdict, Source, Speculation, View
 from simulator.costs import TextbookCosts
 from simulator.replies import Recorded
 from simulator.run import Scenario, simulate
@@ -205,7 +205,7 @@ def test_what_is_reused_keeps_the_handles_of_its_laws() -> None:
     # Three accepted: nothing is left below.  Another token: no path.
     assert reuse(branches, RowVerdict(3, (7, 8, 9, 4), False, 4)) is None
     assert reuse(branches, RowVerdict(1, (7, 5), False, 5)) is None
-    assert reuse([tuple(Branch(0, (7, 8)))], RowVerdict(0, (7,), False, 7)) == Drafted((8,), NO_LAW)
+    assert reuse([tuple(Branch(0, (7, 8)))], RowVerdict(0, (7,), False, 7)) == Drafted((8,), NO_HANDLE)
 
 
 small = st.integers(0, 2)

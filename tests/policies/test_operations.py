@@ -17,7 +17,7 @@ PRIMARY, NGRAM = int(Source.PRIMARY), int(Source.NGRAM)
 def primary(lengths: list[int], tokens: list[list[int]], laws: list[int]) -> Speculation:
     sources = [PRIMARY if n else 0 for n in lengths]
     return Speculation(
-        np.array(lengths), np.array(sources), np.array(tokens), shape=(2, 2), laws=np.array(laws)
+        np.array(lengths), np.array(sources), np.array(tokens), shape=(2, 2), handles=np.array(laws)
     )
 
 
@@ -34,7 +34,7 @@ def test_a_merge_takes_tokens_sources_and_laws_together() -> None:
     assert merged.sources.tolist() == [PRIMARY, NGRAM]
     assert merged.tokens is not None and merged.tokens.tolist() == [[1, 2], [7, -1]]
     # A law that outlived its tokens would be the stale q of a row that missed.
-    assert merged.laws is not None and merged.laws.tolist() == [10, -1]
+    assert merged.handles is not None and merged.handles.tolist() == [10, -1]
     assert merged.has_guesses and merged.shape == (2, 2)
     assert drafted.merge(Speculation.empty(2), np.array([True, False])).lengths.tolist() == [0, 2]
 

@@ -28,7 +28,7 @@ from policies.retrieval import (
 from policies.rows import Rows
 from policies.sampling import GREEDY
 from policies.tokentree import ROOT, TokenTree, TreeDrafted
-from policies.values import NO_LAW, Request, Source
+from policies.values import NO_HANDLE, Request, Source
 
 VOCABULARY = 4
 TOKENS = st.integers(0, VOCABULARY - 1)
@@ -159,7 +159,7 @@ def test_a_drawn_node_keeps_its_law_and_a_retrieved_one_has_none() -> None:
     draft = TokenTree((5, 5, 6), (ROOT, ROOT, ROOT), (1, 1, 1), (10, 11, 12))
     found = fused(draft, TokenTree.of_paths([(5, 7), (8,)], Source.NGRAM))
     assert found == TokenTree(
-        (5, 5, 6, 7, 8), (ROOT, ROOT, ROOT, 0, ROOT), (1, 1, 1, 3, 3), (10, 11, 12, NO_LAW, NO_LAW)
+        (5, 5, 6, 7, 8), (ROOT, ROOT, ROOT, 0, ROOT), (1, 1, 1, 3, 3), (10, 11, 12, NO_HANDLE, NO_HANDLE)
     )
 
 

@@ -12,7 +12,7 @@ from policies.config import SettingError
 from policies.registry import configure
 from policies.tokentree import ROOT, TokenTree, TreePlan, TreeVerdict, levels_tried
 from policies.tree import TreeConfig
-from policies.values import NO_LAW, RowVerdict, Source
+from policies.values import NO_HANDLE, RowVerdict, Source
 
 PATHS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=6)
 
@@ -30,7 +30,7 @@ def test_parents_come_first(paths: list[list[int]]) -> None:
     tree = TokenTree.of_paths(paths, Source.NGRAM)
     assert all(ROOT <= parent < node for node, parent in enumerate(tree.parents))
     assert set(tree.sources) <= {int(Source.NGRAM)}
-    assert set(tree.laws) <= {NO_LAW}
+    assert set(tree.handles) <= {NO_HANDLE}
 
 
 @given(PATHS)

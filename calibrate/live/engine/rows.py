@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from policies.operation import Settle
-from policies.values import NO_LAW, Source, Speculation, View
+from policies.values import NO_HANDLE, Source, Speculation, View
 
 
 class Row(NamedTuple):
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     room: int = 1
     tokens: tuple[int, ...] = ()
     source: int = int(Source.PRIMARY)
-    handle: int = NO_LAW
+    handle: int = NO_HANDLE
 
 
 def rows_of(view: View, speculation: Speculation | None = None) -> list[Row]:
@@ -56,7 +56,7 @@ def behind(row: Row, accepted: int) -> Row:
     )
 
 
-def proposing(row: Row, tokens: tuple[int, ...], handle: int = NO_LAW) -> Row:
+def proposing(row: Row, tokens: tuple[int, ...], handle: int = NO_HANDLE) -> Row:
     """The row with the primary draft's tokens, if there are any."""
     return row._replace(tokens=tokens, handle=handle, source=int(Source.PRIMARY if tokens else Source.NONE))
 
@@ -67,5 +67,5 @@ def _with_proposal(row: Row, speculation: Speculation) -> Row:
     return row._replace(
         tokens=() if tokens is None else tuple(tokens[row.slot, :length].tolist()),
         source=int(speculation.sources[row.slot]),
-        handle=NO_LAW if speculation.laws is None else int(speculation.laws[row.slot]),
+        handle=NO_HANDLE if speculation.handles is None else int(speculation.handles[row.slot]),
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 from calibrate.live.errors import AuditError
 from calibrate.live.shared_probs import Block, ProbsWriter
 from policies.sampling import GREEDY, FloatArray, Sampling, keyed_uniforms
-from policies.values import NO_LAW, BoolArray, IntArray
+from policies.values import NO_HANDLE, BoolArray, IntArray
 
 # Streams of `policies.sampling.keyed_uniforms`, keyed by request and position.  Whatever decides a position
 # draws from each stream once, and nothing of a draw is seen before its position is reached.
@@ -249,8 +249,8 @@ class DraftSampler:
         return self._drawn(weights, places, self.requests[texts], self.positions[texts], siblings)
 
     def seal(self) -> list[int]:
-        """[N] handle of each text's distributions; NO_LAW where nothing was drawn."""
-        return [NO_LAW] * len(self.requests) if self._block is None else self._block.seal()
+        """[N] handle of each text's distributions; NO_HANDLE where nothing was drawn."""
+        return [NO_HANDLE] * len(self.requests) if self._block is None else self._block.seal()
 
     def _drawn(
         self,

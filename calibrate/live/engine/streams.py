@@ -310,5 +310,5 @@ class Writing:
             text.proposed = proposed[: max(0, self.left(text) - 1)]
 
     def seal(self) -> list[int]:
-        """Handle of each text's distributions; NO_LAW where nothing was drawn."""
+        """Handle of each text's distributions; NO_HANDLE where nothing was drawn."""
         return self._sampler.seal()

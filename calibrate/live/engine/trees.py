@@ -20,7 +20,7 @@ from calibrate.live.errors import AuditError
 from calibrate.live.shared_probs import ProbsWriter
 from policies.sampling import Sampling
 from policies.tokentree import ROOT, TokenTree, TreePlan
-from policies.values import NO_LAW, BoolArray, IntArray, Source
+from policies.values import NO_HANDLE, BoolArray, IntArray, Source
 
 
 class Branching:
@@ -181,7 +181,7 @@ class TreeGrower:
     def trees(self) -> list[TokenTree]:
         """[R] the trees; their distributions, if any, can be read from now on."""
         count = self.plan.nodes
-        handles = [NO_LAW] * (count * len(self._trees)) if self._sampler is None else self._sampler.seal()
+        handles = [NO_HANDLE] * (count * len(self._trees)) if self._sampler is None else self._sampler.seal()
         return [tree.best(count, handles[i * count : (i + 1) * count]) for i, tree in enumerate(self._trees)]
 
 

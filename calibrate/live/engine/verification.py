@@ -29,7 +29,7 @@ from calibrate.live.errors import AuditError
 from calibrate.live.shared_probs import ProbsReader
 from policies.sampling import FloatArray, Sampling, keyed_uniforms
 from policies.tokentree import ROOT, TokenTree
-from policies.values import NO_LAW, UNKNOWN, BoolArray, IntArray, Outcome, RowVerdict, Source
+from policies.values import NO_HANDLE, UNKNOWN, BoolArray, IntArray, Outcome, RowVerdict, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +267,8 @@ class TreeJudge:
     def _candidates(self, rows: IntArray, nodes: IntArray, depth: int, vocabulary: int) -> Candidates:
         trees = [self.trees[i] for i in rows]
         tokens = _array([tree.tokens[n] for tree, n in zip(trees, nodes, strict=True)])
-        handles = _array([tree.laws[n] for tree, n in zip(trees, nodes, strict=True)])
-        drawn, positions = handles != NO_LAW, self._positions[rows] + depth
+        handles = _array([tree.handles[n] for tree, n in zip(trees, nodes, strict=True)])
+        drawn, positions = handles != NO_HANDLE, self._positions[rows] + depth
         keys = self._requests[rows], positions, tokens, handles
         return Candidates(*keys, drawn, np.zeros_like(drawn), vocabulary, self.reader)
 

@@ -91,7 +91,7 @@ def matched(executor: Executor, rows: Sequence[Row], own: Sequence[Sequence[int]
 def judged(
     executor: Executor, rows: Sequence[Row], sampling: Sampling, p: Tensor, *, leave_open: bool = False
 ) -> tuple[list[int], list[RowVerdict], list[int]]:
-    """Sampled verification of each row's `tokens` by the target's laws p [R, n, V].
+    """Sampled verification of each row's `tokens` by the target's distributions p [R, n, V].
 
     Returns:
         [R] accepted tokens; [R] outcomes; the rows that accepted everything and whose end was left open.

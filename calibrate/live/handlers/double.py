@@ -1,13 +1,14 @@
 """DOUBLE's operations (`policies.double`): forwards over retrieved tokens, datastores, and guidance.
 
-The draft confirms a retrieved token by choosing for itself: its first choice, or a draw from its own law q.
-Every drafted token is then what the draft would have drafted without retrieval, with the law q; what was
-retrieved only tells how many of them come out of one forward.  The draws of a position are keyed by the
-round too: rejected tokens are kept and retrieved, and must not give away the luck of what is drafted later.
+The draft confirms a retrieved token by choosing for itself: its first choice, or a draw from its own
+distribution q.  Every drafted token is then what the draft would have drafted without retrieval, with the
+distribution q; what was retrieved only tells how many of them come out of one forward.  The draws of a
+position are keyed by the round too: rejected tokens are kept and retrieved, and must not give away the luck
+of what is drafted later.
 
 The target decides a position once.  Greedy: pending and retrieved tokens are one chain.  Sampled: the pending
-tokens by the laws they were drawn from; then the retrieved ones, whose law is one-hot, unless the next tokens
-of the draft come first (`Guide`), for which the target keeps its laws.
+tokens by the distributions they were drawn from; then the retrieved ones, whose distribution is one-hot,
+unless the next tokens of the draft come first (`Guide`), for which the target keeps its distributions.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from policies.laws.retrieval import common_prefix
 from policies.operation import RowOperation, VerdictReply
 from policies.retrieval import Hierarchy
 from policies.sampling import keyed_uniforms
-from policies.values import NO_LAW, UNKNOWN, RowVerdict, Source
+from policies.values import NO_HANDLE, UNKNOWN, RowVerdict, Source
 
 STORES = "double.stores"
 """Name under which an executor keeps, by slot, the request and what it may retrieve."""
@@ -84,7 +85,7 @@ class Drafting:
         row: The row; its tokens are the pending ones, which are continued.
         most: Tokens that may be drafted.
         unfed: Tokens that the draft has not processed; at least one.
-        weights: The law of each drafted token, where they are drawn.
+        weights: The distribution of each drafted token, where they are drawn.
         matched: Retrieved tokens confirmed, per forward.
         found: Retrieved tokens, per forward.
     """
@@ -120,7 +121,7 @@ def draft(executor: Executor, operation: RetrievingDraft) -> list[Drafted]:
             break
         planned += _retrieval_forward(executor, operation, going)
     executor.audit_fed(planned, "RetrievingDraft")
-    kept = _keep_laws(executor, rows) if operation.sampling.draft_sampled else [NO_LAW] * len(rows)
+    kept = _keep_weights(executor, rows) if operation.sampling.draft_sampled else [NO_HANDLE] * len(rows)
     return [
         Drafted(tuple(r.tokens), handle, tuple(r.matched), tuple(r.found), tuple(r.work))
         for r, handle in zip(rows, kept, strict=True)
@@ -181,25 +182,25 @@ def _choose(
     return drawn, weights
 
 
-def _keep_laws(executor: Executor, rows: Sequence[Drafting]) -> list[int]:
-    """[R] handle of the law of each row's first token, written to where the target finds them."""
+def _keep_weights(executor: Executor, rows: Sequence[Drafting]) -> list[int]:
+    """[R] handle of the distribution of each row's first token, written to where the target finds them."""
     depth = max(len(each.tokens) for each in rows)
     if depth == 0:
-        return [NO_LAW] * len(rows)
+        return [NO_HANDLE] * len(rows)
     if executor.writer is None:
         raise AuditError("this worker drafts at random but was given no memory for its distributions")
     some = next(each.weights[0] for each in rows if each.weights)
     block = executor.writer.reserve(len(rows), depth, len(some))
     for step in range(depth):
-        laws = torch.stack([each.weights[step] if step < len(each.tokens) else some for each in rows])
+        weights = torch.stack([each.weights[step] if step < len(each.tokens) else some for each in rows])
         owners = np.full((3, len(rows)), UNKNOWN, dtype=np.int64)
         for i, each in enumerate(rows):
             if step < len(each.tokens):
                 position = each.row.position + len(each.row.tokens) + step
                 owners[:, i] = each.row.request, position, each.tokens[step]
-        totals = laws.sum(dim=-1, dtype=torch.float64).cpu().numpy()
-        block.write(step, laws.cpu().numpy(), totals, (owners[0], owners[1], owners[2]))
-    return [h if each.tokens else NO_LAW for h, each in zip(block.seal(), rows, strict=True)]
+        totals = weights.sum(dim=-1, dtype=torch.float64).cpu().numpy()
+        block.write(step, weights.cpu().numpy(), totals, (owners[0], owners[1], owners[2]))
+    return [h if each.tokens else NO_HANDLE for h, each in zip(block.seal(), rows, strict=True)]
 
 
 class OpenEnd(NamedTuple):
@@ -207,18 +208,18 @@ class OpenEnd(NamedTuple):
 
     Attributes:
         retrieved: r, the tokens that the forward went along.
-        laws: [len(r) + 1, V] the target's laws after each of r_1 ... r_i.
+        probs: [len(r) + 1, V] the target's distributions after each of r_1 ... r_i.
     """
 
     row: Row
     retrieved: Tokens
-    laws: Tensor
+    probs: Tensor
 
     @classmethod
-    def after(cls, run: int, row: Row, retrieved: Tokens, laws: Tensor) -> OpenEnd:
+    def after(cls, run: int, row: Row, retrieved: Tokens, probs: Tensor) -> OpenEnd:
         """What is open behind `run` accepted tokens of a row."""
-        left = behind(row, run)._replace(tokens=(), handle=NO_LAW)
-        return cls(left, retrieved, laws)
+        left = behind(row, run)._replace(tokens=(), handle=NO_HANDLE)
+        return cls(left, retrieved, probs)
 
 
 @handles(RetrievingVerify)
@@ -230,7 +231,7 @@ def verify(executor: Executor, operation: RetrievingVerify) -> list[Verified]:
         executor.rewind(row)
         span = min(how.span, row.room - len(ask.pending) - 1)
         found.append(store_of(executor, row, ask, how).retrieve(ask.pending, span))
-        rows.append(proposing(row, ask.pending, ask.law))
+        rows.append(proposing(row, ask.pending, ask.handle))
     _retrieved_step(executor, start, len(rows))
     chains = [(row.tail[-1], *row.tokens, *ahead) for row, ahead in zip(rows, found, strict=True)]
     ends: dict[int, OpenEnd] = {}
@@ -248,8 +249,8 @@ def verify(executor: Executor, operation: RetrievingVerify) -> list[Verified]:
             p = token_probs(logits, sampling)
             runs, verdicts, still_open = judged(executor, rows, sampling, p, leave_open=True)
             for i in still_open:
-                laws = p[i, runs[i] : runs[i] + len(found[i]) + 1].clone()
-                ends[i] = OpenEnd.after(runs[i], rows[i], found[i], laws)
+                probs = p[i, runs[i] : runs[i] + len(found[i]) + 1].clone()
+                ends[i] = OpenEnd.after(runs[i], rows[i], found[i], probs)
             if operation.leave_open:
                 executor.kept[OPEN] = {end.row.slot: end for end in ends.values()}
             else:
@@ -271,7 +272,7 @@ def guide(executor: Executor, operation: Guide) -> list[VerdictReply]:
             end, wanted = kept.pop(row.slot, None), (row.request, row.position + behind)
             if end is None or (end.row.request, end.row.position) != wanted:
                 raise AuditError(f"slot {row.slot} has no open position {wanted[1]} of request {wanted[0]}")
-            # X_q is judged as far as the target has laws for it: along r, and one token beside or behind it.
+            # X_q is judged as far as p is known for it: along r, and one token beside or behind it.
             known = tokens[: common_prefix(tokens, end.retrieved) + 1]
             ends.append(end)
             drafts.append(end.row._replace(tokens=known, source=int(Source.PRIMARY), handle=handle))
@@ -287,13 +288,13 @@ def _guidance(
     lengths: Sequence[int],
 ) -> list[RowVerdict]:
     """Outcomes by X_q as far as it is known, `drafts`, and by what was retrieved where all X_q lies on it."""
-    p = _padded([end.laws for end in ends])
+    p = _padded([end.probs for end in ends])
     runs, verdicts, still_open = judged(executor, drafts, operation.sampling, p, leave_open=True)
     extended = {}
     for i in still_open:
         tokens, end, run = drafts[i].tokens, ends[i], runs[i]
         if tokens == end.retrieved[: len(tokens)] and len(tokens) == lengths[i]:
-            extended[i] = OpenEnd.after(run, drafts[i], end.retrieved[run:], end.laws[run:])
+            extended[i] = OpenEnd.after(run, drafts[i], end.retrieved[run:], end.probs[run:])
     return _extended(executor, operation, verdicts, extended)
 
 
@@ -310,12 +311,14 @@ def _extended(
 
 
 def _retrieved(executor: Executor, operation: RowOperation, ends: Sequence[OpenEnd]) -> list[RowVerdict]:
-    """Decide open positions by the retrieved tokens, whose law is one-hot, and the target's own token."""
-    rows = [end.row._replace(tokens=end.retrieved, source=int(Source.NGRAM), handle=NO_LAW) for end in ends]
-    return judged(executor, rows, operation.sampling, _padded([end.laws for end in ends]))[1]
+    """Decide open positions by the retrieved tokens, whose sigma is one-hot, and the target's own token."""
+    rows = [
+        end.row._replace(tokens=end.retrieved, source=int(Source.NGRAM), handle=NO_HANDLE) for end in ends
+    ]
+    return judged(executor, rows, operation.sampling, _padded([end.probs for end in ends]))[1]
 
 
-def _padded(laws: Sequence[Tensor]) -> Tensor:
-    """[R, n, V] of laws [n_r, V]."""
-    width = max(map(len, laws))
-    return torch.stack([pad(each, (0, 0, 0, width - len(each))) for each in laws])
+def _padded(probs: Sequence[Tensor]) -> Tensor:
+    """[R, n, V] of distributions [n_r, V]."""
+    width = max(map(len, probs))
+    return torch.stack([pad(each, (0, 0, 0, width - len(each))) for each in probs])

@@ -29,7 +29,7 @@ from policies.duo import (
 from policies.operation import VerdictReply, total_tokens
 from policies.sampling import Sampling
 from policies.tokentree import ROOT, TokenTree
-from policies.values import NO_LAW, Source
+from policies.values import NO_HANDLE, Source
 
 
 @handles(VerifyPending)
@@ -66,16 +66,16 @@ class _Draft:
     Attributes:
         row: Where it stands; its tokens are the pending block, which the sequences follow.
         fed: Tokens of the first step.
-        opening: Handle of the law of the leading first token.
+        opening: Handle of the distribution of the leading first token.
         texts: The sequences.
-        laws: Handles of the laws of each sequence's tokens after its first.
+        handles: Of the distributions of each sequence's tokens after its first.
     """
 
     row: Row
     fed: int = 0
-    opening: int = NO_LAW
+    opening: int = NO_HANDLE
     texts: list[list[int]] = field(default_factory=list)
-    laws: list[int] = field(default_factory=list)
+    handles: list[int] = field(default_factory=list)
 
     @property
     def leading(self) -> int:
@@ -116,14 +116,14 @@ class _Drafting:
         sampler = self._sampler([(draft.row.request, draft.position) for draft in self.drafts], 1)
         tokens = sampler.choose(first).tolist()
         for draft, token, handle, own in zip(self.drafts, tokens, sampler.seal(), feeds, strict=True):
-            draft.texts, draft.opening, draft.laws, draft.fed = [[token]], handle, [NO_LAW], len(own)
+            draft.texts, draft.opening, draft.handles, draft.fed = [[token]], handle, [NO_HANDLE], len(own)
         return first
 
     def branch(self, first: Tensor, second: Tensor) -> None:
         """Open the other sequences, by logits [R, V] at the first position and after the leading token."""
         most = most_sequences(self.lookahead, self.wanted)
         ranked = top_tokens(first, most)
-        # Of greedy decoding the law is one-hot; what the draft believes is its softmax.
+        # Of greedy decoding the distribution is one-hot; what the draft believes is its softmax.
         belief = Sampling(temperature=1.0) if self.sampling.greedy else self.sampling
         now, then = token_probs(first, belief), token_probs(second, belief)
         for i, draft in enumerate(self.drafts):
@@ -134,9 +134,9 @@ class _Drafting:
     def grow(self, first: Tensor, second: Tensor) -> None:
         """The leading second tokens, then a token for every sequence per step until the budgets are used up.
 
-        Every sequence draws at each step, so that its laws lie one after another.  The first draw of those
-        that were just opened is of their first tokens, which are chosen: it is not looked at, and their laws
-        begin with the next.
+        Every sequence draws at each step, so that its distributions lie one after another.  The first draw of
+        those that were just opened is of their first tokens, which are chosen: it is not looked at, and their
+        distributions begin with the next.
         """
         logits, keys = [], []
         for i, draft in enumerate(self.drafts):
@@ -160,7 +160,7 @@ class _Drafting:
         handles = iter(sampler.seal())
         for draft in self.drafts:
             own = [next(handles) for _ in draft.texts]
-            draft.laws = [h if h == NO_LAW else h + (number > 0) for number, h in enumerate(own)]
+            draft.handles = [h if h == NO_HANDLE else h + (number > 0) for number, h in enumerate(own)]
 
     def _grow_tree(self, depths: Sequence[int], sampler: DraftSampler) -> None:
         """`depths` [R] steps for each row, all sequences at once."""
@@ -189,7 +189,7 @@ class _Drafting:
             Sequences(
                 tuple(map(tuple, draft.texts)),
                 draft.opening,
-                tuple(draft.laws),
+                tuple(draft.handles),
                 sequences_work(draft.fed, self.lookahead, len(draft.texts), alone=self.alone),
             )
             for draft in self.drafts
@@ -226,7 +226,7 @@ def try_candidates(
     for _, tokens, handle in asked:
         others = len(tokens) - 1
         parents, sources = (ROOT,) * (1 + others), (int(Source.PRIMARY),) * (1 + others)
-        trees.append(TokenTree(tokens, parents, sources, (handle, *(NO_LAW,) * others)))
+        trees.append(TokenTree(tokens, parents, sources, (handle, *(NO_HANDLE,) * others)))
     judge = TreeJudge(rows, trees, sampling, executor.reader)
     chosen, ends = judge.step(p, np.arange(len(rows)), [ROOT] * len(rows), 0)
     numbers: list[int] = chosen.tolist()

@@ -119,7 +119,7 @@ def outcomes_of(
 
 
 def own_draws(rows: Sequence[Row], p: Tensor, seed: int) -> list[list[int]]:
-    """[R, n] the target's own token at every position, drawn from its laws p [R, n, V].
+    """[R, n] the target's own token at every position, drawn from its distributions p [R, n, V].
 
     Keyed by request and position, and by nothing that the draft draws from: so the token at a position is
     from p whatever was drafted there.
@@ -142,8 +142,10 @@ def _planned(operation: Rollout) -> tuple[list[Row], list[tuple[Outcome, ...]]]:
 
 
 def _branches(own: Sequence[Outcome], texts: Sequence[tuple[Sequence[int], int]]) -> tuple[Branch, ...]:
-    """A row's branches, from what was drafted after each outcome with the handle of its laws."""
-    return tuple(Branch(k, (token, *text), law) for (k, token), (text, law) in zip(own, texts, strict=True))
+    """A row's branches, from what was drafted after each outcome with the handle of its distributions."""
+    return tuple(
+        Branch(k, (token, *text), handle) for (k, token), (text, handle) in zip(own, texts, strict=True)
+    )
 
 
 @handles(Rollout)
@@ -184,8 +186,8 @@ def draft(executor: Executor, operation: StreamDraft) -> list[StreamWindow]:
     works = _works(executor, writing, "draft")
     executor.audit_fed(sum(tokens for work in works for _, tokens in work), "StreamDraft")
     return [
-        StreamWindow(tuple(text.written), law, tuple(text.emitted), work)
-        for text, law, work in zip(texts, writing.seal(), works, strict=True)
+        StreamWindow(tuple(text.written), handle, tuple(text.emitted), work)
+        for text, handle, work in zip(texts, writing.seal(), works, strict=True)
     ]
 
 
@@ -213,7 +215,7 @@ def roll_out_by_streams(executor: Executor, operation: StreamRollout) -> list[St
     replies = []
     for own, chain, work in zip(outcomes, chains, works, strict=True):
         mine = [next(written) for _ in own]
-        branches = _branches(own, [(text.written, law) for text, law in mine])
+        branches = _branches(own, [(text.written, handle) for text, handle in mine])
         emitted = tuple(tuple(text.emitted) for text, _ in mine)
         replies.append(StreamRolled(branches, emitted, (("glue", len(chain)), *work)))
     return replies
