@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import MISSING, field, fields
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
@@ -368,29 +368,34 @@ def about(text: str, **details: Any) -> dict[str, Any]:
 
 def click_options(request: type[DataclassInstance]) -> list[Callable[[Command], Command]]:
     """The command-line options of a request, in the order of its fields; tuples are lists with commas."""
-    hints = get_type_hints(request)
-    return [_click_option(each, hints[each.name]) for each in fields(request) if "help" in each.metadata]
+    hints, options = get_type_hints(request), []
+    for each in fields(request):
+        if "help" in each.metadata:
+            default = None if each.default is MISSING else each.default
+            options.append(_click_option(each.name, hints[each.name], default, **each.metadata))
+    return options
 
 
-def _click_option(each: Field[Any], hint: Any) -> Callable[[Command], Command]:
-    default: Any = None if each.default is MISSING else each.default
-    details: dict[str, Any] = {"default": default, **each.metadata}
-    spelled = details.pop("spelled", ("--" + each.name.replace("_", "-"),))
+def _click_option(name: str, hint: Any, default: Any = None, **details: Any) -> Callable[[Command], Command]:
+    """The option of a type, as far as its details do not say otherwise."""
+    details = {"default": default, **details}
+    spelled = details.pop("spelled", ("--" + name.replace("_", "-"),))
     if get_origin(hint) in {UnionType, Union}:  # the second with a literal in it
         (hint,) = (kind for kind in get_args(hint) if kind is not NoneType)
     if get_origin(hint) is tuple and not details.get("multiple"):
         words = partial(split_words, names=details.pop("names", ()))
         split: dict[Any, Any] = {int: split_integers, float: split_numbers, str: words}
         details = {"callback": split[get_args(hint)[0]], **details}
-        details["default"] = ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in default)
+        if default is not None:
+            details["default"] = ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in default)
     elif get_origin(hint) is Literal:
         details = {"type": click.Choice(get_args(hint)), **details}
     elif hint is bool:
         details["is_flag"] = True
     elif hint in {int, float}:
         details = {"type": hint, **details}
-    shown = hint is not bool and details["default"] not in (None, "", ()) and "multiple" not in details
-    return click.option(*spelled, each.name, **{"show_default": shown, **details})
+    visible = hint is not bool and details["default"] not in (None, "", ()) and "multiple" not in details
+    return click.option(*spelled, name, **{"show_default": visible, **details})
 
 
 def typed(kind: type[Request], options: Mapping[str, Any], **more: Any) -> Request:
@@ -403,7 +408,7 @@ def typed(kind: type[Request], options: Mapping[str, Any], **more: Any) -> Reque
 
 def knob_options(*, exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:
     """A decorator that gives a click command an option for every knob of every policy."""
-    return with_options([_option(knob) for name, knob in KNOBS.items() if name not in exclude])
+    return with_options([_knob_option(knob) for name, knob in KNOBS.items() if name not in exclude])
 
 
 def with_options(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
@@ -417,17 +422,18 @@ def with_options(options: Sequence[Callable[[Command], Command]]) -> Callable[[C
     return decorate
 
 
-def _option(knob: Knob) -> Callable[[Command], Command]:
-    having = [info.name for info in POLICIES.values() if knob.name in info.knobs]
-    default = "" if knob.default is None else f"  [{', '.join(having)}; default: {shown(knob.default)}]"
-    details: dict[str, Any] = {"help": knob.help + (default or f"  [{', '.join(having)}]")}
+_HINTS: dict[str, Any] = {"integer": int, "number": float, "text": str, "integers": tuple[int, ...]}
+
+
+def _knob_option(knob: Knob) -> Callable[[Command], Command]:
+    having = ", ".join(info.name for info in POLICIES.values() if knob.name in info.knobs)
+    default = "" if knob.default is None else f"; default: {shown(knob.default)}"
+    details: dict[str, Any] = {"help": f"{knob.help}  [{having}{default}]"}
+    if knob.kind == "name":
+        return _click_option(knob.name, str, type=click.Choice(knob.choices), **details)
     if knob.kind == "integers":
-        details |= {"metavar": "F,...", "callback": split_integers}
-    elif knob.kind == "name":
-        details |= {"type": click.Choice(knob.choices)}
-    else:
-        details |= {"type": {"integer": int, "number": float, "text": str}[knob.kind]}
-    return click.option("--" + knob.name.replace("_", "-"), **details)
+        details["metavar"] = "F,..."
+    return _click_option(knob.name, _HINTS[knob.kind], **details)
 
 
 def wide_console(*, stderr: bool = False) -> Console:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware_profiles.datastore import Datastore
@@ -72,7 +72,6 @@ def test_appended_tokens_change_the_ending_alone(
     assert tuple(text_candidates(text, path, search)) == expected
 
 
-@settings(deadline=None)  # the first call may import a library
 @given(
     st.lists(st.lists(TOKENS, max_size=12).map(tuple), max_size=3), st.lists(TOKENS, min_size=1, max_size=6)
 )
