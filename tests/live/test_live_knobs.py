@@ -80,13 +80,12 @@ def usual(policy: str, knob: str, temperature: float) -> list[Any]:
 
 
 def _plain(answer: Any) -> Any:
-    """An answer without handles of laws, which number themselves."""
-    rows = getattr(answer, "rows", None)
-    if rows is None:
+    """An answer by slot without handles of distributions, which number themselves."""
+    if not isinstance(answer, dict):
         return type(answer).__name__
     return [
         {name: value for name, value in reply._asdict().items() if "law" not in name and name != "opening"}
-        for _, reply in sorted(rows.items())
+        for _, reply in sorted(answer.items())
     ]
 
 
