@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from analysis.results import Results
-from analysis.study import Progress, Study
+from analysis.study import Study
+from calibrate.options import quiet, taking_turns
 from policies.commandline import (
     HELP,
     RUNS_MODELS,
@@ -77,7 +78,7 @@ def command_of(study: Study[Any]) -> click.Command:
 
     def run(out: Path | None, plot: bool, as_json: bool, **options: Any) -> None:
         with refusals(RUNS_MODELS):
-            results, written = _run(study, study.plan(**options), out, plot=plot, quiet=as_json)
+            results, written = _run(study, study.plan(**options), out, plot=plot, silent=as_json)
         if as_json:
             click.echo(results.as_json())
         else:
@@ -94,16 +95,14 @@ def command_of(study: Study[Any]) -> click.Command:
 
 
 def _run(
-    study: Study[Any], plan: Any, out: Path | None, *, plot: bool, quiet: bool
+    study: Study[Any], plan: Any, out: Path | None, *, plot: bool, silent: bool
 ) -> tuple[Results, list[Path]]:
     """The results, and the files that were written."""
     from analysis.execute import run_study
     from analysis.show import save
     from calibrate.display import show_progress
-    from calibrate.options import taking_turns
 
-    nothing: Progress = lambda stage, done, total: None  # noqa: E731
-    shown = nullcontext(nothing) if quiet else show_progress()
+    shown = nullcontext(quiet) if silent else show_progress()
     with shown as bars, taking_turns(plan.turns, bars) as progress:
         results = run_study(study, plan, progress, out)
     written = results.write(out) if out else []

@@ -36,13 +36,13 @@ from analysis.results import EVERY, Results, Row, describe, read, settings_of
 from analysis.rounds import compare_rounds
 from analysis.sources import Sources, load_sources
 from analysis.stats import grouped, spread_of
-from analysis.study import RECORDED, SPLIT, Entry, Plan, PlanT, Progress, Study
+from analysis.study import RECORDED, SPLIT, Entry, Plan, PlanT, Study
 from calibrate.calibration import record, requests_of
 from calibrate.job import Job, like_profile, make_job, worker_specs
 from calibrate.live.placement import WorkerSpec, available_cores, parse_placement
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import LiveRun, decide, joined, measure, run_matrix
-from calibrate.options import CalibrationRequest
+from calibrate.options import CalibrationRequest, Progress, quiet
 from calibrate.prompts import Prompt, choose_prompts, spread
 from hardware_profiles.reply_trace import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.trace import Trace
@@ -218,7 +218,7 @@ class Bench:
     study: Study[Any]
     plan: Plan
     hw: str = ""
-    progress: Progress = lambda stage, done, total: None
+    progress: Progress = quiet
     given_sources: Sources | None = None
     given_job: Job | None = None
     subsets: int = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import click
 
@@ -17,8 +17,6 @@ from policies.commandline import split_counts
 from policies.registry import Settings
 from simulator.costs import Effects
 
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""(stage, done, total)."""
 SPLIT, SHARED = "split", "shared:0,1"
 """Placements: a core for each model, which profiles are measured on, or both models on both cores."""
 RECORDED = "recorded"

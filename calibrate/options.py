@@ -33,6 +33,10 @@ TURNS = about(
 )
 
 
+def quiet(stage: str, done: int, total: int) -> None:
+    """Progress that nobody sees."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Named:
     """What is to be calibrated, by names that this machine has to resolve."""

@@ -5,16 +5,17 @@ The same seed gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from analysis.breaks.bench import Bench
 from analysis.breaks.comparison import LEVEL, Comparison, Law
 from analysis.breaks.laws import LAWS
 from analysis.breaks.relaxations import RELAXATIONS
 from analysis.breaks.worlds import Case, Point
+from calibrate.options import Progress, quiet
 from hardware_profiles.files import read_json, to_json
 
 OWN_ASSUMPTIONS = "none"
@@ -25,9 +26,6 @@ LONGER = (4, 12, 80)
 """How many times as long runs under the laws' own assumptions are, until agreement is decided."""
 MARGIN = 0.02
 """Relative error within which a law counts as right."""
-
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""(stage, done, total)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ def sweep(
     seed: int = 0,
     tokens: int = TOKENS,
     longer: Sequence[int] = LONGER,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = quiet,
 ) -> list[Cell]:
     """Cells of some laws, each first under its own assumptions, and of the relaxations that touch them.
 

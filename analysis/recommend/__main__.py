@@ -12,9 +12,9 @@ import click
 from analysis.recommend.answer import Query, recommend
 from analysis.recommend.picture import picture
 from analysis.recommend.report import as_json, print_recommendation
-from analysis.recommend.search import quiet
 from analysis.show import save
 from calibrate.display import show_progress
+from calibrate.options import quiet
 from policies.commandline import (
     BAD_INPUT,
     HELP,

@@ -20,9 +20,10 @@ import click
 import numpy as np
 
 from analysis.intervals import LEVEL, Bootstrap, Interval, interval
-from analysis.recommend.search import FEW, Choice, Search, best_of, grid, leaders, quiet, refine, values_of
+from analysis.recommend.search import FEW, Choice, Search, best_of, grid, leaders, refine, values_of
 from analysis.sources import Sources, load_sources
-from analysis.study import POSITIVE, Progress, option
+from analysis.study import POSITIVE, option
+from calibrate.options import Progress, quiet
 from hardware_profiles.profile import Profile
 from hardware_profiles.store import other_pair
 from hardware_profiles.trace import Trace

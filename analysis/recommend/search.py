@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from analysis.intervals import evenly_chosen, outside_grid, share_surfaces
-from analysis.study import Progress
+from calibrate.options import Progress, quiet
 from hardware_profiles.profile import Profile
 from policies.laws.fanout import exact_fanout
 from policies.registry import MAX_LOOKAHEAD, SettingError, Settings, configure
@@ -205,10 +205,6 @@ class Choice(Deployment):
 def values_of(record: Any) -> dict[str, Any]:
     """The fields of a dataclass by name, to make one that has more."""
     return {each.name: getattr(record, each.name) for each in fields(record)}
-
-
-def quiet(stage: str, done: int, total: int) -> None:
-    """Progress that nobody sees."""
 
 
 @dataclass
