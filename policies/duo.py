@@ -6,7 +6,7 @@ target has accepted the whole block, it tries these first tokens one after the o
 sequence that goes on is the next block.  A draft budget of K tokens is shared by the sequences (section 3.2).
 
 A sequence is worth opening where its first token is likelier than the first two tokens of the leading
-sequence together: p(r, 1) > theta = p(1, 1) p(1, 2), the test in `duo_sequences.openings`.
+sequence together: p(r, 1) > theta = p(1, 1) p(1, 2), the test in `openings`.
 
 Lossless in three ways of drafting:
 

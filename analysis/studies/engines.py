@@ -342,7 +342,7 @@ def rate(scenario: Scenario, repeats: int) -> dict[str, float]:
     }
 
 
-def where(scenario: Scenario) -> dict[str, float]:
+def time_shares(scenario: Scenario) -> dict[str, float]:
     """Share of a run's time per part of the program (by cProfile, which inflates small functions)."""
     profiler = cProfile.Profile()
     profiler.runcall(simulate, scenario, SETTINGS)
@@ -368,7 +368,7 @@ class SpeedPlan(Plan):
 def answer_speed(bench: Bench) -> list[Row]:
     """Simulated output tokens per second for saguaro at batch 1 and 16."""
     return [
-        {"world": name, "batch": batch, **rate(scenario, bench.plan.repeats), **where(scenario)}
+        {"world": name, "batch": batch, **rate(scenario, bench.plan.repeats), **time_shares(scenario)}
         for batch in (1, 16)
         for name, scenario in scenarios(batch).items()
     ]
