@@ -502,9 +502,9 @@ def _fit_settings(
 
 
 def borrowed_host(profile: Profile, timed: Timed, *, sampled: bool) -> OperationHost:
-    """Host time of the built-in operation that an operation is like."""
-    like: HostOperation = timed.like  # type: ignore[assignment]
-    return profile.host.of(like, sampled=sampled)
+    """Host time of an operation's cost class."""
+    name: HostOperation = timed.cost_class  # type: ignore[assignment]
+    return profile.host.of(name, sampled=sampled)
 
 
 def fit_kinds(

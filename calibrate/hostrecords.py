@@ -334,7 +334,7 @@ def time_operations(world: LiveWorld, beside: Expectation, *, batch: int) -> lis
             Timed(
                 kind=operation.kind,
                 role=role_of(timing.device),
-                like=operation.cost_class,
+                cost_class=operation.cost_class,
                 batch=batch,
                 rows=timing.rows,
                 tokens=sum(tokens for row in work for _, tokens in row),

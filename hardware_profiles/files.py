@@ -133,14 +133,14 @@ def read_bytes(path: str | os.PathLike[str], most_bytes: int = LARGEST_BYTES) ->
         raise FileRefused(f"{path}: {error.strerror or error}") from error
 
 
-def read_text(path: str | os.PathLike[str], most_bytes: int = LARGEST_BYTES) -> str:
+def read_text(path: str | os.PathLike[str]) -> str:
     """`read_bytes` as UTF-8 text.
 
     Raises:
         FileRefused: As `read_bytes`, or it is no UTF-8.
     """
     try:
-        return read_bytes(path, most_bytes).decode()
+        return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise FileRefused(f"{path}: expected text in UTF-8: {error.reason} at byte {error.start}") from error
 
@@ -167,13 +167,13 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
-def read_json(path: str | os.PathLike[str], most_bytes: int = LARGEST_BYTES) -> Any:
+def read_json(path: str | os.PathLike[str]) -> Any:
     """The value of a JSON file; see `parse_json`.
 
     Raises:
         FileRefused: Naming the file, and the line or field where one is at fault.
     """
-    text = read_text(path, most_bytes)
+    text = read_text(path)
     try:
         return parse_json(text)
     except FileRefused as error:
@@ -196,14 +196,14 @@ def to_json(value: Any, **options: Any) -> str:
         raise
 
 
-def write_json(path: str | os.PathLike[str], value: Any, *, indent: int | None = 2) -> None:
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write a value as a JSON file, which appears complete or not at all.
 
     Raises:
         ValueError: As `to_json`.
         OSError: The file system refuses.
     """
-    text = to_json(value, indent=indent)
+    text = to_json(value, indent=2)
     with atomic_write(path) as file:
         file.write(text + "\n")
 
@@ -241,10 +241,10 @@ def _refuse(where: str, problem: str) -> NoReturn:
     raise FileRefused(f"{_short(where)}: {problem}" if where else problem)
 
 
-def _short(text: object, most: int = 120) -> str:
+def _short(value: object) -> str:
     """A text that fits into a message."""
-    found = str(text)
-    return found if len(found) <= most else found[:most] + "..."
+    text = str(value)
+    return text if len(text) <= 120 else text[:120] + "..."
 
 
 LONGEST_NAME = 100

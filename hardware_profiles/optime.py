@@ -148,10 +148,10 @@ class OperationTiming(Frozen):
     """What the operations of one kind take.
 
     Attributes:
-        host: Their own host time, in place of that of the operation they are like.
+        host: Their own host time, in place of that of their cost class.
         steps: By name, without a share (`early` of `early:0.4`); others take what the profile says.
-        mark_s: From the end of the step that an operation announces after to the policy's hearing of it;
-            None: as long as its report takes.
+        mark_s: From the end of the step that an early result follows to the policy's hearing of it; None: as
+            long as a report takes.
     """
 
     host: OperationHost = OperationHost()
@@ -181,17 +181,18 @@ class Timed(NamedTuple):
     """One operation of a live run.  Seconds are at full rate and at the machine's usual speed.
 
     Attributes:
+        cost_class: The built-in operation whose host time it would have without timing of its own.
         batch: Rows served at once in its run.
         tokens: Tokens that went through the model, padding not counted.
         lead_s: From what the policy acted on to its start; -1 where it waited for other work.
         idle_s: How long its device did nothing before.
-        mark_s: From the end of the step that it announces after to the policy's hearing of it; -1 where it
-            announces nothing, or where that was not kept.
+        mark_s: From the end of the step that its early result follows to the policy's hearing of it; -1 where
+            it has none, or where that was not kept.
     """
 
     kind: str
     role: RoleName
-    like: str
+    cost_class: str
     batch: int
     rows: int
     tokens: int

@@ -109,16 +109,14 @@ def predicted_operations(
     }
 
 
-def predicted_role(setting: Setting, *, backend: str | None = None, memory_bytes: int | None = None) -> Role:
+def predicted_role(setting: Setting, *, backend: str | None = None) -> Role:
     """A role with the sizes that follow from its architecture: what the check of memory asks for.
 
-    `backend` is what is assumed to run it; `memory_bytes` those of each device where they are not published.
+    `backend` is what is assumed to run it.
     """
     shape, precision, device = setting.shape, setting.precision, setting.device
     return Role(
-        device=DeviceInfo(
-            kind=device.kind, name=device.part, memory_bytes=memory_bytes or device.memory_bytes
-        ),
+        device=DeviceInfo(kind=device.kind, name=device.part, memory_bytes=device.memory_bytes),
         model=shape.name,
         parameters=shape.parameters,
         precision=precision.name,

@@ -7,8 +7,8 @@ every operation, by (kind, part, request, position).  None of that depends on th
 with other latencies, another batch or another device is exact.
 
 What the operations took on the machine that recorded them is kept beside it (`OperationTimings`).  A profile
-prices a step of such an operation as the forward that it resembles, and its host time as that of the
-operation that it is like; `calibrate decide` measures how far that holds.  All seconds are at full rate, with
+prices a step of such an operation as the forward that it resembles, and its host time as that of its cost
+class; `calibrate decide` measures how far that holds.  All seconds are at full rate, with
 the neighbour's contention taken out, and at the speed that the machine had when the profile was measured
 (`calibrate.hostrecords`).
 

@@ -105,10 +105,10 @@ def mean_acceptance(tokens: TokenModel, rule: DraftRule) -> float:
     return float(verdict.accepted.mean())
 
 
-def rejection_power_law(tokens: TokenModel, rule: DraftRule, *, deepest: int = DEEPEST) -> PowerLaw | None:
+def rejection_power_law(tokens: TokenModel, rule: DraftRule) -> PowerLaw | None:
     """Power law fitted to P(miss | F) after a rejection, all positions pooled; None if that fails."""
     view = _all_positions(tokens)
-    accepted, hits = _curves(tokens, view, 1, rule, min(deepest, tokens.max_fanout))
+    accepted, hits = _curves(tokens, view, 1, rule, min(DEEPEST, tokens.max_fanout))
     rejected = hits[accepted == 0]
     if len(rejected) == 0:
         return None

@@ -70,7 +70,7 @@ class Replies:
     Args:
         rows: Replies of row operations; None where no policy asks for any.
         timings: What their kinds take in real rounds; others take what `costs` says of their steps, and the
-            host time of the operation that they are like.
+            host time of their cost class.
         noise: Of whole operations whose spread in real rounds is known; None: they take their means.
     """
 

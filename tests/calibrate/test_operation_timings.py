@@ -54,7 +54,7 @@ def timed(
     return Timed(
         kind="grow",
         role="draft",
-        like="draft",
+        cost_class="draft",
         batch=rows,
         rows=rows,
         tokens=7,
