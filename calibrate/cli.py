@@ -9,7 +9,7 @@ import click
 
 from calibrate.datastore import datastore
 from calibrate.decide_cli import decide
-from calibrate.options import TURNS, CalibrationRequest, taking_turns
+from calibrate.options import TURNS, CalibrationRequest, time_sliced
 from calibrate.pair.cli import pair
 from hardware_profiles.files import to_json
 from policies.commandline import HELP, checked_group, click_options, refusals, typed, with_options
@@ -82,7 +82,7 @@ def _calibrate(
         for line in () if as_json else resume_lines(journal):
             click.echo(line, err=True)
         try:
-            with show_progress() as bars, taking_turns(turns, bars) as progress:
+            with show_progress() as bars, time_sliced(turns, bars) as progress:
                 found = run_calibration(job, progress, journal=journal)
         except KeyboardInterrupt:
             click.echo("interrupted; the same command goes on from here (--fresh begins anew)", err=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrate.options import TRUST, TURNS, taking_turns
+from calibrate.options import TRUST, TURNS, time_sliced
 from policies.commandline import (
     HELP,
     POSITIVE,
@@ -63,7 +63,7 @@ class RecordingRequest:
     max_tokens: int = option(128, "", type=POSITIVE)
     lookaheads: tuple[int, ...] = option((), "Several settings at once, in place of --lookahead.")
     temperature: float = option(0.0, "Of both models.")
-    top_p: float = option(1.0, "Mass of the laws that is kept.")
+    top_p: float = option(1.0, "Mass of the distributions that is kept.")
     seed: int = option(0, "")
     batches: tuple[int, ...] = option(
         (1,), "Rows served at once: operations are timed at each, decisions kept of the first."
@@ -135,7 +135,7 @@ def run(request: RecordingRequest, settings: list[Settings]) -> None:
             click.echo(f"kept {each.label}: {files.path(each)} has it (--fresh records it anew)")
     failed: dict[str, str] = {}
     if missing:
-        with show_progress() as bars, taking_turns(request.turns, bars) as progress:
+        with show_progress() as bars, time_sliced(request.turns, bars) as progress:
             failed = record_decisions(replace(asked, settings=missing), files.keep, progress)
     recorded = [each for each in missing if each.label not in failed]
     for each in recorded:

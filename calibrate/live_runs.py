@@ -92,12 +92,12 @@ def run_live(
     batch: int = 1,
     place: str = "",
     repeat: int = 0,
-    fresh_luck: bool = True,
+    fresh_seed: bool = True,
 ) -> LiveRun:
     """Run one policy live over a list of requests, `batch` at a time, replaced as they finish.
 
-    With `fresh_luck` a sampled run is keyed by `seed + repeat` instead of `seed`, since repetitions of the
-    same draws would say nothing about how much luck there is in a speed.
+    With `fresh_seed` a sampled run is keyed by `seed + repeat` instead of `seed`, since repetitions of the
+    same draws would say nothing about how much a speed depends on the draws.
 
     Raises:
         SettingError: The policy runs without models, or needs more draft devices than the world has.
@@ -110,7 +110,7 @@ def run_live(
             f"{settings.label} needs {devices} draft device{'s' * (devices > 1)}, this world has "
             f"{len(world.drafts)}"
         )
-    seed = settings.seed + (repeat if fresh_luck and settings.temperature > 0.0 else 0)
+    seed = settings.seed + (repeat if fresh_seed and settings.temperature > 0.0 else 0)
     rows = Rows(requests, min(batch, len(requests)), keep_tokens=True)
     world.clear_records()
     world.environment.catch_up()  # else the idle time before the run would count as its first wait
@@ -328,7 +328,7 @@ def decide(
     found = {}
     for done, each in enumerate(settings):
         progress(done, len(settings))
-        found[each.label] = run_live(world, each, requests, fresh_luck=False).decisions
+        found[each.label] = run_live(world, each, requests, fresh_seed=False).decisions
     progress(len(settings), len(settings))
     return found
 

@@ -21,9 +21,9 @@ from policies.commandline import LONGEST_WAIT, NAME, POSITIVE, about, option
 Progress: TypeAlias = Callable[[str, int, int], None]
 """(stage, done, total)."""
 
-TURN_S = 10.0
-"""Length of a turn; what is begun is brought to its end."""
-PASSING_S = 0.05
+SLICE_S = 10.0
+"""Length of a time slice; what is begun is brought to its end."""
+PAUSE_S = 0.05
 """How long the file stays free for others, who wait for it."""
 TRUST = about("Run code that a model or tokenizer brings with it; without this, it never is.")
 TURNS = about(
@@ -64,7 +64,7 @@ class Choices:
         "fp32", "Of both models; replay is exact in fp32."
     )
     temperature: tuple[float, ...] = option((0.0, 1.0), "Of the recorded traces, a list; 0 is greedy.")
-    top_p: float = option(1.0, "Mass of both laws kept where tokens are sampled.")
+    top_p: float = option(1.0, "Mass of both distributions kept where tokens are sampled.")
     ranks: int | None = option(
         None,
         "Draft choices kept per position.  [default: 16, or 32 where tokens are sampled]",
@@ -108,30 +108,30 @@ class CalibrationRequest(Choices, Named):
     """What `calibrate` is asked."""
 
 
-class Turns:
-    """A turn is a lock on a file, which the kernel takes from a process that ends, however it ends.
+class TimeSlices:
+    """A time slice is a lock on a file, which the kernel takes from a process that ends, however it ends.
 
-    The file is made if it is not there, and left.  `turn_s` is how long a turn lasts that others wait for.
+    The file is made if it is not there, and left.  `slice_s` is how long a slice lasts that others wait for.
     """
 
     def __init__(
         self,
         path: Path,
         *,
-        turn_s: float = TURN_S,
+        slice_s: float = SLICE_S,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.path = path
-        self.turn_s = turn_s
+        self.slice_s = slice_s
         self.taken = 0
-        """Turns so far."""
+        """Time slices so far."""
         self._clock, self._sleep = clock, sleep
         self._file: BinaryIO | None = None
         self._since = 0.0
 
     def take(self) -> None:
-        """Wait until nobody else has a turn, and begin one.
+        """Wait until nobody else has a time slice, and begin one.
 
         Raises:
             RuntimeError: This system has no locks on files.
@@ -148,36 +148,36 @@ class Turns:
         self._since = self._clock()
 
     def give(self) -> None:
-        """End the turn, if there is one."""
+        """End the time slice, if there is one."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def pause(self) -> None:
-        """Between two measurements: let others have their turn if this one has lasted long enough."""
-        if self._clock() - self._since >= self.turn_s:
+        """Between two measurements: let others have theirs if this slice has lasted long enough."""
+        if self._clock() - self._since >= self.slice_s:
             self.give()
-            self._sleep(PASSING_S)
+            self._sleep(PAUSE_S)
             self.take()
 
 
 @contextmanager
-def taking_turns(path: Path | None, progress: Progress) -> Iterator[Progress]:
+def time_sliced(path: Path | None, progress: Progress) -> Iterator[Progress]:
     """The progress of a command that pauses for others wherever it reports, which is between measurements.
 
-    Those who take turns have the file in common; without one it never pauses.
+    Those who share the machine's time have the file in common; without one it never pauses.
     """
     if path is None:
         yield progress
         return
-    turns = Turns(path)
+    slices = TimeSlices(path)
 
     def move(stage: str, done: int, total: int) -> None:
         progress(stage, done, total)
-        turns.pause()
+        slices.pause()
 
-    turns.take()
+    slices.take()
     try:
         yield move
     finally:
-        turns.give()
+        slices.give()

@@ -49,7 +49,7 @@ class RecordingJob:
         prompts: (request id, prompt text) of each prompt.
         max_tokens: Per prompt.
         temperature: 0 for greedy; else tokens are sampled from softmax(logits / temperature).
-        top_p: Mass of both distributions that is kept at a temperature above 0; see `token_law`.
+        top_p: Mass of both distributions that is kept at a temperature above 0; see `token_logprobs`.
         ranks: M, choices kept per position; None: `RANKS`, or `SAMPLED_RANKS` at a temperature above 0.
         seed: Keys the sampling, by request and position.
         threads: Threads of torch; the results do not depend on it beyond rounding.
@@ -172,7 +172,7 @@ def _record_one(
 
 
 def draw(probabilities: np.ndarray, uniform: float) -> int:
-    """The token at `uniform` of the cumulative law [V]; never one of probability zero."""
+    """The token at `uniform` of the cumulative distribution [V]; never one of probability zero."""
     cumulative = np.cumsum(probabilities)
     found = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return min(found, int(np.flatnonzero(probabilities)[-1]))
@@ -197,7 +197,7 @@ def _columns(ranks: int, token: int, p: Reader, q: Reader) -> dict[str, Any]:
     }
 
 
-def token_law(logits: Any, temperature: float, top_p: float) -> tuple[Any, Any]:
+def token_logprobs(logits: Any, temperature: float, top_p: float) -> tuple[Any, Any]:
     """The distribution that a model's token is sampled from, and its ranking of all tokens, of logits [V].
 
     softmax(logits / temperature), cut to the smallest set of most likely tokens whose mass reaches
@@ -238,16 +238,16 @@ class Reader:
 
     def read(self, ids: list[int]) -> None:
         """Feed tokens."""
-        self.logprobs, self.order = self._law_after(ids)
+        self.logprobs, self.order = self._logprobs_after(ids)
 
     def peek(self, token: int) -> float:
         """Highest log-probability after `token`, without keeping it."""
-        logprobs, order = self._law_after([token])
+        logprobs, order = self._logprobs_after([token])
         self._forget()
         return float(logprobs[order[0]])
 
-    def _law_after(self, ids: list[int]) -> tuple[Any, Any]:
-        return token_law(self._logits(ids).cpu(), self.job.temperature, self.job.top_p)
+    def _logprobs_after(self, ids: list[int]) -> tuple[Any, Any]:
+        return token_logprobs(self._logits(ids).cpu(), self.job.temperature, self.job.top_p)
 
     def _clear(self) -> None:
         from transformers import DynamicCache

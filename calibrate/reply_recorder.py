@@ -89,7 +89,7 @@ class Recorder:
         timings: list[Timed] = []
         drifts: list[float] = []
         for batch, parts in chunks.items():
-            run = partial(run_live, self.world, batch=batch, fresh_luck=False)
+            run = partial(run_live, self.world, batch=batch, fresh_seed=False)
             if self.profile is not None:
                 run(settings, self.requests[:batch])  # first calls of a shape are slower
             drifts.append(self._drift(settings, batch))
@@ -116,7 +116,7 @@ class Recorder:
             return 1.0
         plain = configure("ar", temperature=settings.temperature, top_p=settings.top_p, seed=settings.seed)
         served = self.requests[: max(REFERENCE, batch)]
-        run = run_live(self.world, plain, served, batch=batch, fresh_luck=False)
+        run = run_live(self.world, plain, served, batch=batch, fresh_seed=False)
         return drift_of(run.timings, self.profile, sampled=settings.temperature > 0.0)
 
 

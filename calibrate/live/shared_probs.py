@@ -147,7 +147,7 @@ class ProbsWriter:
             raise LiveError(
                 f"{wanted} distributions over {records.vocabulary} tokens do not fit into "
                 f"{self.segment.size / 1e9:.0f} GB of shared memory; use a smaller fan-out, "
-                f"lookahead or batch, or more `law_bytes`"
+                f"lookahead or batch, or more `ring_bytes`"
             )
         self.segment.take(self._limit * records.stride, (wanted - self._limit) * records.stride)
         self._limit = wanted

@@ -217,16 +217,16 @@ def measure_exits(
             logits = target(input_ids=tokens, use_cache=False).logits[:, start - 1 : -1]
             # [n, V] the target's distribution, one-hot where it decodes greedily.
             choice = functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
-            law = (logits.double().softmax(-1) if sampled else choice)[live]
-            positions += len(law)
+            probs = (logits.double().softmax(-1) if sampled else choice)[live]
+            positions += len(probs)
             for row, (layer, state) in enumerate(
                 zip(heads.layers, exit_states(target, tokens, heads.layers), strict=True)
             ):
                 proxy = target.lm_head(heads.adapted(layer, state[:, start - 1 : -1]))[live]
                 # Sums over positions: agreement, then Omega and its ceiling for each width.
-                ranked = law.gather(-1, proxy.topk(WIDTHS[-1], dim=-1).indices).cumsum(-1).sum(0)
-                best = law.topk(WIDTHS[-1], dim=-1).values.cumsum(-1).sum(0)
-                agreed = (proxy.argmax(-1) == law.argmax(-1)).sum().double()[None]
+                ranked = probs.gather(-1, proxy.topk(WIDTHS[-1], dim=-1).indices).cumsum(-1).sum(0)
+                best = probs.topk(WIDTHS[-1], dim=-1).values.cumsum(-1).sum(0)
+                agreed = (proxy.argmax(-1) == probs.argmax(-1)).sum().double()[None]
                 sums[row] += torch.cat([agreed, ranked[at], best[at]])
     reports, layers = [], int(target.config.num_hidden_layers)
     for layer, row in zip(heads.layers, sums, strict=True):
@@ -295,9 +295,9 @@ def stream_loss(draft: Any, heads: StreamHeads, batch: torch.Tensor) -> torch.Te
     own, streamed = stream_logits(draft, heads, batch)
     losses = []
     for j in range(1, heads.streams + 1):
-        law = own[:, j:].softmax(-1)
+        probs = own[:, j:].softmax(-1)
         guess = streamed[:, : own.shape[1] - j, j - 1].log_softmax(-1)
-        losses.append(-(law * guess).sum(-1).mean())
+        losses.append(-(probs * guess).sum(-1).mean())
     return torch.stack(losses).mean()
 
 

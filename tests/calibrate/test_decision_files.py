@@ -172,7 +172,7 @@ def test_a_recorder_keeps_decisions_of_the_first_batch_and_times_of_all(
     drifts = iter([2.0, 4.0, 1.0, 1.0])
 
     def run_live(
-        _: Any, settings: Settings, requests: Sequence[Request], *, batch: int, fresh_luck: bool
+        _: Any, settings: Settings, requests: Sequence[Request], *, batch: int, fresh_seed: bool
     ) -> Any:
         served.append((settings.policy, batch, len(requests)))
         replies = {("verifytree", 0, r.id, 0): [batch] for r in requests}

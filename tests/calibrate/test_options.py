@@ -8,21 +8,21 @@ import signal
 import time
 from pathlib import Path
 
-from calibrate.options import Turns, taking_turns
+from calibrate.options import TimeSlices, time_sliced
 
 CONTEXT = multiprocessing.get_context("spawn")
 
 
 def _work(path: Path, log: Path, name: str, pieces: int) -> None:
     """Log when each piece begins and ends; a turn is over after every piece."""
-    turns = Turns(path, turn_s=0.0)
-    turns.take()
+    slices = TimeSlices(path, slice_s=0.0)
+    slices.take()
     for _ in range(pieces):
         _write(log, f"{name} begin\n")
         time.sleep(0.01)
         _write(log, f"{name} end\n")
-        turns.pause()
-    turns.give()
+        slices.pause()
+    slices.give()
 
 
 def _write(log: Path, line: str) -> None:
@@ -31,7 +31,7 @@ def _write(log: Path, line: str) -> None:
 
 
 def _hold(path: Path, held: Path) -> None:
-    Turns(path).take()
+    TimeSlices(path).take()
     held.touch()
     time.sleep(600.0)
 
@@ -59,22 +59,24 @@ def test_a_killed_process_holds_no_turn(tmp_path: Path) -> None:
         time.sleep(0.01)
     assert other.pid is not None
     os.kill(other.pid, signal.SIGKILL)
-    turns = Turns(path)
-    turns.take()  # would wait for ever
-    assert turns.taken == 1
-    turns.give()
+    slices = TimeSlices(path)
+    slices.take()  # would wait for ever
+    assert slices.taken == 1
+    slices.give()
     other.join()
 
 
 def test_a_turn_lasts_its_time(tmp_path: Path) -> None:
     now = [0.0]
-    turns = Turns(tmp_path / "new" / "turns", turn_s=10.0, clock=lambda: now[0], sleep=lambda seconds: None)
-    turns.take()
+    slices = TimeSlices(
+        tmp_path / "new" / "turns", slice_s=10.0, clock=lambda: now[0], sleep=lambda seconds: None
+    )
+    slices.take()
     for now[0], taken in ((3.0, 1), (9.9, 1), (10.0, 2), (19.0, 2), (20.5, 3)):
-        turns.pause()
-        assert turns.taken == taken
-    turns.give()
-    turns.give()  # once is enough
+        slices.pause()
+        assert slices.taken == taken
+    slices.give()
+    slices.give()  # once is enough
 
 
 def test_progress_is_passed_on_and_the_lock_let_go(tmp_path: Path) -> None:
@@ -84,15 +86,15 @@ def test_progress_is_passed_on_and_the_lock_let_go(tmp_path: Path) -> None:
     def bars(stage: str, done: int, total: int) -> None:
         seen.append((stage, done, total))
 
-    with taking_turns(None, bars) as progress:
+    with time_sliced(None, bars) as progress:
         assert progress is bars
     try:
-        with taking_turns(path, bars) as progress:
+        with time_sliced(path, bars) as progress:
             progress("grids", 1, 2)
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         pass
     assert seen == [("grids", 1, 2)]
-    turns = Turns(path)
-    turns.take()  # what failed holds no turn
-    turns.give()
+    slices = TimeSlices(path)
+    slices.take()  # what failed holds no turn
+    slices.give()

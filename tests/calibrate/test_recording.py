@@ -12,7 +12,7 @@ from small_models import VOCABULARY, prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from calibrate.journal import Journal
-from calibrate.record import Recording, RecordingJob, draw, record, record_trace, token_law
+from calibrate.record import Recording, RecordingJob, draw, record, record_trace, token_logprobs
 from hardware_profiles.trace import Trace, read_trace, write_trace
 
 LIMIT = 20
@@ -105,10 +105,10 @@ def test_a_greedy_text_is_the_best_token_everywhere_and_needs_fewer_ranks(
 def test_top_p_keeps_the_smallest_set_and_the_lower_id_among_equals() -> None:
     # e^0, e^0, e^0, e^-20 at temperature 1: a third each, the last next to nothing
     logits = torch.tensor([-20.0, 0.0, 0.0, 0.0])
-    logprobs, order = token_law(logits, 1.0, 0.5)
+    logprobs, order = token_logprobs(logits, 1.0, 0.5)
     assert order.tolist() == [1, 2, 3, 0]
     assert logprobs.exp().tolist() == pytest.approx([0.0, 0.5, 0.5, 0.0])
-    alone, _ = token_law(logits, 1.0, 0.3)
+    alone, _ = token_logprobs(logits, 1.0, 0.3)
     assert alone.exp().tolist() == pytest.approx([0.0, 1.0, 0.0, 0.0])
 
 

@@ -150,7 +150,7 @@ def sampled_fit(draft: ModelRunner, **options: Any) -> tuple[Fit, Rows]:
     Its slots have to be `BATCH`, of `LENGTH` tokens and the prompt's.
     """
     table: Any = TableRunner(tables()[0])
-    world = InlineWorld(table, draft, vocabulary=VOCABULARY, law_bytes=1 << 24)
+    world = InlineWorld(table, draft, vocabulary=VOCABULARY, ring_bytes=1 << 24)
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(REQUESTS)]
     queue = [Request(i, len(prompt), LENGTH, prompt) for i, prompt in enumerate(prompts)]
     rows = Rows(queue, BATCH, keep_tokens=True)

@@ -102,7 +102,7 @@ class InlineWorld:
         target: Runs the target's model.
         drafts: Run the draft's.
         vocabulary: V.
-        law_bytes: Memory per draft for the laws of sampled tokens.
+        ring_bytes: Memory per draft for the laws of sampled tokens.
     """
 
     def __init__(
@@ -113,10 +113,10 @@ class InlineWorld:
         end_token_ids: Sequence[int] = (),
         target_type: Callable[..., InlineDevice] = InlineDevice,
         draft_type: Callable[..., InlineDevice] = InlineDevice,
-        law_bytes: int = 1 << 30,
+        ring_bytes: int = 1 << 30,
     ) -> None:
         self.environment = simpy.Environment()
-        self.segments = [Segment(law_bytes) for _ in drafts]
+        self.segments = [Segment(ring_bytes) for _ in drafts]
         reader = ProbsReader(self.segments)
         executor = Executor(target, end_token_ids=end_token_ids, reader=reader)
         self.target = target_type(self.environment, "target", executor)

@@ -133,7 +133,7 @@ def tables(seed: int = 0, noise: float = 1.0) -> tuple[Tensor, Tensor]:
 def table_world(drafts: int = 1) -> InlineWorld:
     target, draft = tables()
     runners: list[Any] = [TableRunner(target), *(TableRunner(draft) for _ in range(drafts))]
-    return InlineWorld(*runners, vocabulary=VOCABULARY, law_bytes=1 << 24)
+    return InlineWorld(*runners, vocabulary=VOCABULARY, ring_bytes=1 << 24)
 
 
 def sampled_texts(settings: Settings, requests: int = REQUESTS) -> Rows:

@@ -29,7 +29,7 @@ def sampled_texts(settings: Settings, requests: int = REQUESTS) -> tuple[Rows, I
     """Many requests on models that are tables (see `sampling_support`)."""
     target, draft = tables()
     runners: list[Any] = [TableRunner(target), TableRunner(draft)]
-    world = InlineWorld(*runners, vocabulary=VOCABULARY, law_bytes=1 << 26)
+    world = InlineWorld(*runners, vocabulary=VOCABULARY, ring_bytes=1 << 26)
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(requests)]
     rows = Rows([Request(i, len(p), LENGTH, p) for i, p in enumerate(prompts)], BATCH, keep_tokens=True)
     world.run(start(world, rows, settings))

@@ -55,7 +55,7 @@ class SpeakingTable(TableRunner):
 def table_world() -> InlineWorld:
     target, draft = tables()
     runners: list[Any] = [SpeakingTable(target), TableRunner(draft)]
-    world = InlineWorld(*runners, vocabulary=TOKENS, law_bytes=1 << 24)
+    world = InlineWorld(*runners, vocabulary=TOKENS, ring_bytes=1 << 24)
     world.target.executor.kept[handlers.EXITS] = TableExits()
     return world
 

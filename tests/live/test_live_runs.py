@@ -46,11 +46,11 @@ def test_a_run_of_one_request(world: LiveWorld, requests: list[Request]) -> None
     assert (run.requests, run.batch, len(run.texts[1])) == ((1,), 1, 13)
 
 
-def test_repetitions_of_sampled_runs_have_fresh_luck(world: LiveWorld, requests: list[Request]) -> None:
+def test_repetitions_of_sampled_runs_have_fresh_seeds(world: LiveWorld, requests: list[Request]) -> None:
     texts = [run_live(world, SAMPLED, requests, batch=2, repeat=repeat).texts for repeat in (0, 1, 1)]
     assert texts[0] != texts[1]
     assert texts[1] == texts[2]
-    stale = run_live(world, SAMPLED, requests, batch=2, repeat=1, fresh_luck=False)
+    stale = run_live(world, SAMPLED, requests, batch=2, repeat=1, fresh_seed=False)
     assert (stale.texts, stale.seed, stale.settings) == (texts[0], 4, SAMPLED)
     reseeded = replace(SAMPLED, seed=5)
     assert run_live(world, reseeded, requests, batch=2).texts == texts[1]

@@ -98,7 +98,7 @@ def test_a_law_knows_whose_it_is(segments: list[Segment]) -> None:
 
 def test_too_much_is_refused(segments: list[Segment], monkeypatch: pytest.MonkeyPatch) -> None:
     writer = ProbsWriter(segments[0])
-    with pytest.raises(LiveError, match=r"smaller fan-out, lookahead or batch, or more `law_bytes`"):
+    with pytest.raises(LiveError, match=r"smaller fan-out, lookahead or batch, or more `ring_bytes`"):
         writer.reserve(1000, 100, V)
 
     def full(*_: int) -> None:

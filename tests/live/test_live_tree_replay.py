@@ -56,7 +56,7 @@ def test_a_live_run_replays_round_by_round(
     world: LiveWorld, settings: Settings, batch: int, prompts: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     requests = requests_of(prompts)
-    live = run_live(world, settings, requests, batch=batch, fresh_luck=False)
+    live = run_live(world, settings, requests, batch=batch, fresh_seed=False)
     path = tmp_path / "decisions.parquet"
     write_decisions(trace_of(live.decisions, requests), path)
     trace = read_decisions(path)
@@ -70,13 +70,13 @@ def test_a_live_run_replays_round_by_round(
 def test_a_round_costs_its_steps(world: LiveWorld, prompts: list[tuple[int, ...]]) -> None:
     """A tree of two levels: feed, one tree step, one verification."""
     requests = requests_of(prompts)
-    live = run_live(world, SETTINGS[0], requests, fresh_luck=False)
+    live = run_live(world, SETTINGS[0], requests, fresh_seed=False)
     summary = replayed(trace_of(live.decisions, requests), SETTINGS[0], 1).summary
     assert summary.seconds == pytest.approx(summary.rounds * (0.1 + 0.1 + 1.0))
 
 
 def test_another_tree_is_another_setting(world: LiveWorld, prompts: list[tuple[int, ...]]) -> None:
     requests = requests_of(prompts)[:1]
-    live = run_live(world, SETTINGS[0], requests, fresh_luck=False)
+    live = run_live(world, SETTINGS[0], requests, fresh_seed=False)
     with pytest.raises(SettingError, match="has no 'tree tree_widths=2,2'"):
         replayed(trace_of(live.decisions, requests), configure("tree", tree_widths=(2, 2)), 1)

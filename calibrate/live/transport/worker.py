@@ -54,14 +54,14 @@ class WorkerPlan:
         spec: What to load and where.
         stderr: File that receives its stderr, and is kept while it lives.
         end_token_ids: Tokens that end a request; None: as the model says.
-        laws: Memory for the laws of sampled tokens, of each draft.
+        rings: Memory for the distributions of sampled tokens, of each draft.
         draft: Which of the drafts this worker is; None for the target.
     """
 
     spec: WorkerSpec
     stderr: str
     end_token_ids: tuple[int, ...] | None
-    laws: tuple[Segment, ...] = ()
+    rings: tuple[Segment, ...] = ()
     draft: int | None = None
 
 
@@ -205,11 +205,11 @@ def _load(plan: WorkerPlan) -> tuple[Executor, Ready]:
         versions=(("torch", str(torch.__version__)), ("transformers", transformers.__version__)),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
-    writer = None if plan.draft is None else ProbsWriter(plan.laws[plan.draft], plan.draft)
+    writer = None if plan.draft is None else ProbsWriter(plan.rings[plan.draft], plan.draft)
     executor = Executor(
         runner,
         end_token_ids=end_tokens,
         writer=writer,
-        reader=ProbsReader(plan.laws if writer is None else ()),
+        reader=ProbsReader(plan.rings if writer is None else ()),
     )
     return executor, ready

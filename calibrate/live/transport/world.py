@@ -40,8 +40,8 @@ class LiveWorld:
             only plain decoding will run.
         end_token_ids: Tokens that end a request; None: as the target's model says; () for none.
         start_timeout_s: How long loading a model may take.
-        law_bytes: Address space, per draft, for the laws of sampled tokens; memory is taken as needed, a few
-            times batch * outcomes * lookahead * vocabulary * 4 bytes.
+        ring_bytes: Address space, per draft, for the distributions of sampled tokens; memory is taken as
+            needed, a few times batch * outcomes * lookahead * vocabulary * 4 bytes.
 
     Raises:
         ModelError: A model is not there, or the vocabularies differ.
@@ -56,7 +56,7 @@ class LiveWorld:
         *,
         end_token_ids: Sequence[int] | None = None,
         start_timeout_s: float = 300.0,
-        law_bytes: int = DEFAULT_BYTES,
+        ring_bytes: int = DEFAULT_BYTES,
     ) -> None:
         drafts = [] if draft is None else [draft] if isinstance(draft, WorkerSpec) else list(draft)
         specs = [target, *drafts]
@@ -70,15 +70,15 @@ class LiveWorld:
         ends = None if end_token_ids is None else tuple(int(token) for token in end_token_ids)
         self._folder, self._owner = temporary_folder()
         self._links: list[WorkerLink] = []
-        self._laws: list[Segment] = []
+        self._rings: list[Segment] = []
         self._closed = False
         try:
             for _ in drafts:
-                self._laws.append(Segment(law_bytes))
+                self._rings.append(Segment(ring_bytes))
             for i, spec in enumerate(specs):  # one by one, so that `close` knows each
                 number = i - 1 if i else None
                 stderr = str(self._folder / f"{spec.name}.stderr")
-                self._links.append(WorkerLink(WorkerPlan(spec, stderr, ends, tuple(self._laws), number)))
+                self._links.append(WorkerLink(WorkerPlan(spec, stderr, ends, tuple(self._rings), number)))
             self.workers: dict[str, Ready] = {
                 link.spec.name: link.wait_ready(start_timeout_s) for link in self._links
             }
@@ -174,7 +174,7 @@ class LiveWorld:
             link.dismiss()
         for link in self._links:
             link.close(patience_s=PATIENCE_S if gently else 0.0)
-        for segment in self._laws:
+        for segment in self._rings:
             segment.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         if self._owner is not None:
