@@ -275,22 +275,22 @@ def _measure(runs: Sequence[LiveRun] | Sequence[LiveRecord]) -> Measured:
 def collect_decisions(world: LiveWorld, settings: Settings) -> Decisions:
     """What the devices answered in the run of these settings, since their records were cleared."""
     replies: dict[Key, Plain] = {}
-    marks: dict[Key, Plain] = {}
+    early: dict[Key, Plain] = {}
     for device in world.devices:
-        for operation, answered, early in device.replies:
+        for operation, answered, said in device.replies:
             for i, key in enumerate(operation.reply_keys()):
                 if key in replies:
                     raise AssertionError(f"{key} was answered twice; give the operations different parts")
                 replies[key] = plain(answered[i])
-                if early is not None:
-                    marks[key] = plain(early[i])
+                if said is not None:
+                    early[key] = plain(said[i])
     knobs = {name: plain(value) for name, value in settings.knobs.items()}
     # Of steps that fed no token to a model.
     taken: dict[str, list[float]] = defaultdict(list)
     for step in (step for timing in world.timings() for step in timing.steps if step.tokens == 0):
         taken[step.name].append(step.end_s - step.start_s)
     seconds = {name: median(values) for name, values in sorted(taken.items())}
-    return Decisions(settings.label, replies, marks, seconds, settings.policy, knobs)
+    return Decisions(settings.label, replies, early, seconds, settings.policy, knobs)
 
 
 def plain(value: Any) -> Plain:
@@ -305,13 +305,13 @@ def joined(runs: Sequence[Decisions]) -> Decisions:
     if len({run.label for run in runs}) != 1:
         raise ValueError(f"decisions of {len({run.label for run in runs})} settings cannot be joined")
     replies: dict[Key, Plain] = {}
-    marks: dict[Key, Plain] = {}
+    early: dict[Key, Plain] = {}
     for run in runs:
         replies |= run.replies
-        marks |= run.marks
+        early |= run.early
     names = sorted({name for run in runs for name in run.seconds})
     seconds = {n: median(run.seconds[n] for run in runs if n in run.seconds) for n in names}
-    return replace(runs[0], replies=replies, marks=marks, seconds=seconds)
+    return replace(runs[0], replies=replies, early=early, seconds=seconds)
 
 
 def decide(

@@ -131,7 +131,7 @@ class Decisions:
     Attributes:
         label: Of the setting (`policies.config.Settings.label`).
         replies: By key.
-        marks: Early results, by key; only of operations that have one.
+        early: Early results, by key; only of operations that have one.
         seconds: Median seconds of steps that call no model (retrieval), by name, where it was recorded.
         policy: Its policy.
         knobs: The policy's knobs by name, as `policies.registry.configure` takes them.
@@ -143,7 +143,7 @@ class Decisions:
 
     label: str
     replies: Mapping[Key, Plain]
-    marks: Mapping[Key, Plain] = field(default_factory=dict)
+    early: Mapping[Key, Plain] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     policy: str = ""
     knobs: Mapping[str, Plain] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class DecisionTrace:
             label: replace(
                 found,
                 replies={key: reply for key, reply in found.replies.items() if key[2] in kept},
-                marks={key: mark for key, mark in found.marks.items() if key[2] in kept},
+                early={key: said for key, said in found.early.items() if key[2] in kept},
             )
             for label, found in self.settings.items()
         }
@@ -252,8 +252,8 @@ def _rows(trace: DecisionTrace) -> Iterator[tuple[Any, ...]]:
 
     for label, decisions in trace.settings.items():
         for key, reply in sorted(decisions.replies.items()):
-            mark = decisions.marks.get(key)
-            yield label, *key, dump(reply), None if mark is None else dump(mark), None
+            said = decisions.early.get(key)
+            yield label, *key, dump(reply), None if said is None else dump(said), None
         for timed in decisions.timings:
             yield label, timed.kind, None, None, None, None, None, dump(timed)
 
@@ -325,7 +325,7 @@ def _timings(metadata: Mapping[bytes, bytes]) -> OperationTimings | None:
 def _collect(columns: Mapping[str, list[Any]], about: Mapping[str, _About]) -> dict[str, Decisions]:
     """The settings of a file, from its columns and what else is said of them."""
     replies: dict[str, dict[Key, Plain]] = {}
-    marks: dict[str, dict[Key, Plain]] = {}
+    early: dict[str, dict[Key, Plain]] = {}
     timings: dict[str, list[Timed]] = {}
     first = (columns[name] for name in _FIRST_COLUMNS)
     taken = columns.get("timing", [None] * len(columns["setting"]))
@@ -337,10 +337,10 @@ def _collect(columns: Mapping[str, list[Any]], about: Mapping[str, _About]) -> d
         key = (kind, part, request, position)
         mine[key] = parse_json(reply)
         if mark is not None:
-            marks.setdefault(label, {})[key] = parse_json(mark)
+            early.setdefault(label, {})[key] = parse_json(mark)
     settings = {}
     for label, found in replies.items():
         timed = tuple(timings.get(label, ()))
         told = dict(about.get(label, _About()))
-        settings[label] = Decisions(label, found, marks.get(label, {}), timings=timed, **told)
+        settings[label] = Decisions(label, found, early.get(label, {}), timings=timed, **told)
     return settings

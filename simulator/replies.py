@@ -244,8 +244,8 @@ class Recorded:
 
     def early(self, operation: RowOperation) -> list[Any]:
         """[n] the early result of each row."""
-        marks = [self._found(self.decisions.marks, key) for key in self._keys(operation)]
-        return [revive(operation.early_reply, mark) for mark in marks]
+        said = [self._found(self.decisions.early, key) for key in self._keys(operation)]
+        return [revive(operation.early_reply, each) for each in said]
 
     def _keys(self, operation: RowOperation) -> list[Key]:
         return [(k, part, request % self.requests, at) for k, part, request, at in operation.reply_keys()]

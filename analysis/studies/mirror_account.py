@@ -166,9 +166,9 @@ def overlap_counted(decisions: Sequence[Decisions]) -> float | None:
     inside = [
         token in candidates
         for run in decisions
-        for key, mark in run.marks.items()
+        for key, said in run.early.items()
         if key[0] == "earlyverify"
-        for token, candidates in zip(run.replies[key][0][1], mark[0], strict=False)
+        for token, candidates in zip(run.replies[key][0][1], said[0], strict=False)
     ]
     return sum(inside) / len(inside) if inside else None
 
