@@ -33,15 +33,11 @@ def changed(cell: Cell, factor: float) -> Cell:
 
 
 def fits(found: Study) -> list[Forecast]:
-    """The first and the last forecast of every fit: law, table, method."""
+    """The first or the last forecast, in turn, of every fit: law, table, method."""
     groups: dict[tuple[str, ...], list[Forecast]] = {}
     for f in found.forecasts:
         groups.setdefault((f.law, f.cell.table, f.cell.method, f.cell.target), []).append(f)
-    return [
-        f
-        for group in groups.values()
-        for f in {group[0].cell.row: group[0], group[-1].cell.row: group[-1]}.values()
-    ]
+    return [group[-(i % 2)] for i, group in enumerate(groups.values())]
 
 
 def test_no_forecast_lists_its_own_cell_or_a_flagged_one(found: Study) -> None:
@@ -59,7 +55,7 @@ def test_a_perturbed_cell_leaves_its_own_prediction_alone(found: Study) -> None:
 
 
 def test_a_law_depends_on_no_cell_that_it_does_not_list(found: Study) -> None:
-    for forecast in fits(found)[::3]:
+    for forecast in fits(found)[::2]:
         kept = {cell.row for cell in forecast.used}
         cells = [
             changed(c, 1.03) if c.value_name in RESULTS and c.row not in kept else c for c in found.cells
