@@ -27,6 +27,7 @@ from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import LiveRun, run_live
 from hardware_profiles.store import user_directory
 from hardware_profiles.trace import Trace
+from policies.commandline import split_counts
 from policies.registry import POLICIES, SettingError, Settings, configure, find_policy
 
 
@@ -44,7 +45,7 @@ class IdentityPlan(Plan):
     datastore: str = option("", "Retrieve from this one, too.")
     count: int | None = option(30, "Of the held-out prompts.", type=POSITIVE)
     max_tokens: int | None = option(128, "Most tokens per prompt.", type=POSITIVE)
-    batch: tuple[int, ...] = option((1, 4), "List.")
+    batch: tuple[int, ...] = option((1, 4), "List.", callback=split_counts)
     fresh: bool = option(False, "Forget what an interrupted run left.")
 
 

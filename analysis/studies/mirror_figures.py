@@ -40,6 +40,7 @@ from analysis.show import (
 from analysis.studies.mirror import draw_fallbacks, rivals
 from analysis.studies.mirror_account import columns
 from analysis.study import POSITIVE, SHARED, SPLIT, Entry, Picture, Plan, Study, option
+from policies.commandline import split_counts
 from policies.mirror import EXITS
 from policies.registry import SettingError, configure, find_policy
 
@@ -57,7 +58,7 @@ class FiguresPlan(Plan):
     kappas: tuple[int, ...] = option((1, 2, 4, 8), "Of 7.")
     kappa: int = option(2, "Of all others.", type=click.IntRange(min=0))
     exits: tuple[str, ...] = option(tuple(EXITS), "Of 7.", names=EXITS)
-    batch: tuple[int, ...] = option((1, 4, 8), "Of 5.")
+    batch: tuple[int, ...] = option((1, 4, 8), "Of 5.", callback=split_counts)
     streams: str = option("2", "Of a streaming draft.")
     repeats: int = option(2, "Live repetitions.", type=POSITIVE)
 
