@@ -32,6 +32,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from analysis.intervals import outside_grid, plain, share_surfaces
+from analysis.outcomes import MEASURED, Outcome, View, pooled_figure
 from analysis.results import EVERY, Results, Row, describe, read, settings_of
 from analysis.rounds import compare_rounds
 from analysis.sources import Sources, load_sources
@@ -41,15 +42,13 @@ from calibrate.calibration import record, requests_of
 from calibrate.job import Job, like_profile, make_job, worker_specs
 from calibrate.live.placement import WorkerSpec, available_cores, parse_placement
 from calibrate.live.transport.world import LiveWorld
-from calibrate.live_runs import LiveRun, decide, joined, measure, run_matrix
+from calibrate.live_runs import LiveRun, decide, joined, run_matrix
 from calibrate.options import CalibrationRequest, Progress, quiet
 from calibrate.prompts import Prompt, choose_prompts, spread
 from hardware_profiles.reply_trace import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.trace import Trace
 from policies.config import LawInputs
 from policies.registry import SettingError, Settings, find_policy
-from policies.summary import Summary
-from policies.values import IntArray
 from simulator.costs import Effects
 from simulator.law import draft_rule, law_inputs, law_prediction
 from simulator.run import Scenario, Simulated, find_timings, simulate
@@ -62,7 +61,6 @@ AR_PER_SETTINGS = 6
 """Plain decoding runs once more per this many settings."""
 FIGURES = ("tokens_per_round", "cache_hit_rate", "acceptance_rate")
 """Figures of a summary that every row has, once per world."""
-MEASURED = "measured"
 MOST_TOKENS = 64
 """Of a request that runs live, unless the plan says otherwise."""
 LIVE = CalibrationRequest(temperature=(0.0,), quick=True)
@@ -75,128 +73,6 @@ def needs_decisions(settings: Settings) -> bool:
     """Whether a recording of the prompts does not tell what the setting decides."""
     follows_path = settings.config.follows_path(settings.sampling)
     return find_policy(settings.policy).needs_decisions and not follows_path
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A setting on some prompts in one world.
-
-    Attributes:
-        tokens: Tokens of a pass over the prompts.
-        seconds: Decode seconds of it.
-        repeats: [(tokens, seconds)] of each live repetition.
-        runs: What it is made of.
-        overlap_s: Of the seconds, those in which target and draft worked.
-    """
-
-    tokens: float
-    seconds: float
-    repeats: tuple[tuple[float, float], ...] = ()
-    runs: tuple[LiveRun | Simulated, ...] = ()
-    overlap_s: float = 0.0
-
-    @property
-    def speed(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds
-
-    @property
-    def summaries(self) -> list[Summary]:
-        """Of its runs."""
-        return [run.summary for run in self.runs]
-
-    @classmethod
-    def pooled(cls, parts: Sequence[Outcome]) -> Outcome:
-        """One set of prompts after the other: sums."""
-        repeats = zip(*(part.repeats for part in parts), strict=True)
-        return cls(
-            sum(part.tokens for part in parts),
-            sum(part.seconds for part in parts),
-            tuple((sum(t for t, _ in each), sum(s for _, s in each)) for each in repeats),
-            tuple(run for part in parts for run in part.runs),
-            sum(part.overlap_s for part in parts),
-        )
-
-    @classmethod
-    def live(cls, runs: Sequence[LiveRun]) -> Outcome:
-        """Of the live runs of one cell."""
-        (found,) = measure(runs).values()
-        repeats = zip(found.by_repeat, found.by_repeat_s, strict=True)
-        by_repeat = tuple((speed * seconds, seconds) for speed, seconds in repeats)
-        return cls(found.tokens, found.seconds, by_repeat, tuple(runs), found.overlap_s)
-
-    @classmethod
-    def simulated(cls, runs: Sequence[Simulated]) -> Outcome:
-        """Mean of several simulations."""
-        names = ("tokens", "seconds", "overlap_s")
-        tokens, seconds, overlap = (float(np.mean([getattr(r.summary, n) for r in runs])) for n in names)
-        return cls(tokens, seconds, (), tuple(runs), overlap)
-
-
-@dataclass(frozen=True)
-class View:
-    """A setting in one world: what the columns of a study are read from.
-
-    Attributes:
-        entry: The setting.
-        world: `measured`, or a simulated one.
-        own: What the setting did.
-        unit: What plain decoding did there.
-        trace: Recording of these prompts.
-        inputs: Of the law.
-        decisions: What was decided, where that is replayed or was live.
-        scenario: Tokens and costs of the simulated world.
-    """
-
-    entry: Entry
-    world: str
-    own: Outcome
-    unit: Outcome
-    trace: Trace
-    inputs: LawInputs
-    decisions: tuple[Decisions, ...]
-    scenario: Scenario
-
-    @property
-    def settings(self) -> Settings:
-        """The policy and its knobs."""
-        return self.entry.settings
-
-    @property
-    def live(self) -> bool:
-        """Whether it was measured."""
-        return self.world == MEASURED
-
-    def total(self, name: str) -> float:
-        """Sum of a figure over all runs."""
-        return float(sum(getattr(summary, name) for summary in self.own.summaries))
-
-    def rounds(self) -> Mapping[str, IntArray]:
-        """Columns of all rounds (`RoundLog.table`)."""
-        tables = [_rounds(run) for run in self.own.runs]
-        return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
-
-
-def _rounds(run: LiveRun | Simulated) -> Mapping[str, IntArray]:
-    if isinstance(run, Simulated):
-        return run.rows.log.table()
-    rounds = [each for own in run.rounds.values() for each in own]
-    names = ("accepted", "length", "emitted", "hit", "source", "request")
-    return {name: np.array([getattr(each, name) for each in rounds], dtype=np.int64) for name in names}
-
-
-def pooled_figure(summaries: Sequence[Summary], figure: str) -> float | None:
-    """A figure over several runs as a ratio of sums, weighted by what its denominator counts.
-
-    That is positions verified for the acceptance rate, rounds for all others.
-    """
-    known, weights = [], []
-    for each in summaries:
-        if (value := getattr(each, figure)) is not None:
-            known.append(value)
-            verified = figure == "acceptance_rate" and value
-            weights.append(each.rounds * (each.accepted_per_round / value if verified else 1.0))
-    return float(np.average(known, weights=weights)) if known else None
 
 
 @dataclass

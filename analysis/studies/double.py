@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.execute import Bench, View, pooled_figure
+from analysis.execute import Bench
+from analysis.outcomes import View, pooled_figure
 from analysis.results import Results, Row, where
 from analysis.show import Column, factor, frame, micro, opinions, table, used, values, yes
 from analysis.study import POSITIVE, Entry, Picture, Plan, Study, option

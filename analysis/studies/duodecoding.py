@@ -18,7 +18,8 @@ from typing import Any
 import click
 import numpy as np
 
-from analysis.execute import Bench, View
+from analysis.execute import Bench
+from analysis.outcomes import View
 from analysis.results import EVERY, Results, Row, value_of, where
 from analysis.show import SETTING, Column, by_category, factor, frame, table, yes
 from analysis.study import Entry, Picture, Plan, Study, option

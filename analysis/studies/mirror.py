@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from analysis.execute import Bench, Outcome, View, with_baselines
+from analysis.execute import Bench, with_baselines
+from analysis.outcomes import Outcome, View
 from analysis.results import EVERY, Results, Row, describe, in_world, value_of, where
 from analysis.show import (
     BATCH,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.execute import View
+from analysis.outcomes import View
 from analysis.results import Row
 from calibrate.live_runs import LiveRun
 from hardware_profiles.reply_trace import Decisions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -58,7 +59,7 @@ class Recorded(Plan):
     temperature: tuple[float, ...] = (0.0,)
 
 
-class Question:
+class Question(ABC):
     """A study of the calibration's prompts whose picture bears what is seen as its title.
 
     Attributes:
@@ -75,17 +76,17 @@ class Question:
     count: int | None = None
     plan: type[Recorded] = Recorded
 
+    @abstractmethod
     def rows(self, bench: Bench) -> list[Row]:
         """What it finds on a profile."""
-        raise NotImplementedError
 
+    @abstractmethod
     def title(self, rows: Sequence[Row]) -> str:
         """What is seen in the rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def draw(self, figure: Any, rows: Sequence[Row]) -> None:
         """Draw the rows."""
-        raise NotImplementedError
 
     def answer(self, bench: Bench) -> list[Row]:
         """The rows, of fewer prompts where they run live."""

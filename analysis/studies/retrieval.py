@@ -12,7 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from analysis.execute import Bench, View
+from analysis.execute import Bench
+from analysis.outcomes import View
 from analysis.papers.rasd import fused_tau
 from analysis.results import EVERY, Results, Row, in_world, where
 from analysis.show import (

@@ -12,7 +12,8 @@ from simulated_live import JOB, run_without_models
 from tiny_profiles import profile, trace
 
 from analysis.__main__ import STUDIES, command_of, load_study
-from analysis.execute import DRAWS, Bench, Outcome, split, spread_requests, with_baselines
+from analysis.execute import DRAWS, Bench, split, spread_requests, with_baselines
+from analysis.outcomes import Outcome
 from analysis.results import EVERY, Results, Row, read, settings_of
 from analysis.sources import Sources
 from analysis.study import RECORDED, Entry, Plan, Study
