@@ -10,7 +10,9 @@ import pytest
 import torch
 from sampling_support import VOCABULARY, fit, sampled_texts
 
+from calibrate.live.engine import sampling
 from calibrate.live.engine.executor import Executor
+from calibrate.live.engine.sampling import DraftSampler
 from calibrate.live.errors import AuditError
 from calibrate.live.handlers import double
 from hardware_profiles.datastore import Datastore
@@ -104,16 +106,20 @@ def judged_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def matched_by_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft confirms a retrieved token that is its first choice, and says that it drew it from q."""
-    correct = double._choose
+    correct, drawing = double._choose, sampling.draw
 
-    def choose(message: Any, rows: Any, found: Any, logits: Any) -> Any:
-        drawn, weights = correct(message, rows, found, logits)
-        best, at = logits.argmax(dim=-1).tolist(), 0
-        for ahead in found:
-            matched = common_prefix(ahead, best[at:])
-            drawn[at : at + matched] = ahead[:matched]
-            at += len(ahead) + 1
-        return drawn, weights
+    def choose(sampler: Any, drafts: Any, going: Any, found: Any, logits: Any) -> Any:
+        def draw(weights: Any, uniforms: Any) -> Any:
+            drawn, best, at = drawing(weights, uniforms), logits.argmax(dim=-1).tolist(), 0
+            for ahead in found:
+                matched = common_prefix(ahead, best[at:])
+                drawn[at : at + matched] = torch.tensor(ahead[:matched], dtype=drawn.dtype)
+                at += len(ahead) + 1
+            return drawn
+
+        with monkeypatch.context() as planted:
+            planted.setattr(sampling, "draw", draw)
+            return correct(sampler, drafts, going, found, logits)
 
     monkeypatch.setattr(double, "_choose", choose)
 
@@ -168,16 +174,16 @@ def test_kept_guidance_does_not_even_come_so_far(prior: str, monkeypatch: pytest
 def test_a_position_that_is_drafted_again_has_new_luck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rejected tokens are retrieved: they must not tell what is drafted in their place."""
     seen: dict[tuple[int, int], dict[int, float]] = {}
-    correct = double.keyed_uniforms
+    correct = DraftSampler._luck
 
-    def spy(seed: int, stream: str, requests: Any, positions: Any, rounds: Any) -> Any:
-        uniforms = correct(seed, stream, requests, positions, rounds)
+    def spy(self: DraftSampler, requests: Any, positions: Any, rounds: Any) -> Any:
+        uniforms = correct(self, requests, positions, rounds)
         keys = zip(requests.tolist(), positions.tolist(), rounds.tolist(), uniforms.tolist(), strict=True)
         for request, position, when, uniform in keys:
             seen.setdefault((request, position), {})[when] = uniform
         return uniforms
 
-    monkeypatch.setattr(double, "keyed_uniforms", spy)
+    monkeypatch.setattr(DraftSampler, "_luck", spy)
     sampled_texts(sampled(**CASES[0]), requests=250)
     again = [draws for draws in seen.values() if len(draws) > 1]
     assert len(again) > 100

@@ -13,7 +13,6 @@ from pkgutil import iter_modules
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor
 
 from calibrate.live.accelerators import synchroniser
 from calibrate.live.engine.rows import Row
@@ -97,7 +96,7 @@ class Executor:
         self.say_early: Callable[[Sequence[Any]], None] = lambda replies: None
         self.kept: dict[str, Any] = {}
         self.used_slots = 0
-        self._open: dict[int, tuple[int, int, Tensor]] = {}
+        self._open: dict[int, tuple[Row, Any]] = {}
         self._synchronise = synchroniser(runner.device)
 
     @torch.inference_mode()
@@ -153,22 +152,17 @@ class Executor:
         if fed != expected:
             raise AuditError(f"{name} fed {fed} tokens to the model instead of {expected}")
 
-    def leave_open(self, row: Row, position: int, probs: Tensor) -> None:
-        """Keep the target's distribution [V] at a position of a row that a verification does not decide."""
-        self._open[row.slot] = (row.request, position, probs)
+    def leave_open(self, row: Row, kept: Any) -> None:
+        """Keep what decides a row's position, which a verification leaves open; `position` is that one."""
+        self._open[row.slot] = (row, kept)
 
-    def open_probs(self, rows: Sequence[Row]) -> Tensor:
-        """[R, V] the target's distributions at positions that a verification left open; given out once.
+    def left_open(self, row: Row) -> Any:
+        """What was kept of an open position of a row, given out once.
 
         Raises:
-            AuditError: A position is not open.
+            AuditError: The position is not open.
         """
-        probs = []
-        for row in rows:
-            request, position, p = self._open.pop(row.slot, (-1, -1, None))
-            if p is None or (request, position) != (row.request, row.position):
-                raise AuditError(
-                    f"slot {row.slot} has no open position {row.position} of request {row.request}"
-                )
-            probs.append(p)
-        return torch.stack(probs)
+        at, kept = self._open.pop(row.slot, (None, None))
+        if at is None or (at.request, at.position) != (row.request, row.position):
+            raise AuditError(f"slot {row.slot} has no open position {row.position} of request {row.request}")
+        return kept

@@ -226,17 +226,23 @@ class DraftSampler:
         if not self.sampling.draft_sampled:
             return logits.argmax(dim=-1)
         weights = drafted_weights(logits, self.sampling, 0 if self.shape is None else self.shape[step])
-        return self._drawn(weights, step, self.requests, self.positions + step)
+        keys = self.requests, self.positions + step
+        return self._drawn(weights, step, self._luck(*keys), *keys)
 
-    def choose_at(self, logits: Tensor, texts: IntArray, offsets: IntArray) -> Tensor:
+    def choose_at(
+        self, logits: Tensor, texts: IntArray, offsets: IntArray, rounds: IntArray | None = None
+    ) -> Tensor:
         """[n] the tokens `offsets` [n] of the texts `texts` [n], from their logits [n, V].
 
-        Chosen again, a token takes the place of what was there.
+        Chosen again, a token takes the place of what was there; it has the same luck but where the `rounds`
+        [n] in which it is chosen key that, too.
         """
         if not self.sampling.draft_sampled:
             return logits.argmax(dim=-1)
         weights = drafted_weights(logits, self.sampling)
-        return self._drawn(weights, (texts, offsets), self.requests[texts], self.positions[texts] + offsets)
+        keys = (self.requests[texts], self.positions[texts] + offsets)
+        uniforms = self._luck(*keys, *(() if rounds is None else (rounds,)))
+        return self._drawn(weights, (texts, offsets), uniforms, *keys)
 
     def choose_siblings(self, logits: Tensor, texts: IntArray, width: int) -> Tensor:
         """[n * width] texts of one token each: `width` draws from each of the logits [n, V].
@@ -244,27 +250,25 @@ class DraftSampler:
         The first one meets the luck that a chain's token would meet.
         """
         weights = drafted_weights(logits, self.sampling).repeat_interleave(width, dim=0)
-        siblings = np.tile(np.arange(width), len(logits))
-        places = texts, np.zeros_like(texts)
-        return self._drawn(weights, places, self.requests[texts], self.positions[texts], siblings)
+        keys, later = (self.requests[texts], self.positions[texts]), np.arange(len(texts)) % width
+        uniforms = np.where(later > 0, self._luck(*keys, later), self._luck(*keys))
+        return self._drawn(weights, (texts, np.zeros_like(texts)), uniforms, *keys)
 
     def seal(self) -> list[int]:
         """[N] handle of each text's distributions; NO_HANDLE where nothing was drawn."""
         return [NO_HANDLE] * len(self.requests) if self._block is None else self._block.seal()
 
+    def _luck(self, *keys: IntArray) -> FloatArray:
+        return keyed_uniforms(self.sampling.seed, DRAFTED, *keys)
+
     def _drawn(
         self,
         weights: Tensor,
         places: int | tuple[IntArray, IntArray],
+        uniforms: FloatArray,
         requests: IntArray,
         positions: IntArray,
-        siblings: IntArray | None = None,
     ) -> Tensor:
-        uniforms = keyed_uniforms(self.sampling.seed, DRAFTED, requests, positions)
-        if siblings is not None and siblings.any():
-            later = siblings > 0
-            keys = requests[later], positions[later], siblings[later]
-            uniforms[later] = keyed_uniforms(self.sampling.seed, DRAFTED, *keys)
         tokens = draw(weights, uniforms)
         if self._block is None:
             assert self._writer is not None, "checked at the start"

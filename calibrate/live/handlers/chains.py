@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from calibrate.live.engine.executor import Executor, handles
-from calibrate.live.engine.rows import Row, open_rows, rows_of
-from calibrate.live.engine.runner import Tree
+from calibrate.live.engine.rows import Row, behind, open_rows, rows_of
+from calibrate.live.engine.runner import padded
 from calibrate.live.engine.sampling import DraftSampler, token_probs, top_tokens
 from calibrate.live.engine.verification import (
     Proposals,
@@ -68,7 +68,7 @@ def verify_chains(
             p = token_probs(logits, sampling)
             runs, verdicts, still_open = judged(executor, rows, sampling, p, leave_open=leave_open)
             for i in still_open:
-                executor.leave_open(rows[i], rows[i].position + runs[i], p[i, runs[i]].clone())
+                executor.leave_open(behind(rows[i], runs[i]), p[i, runs[i]].clone())
     executor.audit_fed(sum(map(len, chains)), "Verify")
     return verdicts
 
@@ -112,7 +112,7 @@ def settle(executor: Executor, operation: Settle) -> list[RowVerdict]:
     rows = open_rows(operation)
     if not rows:
         return []
-    p = executor.open_probs(rows)[:, None]
+    p = torch.stack([executor.left_open(row) for row in rows])[:, None]
     proposals = Proposals(rows, operation.sampling, p.shape[-1], executor.reader)
     _, following = judge_chains(p, proposals, proposals.lengths > 0)
     return [
@@ -208,13 +208,11 @@ def prespeculate(executor: Executor, operation: Prespeculate) -> list[Prepared]:
     )
     if operation.early:
         executor.say_early([Prepared(tuple((o, Drafted()) for o in own)) for own in outcomes])
-    depth = operation.lookahead
-    keys = branch_keys(rows, outcomes)
-    sampler = sampler_of(executor, keys, depth, operation.sampling, operation.shape)
-    grown = grow(executor, rows, outcomes, sampler, stoppable=operation.early)
+    depth, shape, stoppable = operation.lookahead, operation.shape, operation.early
+    grown = grow(executor, rows, outcomes, depth, operation.sampling, shape=shape, stoppable=stoppable)
     if operation.early:  # then it may have been stopped
         depth = sum(step.name == "tree" for step in executor.steps)
-    executor.audit_fed(sum(map(len, chains)) + depth * len(keys), "Prespeculate")
+    executor.audit_fed(sum(map(len, chains)) + depth * sum(map(len, outcomes)), "Prespeculate")
     return [Prepared(tuple(zip(own, texts, strict=True))) for own, texts in zip(outcomes, grown, strict=True)]
 
 
@@ -248,72 +246,75 @@ def glue(
         ]
 
 
-def branch_keys(rows: Sequence[Row], outcomes: Sequence[Sequence[Outcome]]) -> list[tuple[int, int]]:
-    """(request, position) of the first token drafted after each outcome, row after row.
-
-    The verified token of an outcome has the position after its k accepted ones; this is the next one.
-    """
-    return [
-        (row.request, row.position + k + 1) for row, own in zip(rows, outcomes, strict=True) for k, _ in own
-    ]
-
-
 def grow(
     executor: Executor,
     rows: Sequence[Row],
     outcomes: Sequence[Sequence[Outcome]],
-    sampler: DraftSampler,
+    depth: int,
+    sampling: Sampling,
     *,
+    shape: tuple[int, ...] | None = None,
     stoppable: bool = False,
 ) -> list[list[Drafted]]:
-    """[R] the speculation of each of a row's outcomes: all continued by `sampler.depth` tokens at once."""
+    """[R] the speculation of each of a row's outcomes: all continued by `depth` tokens at once."""
     grown = [(row, own) for row, own in zip(rows, outcomes, strict=True) if own]
     if not grown:
         return [[] for _ in rows]
+    # The verified token of an outcome has the position after its k accepted ones; what is drafted, the next.
+    keys = [(row.request, row.position + k + 1) for row, own in grown for k, _ in own]
+    sampler = sampler_of(executor, keys, depth, sampling, shape)
     # After k accepted tokens the last trunk token seen is the k-th drafted one.
     forks = [[row.context - 1 + k for k, _ in own] for row, own in grown]
-    tree = executor.runner.open_tree([row.slot for row, _ in grown], forks, sampler.depth)
-    tokens, real = branch_tokens([[bonus for _, bonus in own] for _, own in grown], executor.runner.device)
-    columns: list[list[int]] = []
-    while len(columns) < sampler.depth and not (stoppable and executor.stopped()):
-        columns.append(tree_step(executor, tree, tokens, real, sampler))
-    executor.runner.close_tree(tree)
-    if len(columns) < sampler.depth:  # nobody will ask for these
+    first = [[bonus for _, bonus in own] for _, own in grown]
+    slots, depths = [row.slot for row, _ in grown], [depth] * len(grown)
+    steps = branch_steps(executor, slots, forks, first, sampler=sampler, depths=depths, stoppable=stoppable)
+    columns = list(steps)
+    if len(columns) < depth:  # nobody will ask for these
         return [[Drafted()] * len(own) for own in outcomes]
     texts = iter(drafted(columns, sampler))
     return [[next(texts) for _ in own] for own in outcomes]
 
 
-def branch_tokens(tokens: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """[R, N] tokens, and which of them are real; None if all are."""
-    width = max(map(len, tokens))
-    padded = [[*row, *[0] * (width - len(row))] for row in tokens]
-    table = torch.tensor(padded, dtype=torch.long, device=device)
-    if min(map(len, tokens)) == width:
-        return table, None
-    counts = torch.tensor([len(row) for row in tokens], device=device)
-    return table, torch.arange(width, device=device) < counts[:, None]
-
-
-def tree_step(
+def branch_steps(
     executor: Executor,
-    tree: Tree,
-    tokens: Tensor,
-    real: Tensor | None,
-    sampler: DraftSampler,
+    slots: Sequence[int],
+    forks: Sequence[Sequence[int]],
+    first: Sequence[Sequence[int]],
     *,
+    sampler: DraftSampler,
+    depths: Sequence[int],
     name: str = "tree",
-) -> list[int]:
-    """One stamped step of every branch; the next token of every real one, row after row.
+    stoppable: bool = False,
+) -> Iterator[list[int]]:
+    """Grow branches side by side; yields the next token of every branch, row after row, step by step.
 
-    Overwrites `tokens` [R, N] by the next ones.
+    Args:
+        executor: Whose model.
+        slots: [R] slots that hold the trunks.
+        forks: [R] lists of forks; see `Runner.open_tree`.
+        first: [R] the token that each branch begins with.
+        sampler: What chooses the next ones.
+        depths: [R] steps of each row, after which its branches are padding.
+        name: Of the stamped steps.
+        stoppable: Whether to end early where that is asked for.
     """
-    with executor.step(name, [range(count) for count in tree.counts]):
-        logits = executor.runner.tree_forward(tree, tokens)
-        chosen = sampler.choose(logits.flatten(0, 1) if real is None else logits[real])
-        if real is None:
-            tokens.copy_(chosen.view(tokens.shape))
-        else:
-            tokens[real] = chosen
-        column: list[int] = chosen.tolist()  # as in `feed`
-    return column
+    tree = executor.runner.open_tree(slots, forks, max(depths))
+    tokens = torch.tensor(padded(first), device=executor.runner.device)
+    counts, real = list(map(len, forks)), None  # all are
+    if min(counts) < max(counts):
+        columns = torch.arange(max(counts), device=tokens.device)
+        real = columns < torch.tensor(counts, device=tokens.device)[:, None]
+    for step in range(max(depths)):
+        if stoppable and executor.stopped():
+            break
+        tree.counts = tuple(count if step < most else 0 for count, most in zip(counts, depths, strict=True))
+        with executor.step(name, [range(count) for count in tree.counts]):
+            logits = executor.runner.tree_forward(tree, tokens)
+            chosen = sampler.choose(logits.flatten(0, 1) if real is None else logits[real])
+            if real is None:
+                tokens = chosen.view(tokens.shape)
+            else:
+                tokens[real] = chosen
+            column: list[int] = chosen.tolist()  # as in `feed`
+        yield column
+    executor.runner.close_tree(tree)

@@ -25,9 +25,9 @@ from torch.nn.functional import pad
 
 from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row, behind, proposing, rows_of
-from calibrate.live.engine.sampling import DRAFTED, drafted_weights, draw, token_probs
+from calibrate.live.engine.sampling import DraftSampler, token_probs
 from calibrate.live.errors import AuditError
-from calibrate.live.handlers.chains import judged, matched
+from calibrate.live.handlers.chains import judged, matched, sampler_of
 from calibrate.live.handlers.trees import opened
 from policies.double import (
     Ask,
@@ -42,13 +42,10 @@ from policies.double import (
 from policies.laws.retrieval import common_prefix
 from policies.operation import RowOperation, VerdictReply
 from policies.retrieval import Hierarchy
-from policies.sampling import keyed_uniforms
-from policies.values import NO_HANDLE, UNKNOWN, RowVerdict, Source
+from policies.values import NO_HANDLE, RowVerdict, Source
 
 STORES = "double.stores"
 """Name under which an executor keeps, by slot, the request and what it may retrieve."""
-OPEN = "double.open"
-"""Name under which an executor keeps open positions by slot."""
 
 
 def store_of(executor: Executor, row: Row, ask: Ask, how: Retrieval) -> Hierarchy:
@@ -85,7 +82,6 @@ class Drafting:
         row: The row; its tokens are the pending ones, which are continued.
         most: Tokens that may be drafted.
         unfed: Tokens that the draft has not processed; at least one.
-        weights: The distribution of each drafted token, where they are drawn.
         matched: Retrieved tokens confirmed, per forward.
         found: Retrieved tokens, per forward.
     """
@@ -95,15 +91,14 @@ class Drafting:
     most: int
     unfed: Tokens
     tokens: list[int] = field(default_factory=list)
-    weights: list[Tensor] = field(default_factory=list)
     matched: list[int] = field(default_factory=list)
     found: list[int] = field(default_factory=list)
     work: list[tuple[str, int]] = field(default_factory=list)
 
-    def keys(self, count: int) -> list[tuple[int, int, int]]:
-        """(request, position, round) of the next `count` tokens."""
-        first = self.row.position + len(self.row.tokens) + len(self.tokens)
-        return [(self.row.request, first + i, self.row.position) for i in range(count)]
+    @property
+    def left(self) -> int:
+        """Tokens that it still lacks."""
+        return self.most - len(self.tokens)
 
 
 @handles(RetrievingDraft)
@@ -115,13 +110,16 @@ def draft(executor: Executor, operation: RetrievingDraft) -> list[Drafted]:
         for row, ask in zip(rows_of(operation.view), operation.inputs, strict=True)
     ]
     planned = 0
+    depth = min(max(each.most for each in rows), operation.lookahead * (how.span + 1))
+    keys = [(each.row.request, each.row.position + len(each.row.tokens)) for each in rows]
+    sampler = sampler_of(executor, keys, depth, operation.sampling)
     for _ in range(operation.lookahead):
-        going = [each for each in rows if len(each.tokens) < each.most]
+        going = [i for i, each in enumerate(rows) if each.left > 0]
         if not going:
             break
-        planned += _retrieval_forward(executor, operation, going)
+        planned += _retrieval_forward(executor, how, rows, going, sampler)
     executor.audit_fed(planned, "RetrievingDraft")
-    kept = _keep_weights(executor, rows) if operation.sampling.draft_sampled else [NO_HANDLE] * len(rows)
+    kept = [handle if r.tokens else NO_HANDLE for r, handle in zip(rows, sampler.seal(), strict=True)]
     return [
         Drafted(tuple(r.tokens), handle, tuple(r.matched), tuple(r.found), tuple(r.work))
         for r, handle in zip(rows, kept, strict=True)
@@ -136,27 +134,30 @@ def _begin(executor: Executor, row: Row, ask: Ask, how: Retrieval) -> Drafting:
     return Drafting(row._replace(tokens=ask.pending), layers, row.room - len(ask.pending), text[keep:])
 
 
-def _retrieval_forward(executor: Executor, operation: RetrievingDraft, rows: Sequence[Drafting]) -> int:
-    """One forward of every row over its unfed tokens and what is retrieved after them; tokens fed."""
-    start, span = time.perf_counter(), operation.retrieval.span
+def _retrieval_forward(
+    executor: Executor,
+    how: Retrieval,
+    drafts: Sequence[Drafting],
+    going: Sequence[int],
+    sampler: DraftSampler,
+) -> int:
+    """One forward of some rows over their unfed tokens and what is retrieved after them; tokens fed."""
+    start, rows = time.perf_counter(), [drafts[i] for i in going]
     found = [
-        each.layers.retrieve((*each.row.tokens, *each.tokens), min(span, each.most - len(each.tokens) - 1))
-        for each in rows
+        each.layers.retrieve((*each.row.tokens, *each.tokens), min(how.span, each.left - 1)) for each in rows
     ]
     _retrieved_step(executor, start, len(rows))
     chains = [(*each.unfed, *ahead) for each, ahead in zip(rows, found, strict=True)]
     with executor.step("draft", chains):
         logits = executor.runner.forward([each.row.slot for each in rows], chains)
-        ends = [len(each.unfed) - 1 for each in rows]
-        flat = [logits[i, end : len(c)] for i, (end, c) in enumerate(zip(ends, chains, strict=True))]
-        chosen, weights = _choose(operation, rows, found, torch.cat(flat))
-    at = 0
+        flat = [
+            logits[i, len(each.unfed) - 1 : len(chain)]
+            for i, (each, chain) in enumerate(zip(rows, chains, strict=True))
+        ]
+        chosen = iter(_choose(sampler, drafts, going, found, torch.cat(flat)))
     for each, ahead, chain in zip(rows, found, chains, strict=True):
-        own = chosen[at : at + len(ahead) + 1]
+        own = [next(chosen) for _ in range(len(ahead) + 1)]
         confirmed = common_prefix(ahead, own)
-        if weights is not None:
-            each.weights += weights[at : at + confirmed + 1]
-        at += len(own)
         each.tokens += own[: confirmed + 1]
         each.matched.append(confirmed)
         each.found.append(len(ahead))
@@ -168,39 +169,21 @@ def _retrieval_forward(executor: Executor, operation: RetrievingDraft, rows: Seq
 
 
 def _choose(
-    operation: RetrievingDraft, rows: Sequence[Drafting], found: Sequence[Tokens], logits: Tensor
-) -> tuple[list[int], Tensor | None]:
-    """The draft's own token before and after each retrieved one [n, V], and the weights it was drawn by."""
-    sampling = operation.sampling
-    if not sampling.draft_sampled:
-        best: list[int] = logits.argmax(dim=-1).tolist()
-        return best, None
-    weights = drafted_weights(logits, sampling)
-    keys = [key for each, ahead in zip(rows, found, strict=True) for key in each.keys(len(ahead) + 1)]
-    uniforms = keyed_uniforms(sampling.seed, DRAFTED, *np.array(keys, dtype=np.int64).T)
-    drawn: list[int] = draw(weights, uniforms).tolist()
-    return drawn, weights
-
-
-def _keep_weights(executor: Executor, rows: Sequence[Drafting]) -> list[int]:
-    """[R] handle of the distribution of each row's first token, written to where the target finds them."""
-    depth = max(len(each.tokens) for each in rows)
-    if depth == 0:
-        return [NO_HANDLE] * len(rows)
-    if executor.writer is None:
-        raise AuditError("this worker drafts at random but was given no memory for its distributions")
-    some = next(each.weights[0] for each in rows if each.weights)
-    block = executor.writer.reserve(len(rows), depth, len(some))
-    for step in range(depth):
-        weights = torch.stack([each.weights[step] if step < len(each.tokens) else some for each in rows])
-        owners = np.full((3, len(rows)), UNKNOWN, dtype=np.int64)
-        for i, each in enumerate(rows):
-            if step < len(each.tokens):
-                position = each.row.position + len(each.row.tokens) + step
-                owners[:, i] = each.row.request, position, each.tokens[step]
-        totals = weights.sum(dim=-1, dtype=torch.float64).cpu().numpy()
-        block.write(step, weights.cpu().numpy(), totals, (owners[0], owners[1], owners[2]))
-    return [h if each.tokens else NO_HANDLE for h, each in zip(block.seal(), rows, strict=True)]
+    sampler: DraftSampler,
+    drafts: Sequence[Drafting],
+    going: Sequence[int],
+    found: Sequence[Tokens],
+    logits: Tensor,
+) -> list[int]:
+    """The draft's own token before and after each retrieved one, of the logits [n, V] of some rows."""
+    places = [
+        (i, len(drafts[i].tokens) + offset, drafts[i].row.position)
+        for i, ahead in zip(going, found, strict=True)
+        for offset in range(len(ahead) + 1)
+    ]
+    texts, offsets, rounds = np.array(places, dtype=np.int64).T
+    chosen: list[int] = sampler.choose_at(logits, texts, offsets, rounds).tolist()
+    return chosen
 
 
 class OpenEnd(NamedTuple):
@@ -252,7 +235,8 @@ def verify(executor: Executor, operation: RetrievingVerify) -> list[Verified]:
                 probs = p[i, runs[i] : runs[i] + len(found[i]) + 1].clone()
                 ends[i] = OpenEnd.after(runs[i], rows[i], found[i], probs)
             if operation.leave_open:
-                executor.kept[OPEN] = {end.row.slot: end for end in ends.values()}
+                for end in ends.values():
+                    executor.leave_open(end.row, end)
             else:
                 verdicts, ends = _extended(executor, operation, verdicts, ends), {}
     executor.audit_fed(sum(map(len, chains)), "RetrievingVerify")
@@ -265,13 +249,10 @@ def verify(executor: Executor, operation: RetrievingVerify) -> list[Verified]:
 @handles(Guide)
 def guide(executor: Executor, operation: Guide) -> list[VerdictReply]:
     """Decide open positions by the draft's next tokens, and then by the retrieved ones."""
-    kept: dict[int, OpenEnd] = executor.kept.get(OPEN, {})
     with executor.step("guide", [()] * len(operation.inputs)):
         ends, drafts = [], []
         for row, (tokens, handle, behind) in zip(rows_of(operation.view), operation.inputs, strict=True):
-            end, wanted = kept.pop(row.slot, None), (row.request, row.position + behind)
-            if end is None or (end.row.request, end.row.position) != wanted:
-                raise AuditError(f"slot {row.slot} has no open position {wanted[1]} of request {wanted[0]}")
+            end: OpenEnd = executor.left_open(row._replace(position=row.position + behind))
             # X_q is judged as far as p is known for it: along r, and one token beside or behind it.
             known = tokens[: common_prefix(tokens, end.retrieved) + 1]
             ends.append(end)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from calibrate.live.engine.executor import Executor, handles
-from calibrate.live.engine.rows import Row, proposing, rows_of
+from calibrate.live.engine.rows import Row, behind, proposing, rows_of
 from calibrate.live.engine.sampling import DraftSampler, token_probs, top_tokens
 from calibrate.live.engine.verification import TreeJudge, cut
-from calibrate.live.handlers.chains import branch_tokens, feed, sampler_of, tree_step, unseen, verify_chains
+from calibrate.live.handlers.chains import branch_steps, feed, sampler_of, unseen, verify_chains
 from policies.duo import (
     DraftSequences,
     Openings,
@@ -164,24 +164,16 @@ class _Drafting:
 
     def _grow_tree(self, depths: Sequence[int], sampler: DraftSampler) -> None:
         """`depths` [R] steps for each row, all sequences at once."""
-        runner = self.executor.runner
-        ends = [len(runner.held(slot)) - 1 for slot in self.slots]
+        ends = [len(self.executor.runner.held(slot)) - 1 for slot in self.slots]
         # The leading first token is in the cache, and the other sequences do not see it.
         forks = [[end, *[end - 1] * (len(d.texts) - 1)] for end, d in zip(ends, self.drafts, strict=True)]
-        tree = runner.open_tree(self.slots, forks, max(depths))
         last = [[text[-1] for text in draft.texts] for draft in self.drafts]
-        tokens, real = branch_tokens(last, runner.device)
-        for step in range(max(depths)):
-            # A row whose budget is used up is padding from here on.
-            going = [depth > step for depth in depths]
-            tree.counts = tuple(len(d.texts) if on else 0 for d, on in zip(self.drafts, going, strict=True))
-            column = iter(tree_step(self.executor, tree, tokens, real, sampler))
-            for draft, on in zip(self.drafts, going, strict=True):
-                for text in draft.texts:
-                    token = next(column)
-                    if on:
-                        text.append(token)
-        runner.close_tree(tree)
+        texts = [(text, depth) for d, depth in zip(self.drafts, depths, strict=True) for text in d.texts]
+        columns = branch_steps(self.executor, self.slots, forks, last, sampler=sampler, depths=depths)
+        for step, column in enumerate(columns):
+            for (text, depth), token in zip(texts, column, strict=True):
+                if step < depth:  # else the row's budget is used up
+                    text.append(token)
 
     def replies(self) -> list[Sequences]:
         """What the rows get back."""
@@ -203,10 +195,10 @@ class _Drafting:
 def settle_sequences(executor: Executor, operation: SettleSequences) -> list[Settled]:
     """Try candidates one after the other by the open positions' probabilities."""
     rows = [
-        row._replace(position=row.position + opened.accepted, room=row.room - opened.accepted)
+        behind(row, opened.accepted)
         for row, opened in zip(rows_of(operation.view), operation.inputs, strict=True)
     ]
-    p = executor.open_probs(rows)
+    p = torch.stack([executor.left_open(row) for row in rows])
     chosen, tokens = try_candidates(executor, p, rows, operation.inputs, operation.sampling)
     return [
         Settled(cut((), token, row.room, executor.end_token_ids), number, ())

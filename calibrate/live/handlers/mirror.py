@@ -17,7 +17,7 @@ from calibrate.live.engine.rows import Row, proposing, rows_of
 from calibrate.live.engine.sampling import BONUS, draw, token_probs, top_tokens
 from calibrate.live.engine.streams import ModelStreams, StreamBranching, Text, Writing, load_streams
 from calibrate.live.errors import ModelError
-from calibrate.live.handlers.chains import branch_keys, grow, judged, matched, rewound, sampler_of
+from calibrate.live.handlers.chains import grow, judged, matched, rewound
 from calibrate.live.wire import StepTime
 from policies.mirror import (
     Branch,
@@ -156,9 +156,8 @@ def roll_out(executor: Executor, operation: Rollout) -> list[Rolled]:
     with executor.step("glue", chains):
         logits = executor.runner.forward([row.slot for row in rows], chains)
         logits[0, 0, 0].item()  # the stamp is of done work
-    keys = branch_keys(rows, outcomes)
-    grown = grow(executor, rows, outcomes, sampler_of(executor, keys, depth, operation.sampling))
-    executor.audit_fed(sum(map(len, chains)) + depth * len(keys), "Rollout")
+    grown = grow(executor, rows, outcomes, depth, operation.sampling)
+    executor.audit_fed(sum(map(len, chains)) + depth * sum(map(len, outcomes)), "Rollout")
     return [
         Rolled(_branches(own, texts), (("glue", len(chain)), *[("tree", len(own))] * (depth if own else 0)))
         for own, texts, chain in zip(outcomes, grown, chains, strict=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row
 from calibrate.live.engine.sampling import DraftSampler
-from calibrate.live.handlers.chains import branch_tokens, feed, glue, tree_step
+from calibrate.live.handlers.chains import branch_steps, feed, glue
 from calibrate.live.wire import Echo, Probe, ProbeResult
 
 PROBED = "probed"
@@ -43,11 +43,9 @@ def _probe_once(executor: Executor, operation: Probe, slots: Sequence[int]) -> N
     if operation.step == "tree":
         # One step whose cache is as long as the trunk and the branches' tokens so far together.
         forks = [[operation.context - 1] * operation.branches] * batch
-        tree = runner.open_tree(slots, forks, 1)
-        tokens, real = branch_tokens([[0] * operation.branches] * batch, runner.device)
-        keys = [0] * (batch * operation.branches)
-        tree_step(executor, tree, tokens, real, DraftSampler(keys, keys, 1), name="probe")
-        runner.close_tree(tree)
+        keys, first = [0] * (batch * operation.branches), [[0] * operation.branches] * batch
+        sampler = DraftSampler(keys, keys, 1)
+        list(branch_steps(executor, slots, forks, first, sampler=sampler, depths=[1] * batch, name="probe"))
     elif operation.step == "prefill":
         feed(executor, "probe", slots, [chain] * batch)
     elif operation.top:
