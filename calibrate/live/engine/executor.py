@@ -21,7 +21,7 @@ from calibrate.live.engine.verification import agreement
 from calibrate.live.errors import AuditError
 from calibrate.live.shared_probs import ProbsReader, ProbsWriter
 from calibrate.live.wire import StepTime
-from policies.operation import Operation
+from policies.operation import Operation, RowOperation, total_tokens
 
 T = TypeVar("T")
 Handler: TypeAlias = "Callable[[Executor, Any], Sequence[Any]]"
@@ -104,11 +104,15 @@ class Executor:
         """Do an operation; a reply per row of its view.
 
         Raises:
-            AuditError: The operation does not fit what a slot holds, more was fed than it needs, or the
-                probabilities of a sampled token are missing or are another's.
+            AuditError: The operation does not fit what a slot holds, more was fed than it needs (of a row
+                operation, than the replies say), or the probabilities of a sampled token are missing or are
+                another's.
         """
         self.steps = []
-        return tuple(handled(operation.kind).handler(self, operation))
+        replies = tuple(handled(operation.kind).handler(self, operation))
+        if isinstance(operation, RowOperation):
+            self.audit_fed(total_tokens(replies), type(operation).__name__)
+        return replies
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What is kept under a name, made on first use."""

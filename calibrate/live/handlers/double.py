@@ -109,7 +109,6 @@ def draft(executor: Executor, operation: RetrievingDraft) -> list[Drafted]:
         _begin(executor, row, ask, how)
         for row, ask in zip(rows_of(operation.view), operation.inputs, strict=True)
     ]
-    planned = 0
     depth = min(max(each.most for each in rows), operation.lookahead * (how.span + 1))
     keys = [(each.row.request, each.row.position + len(each.row.tokens)) for each in rows]
     sampler = sampler_of(executor, keys, depth, operation.sampling)
@@ -117,8 +116,7 @@ def draft(executor: Executor, operation: RetrievingDraft) -> list[Drafted]:
         going = [i for i, each in enumerate(rows) if each.left > 0]
         if not going:
             break
-        planned += _retrieval_forward(executor, how, rows, going, sampler)
-    executor.audit_fed(planned, "RetrievingDraft")
+        _retrieval_forward(executor, how, rows, going, sampler)
     kept = [handle if r.tokens else NO_HANDLE for r, handle in zip(rows, sampler.seal(), strict=True)]
     return [
         Drafted(tuple(r.tokens), handle, tuple(r.matched), tuple(r.found), tuple(r.work))
@@ -140,8 +138,8 @@ def _retrieval_forward(
     drafts: Sequence[Drafting],
     going: Sequence[int],
     sampler: DraftSampler,
-) -> int:
-    """One forward of some rows over their unfed tokens and what is retrieved after them; tokens fed."""
+) -> None:
+    """One forward of some rows over their unfed tokens and what is retrieved after them."""
     start, rows = time.perf_counter(), [drafts[i] for i in going]
     found = [
         each.layers.retrieve((*each.row.tokens, *each.tokens), min(how.span, each.left - 1)) for each in rows
@@ -165,7 +163,6 @@ def _retrieval_forward(
         each.unfed = (own[confirmed],)
         held = len(executor.runner.held(each.row.slot))
         executor.runner.rollback(each.row.slot, held - (len(ahead) - confirmed))
-    return sum(map(len, chains))
 
 
 def _choose(
@@ -239,7 +236,6 @@ def verify(executor: Executor, operation: RetrievingVerify) -> list[Verified]:
                     executor.leave_open(end.row, end)
             else:
                 verdicts, ends = _extended(executor, operation, verdicts, ends), {}
-    executor.audit_fed(sum(map(len, chains)), "RetrievingVerify")
     return [
         Verified(verdict, len(found[i]), i in ends, (("retrieve", 0), ("verify", len(chains[i]))))
         for i, verdict in enumerate(verdicts)

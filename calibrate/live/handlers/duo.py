@@ -26,7 +26,7 @@ from policies.duo import (
     sequence_lengths,
     sequences_work,
 )
-from policies.operation import VerdictReply, total_tokens
+from policies.operation import VerdictReply
 from policies.sampling import Sampling
 from policies.tokentree import ROOT, TokenTree
 from policies.values import NO_HANDLE, Source
@@ -54,9 +54,7 @@ def draft_sequences(executor: Executor, operation: DraftSequences) -> list[Seque
         if not drafting.alone:
             drafting.branch(first, second)
         drafting.grow(first, second)
-    replies = drafting.replies()
-    executor.audit_fed(total_tokens(replies), "DraftSequences")
-    return replies
+    return drafting.replies()
 
 
 @dataclass

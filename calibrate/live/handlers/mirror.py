@@ -99,7 +99,6 @@ def verify_early(executor: Executor, operation: EarlyVerify) -> list[VerdictRepl
         StepTime("exit", exit_.began, exit_.ended, 0, *shape),
         StepTime(exit_.late, exit_.ended, time.perf_counter(), 0, *shape),
     ]
-    executor.audit_fed(sum(map(len, chains)), "EarlyVerify")
     return [
         VerdictReply(verdict, ((exit_.early, len(chain)), ("exit", 0), (exit_.late, 0)))
         for verdict, chain in zip(verdicts, chains, strict=True)
@@ -157,7 +156,6 @@ def roll_out(executor: Executor, operation: Rollout) -> list[Rolled]:
         logits = executor.runner.forward([row.slot for row in rows], chains)
         logits[0, 0, 0].item()  # the stamp is of done work
     grown = grow(executor, rows, outcomes, depth, operation.sampling)
-    executor.audit_fed(sum(map(len, chains)) + depth * sum(map(len, outcomes)), "Rollout")
     return [
         Rolled(_branches(own, texts), (("glue", len(chain)), *[("tree", len(own))] * (depth if own else 0)))
         for own, texts, chain in zip(outcomes, grown, chains, strict=True)
@@ -180,13 +178,11 @@ def draft(executor: Executor, operation: StreamDraft) -> list[StreamWindow]:
     rows = rows_of(operation.view)
     rewound(executor, rows)
     texts = [Text(i, ROOT, row.tail[-1], row.request, row.position) for i, row in enumerate(rows)]
-    writing = _writing(executor, operation, texts)
-    write(executor, nodes_of(executor, rows), writing, "draft")
-    works = _works(executor, writing, "draft")
-    executor.audit_fed(sum(tokens for work in works for _, tokens in work), "StreamDraft")
+    nodes = nodes_of(executor, rows)
+    handles, works = write(executor, operation, nodes, texts, "draft")
     return [
         StreamWindow(tuple(text.written), handle, tuple(text.emitted), work)
-        for text, handle, work in zip(texts, writing.seal(), works, strict=True)
+        for text, handle, work in zip(texts, handles, works, strict=True)
     ]
 
 
@@ -204,13 +200,9 @@ def roll_out_by_streams(executor: Executor, operation: StreamRollout) -> list[St
         for i, (row, own) in enumerate(zip(rows, outcomes, strict=True))
         for k, token in own
     ]
-    writing = _writing(executor, operation, texts)
-    write(executor, nodes, writing, "tree")
+    handles, works = write(executor, operation, nodes, texts, "tree")
     nodes.keep([range(len(chain)) for chain in chains])
-    works = _works(executor, writing, "tree")
-    grown = sum(tokens for work in works for _, tokens in work)
-    executor.audit_fed(sum(map(len, chains)) + grown, "StreamRollout")
-    written = iter(zip(texts, writing.seal(), strict=True))
+    written = iter(zip(texts, handles, strict=True))
     replies = []
     for own, chain, work in zip(outcomes, chains, works, strict=True):
         mine = [next(written) for _ in own]
@@ -220,34 +212,27 @@ def roll_out_by_streams(executor: Executor, operation: StreamRollout) -> list[St
     return replies
 
 
-def write(executor: Executor, nodes: StreamBranching, writing: Writing, name: str) -> None:
+def write(
+    executor: Executor,
+    operation: StreamDraft | StreamRollout,
+    nodes: StreamBranching,
+    texts: Sequence[Text],
+    name: str,
+) -> tuple[list[int], list[Work]]:
     """Stamped passes until all texts, which hang on `nodes`, are written.
 
     A pass's first step is called `name`, its streams `name:s`.
+
+    Returns:
+        Handle of each text's distributions; the passes of each row.
     """
-    while writing.growing:
-        first = [len(row) for row in nodes.tokens]
-        tokens, parents = writing.pending(first)
-        asking = writing.asking()
-        with executor.step(name, tokens):
-            tips = writing.write(first, nodes.feed(tokens, parents))
-        asked = [len(row) * streams for row, streams in zip(tokens, asking, strict=True)]
-        for own, row, streams in zip(writing.counts, tokens, asked, strict=True):
-            if row:
-                own.append((len(row), streams))
-        if any(asked):
-            with executor.step(f"{name}:{streams_of(executor).share:.4g}", [range(n) for n in asked]):
-                writing.take(tips, nodes.propose(max(asking), asked))
-
-
-def _writing(executor: Executor, operation: StreamDraft | StreamRollout, texts: Sequence[Text]) -> Writing:
-    streams, there = operation.streams, streams_of(executor).streams
-    if streams > there:
+    streams, own = operation.streams, streams_of(executor)
+    if streams > own.streams:
         raise ModelError(
-            f"the draft has {there} streams, {streams} were asked for; use `--streams {there}`, or train "
-            "more of them with `calibrate pair streams --streams`"
+            f"the draft has {own.streams} streams, {streams} were asked for; use `--streams {own.streams}`, "
+            "or train more of them with `calibrate pair streams --streams`"
         )
-    return Writing(
+    writing = Writing(
         texts,
         len(operation.view.slots),
         lookahead=operation.lookahead,
@@ -255,8 +240,17 @@ def _writing(executor: Executor, operation: StreamDraft | StreamRollout, texts: 
         sampling=operation.sampling,
         writer=executor.writer,
     )
-
-
-def _works(executor: Executor, writing: Writing, name: str) -> list[Work]:
-    share = streams_of(executor).share
-    return [passes(name, share, counts) for counts in writing.counts]
+    while writing.growing:
+        first = [len(row) for row in nodes.tokens]
+        tokens, parents = writing.pending(first)
+        asking = writing.asking()
+        with executor.step(name, tokens):
+            tips = writing.write(first, nodes.feed(tokens, parents))
+        asked = [len(row) * streams for row, streams in zip(tokens, asking, strict=True)]
+        for counts, row, count in zip(writing.counts, tokens, asked, strict=True):
+            if row:
+                counts.append((len(row), count))
+        if any(asked):
+            with executor.step(f"{name}:{own.share:.4g}", [range(n) for n in asked]):
+                writing.take(tips, nodes.propose(max(asking), asked))
+    return writing.seal(), [passes(name, own.share, counts) for counts in writing.counts]

@@ -35,7 +35,6 @@ def draft_trees(executor: Executor, operation: DraftTree) -> list[TreeDrafted]:
         tokens, parents = grower.pending()
         more = grower.grow(branching.feed(tokens, parents))
         executor.stamp("tree", start, fed, tokens)
-    executor.audit_fed(sum(map(len, feeds)) + len(rows) * sum(plan.fed), "DraftTree")
     return [
         TreeDrafted(tree, (("feed", len(unseen)), *(("tree", n) for n in plan.fed)), tuple(top))
         for tree, unseen, top in zip(grower.trees(), feeds, tops, strict=True)
@@ -70,7 +69,6 @@ def verify_trees(executor: Executor, operation: VerifyTree) -> list[TreeVerdict]
         else:
             verdicts = TreeJudge(rows, trees, operation.sampling, executor.reader).judge(logits)
         branching.keep([(0, *(1 + node for node in own.path)) for own in verdicts])
-    executor.audit_fed(sum(map(len, tokens)), "VerifyTree")
     replies = []
     for row, tree, own in zip(rows, trees, verdicts, strict=True):
         tokens_on = [tree.tokens[node] for node in own.path]
@@ -85,9 +83,7 @@ def retrieve_trees(executor: Executor, operation: RetrieveTree) -> list[Retrieve
     name, search = operation.datastore, operation.search
     datastore = None if name == PROMPT else opened(executor, name)
     with executor.step("retrieve", [()] * len(operation.inputs)):
-        replies = [retrieve(asked, search, datastore) for asked in operation.inputs]
-    executor.audit_fed(0, "RetrieveTree")
-    return replies
+        return [retrieve(asked, search, datastore) for asked in operation.inputs]
 
 
 def opened(executor: Executor, name: str) -> Datastore:
