@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrate.options import TRUST, TURNS, time_sliced
+from calibrate.live.placement import TORCH
+from calibrate.options import TRUST, TURNS, CalibrationRequest, time_sliced
 from policies.commandline import (
     HELP,
     POSITIVE,
@@ -109,25 +110,9 @@ def run(request: RecordingRequest, settings: list[Settings]) -> None:
         RuntimeError: A setting could not be recorded.
     """
     from calibrate.display import show_progress
-    from calibrate.prompts import choose_prompts
-    from calibrate.reply_recorder import Asked, DecisionFiles, record_decisions
-    from hardware_profiles.profile import load_profile
-    from hardware_profiles.store import find_profile
+    from calibrate.reply_recorder import DecisionFiles, record_decisions
 
-    asked = Asked(
-        profile=load_profile(find_profile(request.hw)),
-        settings=settings,
-        prompts=choose_prompts(request.prompts, request.count),
-        prompt_set=request.prompts,
-        limit=request.max_tokens,
-        batches=request.batches,
-        timed=not request.untimed,
-        draft_backend=request.draft_backend,
-        trust_remote_code=request.trust_remote_code,
-    )
-    if asked.timed and (why := _why_untimed(asked)):
-        click.echo(f"decisions alone are recorded: {why}", err=True)
-        asked = replace(asked, timed=False, batches=asked.batches[:1])
+    asked = _asked(request, settings)
     files = DecisionFiles(asked, request.out)
     missing = [s for s in settings if request.fresh or not files.holds(s)]
     for each in settings:
@@ -146,6 +131,28 @@ def run(request: RecordingRequest, settings: list[Settings]) -> None:
             click.echo(f"  {line}")
     if failed:
         raise RuntimeError("not recorded: " + "; ".join(f"{label}: {why}" for label, why in failed.items()))
+
+
+def _asked(request: RecordingRequest, settings: list[Settings]) -> Asked:
+    """What to record of a profile's pair; says why where its operations cannot be timed."""
+    from calibrate.job import like_profile, make_job
+    from calibrate.reply_recorder import Asked
+    from calibrate.shipped import profiled_model
+    from hardware_profiles.profile import load_profile
+    from hardware_profiles.store import find_profile
+
+    profile = load_profile(find_profile(request.hw))
+    target, draft = (str(profiled_model(role.model)) for role in (profile.roles.target, profile.roles.draft))
+    temperature, backend = (request.temperature,), request.draft_backend or TORCH
+    pair = {"target": target, "draft": draft, "temperature": temperature, "draft_backend": backend}
+    job = like_profile(make_job(typed(CalibrationRequest, vars(request), hw="auto", **pair)), profile)
+    if request.draft_backend is not None:
+        job = replace(job, draft_backend=request.draft_backend)
+    asked = Asked(job, profile, settings, request.batches, timed=not request.untimed)
+    if asked.timed and (why := _why_untimed(asked)):
+        click.echo(f"decisions alone are recorded: {why}", err=True)
+        return asked.untimed
+    return asked if asked.timed else asked.untimed
 
 
 def settings_of(request: RecordingRequest, knobs: dict[str, Any]) -> list[Settings]:
@@ -172,11 +179,11 @@ def settings_of(request: RecordingRequest, knobs: dict[str, Any]) -> list[Settin
 
 def _why_untimed(asked: Asked) -> str:
     """Why times of this machine would say nothing beside a profile; empty if they do."""
-    from calibrate.machine import find_machine
+    from calibrate.job import like_profile
 
-    if asked.backend != asked.profiled_backend:
-        return (
-            f"profile {asked.profile.name!r} is of a draft by {asked.profiled_backend}, not {asked.backend}"
-        )
-    other = find_machine().differs_from(asked.profile.provenance.machine or "")
-    return other and f"profile {asked.profile.name!r} {other}"
+    profile, backend = asked.profile, asked.job.draft_backend
+    profiled = like_profile(asked.job, profile).draft_backend
+    if backend != profiled:
+        return f"profile {profile.name!r} is of a draft by {profiled}, not {backend}"
+    other = asked.job.machine.differs_from(profile.provenance.machine or "")
+    return other and f"profile {profile.name!r} {other}"

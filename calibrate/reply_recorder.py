@@ -12,26 +12,15 @@ from pathlib import Path
 
 from calibrate.hostfit import fit_timings, gains, told
 from calibrate.hostrecords import Expectation, at_usual_speed, drift_of, time_operations
-from calibrate.job import profiled_precision, with_room
+from calibrate.job import Job, worker_specs
 from calibrate.live.errors import WorkerError
-from calibrate.live.placement import (
-    Mode,
-    Precision,
-    WorkerSpec,
-    backend_label,
-    check_backend,
-    labelled_backend,
-    own_precision,
-    pair_specs,
-    parse_placement,
-)
+from calibrate.live.placement import backend_label, labelled_backend, own_precision
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import joined, run_live
 from calibrate.options import Progress
-from calibrate.prompts import Prompt
 from calibrate.record import digest, now, trace_request, versions
 from hardware_profiles.optime import StepTiming, Timed
-from hardware_profiles.profile import Profile, Role
+from hardware_profiles.profile import Profile
 from hardware_profiles.reply_trace import (
     Decisions,
     DecisionTrace,
@@ -125,28 +114,21 @@ class Asked:
     """What to record.
 
     Attributes:
-        profile: Names the models, and what to time beside.
+        job: The pair, called as it was when the profile was measured if operations are timed; its prompts,
+            whose order gives the request ids 0, 1, ..., and the most tokens per request.
+        profile: What to time beside.
         settings: All at one sampling.
-        prompts: Their order gives the request ids 0, 1, ...
-        limit: Most tokens per request.
         batches: Rows served at once; decisions are those of the first.
-        timed: Whether to time operations, in the mode that the profile was measured in; else models are
-            called eagerly.
-        draft_backend: What runs the draft; None: what ran it when the profile was measured.
+        timed: Whether to time operations.
     """
 
+    job: Job
     profile: Profile
     settings: Sequence[Settings]
-    prompts: Sequence[Prompt]
-    prompt_set: str
-    limit: int
     batches: tuple[int, ...] = (1,)
     timed: bool = True
-    draft_backend: str | None = None
-    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        check_backend(self.backend)
         if len({(s.temperature, s.top_p, s.seed) for s in self.settings}) != 1:
             raise ValueError("one decision trace holds settings of one sampling")
         if not self.batches or min(self.batches) < 1:
@@ -155,30 +137,9 @@ class Asked:
             raise ValueError("decisions are the same in every batch: with --untimed give one")
 
     @property
-    def roles(self) -> tuple[Role, Role]:
-        """Target and draft."""
-        return self.profile.roles.target, self.profile.roles.draft
-
-    @property
-    def profiled_backend(self) -> str:
-        """What ran the draft when the profile was measured."""
-        draft = self.profile.roles.draft
-        return labelled_backend(draft.backend, draft.precision)
-
-    @property
-    def backend(self) -> str:
-        """What runs the draft."""
-        return self.draft_backend or self.profiled_backend
-
-    @property
-    def precision(self) -> Precision:
-        """Of both models, but of a draft whose backend has one of its own."""
-        return profiled_precision(self.profile)
-
-    @property
-    def mode(self) -> Mode:
-        """How models are called."""
-        return "compiled" if self.timed and self.roles[0].mode == "captured" else "eager"
+    def untimed(self) -> Asked:
+        """The decisions alone, of models called eagerly."""
+        return replace(self, timed=False, batches=self.batches[:1], job=replace(self.job, mode="eager"))
 
     @property
     def sampled(self) -> bool:
@@ -199,17 +160,17 @@ def record_decisions(
         LiveError: A model is not there or does not run.
     """
     from calibrate.live.loading import load_tokenizer
-    from calibrate.shipped import profiled_model
 
-    models = [str(profiled_model(role.model)) for role in asked.roles]
-    tokenizer = load_tokenizer(models[0], trust_remote_code=asked.trust_remote_code)
-    texts = [tuple(tokenizer(prompt.text)["input_ids"]) for prompt in asked.prompts]
-    requests = [Request(i, len(ids), asked.limit, ids) for i, ids in enumerate(texts)]
+    job = asked.job
+    tokenizer = load_tokenizer(job.target, trust_remote_code=job.trust_remote_code)
+    texts = [tuple(tokenizer(prompt.text)["input_ids"]) for prompt in job.prompts]
+    requests = [Request(i, len(ids), job.max_tokens, ids) for i, ids in enumerate(texts)]
     told_requests = tuple(
         trace_request(i, prompt, ids, "limit")
-        for i, (prompt, ids) in enumerate(zip(asked.prompts, texts, strict=True))
+        for i, (prompt, ids) in enumerate(zip(job.prompts, texts, strict=True))
     )
-    specs = _workers(asked, models, max(map(len, texts)))
+    length = max(map(len, texts)) + job.max_tokens + SPARE
+    specs = worker_specs(job, batch=max(asked.batches), length=length)
     with LiveWorld(*specs, start_timeout_s=PATIENCE_S) as world:
         recorder = Recorder(world, requests, asked.profile if asked.timed else None, asked.batches)
         meta = _meta(asked, world, type(tokenizer).__name__)
@@ -221,36 +182,24 @@ def record_decisions(
             except WorkerError as error:
                 failed[label] = str(error)
                 continue
-            keep(settings, DecisionTrace(told_requests, meta, {label: found}, asked.limit))
+            keep(settings, DecisionTrace(told_requests, meta, {label: found}, job.max_tokens))
     return failed
 
 
-def _workers(asked: Asked, models: Sequence[str], longest: int) -> tuple[WorkerSpec, WorkerSpec]:
-    """The pair's workers, with models called as they were when the profile was measured if that matters."""
-    specs = pair_specs(
-        models[0],
-        models[1],
-        parse_placement("split"),
-        precision=asked.precision,
-        draft_backend=asked.backend,
-        trust_remote_code=asked.trust_remote_code,
-    )
-    return with_room(specs, asked.mode, batch=max(asked.batches), length=longest + asked.limit + SPARE)
-
-
 def _meta(asked: Asked, world: LiveWorld, tokenizer: str) -> TraceMeta:
+    job, roles = asked.job, asked.profile.roles
     sampling, ends = asked.settings[0].sampling, world.end_token_ids
     return TraceMeta(
-        target_model=asked.roles[0].model,
-        draft_model=asked.roles[1].model,
+        target_model=roles.target.model,
+        draft_model=roles.draft.model,
         tokenizer=tokenizer,
         vocabulary=world.vocabulary,
         sampling={"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed},
         end_token=ends[0] if ends else None,
-        prompt_set=asked.prompt_set,
-        prompt_set_hash=digest(asked.prompts),
-        backend=backend_label(asked.backend, asked.mode),
-        precision=own_precision(asked.backend) or asked.precision,
+        prompt_set=job.prompt_set,
+        prompt_set_hash=digest(job.prompts),
+        backend=backend_label(job.draft_backend, job.mode),
+        precision=own_precision(job.draft_backend) or job.precision,
         when=now(),
         versions=versions(),
     )
@@ -335,7 +284,7 @@ class DecisionFiles:
         held, asked = self._held[path], self.asked
         models = (asked.profile.roles.target.model, asked.profile.roles.draft.model)
         first, meta = asked.settings[0], held.meta
-        mine = (*models, digest(asked.prompts), asked.limit, first.temperature, first.top_p)
+        mine = (*models, digest(asked.job.prompts), asked.job.max_tokens, first.temperature, first.top_p)
         sampling = (meta.sampling.get("temperature", 0.0), meta.sampling.get("top_p", 1.0))
         if mine != (meta.target_model, meta.draft_model, meta.prompt_set_hash, held.limit, *sampling):
             raise ValueError(
@@ -343,10 +292,10 @@ class DecisionFiles:
                 "joined; give another --out, or remove it"
             )
         ran = labelled_backend(meta.backend, meta.precision)
-        if ran != asked.backend:
+        if ran != asked.job.draft_backend:
             raise ValueError(
                 f"{path} holds decisions of a draft by {ran}, which cannot be joined with those of one by "
-                f"{asked.backend}; give another --out, or remove it"
+                f"{asked.job.draft_backend}; give another --out, or remove it"
             )
 
 

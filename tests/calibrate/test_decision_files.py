@@ -13,6 +13,9 @@ import pytest
 
 from calibrate import reply_recorder as deciding
 from calibrate.decide_cli import RecordingRequest, decide, settings_of
+from calibrate.job import Job
+from calibrate.live.placement import parse_placement
+from calibrate.machine import Machine
 from calibrate.prompts import Prompt
 from calibrate.record import digest
 from calibrate.reply_recorder import Asked, DecisionFiles, Recorder
@@ -33,6 +36,18 @@ PROFILE = Profile(
     operations={"target.forward": ConstantCost(seconds=0.01), "draft.forward": ConstantCost(seconds=0.002)},
     provenance=Provenance(kind="measured", machine="a machine"),
 )
+JOB = Job(
+    machine=Machine("a machine", (0, 1), ()),
+    target="tiny",
+    draft="tiny",
+    names=("tiny", "tiny"),
+    prompts=PROMPTS,
+    prompt_set="here",
+    placement=parse_placement("split"),
+    name="any",
+    command="any",
+    max_tokens=9,
+)
 TREE, WIDE, REST = configure("tree"), configure("tree", tree_widths=(2, 1)), configure("rest")
 VERIFIED = Timed(
     "verifytree", "target", "verify", 1, 1, 4, 5e-4, 0.021, 2e-4, 1e-3, (StepTotal("verify", 1, 0.01, 0.02),)
@@ -40,7 +55,7 @@ VERIFIED = Timed(
 
 
 def asked(*settings: Settings, **more: Any) -> Asked:
-    return Asked(PROFILE, settings, PROMPTS, "here", 9, **more)
+    return Asked(JOB, PROFILE, settings, **more)
 
 
 def trace(settings: Settings, *, batches: Sequence[int] = (1,), limit: int = 9) -> DecisionTrace:
@@ -106,9 +121,9 @@ def test_what_was_timed_otherwise_is_recorded_again(tmp_path: Path) -> None:
 
 def test_what_could_not_be_joined_is_refused_before_anything_runs(tmp_path: Path) -> None:
     DecisionFiles(asked(TREE), tmp_path).keep(TREE, trace(TREE))
-    for other in (replace(asked(TREE), limit=10), replace(asked(TREE), prompts=PROMPTS * 2)):
+    for other in (replace(JOB, max_tokens=10), replace(JOB, prompts=PROMPTS * 2)):
         with pytest.raises(ValueError, match="cannot be joined; give another --out"):
-            DecisionFiles(other, tmp_path)
+            DecisionFiles(replace(asked(TREE), job=other), tmp_path)
     sampled = configure("tree", temperature=1.0)
     with pytest.raises(ValueError, match="cannot be joined"):
         DecisionFiles(asked(sampled), tmp_path / "made-up-tree.parquet")

@@ -81,16 +81,12 @@ def test_a_calibration_and_its_decisions_say_what_ran(profile: Profile, pair: tu
             "draft": draft.model_copy(update={"model": pair[1]}),
         }
     )
-    asked = Asked(
-        profile.model_copy(update={"roles": roles}),
-        [configure("duo", lookahead=4)],
-        prompts(1),
-        "tiny",
-        limit=8,
-        timed=False,
-    )
-    for backend, told in ((None, ("llamacpp", "q8_0")), ("torch", ("torch-eager", "fp32"))):
+    profile = profile.model_copy(update={"roles": roles})
+    job = replace(small_job(*pair), prompts=tuple(prompts(1)), max_tokens=8)
+    asked = Asked(like_profile(job, profile), profile, [configure("duo", lookahead=4)], timed=False)
+    assert asked.job.draft_backend == "llamacpp:q8_0"
+    for backend, told in (("llamacpp:q8_0", ("llamacpp", "q8_0")), ("torch", ("torch-eager", "fp32"))):
         kept: list[DecisionTrace] = []
-        each = replace(asked, draft_backend=backend)
+        each = replace(asked, job=replace(asked.job, draft_backend=backend))
         record_decisions(each, lambda _, trace, kept=kept: kept.append(trace), lambda *_: None)  # type: ignore[misc]
         assert (kept[0].meta.backend, kept[0].meta.precision) == told
