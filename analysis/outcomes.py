@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.study import Entry
-from calibrate.live_runs import LiveRun, measure
+from calibrate.live_runs import LiveRun, Measured, measure
 from hardware_profiles.reply_trace import Decisions
 from hardware_profiles.trace import Trace
 from policies.config import LawInputs
@@ -22,27 +22,10 @@ MEASURED = "measured"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A setting on some prompts in one world.
+class Outcome(Measured):
+    """A setting on some prompts in one world; `repeats` are live ones, `runs` what it is made of."""
 
-    Attributes:
-        tokens: Tokens of a pass over the prompts.
-        seconds: Decode seconds of it.
-        repeats: [(tokens, seconds)] of each live repetition.
-        runs: What it is made of.
-        overlap_s: Of the seconds, those in which target and draft worked.
-    """
-
-    tokens: float
-    seconds: float
-    repeats: tuple[tuple[float, float], ...] = ()
     runs: tuple[LiveRun | Simulated, ...] = ()
-    overlap_s: float = 0.0
-
-    @property
-    def speed(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds
 
     @property
     def summaries(self) -> list[Summary]:
@@ -57,24 +40,21 @@ class Outcome:
             sum(part.tokens for part in parts),
             sum(part.seconds for part in parts),
             tuple((sum(t for t, _ in each), sum(s for _, s in each)) for each in repeats),
-            tuple(run for part in parts for run in part.runs),
             sum(part.overlap_s for part in parts),
+            tuple(run for part in parts for run in part.runs),
         )
 
     @classmethod
     def live(cls, runs: Sequence[LiveRun]) -> Outcome:
         """Of the live runs of one cell."""
-        (found,) = measure(runs).values()
-        repeats = zip(found.by_repeat, found.by_repeat_s, strict=True)
-        by_repeat = tuple((speed * seconds, seconds) for speed, seconds in repeats)
-        return cls(found.tokens, found.seconds, by_repeat, tuple(runs), found.overlap_s)
+        return cls(**vars(measure(runs)), runs=tuple(runs))
 
     @classmethod
     def simulated(cls, runs: Sequence[Simulated]) -> Outcome:
         """Mean of several simulations."""
         names = ("tokens", "seconds", "overlap_s")
         tokens, seconds, overlap = (float(np.mean([getattr(r.summary, n) for r in runs])) for n in names)
-        return cls(tokens, seconds, (), tuple(runs), overlap)
+        return cls(tokens, seconds, (), overlap, tuple(runs))
 
 
 @dataclass(frozen=True)

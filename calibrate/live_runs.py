@@ -211,41 +211,31 @@ def reduce_run(run: LiveRun) -> LiveRecord:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measured:
-    """Speed of a cell over a set of runs.
+    """Speed of a setting over a set of runs.
 
     Attributes:
         tokens: Tokens per pass over the prompts; the mean over repetitions where they differ.
         seconds: Decode seconds per pass: per group the median over repetitions, then summed; where
             repetitions differ in their tokens, the mean, so that the speed is a ratio of sums.
-        by_repeat_s: [repeats] the plain sum of each repetition, which shows the spread.
-        by_repeat: [repeats] tokens per second of each repetition.
+        repeats: Tokens of each repetition and the plain sum of its seconds, which show the spread.
         overlap_s: Mean seconds per pass in which the target and a draft worked.
     """
 
     tokens: float
     seconds: float
-    by_repeat_s: tuple[float, ...]
-    by_repeat: tuple[float, ...]
-    overlap_s: float
+    repeats: tuple[tuple[float, float], ...] = ()
+    overlap_s: float = 0.0
 
     @property
-    def tokens_per_second(self) -> float:
-        """Tokens over seconds."""
+    def speed(self) -> float:
+        """Tokens per second."""
         return self.tokens / self.seconds
 
 
-def measure(runs: Sequence[LiveRun]) -> dict[Cell, Measured]:
-    """Speed of every cell among the runs."""
-    grouped: dict[Cell, list[LiveRun]] = defaultdict(list)
-    for run in runs:
-        grouped[run.cell].append(run)
-    return {cell: _measure(group) for cell, group in grouped.items()}
-
-
-def _measure(runs: Sequence[LiveRun] | Sequence[LiveRecord]) -> Measured:
-    """A group that was run several times per repetition (AR) counts once, with its mean."""
+def measure(runs: Sequence[LiveRun] | Sequence[LiveRecord]) -> Measured:
+    """Speed of one cell's runs; a group that was run several times per repetition (AR) counts once."""
     keys = sorted({run.requests for run in runs})
     repeats = sorted({run.repeat for run in runs})
     of = {
@@ -262,13 +252,11 @@ def _measure(runs: Sequence[LiveRun] | Sequence[LiveRecord]) -> Measured:
         every = [[s.seconds for r in repeats for s in of[key, r]] for key in keys]
         per_pass = float(sum(np.median(each) for each in every))
     mean_tokens = float(tokens.mean(axis=1).sum())
-    overlap = sum(np.mean([s.overlap_s for r in repeats for s in of[key, r]]) for key in keys)
     return Measured(
         tokens=int(mean_tokens) if mean_tokens.is_integer() else mean_tokens,
         seconds=per_pass,
-        by_repeat_s=tuple(seconds.sum(axis=0).tolist()),
-        by_repeat=tuple((tokens.sum(axis=0) / seconds.sum(axis=0)).tolist()),
-        overlap_s=float(overlap),
+        repeats=tuple(zip(tokens.sum(axis=0).tolist(), seconds.sum(axis=0).tolist(), strict=True)),
+        overlap_s=float(sum(np.mean([s.overlap_s for r in repeats for s in of[key, r]]) for key in keys)),
     )
 
 
@@ -338,8 +326,8 @@ def measured_runs(records: Sequence[LiveRecord]) -> tuple[MeasuredRun, ...]:
     grouped: dict[tuple[Settings, int], list[LiveRecord]] = defaultdict(list)
     for record in sorted(records, key=lambda r: (r.settings.temperature, r.batch)):
         grouped[record.settings, record.batch].append(record)
-    found = {key: _measure(group) for key, group in grouped.items()}
-    plain = {(s.temperature, batch): m.tokens_per_second for (s, batch), m in found.items() if s.plain}
+    found = {key: measure(group) for key, group in grouped.items()}
+    plain = {(s.temperature, batch): m.speed for (s, batch), m in found.items() if s.plain}
     return tuple(
         MeasuredRun(
             policy=settings.policy,
@@ -349,8 +337,8 @@ def measured_runs(records: Sequence[LiveRecord]) -> tuple[MeasuredRun, ...]:
             batch=batch,
             temperature=settings.temperature,
             tokens=round(measured.tokens),
-            tokens_per_second=measured.tokens_per_second,
-            speedup_vs_ar=measured.tokens_per_second / plain[settings.temperature, batch],
+            tokens_per_second=measured.speed,
+            speedup_vs_ar=measured.speed / plain[settings.temperature, batch],
         )
         for (settings, batch), measured in found.items()
     )

@@ -109,10 +109,8 @@ def test_speeds_are_ratios_of_sums(world: LiveWorld, requests: list[Request]) ->
     greedy = [run(AR, r, k, 10, s) for r, k, s in ((0, 0, 1.0), (0, 1, 2.0), (0, 2, 9.0), (1, 0, 4.0))]
     greedy += [run(AR, 1, 1, 10, 4.0), run(AR, 1, 2, 10, 4.0)]
     sampled = [run(SAMPLED, 0, 0, 8, 2.0), run(SAMPLED, 0, 1, 12, 4.0)]
-    found = measure([*greedy, *sampled])
-    slow, fast = found[Cell("", AR)], found[Cell("", SAMPLED)]
+    slow, fast = measure(greedy), measure(sampled)
     assert (slow.tokens, slow.seconds, slow.overlap_s) == (20, 6.0, 1.0)
-    assert slow.by_repeat_s == (5.0, 6.0, 13.0)
-    assert slow.by_repeat == pytest.approx((4.0, 20 / 6, 20 / 13))
-    assert (fast.tokens, fast.seconds, fast.tokens_per_second) == (10, 3.0, pytest.approx(20 / 6))
-    assert fast.by_repeat == (4.0, 3.0)
+    assert slow.repeats == ((20, 5.0), (20, 6.0), (20, 13.0))
+    assert (fast.tokens, fast.seconds, fast.speed) == (10, 3.0, pytest.approx(20 / 6))
+    assert fast.repeats == ((8, 2.0), (12, 4.0))
