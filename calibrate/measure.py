@@ -266,17 +266,15 @@ def measure_overlap(
     journal = journal or Journal()
     cases = overlap_cases()
     found: list[Json] = []
+
+    def once() -> Json:
+        return [
+            [list(ask(world(), case.device, case.probe).durations_s), _beside(world(), case)]
+            for case in cases
+        ]
+
     for number in range(repeats):
-        if not journal.has(OVERLAP_STAGE, number):
-            journal.put(
-                [
-                    [list(ask(world(), case.device, case.probe).durations_s), _beside(world(), case)]
-                    for case in cases
-                ],
-                OVERLAP_STAGE,
-                number,
-            )
-        found.append(journal.get(OVERLAP_STAGE, number))
+        found.append(journal.once(once, OVERLAP_STAGE, number))
         progress(number + 1, repeats)
     return slowdowns(cases, found)
 

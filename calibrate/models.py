@@ -79,14 +79,17 @@ def model_size(folder: str) -> ModelSize:
     for key in _NUMBERS:
         if config.get(key) is not None and type(config[key]) is not int:
             raise ModelError(f"{file}: {key}: expected a whole number, got {config[key]!r:.80}")
+    if random:
+        return _sized(config, _count_random(path))
+    return _sized(config, sum(map(_count_weights, sorted(path.glob("*.safetensors")))) or None)
+
+
+def _sized(config: Mapping[str, Any], parameters: int | None) -> ModelSize:
+    """Sizes by the numbers of a configuration."""
     query_heads, heads, width, hidden, layers, positions = map(config.get, _NUMBERS)
     if width is None and hidden and query_heads:
         width = hidden // query_heads
     heads = heads or query_heads
-    if random:
-        parameters = _count_random(path)
-    else:
-        parameters = sum(map(_count_weights, sorted(path.glob("*.safetensors")))) or None
     kv = 2 * layers * heads * width if layers and heads and width else None
     return ModelSize(parameters, layers, kv, positions)
 
@@ -117,16 +120,10 @@ def hub_size(name: str, *, trust_remote_code: bool = False) -> ModelSize:
 
     config = load_config(name, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     with torch.device("meta"):
         model = untrained_model(config, trust_remote_code=trust_remote_code)
-    return ModelSize(
-        parameters=sum(p.numel() for p in model.parameters()),
-        layers=int(text.num_hidden_layers),
-        kv_per_token=2 * int(text.num_hidden_layers) * int(heads) * int(width),
-        positions=getattr(text, "max_position_embeddings", None),
-    )
+    numbers = {name: getattr(text, name, None) for name in _NUMBERS}
+    return _sized(numbers, sum(p.numel() for p in model.parameters()))
 
 
 def _count_weights(file: Path) -> int:

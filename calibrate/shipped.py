@@ -7,6 +7,9 @@ shapes, is optional: it is asked by name, and only where an embedded target is w
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,26 @@ def cache_folder(kind: str) -> Path:
     """Where what takes long to make is kept, by kind: below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "speculative-twin" / kind
+
+
+def made_once(folder: Path, make: Callable[[Path], object], *, proof: str = "") -> Path:
+    """A folder that holds the file `proof` (none: that is there), made by `make` if it does not; returns it.
+
+    It is there whole or not at all: `make` is given another one, and the first of several makers wins.
+    """
+    if (folder / proof).exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        make(partial)
+        partial.rename(folder)
+    except OSError:
+        if not (folder / proof).exists():
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
 
 
 def resolve_model(name_or_path: str) -> Path | str:

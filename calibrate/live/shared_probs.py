@@ -34,7 +34,6 @@ ALIVE = 5
 """The ring holds this many times what the largest operation wrote.  A record is read at the latest while the
 second next pre-speculation is being written: two of these, two redrafts, and what a wrap leaves unused."""
 
-_HEADER_BYTES = 64
 _ROW_BITS, _TAG_BITS = 28, 27
 _ROWS, _TAGS = 1 << _ROW_BITS, 1 << _TAG_BITS
 MOST_DRAFTS = 127
@@ -89,19 +88,12 @@ class _Records:
     """Numpy views of a segment's records over V tokens; the memory is mapped into this process."""
 
     def __init__(self, segment: Segment, vocabulary: int) -> None:
-        stride = _HEADER_BYTES + -(-4 * vocabulary // 8) * 8
-        self.vocabulary, self.stride = vocabulary, stride
-        self.count = min(segment.size // stride, _ROWS)
-        memory = mmap.mmap(segment.descriptor, segment.size)
-
-        def column(kind: str, offset: int) -> NDArray[Any]:
-            return np.ndarray((self.count,), kind, memory, offset, (stride,))
-
-        self.handles, self.totals = column("<i8", 0), column("<f8", 8)
-        self.owners = [column("<i8", 16 + 8 * i) for i in range(3)]
-        self.weights: NDArray[np.float32] = np.ndarray(
-            (self.count, vocabulary), "<f4", memory, _HEADER_BYTES, (stride, 4)
-        )
+        fields = [("handle", "<i8"), ("total", "<f8"), ("owner", "<i8", 3), ("weights", "<f4", vocabulary)]
+        record = np.dtype(fields + [("spare", "<f4")] * (vocabulary % 2))
+        self.vocabulary, self.stride = vocabulary, record.itemsize
+        self.count = min(segment.size // self.stride, _ROWS)
+        table = np.ndarray((self.count,), record, mmap.mmap(segment.descriptor, segment.size))
+        self.handles, self.totals, self.owners, self.weights = (table[name] for name, *_ in fields)
 
 
 class ProbsWriter:
@@ -182,8 +174,7 @@ class Block:
             rows = self._rows.start + places[0] * self._depth + places[1]
         self._records.weights[rows] = weights
         self._records.totals[rows] = totals
-        for column, values in zip(self._records.owners, owners, strict=True):
-            column[rows] = values
+        self._records.owners[rows] = np.stack(owners, axis=-1)
 
     def seal(self) -> list[int]:
         """[blocks] the handle of each speculation, from now on valid."""
@@ -246,13 +237,12 @@ class ProbsReader:
 
     @staticmethod
     def _check_owner(records: _Records, rows: IntArray, claimed: tuple[IntArray, ...]) -> None:
-        owners = [column[rows] for column in records.owners]
-        wrong = np.any([a != b for a, b in zip(owners, claimed, strict=True)], axis=0)
-        if wrong.any():
+        owners, claims = records.owners[rows], np.stack(claimed, axis=-1)
+        if (wrong := (owners != claims).any(axis=-1)).any():
             at = int(wrong.argmax())
             raise AuditError(
-                f"(request, position, token) {tuple(int(c[at]) for c in claimed)} came with the "
-                f"distribution of {tuple(int(o[at]) for o in owners)}"
+                f"(request, position, token) {tuple(claims[at].tolist())} came with the distribution of "
+                f"{tuple(owners[at].tolist())}"
             )
 
     @staticmethod

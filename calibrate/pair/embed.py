@@ -23,13 +23,12 @@ import hashlib
 import math
 import re
 import shutil
-import tempfile
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.shipped import DATA, cache_folder
+from calibrate.shipped import DATA, cache_folder, made_once
 from hardware_profiles.files import to_json
 
 if TYPE_CHECKING:
@@ -192,26 +191,11 @@ def embedding_key(source: Path, shape: Shape) -> str:
 def ensure_embedded(name: str, cache_dir: Path | None = None) -> Path:
     """The folder of the named embedding of the shipped target, built on first use, by default in the cache.
 
-    Concurrent first uses are safe: each builds in a folder of its own, and the first rename wins.
-
     Raises:
         ValueError: for an unknown name.
     """
     if name not in EMBEDDINGS:
         raise ValueError(f"no embedding is called {name!r}; there are {', '.join(EMBEDDINGS)}")
     source, shape = DATA / "target", EMBEDDINGS[name]
-    parent = cache_folder("pairs") if cache_dir is None else cache_dir
-    folder = parent / f"{name}-{embedding_key(source, shape)}"
-    if folder.is_dir():
-        return folder
-    parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
-    try:
-        save_embedding(source, shape, partial)
-        partial.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return folder
+    folder = (cache_dir or cache_folder("pairs")) / f"{name}-{embedding_key(source, shape)}"
+    return made_once(folder, lambda partial: save_embedding(source, shape, partial))

@@ -17,8 +17,6 @@ new tokens, compiled when it is first needed and kept in the cache folder.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -38,6 +36,7 @@ from calibrate.live.engine.slots import Buffers, Plan
 from calibrate.live.errors import ModelError
 from calibrate.live.loading import DTYPES, load_model
 from calibrate.live.placement import Precision, WorkerSpec, is_local_model
+from calibrate.shipped import made_once
 
 HIDDEN = torch.finfo(torch.float16).min
 """Added where a token may not look; a number in every precision that a device may compute in."""
@@ -45,6 +44,8 @@ COLUMNS = 64
 """Columns of the cache are read in multiples of this, so that shapes recur from step to step."""
 LEAST = 16
 """Columns of the smallest cache: the check of what was converted needs some."""
+GRAPH = "model.xml"
+"""File of a graph that is kept."""
 _VERSION = 1
 """Of the graphs that are kept."""
 _HINTS: dict[Precision, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -260,25 +261,12 @@ def find_graph(model: PreTrainedModel, buffers: Sequence[Buffers], folder: Path 
     openvino = import_openvino()
     if folder is None:
         return convert(model, buffers), True
-    file = folder / "model.xml"
-    converted = not file.is_file()
-    if converted:
-        _save(openvino, convert(model, buffers), folder)
-    return openvino.Core().read_model(file), converted
+    converted = not (folder / GRAPH).is_file()
 
+    def make(partial: Path) -> None:
+        openvino.save_model(convert(model, buffers), partial / GRAPH, compress_to_fp16=False)
 
-def _save(openvino: Any, graph: Any, folder: Path) -> None:
-    """Write a graph whole or not at all; the first of several writers wins."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        openvino.save_model(graph, partial / "model.xml", compress_to_fp16=False)
-        partial.rename(folder)
-    except OSError:
-        if not (folder / "model.xml").is_file():
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    return openvino.Core().read_model(made_once(folder, make, proof=GRAPH) / GRAPH), converted
 
 
 def compile_graph(
