@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import platform
 import statistics
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -205,31 +204,23 @@ class StepTimes:
 def measure_steps(
     models: Mapping[str, Any], *, repeats: int = 30, tokens: Sequence[int] = TOKENS
 ) -> list[StepTimes]:
-    """Time forwards of ``models`` with a context of 150 tokens; sets torch to one thread."""
+    """Time forwards of ``models`` with a context of 150 tokens, as calibrations do, on one thread."""
     import torch
+
+    from calibrate.live.backends.torch import ModelRunner
+    from calibrate.live.engine.executor import Executor
+    from calibrate.live.wire import Probe
 
     torch.set_num_threads(1)
     samples: dict[tuple[str, int], list[float]] = {(m, n): [] for m in models for n in tokens}
-    with torch.inference_mode():
-        context = torch.randint(1, 2048, (1, _CONTEXT))
-        caches = {
-            name: model(input_ids=context, use_cache=True).past_key_values for name, model in models.items()
-        }
-
-        def seconds(name: str, count: int) -> float:
-            started = time.perf_counter()
-            models[name](input_ids=context[:, :count], past_key_values=caches[name], use_cache=True)
-            taken = time.perf_counter() - started
-            caches[name].crop(-count)
-            return taken
-
-        for repeat in range(repeats + _WARM_UP):
-            for (name, count), times in samples.items():
-                # Two in a row and the second counts: the first pays for the caches of the turn.
-                seconds(name, count)
-                taken = seconds(name, count)
-                if repeat >= _WARM_UP:
-                    times.append(taken)
+    executors = {name: Executor(ModelRunner(model)) for name, model in models.items()}
+    for repeat in range(repeats + _WARM_UP):
+        for (name, count), times in samples.items():
+            # Two in a row and the second counts: the first pays for the caches of the turn.
+            probe = Probe("forward", new_tokens=count, context=_CONTEXT, repeats=1, warmup=1)
+            (found,) = executors[name].execute(probe)
+            if repeat >= _WARM_UP:
+                times.extend(found.durations_s)
     return [
         StepTimes(name, _parameters(model), {n: statistics.median(samples[name, n]) for n in tokens})
         for name, model in models.items()
