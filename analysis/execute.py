@@ -38,13 +38,14 @@ from analysis.rounds import compare_rounds
 from analysis.sources import Sources, load_sources
 from analysis.stats import grouped, spread_of
 from analysis.study import RECORDED, SPLIT, Entry, Plan, PlanT, Study
-from calibrate.calibration import record, requests_of
+from calibrate.calibration import requests_of
 from calibrate.job import Job, like_profile, make_job, worker_specs
 from calibrate.live.placement import WorkerSpec, available_cores, parse_placement
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import LiveRun, decide, joined, run_matrix
 from calibrate.options import CalibrationRequest, Progress, quiet
 from calibrate.prompts import Prompt, choose_prompts, spread
+from calibrate.record import record_trace
 from hardware_profiles.reply_trace import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.trace import Trace
 from policies.config import LawInputs
@@ -150,7 +151,7 @@ class Bench:
                 trace = spread_requests(self.sources.trace(temperature), self.plan.count)
             else:
                 job = replace(self.job, prompts=tuple(self.prompts()), prompt_set=self.plan.prompts)
-                trace = record(job, temperature, self.progress)
+                trace = record_trace(job, temperature, self.progress)
             self._traces[temperature] = trace
         return self._traces[temperature]
 

@@ -208,8 +208,6 @@ def _beyond(at: At, limit: At) -> bool:
 
 STAGE = "scouting"
 """Under which the journal keeps the ticks of each grid (the name that it has in unfinished journals)."""
-TIME_BUDGET_S = 300.0
-"""For choosing the points and measuring them, if nothing is said."""
 OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "can't allocate memory", "not enough memory")
 """What torch says on its devices."""
 
@@ -223,26 +221,7 @@ class AdaptiveGoal:
     """
 
     until_error: float
-    time_budget_s: float = TIME_BUDGET_S
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.until_error < 1.0:
-            raise ValueError(f"--until-error must be above 0 and below 1, got {self.until_error:g}")
-        if self.time_budget_s <= 0.0:
-            raise ValueError(f"--time-budget must be above 0 s, got {self.time_budget_s:g}")
-
-
-def adaptive_goal(until_error: float | None, time_budget_s: float | None) -> AdaptiveGoal | None:
-    """The goal that two options make; None where the points are the plan's.
-
-    Raises:
-        ValueError: A budget without a bound, or a number that makes no sense.
-    """
-    if until_error is None:
-        if time_budget_s is not None:
-            raise ValueError("--time-budget changes nothing without --until-error")
-        return None
-    return AdaptiveGoal(until_error, TIME_BUDGET_S if time_budget_s is None else time_budget_s)
+    time_budget_s: float = 300.0
 
 
 def adapt_plan(

@@ -15,23 +15,23 @@ import numpy as np
 from calibrate.adaptive import adapt_plan, adaptive_notes
 from calibrate.hostfit import fit_host
 from calibrate.hostrecords import LiveRecord, from_json, to_json
-from calibrate.job import Job, check, inputs, recorders, worker_specs
+from calibrate.job import Job, check, inputs, worker_specs
 from calibrate.journal import Journal, open_journal
 from calibrate.live.placement import TORCH, Mode, backend_label, local_vocabulary, own_precision
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import Group, groups, measured_runs, reduce_run, run_live, schedule
+from calibrate.machine import versions
 from calibrate.measure import measure_grids, measure_overlap, message_latency, quantiles, time_shape
 from calibrate.models import MisfitError, ModelSize, hub_size
 from calibrate.options import Progress
 from calibrate.plan import LivePart, Plan
 from calibrate.processes import run_apart
 from calibrate.prompts import spread
-from calibrate.record import RecordingJob, now, record_trace, versions
+from calibrate.record import now, record_trace
 from hardware_profiles.profile import DeviceInfo, Overlap, Profile, Role, Roles, save_profile
 from hardware_profiles.store import trace_name, user_profile, user_trace
 from hardware_profiles.surface import GridCost, Provenance, RoleName
 from hardware_profiles.trace import Trace, write_trace
-from policies.commandline import typed
 from policies.registry import Settings
 from policies.values import Request
 
@@ -92,7 +92,7 @@ def run_calibration(
     journal.once(now, "started")
     # What random weights say is nobody's acceptance.
     temperatures = () if job.random else dict.fromkeys(job.temperature)
-    traces = {t: record(job, t, progress, journal) for t in temperatures}
+    traces = {t: record_trace(job, t, progress, journal) for t in temperatures}
     with ExitStack() as stack:
         bench = Bench(job, what, lazy_world(job, what, stack), journal, progress)
         messages = journal.once(lambda: message_latency(bench.world(), "draft", MESSAGES), "messages")
@@ -124,30 +124,6 @@ def run_calibration(
         ),
     )
     return Calibrated(profile, traces)
-
-
-def record(job: Job, temperature: float, progress: Progress, journal: Journal | None = None) -> Trace:
-    """Record a trace of the job's prompts by plain decoding, in processes of its own."""
-    sampled = temperature > 0.0
-    stage = f"trace at T={temperature:g}" if sampled else "trace"
-    recording = typed(
-        RecordingJob,
-        vars(job),
-        prompts=(),
-        temperature=temperature,
-        top_p=job.top_p if sampled else 1.0,
-        devices=job.placement.devices,
-    )
-    return record_trace(
-        job.prompts,
-        recording,
-        prompt_set=job.prompt_set,
-        names=job.names,
-        progress=partial(progress, stage),
-        journal=journal,
-        processes=recorders(job),
-        when=journal.get("started") if journal and journal.has("started") else None,
-    )
 
 
 def _note(job: Job, what: Plan, journal: Journal) -> str:

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from calibrate import machine as machines
 from calibrate import models
-from calibrate.adaptive import AdaptiveGoal, adaptive_goal
+from calibrate.adaptive import AdaptiveGoal
 from calibrate.journal import Json, fingerprint
 from calibrate.live.placement import (
     PRECISIONS,
     TORCH,
-    Mode,
     Placement,
     Precision,
     WorkerSpec,
@@ -28,15 +27,13 @@ from calibrate.live.placement import (
     pair_specs,
     parse_placement,
 )
-from calibrate.machine import Machine, available_memory
+from calibrate.machine import Machine, available_memory, versions
 from calibrate.options import CalibrationRequest, Choices
 from calibrate.plan import Plan, plan
 from calibrate.prompts import Prompt, choose_prompts
-from calibrate.record import versions
 from calibrate.shipped import resolve_model
 from hardware_profiles.profile import Profile
 from policies.commandline import typed
-from policies.sampling import Sampling
 
 FORMAT = 3
 """Of the journal's pieces: those of another format are not resumed."""
@@ -75,7 +72,10 @@ class Job(Choices):
     @property
     def adaptive(self) -> AdaptiveGoal | None:
         """How the points of the grids are chosen by measuring; None: as planned."""
-        return adaptive_goal(self.until_error, self.time_budget)
+        if self.until_error is None:
+            return None
+        budget = {} if self.time_budget is None else {"time_budget_s": self.time_budget}
+        return AdaptiveGoal(self.until_error, **budget)
 
     @cached_property
     def sizes(self) -> tuple[models.ModelSize, models.ModelSize]:
@@ -90,13 +90,6 @@ def make_job(request: CalibrationRequest) -> Job:
         WrongMachine: `hw` names another machine.
         ValueError: Bad prompts, models, placement, sampling or batches.
     """
-    for each in request.temperature:
-        Sampling(each, request.top_p)
-    if request.top_p != 1.0 and not any(request.temperature):
-        raise ValueError(
-            "--top-p changes nothing at temperature 0; give a temperature, e.g. --temperature 0,1"
-        )
-    adaptive_goal(request.until_error, request.time_budget)
     here = machines.find_machine()
     machines.require(request.hw, here)
     placed = parse_placement(request.placement)
@@ -193,21 +186,10 @@ def worker_specs(job: Job, *, batch: int = 1, length: int = 512) -> tuple[Worker
         draft_backend=job.draft_backend,
         trust_remote_code=job.trust_remote_code,
     )
-    return with_room(specs, job.mode, batch=batch, length=length)
-
-
-def with_room(
-    specs: tuple[WorkerSpec, WorkerSpec], mode: Mode, *, batch: int, length: int
-) -> tuple[WorkerSpec, WorkerSpec]:
-    """Workers that call their models in a mode, with room for a batch of texts of a length."""
     target, draft = (replace(spec, slots=batch, capacity=max(512, length)) for spec in specs)
     # OpenVINO knows compiled graphs only, llama.cpp its own.
-    return replace(target, mode=mode), replace(draft, mode=mode if draft.backend == TORCH else "eager")
-
-
-def profiled_precision(profile: Profile) -> Precision:
-    """Of both models when a profile was measured, but of a draft whose backend has one of its own."""
-    return next((p for p in PRECISIONS if p == profile.roles.target.precision), PRECISION)
+    mode = job.mode if draft.backend == TORCH else "eager"
+    return replace(target, mode=job.mode), replace(draft, mode=mode)
 
 
 def like_profile(job: Job, profile: Profile) -> Job:
@@ -216,7 +198,7 @@ def like_profile(job: Job, profile: Profile) -> Job:
     return replace(
         job,
         mode="compiled" if target.mode == "captured" else "eager",
-        precision=profiled_precision(profile),
+        precision=next((p for p in PRECISIONS if p == target.precision), PRECISION),
         draft_backend=labelled_backend(draft.backend, draft.precision),
     )
 

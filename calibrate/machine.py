@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,13 @@ from calibrate.live.errors import PlacementError
 from calibrate.live.placement import TORCH, Placement, available_cores, backend_kind, own_precision
 from calibrate.processes import run_apart
 from hardware_profiles.store import shipped_profiles
+
+VERSIONS_OF = ("torch", "transformers", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a measurement depends on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in VERSIONS_OF}}
 
 
 class WrongMachine(ValueError):

@@ -17,6 +17,7 @@ import click
 
 from calibrate.live.placement import TORCH
 from policies.commandline import LONGEST_WAIT, NAME, POSITIVE, about, option
+from policies.sampling import Sampling
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """(stage, done, total)."""
@@ -101,6 +102,22 @@ class Choices:
     )
     seed: int = option(0, "")
     trust_remote_code: bool = field(default=False, metadata=TRUST)
+
+    def __post_init__(self) -> None:
+        for each in self.temperature:
+            Sampling(each, self.top_p)  # refuses what is out of its domain
+        if self.top_p != 1.0 and not any(self.temperature):
+            raise ValueError(
+                "--top-p changes nothing at temperature 0; give a temperature, e.g. --temperature 0,1"
+            )
+        if self.ranks is not None and self.ranks < 1:
+            raise ValueError(f"ranks must be at least 1, got {self.ranks}")
+        if self.until_error is not None and not 0.0 < self.until_error < 1.0:
+            raise ValueError(f"--until-error must be above 0 and below 1, got {self.until_error:g}")
+        if self.time_budget is not None and self.until_error is None:
+            raise ValueError("--time-budget changes nothing without --until-error")
+        if self.time_budget is not None and self.time_budget <= 0.0:
+            raise ValueError(f"--time-budget must be above 0 s, got {self.time_budget:g}")
 
 
 @dataclass(frozen=True, kw_only=True)

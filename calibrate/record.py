@@ -12,28 +12,23 @@ Ranks are those of the uncut distribution, since a speculation cache is filled b
 from __future__ import annotations
 
 import hashlib
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from calibrate.job import Job, recorders, worker_specs
 from calibrate.journal import Journal, pack, unpack
-from calibrate.live.placement import (
-    TORCH,
-    Precision,
-    WorkerSpec,
-    available_cores,
-    backend_label,
-    own_precision,
-)
+from calibrate.live.placement import TORCH, available_cores, backend_label, own_precision
+from calibrate.machine import versions
+from calibrate.options import Progress, quiet
 from calibrate.processes import run_many
 from calibrate.prompts import Prompt
 from hardware_profiles.trace import COLUMNS, Trace, TraceMeta, TraceRequest
-from policies.sampling import Sampling, keyed_generator
+from policies.sampling import keyed_generator
 
 RANKS = 16
 """M of a greedy trace: the draft's choices kept per position."""
@@ -41,46 +36,25 @@ SAMPLED_RANKS = 32
 """M of a sampled one, where rejected tokens come from the tail and its mass should be small."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingJob:
-    """What to record, and the models to do it with: folders, or names for `from_pretrained`.
+class Share(NamedTuple):
+    """What one process records: prompts of a job, by their numbers, at a temperature.
 
-    Attributes:
-        prompts: (request id, prompt text) of each prompt.
-        max_tokens: Per prompt.
-        temperature: 0 for greedy; else tokens are sampled from softmax(logits / temperature).
-        top_p: Mass of both distributions that is kept at a temperature above 0; see `token_logprobs`.
-        ranks: M, choices kept per position; None: `RANKS`, or `SAMPLED_RANKS` at a temperature above 0.
-        seed: Keys the sampling, by request and position.
-        threads: Threads of torch; the results do not depend on it beyond rounding.
-        devices: Where torch has target and draft.
+    The job's seed keys the sampling, by request and position.
     """
 
-    target: str
-    draft: str
-    prompts: tuple[tuple[int, str], ...]
-    max_tokens: int = 128
-    temperature: float = 0.0
-    top_p: float = 1.0
-    ranks: int | None = None
-    seed: int = 0
-    threads: int = 1
-    precision: Precision = "fp32"
-    devices: tuple[str, str] = ("cpu", "cpu")
-    draft_backend: str = TORCH
-    trust_remote_code: bool = False
+    job: Job
+    temperature: float
+    numbers: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        Sampling(self.temperature, self.top_p)  # refuses what is out of its domain
-        if self.top_p != 1.0 and self.temperature == 0.0:
-            raise ValueError("top_p changes nothing at temperature 0; give a temperature, e.g. 1")
-        if self.ranks is not None and self.ranks < 1:
-            raise ValueError(f"ranks must be at least 1, got {self.ranks}")
+    @property
+    def top_p(self) -> float:
+        """Mass of both distributions that is kept; see `token_logprobs`."""
+        return self.job.top_p if self.temperature > 0.0 else 1.0
 
     @property
     def kept_ranks(self) -> int:
-        """M."""
-        return self.ranks or (RANKS if self.temperature == 0.0 else SAMPLED_RANKS)
+        """M, choices kept per position."""
+        return self.job.ranks or (RANKS if self.temperature == 0.0 else SAMPLED_RANKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +76,8 @@ class Recording:
     columns: dict[str, np.ndarray]
 
 
-def record(job: RecordingJob, report: Callable[[PairFacts | Recording], None]) -> None:
-    """Record every prompt of a job; reports the `PairFacts`, then a `Recording` of each prompt in turn.
+def record(share: Share, report: Callable[[PairFacts | Recording], None]) -> None:
+    """Record prompts; reports the `PairFacts`, then a `Recording` of each prompt in turn.
 
     Raises:
         ValueError: The models' vocabularies differ, or a prompt is empty or too long for them.
@@ -112,15 +86,11 @@ def record(job: RecordingJob, report: Callable[[PairFacts | Recording], None]) -
 
     from calibrate.live.loading import load_model, load_tokenizer, model_end_tokens
 
-    torch.set_num_threads(job.threads)
+    torch.set_num_threads(1)
+    job = share.job
     target, draft = (
-        load_model(
-            name,
-            job.precision,
-            device=device,
-            trust_remote_code=job.trust_remote_code,
-        )
-        for name, device in zip((job.target, job.draft), job.devices, strict=True)
+        load_model(name, job.precision, device=device, trust_remote_code=job.trust_remote_code)
+        for name, device in zip((job.target, job.draft), job.placement.devices, strict=True)
     )
     tokenizer = load_tokenizer(job.target, trust_remote_code=job.trust_remote_code)
     if target.config.vocab_size != draft.config.vocab_size:
@@ -132,8 +102,8 @@ def record(job: RecordingJob, report: Callable[[PairFacts | Recording], None]) -
     runner = open_draft(job)
     report(PairFacts(int(target.config.vocab_size), ends, type(tokenizer).__name__))
     with torch.inference_mode():
-        for request, text in job.prompts:
-            ids = list(tokenizer(text)["input_ids"])
+        for request in share.numbers:
+            ids = list(tokenizer(job.prompts[request].text)["input_ids"])
             if not ids:
                 raise ValueError(f"prompt {request} has no token")
             for model in (target, draft):
@@ -144,23 +114,23 @@ def record(job: RecordingJob, report: Callable[[PairFacts | Recording], None]) -
                         f"outgrow the {most} positions of {model.config.name_or_path}; lower --max-tokens or "
                         "use shorter prompts"
                     )
-            report(_record_one(job, (target, runner or draft), request, ids, set(ends)))
+            report(_record_one(share, (target, runner or draft), request, ids, set(ends)))
 
 
 def _record_one(
-    job: RecordingJob, models: tuple[Any, Any], request: int, ids: list[int], ends: set[int]
+    share: Share, models: tuple[Any, Any], request: int, ids: list[int], ends: set[int]
 ) -> Recording:
-    target, draft = models
-    p = Reader(target, ids, job)
-    q = Reader(draft, ids, job) if job.draft_backend == TORCH else RunnerReader(draft, ids, job)
+    (target, draft), job = models, share.job
+    p = Reader(target, ids, share)
+    q = (Reader if job.draft_backend == TORCH else RunnerReader)(draft, ids, share)
     rows: list[dict[str, Any]] = []
     ended: Literal["end_token", "limit"] = "limit"
     for position in range(job.max_tokens):
         token = int(p.order[0])
-        if job.temperature > 0.0:
+        if share.temperature > 0.0:
             uniform = keyed_generator(job.seed, "target-sample", request, position).random()
             token = draw(np.exp(p.logprobs.numpy()), uniform)
-        rows.append(_columns(job.kept_ranks, token, p, q))
+        rows.append(_columns(share.kept_ranks, token, p, q))
         if token in ends:
             ended = "end_token"
             break
@@ -230,9 +200,9 @@ class Reader:
         order: [V] its ids, most likely first.
     """
 
-    def __init__(self, model: Any, prompt: list[int], job: RecordingJob) -> None:
+    def __init__(self, model: Any, prompt: list[int], share: Share) -> None:
         self.model = model
-        self.job = job
+        self.share = share
         self._clear()
         self.read(prompt)
 
@@ -247,7 +217,7 @@ class Reader:
         return float(logprobs[order[0]])
 
     def _logprobs_after(self, ids: list[int]) -> tuple[Any, Any]:
-        return token_logprobs(self._logits(ids).cpu(), self.job.temperature, self.job.top_p)
+        return token_logprobs(self._logits(ids).cpu(), self.share.temperature, self.share.top_p)
 
     def _clear(self) -> None:
         from transformers import DynamicCache
@@ -278,62 +248,48 @@ class RunnerReader(Reader):
         self.model.rollback(0, len(self.model.held(0)) - 1)
 
 
-def open_draft(job: RecordingJob) -> Any:
-    """What runs the draft where that is not torch; None where it is."""
+def open_draft(job: Job) -> Any:
+    """What runs the draft where that is not torch, on one core; None where it is."""
     if job.draft_backend == TORCH:
         return None
     from calibrate.live.backends import open_runner
 
-    spec = WorkerSpec(
-        "draft",
-        job.draft,
-        available_cores()[: job.threads],
-        job.precision,
-        "draft",
-        backend=job.draft_backend,
-        trust_remote_code=job.trust_remote_code,
-    )
-    return open_runner(spec)
+    return open_runner(replace(worker_specs(job)[1], cores=available_cores()[:1]))
 
 
-VERSIONS_OF = ("torch", "transformers", "numpy")
 STAGE = "trace"
 """Under which the journal keeps recorded prompts."""
 
 
 def record_trace(
-    prompts: Sequence[Prompt],
-    job: RecordingJob,
-    *,
-    prompt_set: str,
-    names: tuple[str, str],
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    job: Job,
+    temperature: float,
+    progress: Progress = quiet,
     journal: Journal | None = None,
-    processes: int = 1,
-    when: str | None = None,
+    *,
+    processes: int | None = None,
 ) -> Trace:
-    """Record `prompts` by plain decoding in separate processes.
+    """Record a trace of a job's prompts by plain decoding in separate processes.
 
     Every prompt is recorded alone and on one thread, so that neither their number nor an interruption
-    changes what is written down.  So many processes work side by side, each with both models in memory.
+    changes what is written down.
 
     Args:
-        prompts: In place of the job's; their order gives the request ids 0, 1, ...
-        job: Models and settings.
-        prompt_set: Name for the metadata.
-        names: Of target and draft, for the metadata (the job holds folders).
-        progress: Called with (prompts done, prompts in all).
+        job: Models, prompts and settings; the order of the prompts gives the request ids 0, 1, ...
+        temperature: 0 for greedy; else tokens are sampled from softmax(logits / temperature).
+        progress: Called with (stage, prompts done, prompts in all).
         journal: Keeps every prompt that is done; those that are there are not recorded again.
-        processes: Of recorders.
-        when: Date and time for the metadata; by default now.
+        processes: Recorders side by side, each with both models in memory; None: see `job.recorders`.
 
     Raises:
         SubprocessError: The recording failed.
     """
     journal = journal or Journal()
-    _record_missing(prompts, job, journal, processes, progress)
+    share = Share(job, temperature, tuple(range(len(job.prompts))))
+    stage = f"trace at T={temperature:g}" if temperature > 0.0 else "trace"
+    _record_missing(share, journal, processes or recorders(job), partial(progress, stage))
     facts = journal.get("pair")
-    kept = [journal.get(*_key(job), i) for i in range(len(prompts))]
+    kept = [journal.get(*_key(share), i) for i in share.numbers]
     columns: dict[str, Any] = {
         name: np.concatenate([unpack(each["columns"][name]) for each in kept]) for name in kept[0]["columns"]
     }
@@ -341,12 +297,12 @@ def record_trace(
         if values.ndim == 1 and values.dtype.kind == "i":
             columns[name] = values.astype(np.int64)  # as `Trace` has them in memory
     sizes = [each["columns"]["token"]["shape"][0] for each in kept]
-    sampling: dict[str, Any] = {"temperature": job.temperature, "seed": job.seed}
-    if job.temperature > 0.0:
+    sampling: dict[str, Any] = {"temperature": temperature, "seed": job.seed}
+    if temperature > 0.0:
         sampling["top_p"] = job.top_p
     meta = TraceMeta(
-        target_model=names[0],
-        draft_model=names[1],
+        target_model=job.names[0],
+        draft_model=job.names[1],
         tokenizer=facts["tokenizer"],
         vocabulary=facts["vocabulary"],
         sampling=sampling,
@@ -354,16 +310,16 @@ def record_trace(
         # A vocabulary may have fewer than asked.
         draft_top=columns["draft_top_ids"].shape[1],
         target_top=columns["target_top_ids"].shape[1],
-        prompt_set=prompt_set,
-        prompt_set_hash=digest(prompts),
+        prompt_set=job.prompt_set,
+        prompt_set_hash=digest(job.prompts),
         backend=backend_label(job.draft_backend),
         precision=own_precision(job.draft_backend) or job.precision,
-        when=when or now(),
+        when=journal.get("started") if journal.has("started") else now(),
         versions=versions(),
     )
     requests = [
         trace_request(i, prompt, tuple(each["prompt"]), each["ended"])
-        for i, (prompt, each) in enumerate(zip(prompts, kept, strict=True))
+        for i, (prompt, each) in enumerate(zip(job.prompts, kept, strict=True))
     ]
     return Trace.of(
         requests=tuple(requests),
@@ -388,21 +344,17 @@ def trace_request(
     )
 
 
-def _key(job: RecordingJob) -> tuple[str, float, float]:
-    return (STAGE, job.temperature, job.top_p)
+def _key(share: Share) -> tuple[str, float, float]:
+    return (STAGE, share.temperature, share.top_p)
 
 
 def _record_missing(
-    prompts: Sequence[Prompt],
-    job: RecordingJob,
-    journal: Journal,
-    processes: int,
-    progress: Callable[[int, int], None],
+    share: Share, journal: Journal, processes: int, progress: Callable[[int, int], None]
 ) -> None:
     """Let the journal have the recordings of all prompts, and the facts of the pair."""
 
     def missing() -> list[int]:
-        return [i for i in range(len(prompts)) if not journal.has(*_key(job), i)]
+        return [i for i in share.numbers if not journal.has(*_key(share), i)]
 
     def collect(found: PairFacts | Recording) -> None:
         if isinstance(found, PairFacts):
@@ -410,15 +362,14 @@ def _record_missing(
             return
         columns = {name: pack(values) for name, values in found.columns.items()}
         piece = {"prompt": list(found.prompt), "ended": found.ended, "columns": columns}
-        journal.put(piece, *_key(job), found.request)
-        progress(len(prompts) - len(missing()), len(prompts))
+        journal.put(piece, *_key(share), found.request)
+        progress(len(share.numbers) - len(missing()), len(share.numbers))
 
     todo = missing()
-    progress(len(prompts) - len(todo), len(prompts))
+    progress(len(share.numbers) - len(todo), len(share.numbers))
     if todo or not journal.has("pair"):
-        shares = [todo[i::processes] for i in range(min(processes, max(1, len(todo))))]
-        jobs = [replace(job, prompts=tuple((i, prompts[i].text) for i in share)) for share in shares]
-        run_many(record, jobs, collect)
+        parts = [todo[i::processes] for i in range(min(processes, max(1, len(todo))))]
+        run_many(record, [share._replace(numbers=tuple(part)) for part in parts], collect)
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
@@ -429,8 +380,3 @@ def digest(prompts: Sequence[Prompt]) -> str:
 def now() -> str:
     """Date and time, ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def versions() -> dict[str, str]:
-    """Versions of what a measurement depends on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in VERSIONS_OF}}

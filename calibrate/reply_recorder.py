@@ -17,8 +17,9 @@ from calibrate.live.errors import WorkerError
 from calibrate.live.placement import backend_label, labelled_backend, own_precision
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import joined, run_live
+from calibrate.machine import versions
 from calibrate.options import Progress
-from calibrate.record import digest, now, trace_request, versions
+from calibrate.record import digest, now, trace_request
 from hardware_profiles.optime import StepTiming, Timed
 from hardware_profiles.profile import Profile
 from hardware_profiles.reply_trace import (

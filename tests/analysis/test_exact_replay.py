@@ -13,11 +13,13 @@ import pytest
 
 from analysis.rounds import compare_rounds
 from calibrate.calibration import requests_of
-from calibrate.live.placement import pair_specs, parse_placement
+from calibrate.job import Job
+from calibrate.live.placement import available_cores, pair_specs, parse_placement
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import LiveRun, run_live
-from calibrate.prompts import find_prompts, load_prompts, spread
-from calibrate.record import RecordingJob, record_trace
+from calibrate.machine import Machine
+from calibrate.prompts import choose_prompts
+from calibrate.record import record_trace
 from calibrate.shipped import resolve_model
 from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure
@@ -50,14 +52,19 @@ TOKENS = 40
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return record_trace(
-        spread(load_prompts(find_prompts("heldout")), 4),
-        RecordingJob(
-            str(resolve_model("pair:target")), str(resolve_model("pair:draft")), (), max_tokens=TOKENS
-        ),
-        prompt_set="heldout",
+    job = Job(
+        machine=Machine("any", available_cores(), ()),
+        target=str(resolve_model("pair:target")),
+        draft=str(resolve_model("pair:draft")),
         names=("pair:target", "pair:draft"),
+        prompts=tuple(choose_prompts("heldout", 4)),
+        prompt_set="heldout",
+        placement=parse_placement("shared:0"),
+        name="any",
+        command="any",
+        max_tokens=TOKENS,
     )
+    return record_trace(job, 0.0, processes=1)
 
 
 @pytest.fixture(scope="module")

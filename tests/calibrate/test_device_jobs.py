@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from small_calibration import GPU, PLAN, WITH_GPU, small_job
-from small_models import prompts
 
 import calibrate.machine
 from calibrate.calibration import role_of, run_calibration
@@ -29,7 +28,7 @@ from calibrate.live.placement import Placement, parse_placement
 from calibrate.models import MisfitError
 from calibrate.options import CalibrationRequest
 from calibrate.plan import LivePart
-from calibrate.record import RecordingJob, record
+from calibrate.record import Share, record
 from policies.ar import ArConfig
 from policies.pearl import PearlConfig
 from policies.sd import SdConfig
@@ -107,10 +106,9 @@ def test_each_device_has_its_own_memory(pair: tuple[str, str]) -> None:
 
 
 def recorded(pair: tuple[str, str], **changes: Any) -> list[Any]:
-    texts = tuple(enumerate(prompt.text for prompt in prompts(2)))
-    job = RecordingJob(*pair, prompts=texts, max_tokens=8, temperature=0.8, top_p=0.95, **changes)
+    job = replace(small_job(*pair), max_tokens=8, temperature=(0.8,), top_p=0.95, **changes)
     found: list[Any] = []
-    record(job, found.append)
+    record(Share(job, 0.8, (0, 1)), found.append)
     return found
 
 

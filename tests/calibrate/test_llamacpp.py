@@ -14,7 +14,7 @@ from small_models import prompts
 from calibrate.calibration import run_calibration
 from calibrate.job import like_profile
 from calibrate.plan import LivePart
-from calibrate.record import RecordingJob, record_trace
+from calibrate.record import record_trace
 from calibrate.reply_recorder import Asked, record_decisions
 from hardware_profiles.profile import Profile
 from hardware_profiles.reply_trace import DecisionTrace
@@ -33,8 +33,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recorded(pair: tuple[str, str], **changes: Any) -> Trace:
-    job = RecordingJob(*pair, prompts=(), max_tokens=12, **changes)
-    return record_trace(prompts(3), job, prompt_set="tiny", names=("target", "draft"))
+    return record_trace(replace(small_job(*pair), prompts=tuple(prompts(3)), **changes), 0.0)
 
 
 def test_a_trace_is_of_the_draft_that_will_run(pair: tuple[str, str], tmp_path: Path) -> None:

@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from small_calibration import small_job
 from small_models import VOCABULARY, prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from calibrate.job import Job
 from calibrate.journal import Journal
-from calibrate.record import Recording, RecordingJob, draw, record, record_trace, token_logprobs
+from calibrate.record import Recording, Share, draw, record, record_trace, token_logprobs
 from hardware_profiles.trace import Trace, read_trace, write_trace
 
-LIMIT = 20
+CUT: dict[str, Any] = {"temperature": (0.8,), "top_p": 0.6, "ranks": 20}
+
+
+def job_of(pair: tuple[str, str], **changes: Any) -> Job:
+    """Four prompts, of 20 tokens each."""
+    return replace(small_job(*pair), **{"names": ("t", "d"), "max_tokens": 20, "seed": 0, **changes})
+
+
+def begun() -> Journal:
+    """A journal that tells when."""
+    journal = Journal()
+    journal.put("now", "started")
+    return journal
 
 
 @pytest.fixture(scope="module", params=[(0.0, 1.0), (1.0, 1.0), (0.8, 0.9)], ids=str)
-def recorded(request: pytest.FixtureRequest, pair: tuple[str, str]) -> tuple[RecordingJob, list[Recording]]:
+def recorded(request: pytest.FixtureRequest, pair: tuple[str, str]) -> tuple[Share, list[Recording]]:
     """Recordings made in this process."""
     temperature, top_p = request.param
-    texts = tuple((i, p.text) for i, p in enumerate(prompts(3)))
-    job = RecordingJob(*pair, texts, LIMIT, temperature=temperature, top_p=top_p)
+    share = Share(job_of(pair, temperature=(temperature,), top_p=top_p), temperature, (0, 1, 2))
     found: list[object] = []
-    record(job, found.append)
-    return job, [r for r in found if isinstance(r, Recording)]
+    record(share, found.append)
+    return share, [r for r in found if isinstance(r, Recording)]
 
 
 def brute_law(logits: np.ndarray, temperature: float, top_p: float) -> tuple[np.ndarray, list[int]]:
@@ -54,7 +69,7 @@ def logits_along(model: object, ids: tuple[int, ...]) -> np.ndarray:
 
 
 def test_every_column_is_what_the_laws_say(
-    recorded: tuple[RecordingJob, list[Recording]], pair: tuple[str, str]
+    recorded: tuple[Share, list[Recording]], pair: tuple[str, str]
 ) -> None:
     job, recordings = recorded
     target, draft = (AutoModelForCausalLM.from_pretrained(f).eval() for f in pair)
@@ -90,7 +105,7 @@ def close(found: np.ndarray, expected: np.ndarray) -> None:
 
 
 def test_a_greedy_text_is_the_best_token_everywhere_and_needs_fewer_ranks(
-    recorded: tuple[RecordingJob, list[Recording]],
+    recorded: tuple[Share, list[Recording]],
 ) -> None:
     job, recordings = recorded
     width = recordings[0].columns["draft_top_ids"].shape[1]
@@ -127,8 +142,7 @@ def test_draws_follow_the_law() -> None:
 @pytest.fixture(scope="module")
 def sampled(pair: tuple[str, str]) -> Trace:
     """A sampled trace with cut tokens, made by two recorders side by side."""
-    job = RecordingJob(*pair, (), LIMIT, temperature=0.8, top_p=0.6, ranks=20)
-    return record_trace(prompts(4), job, prompt_set="tiny", names=("t", "d"), processes=2, when="now")
+    return record_trace(job_of(pair, **CUT), 0.8, journal=begun(), processes=2)
 
 
 def test_a_file_keeps_what_was_cut(sampled: Trace, tmp_path: Path) -> None:
@@ -142,25 +156,13 @@ def test_a_file_keeps_what_was_cut(sampled: Trace, tmp_path: Path) -> None:
 
 
 def test_one_recorder_or_two_write_the_same(sampled: Trace, pair: tuple[str, str]) -> None:
-    job = RecordingJob(*pair, (), LIMIT, temperature=0.8, top_p=0.6, ranks=20)
-    journal = Journal()
-    seen: list[tuple[int, int]] = []
-    alone = record_trace(
-        prompts(4),
-        job,
-        prompt_set="tiny",
-        names=("t", "d"),
-        progress=lambda *at: seen.append(at),
-        journal=journal,
-        when="now",
-    )
-    assert same(alone, sampled) and seen == [(i, 4) for i in range(5)]
+    journal = begun()
+    seen: list[tuple[str, int, int]] = []
+    progress = lambda *at: seen.append(at)  # noqa: E731
+    alone = record_trace(job_of(pair, **CUT), 0.8, progress, journal, processes=1)
+    assert same(alone, sampled) and seen == [("trace at T=0.8", i, 4) for i in range(5)]
     # From the journal alone: nothing is recorded, the paths need not even exist.
-    nowhere = RecordingJob("/no", "/where", (), LIMIT, temperature=0.8, top_p=0.6, ranks=20)
-    assert same(
-        record_trace(prompts(4), nowhere, prompt_set="tiny", names=("t", "d"), journal=journal, when="now"),
-        sampled,
-    )
+    assert same(record_trace(job_of(("/no", "/where"), **CUT), 0.8, journal=journal), sampled)
 
 
 def same(a: Trace, b: Trace) -> bool:
@@ -171,20 +173,21 @@ def same(a: Trace, b: Trace) -> bool:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"top_p": 0.9}, "top_p changes nothing at temperature 0"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"temperature": 1.0, "top_p": 0.0}, "top_p"),
+        ({"temperature": (0.0,), "top_p": 0.9}, "--top-p changes nothing at temperature 0"),
+        ({"temperature": (-1.0,)}, "temperature"),
+        ({"temperature": (1.0,), "top_p": 0.0}, "top_p"),
         ({"ranks": 0}, "ranks"),
     ],
 )
-def test_settings_out_of_their_domain_are_refused(options: dict[str, float], message: str) -> None:
+def test_settings_out_of_their_domain_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RecordingJob("t", "d", (), **options)  # type: ignore[arg-type]
+        job_of(("t", "d"), **options)
 
 
 def test_a_prompt_that_outgrows_the_model_is_named(pair: tuple[str, str]) -> None:
+    job = job_of(pair, prompts=(replace(prompts(1)[0], text="w3 w4"),) * 8, max_tokens=511)
     with pytest.raises(ValueError, match=r"prompt 7 has 2 tokens.*512 positions"):
-        record(RecordingJob(*pair, ((7, "w3 w4"),), max_tokens=511), lambda _: None)
+        record(Share(job, 0.0, (7,)), lambda _: None)
 
 
 @pytest.fixture(autouse=True)

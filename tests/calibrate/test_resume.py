@@ -19,7 +19,7 @@ import pytest
 from small_calibration import PIECES, PLAN, small_job
 
 import calibrate.record
-from calibrate.calibration import record, run_calibration, trace_path
+from calibrate.calibration import run_calibration, trace_path
 from calibrate.job import Job, inputs
 from calibrate.journal import Journal, open_journal
 from hardware_profiles.profile import Profile, load_profile
@@ -125,7 +125,7 @@ def test_the_traces_are_those_of_an_undisturbed_recording(
     monkeypatch.setattr(calibrate.record, "run_many", here)
     for temperature in job.temperature:
         found = trace_path(job, temperature, out)
-        alone = record(job, temperature, lambda *_: None)
+        alone = calibrate.record.record_trace(job, temperature)
         write_trace(at_the_same_time(alone, read_trace(found)), tmp_path / "t.parquet")
         assert (tmp_path / "t.parquet").read_bytes() == found.read_bytes()
 

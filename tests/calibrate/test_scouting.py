@@ -10,11 +10,12 @@ import pytest
 from small_calibration import PLAN as SMALL
 from small_calibration import small_job
 
-from calibrate.adaptive import AdaptiveGoal, adapt_plan, adaptive_goal, adaptive_notes
+from calibrate.adaptive import AdaptiveGoal, adapt_plan, adaptive_notes
 from calibrate.calibration import Bench, lazy_world
 from calibrate.journal import Journal
 from calibrate.live.errors import WorkerError
 from calibrate.measure import measure_grids
+from calibrate.options import CalibrationRequest
 from calibrate.plan import Grid, Plan
 
 FORWARD = Grid("target.forward", ("batch", "new_tokens", "context"), ((1, 2, 4, 64), (1, 8), (48, 240)))
@@ -100,12 +101,14 @@ def test_time_that_is_spent_ends_it() -> None:
 )
 def test_options_that_make_no_sense(error: float | None, budget: float | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        adaptive_goal(error, budget)
+        CalibrationRequest(until_error=error, time_budget=budget)
 
 
 def test_options() -> None:
-    assert adaptive_goal(None, None) is None
-    assert adaptive_goal(0.05, None) == AdaptiveGoal(0.05, 300.0)
+    job = small_job("target", "draft")
+    assert job.adaptive is None
+    assert replace(job, until_error=0.05).adaptive == AdaptiveGoal(0.05, 300.0)
+    assert replace(job, until_error=0.05, time_budget=9.0).adaptive == AdaptiveGoal(0.05, 9.0)
 
 
 def test_live_workers_are_chosen_for_and_measured(pair: tuple[str, str]) -> None:
