@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,3 +90,18 @@ def world(shared_world: LiveWorld) -> LiveWorld:
     """The shared world with empty records."""
     shared_world.clear_records()
     return shared_world
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled models run as the graph that was traced, operation by operation.
+
+    What the C++ compiler makes of a graph takes most of a minute and is for `test_live_compiled` to check.
+    """
+    compile_ = torch.compile
+
+    def trace(function: Any, *, fullgraph: bool, dynamic: bool, options: dict[str, Any]) -> Any:
+        kept = {"guard_filter_fn": options["guard_filter_fn"]}
+        return compile_(function, fullgraph=fullgraph, dynamic=dynamic, backend="eager", options=kept)
+
+    monkeypatch.setattr(torch, "compile", trace)

@@ -90,13 +90,17 @@ class TableRunner:
         starts, tokens, positions, hidden = nodes
         pairs = np.zeros((2, *positions.shape), dtype=np.int64)
         for i, (slot, first, new) in enumerate(zip(slots, starts, tokens, strict=True)):
-            held, columns = self._held[slot], self._columns.setdefault(slot, {})
+            held, columns, count = self._held[slot], self._columns.setdefault(slot, {}), len(new)
             columns |= {first + j: (token, int(positions[i, j])) for j, token in enumerate(new)}
-            for j, token in enumerate(new):
-                seen = np.flatnonzero(~hidden[i, j]).tolist()
-                known = [(held[c], c) if c < len(held) else columns[c] for c in seen]
-                before = [t for t, position in known if position == positions[i, j] - 1]
-                pairs[0, i, j], pairs[1, i, j] = (before or [0])[-1], token
+            # Token and position of each column that the mask knows.
+            there = np.full((2, hidden.shape[2]), -1, dtype=np.int64)
+            for column, node in columns.items():
+                if column < there.shape[1]:
+                    there[:, column] = node
+            there[:, : len(held)] = held[: there.shape[1]], range(min(len(held), there.shape[1]))
+            before = ~hidden[i, :count] & (there[1] == positions[i, :count, None] - 1)
+            pairs[0, i, :count] = np.where(before.any(axis=1), there[0, before.argmax(axis=1)], 0)
+            pairs[1, i, :count] = new
             self.fed += len(new)
         return self.table[torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1])]
 

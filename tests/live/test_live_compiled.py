@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from runner_support import CHAINS, check_chains, check_tree, filled
+from runner_support import CHAINS, TEXTS, check_chains, check_tree, filled
 from tiny_models import tiny_model
 from transformers import PreTrainedModel
 
@@ -32,10 +32,9 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-@pytest.mark.slow
 @needs_compiler
-def test_compiled_equals_plain() -> None:
-    """All four graphs, on shapes that they were not compiled on, with growth in between."""
+def test_all_four_graphs_equal_plain(traced: None) -> None:
+    """On shapes that they were not made for, with growth in between."""
     llama = tiny_model(1)
     runner = filled(llama, mode="compiled", capacity=8)
     assert runner.warm([(1, 1), (1, 2), (4, 1), (4, 3)]) > 0
@@ -54,9 +53,25 @@ def test_compiled_equals_plain() -> None:
 
 @pytest.mark.slow
 @needs_compiler
+def test_what_the_compiler_makes_of_several_rows_equals_plain() -> None:
+    """One layer has every operation that a graph of more repeats."""
+    runner = ModelRunner(tiny_model(1, layers=1), mode="compiled", slots=4, capacity=8)
+    slots = (0, 1, 2, 3)
+    for slot in slots:
+        runner.reset(slot)
+    check_chains(runner, slots, TEXTS)
+    for some in ([0, 1, 2, 3], [3, 1]):
+        check_chains(runner, some, [CHAINS[slot] for slot in some])
+        check_chains(runner, some, [(slot + 1,) for slot in some])
+        check_tree(runner, some)
+
+
+@pytest.mark.slow
+@needs_compiler
 def test_packed_weights_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row alone: the other two graphs."""
     monkeypatch.setattr(compiled, "PACKED", 1)
-    llama = tiny_model(1)
+    llama = tiny_model(1, layers=1)
     runner = filled(llama, mode="compiled")
     assert runner._capture is not None and runner._capture.packs
     for slot in (0, 3):
@@ -67,7 +82,9 @@ def test_packed_weights_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.slow
 @needs_compiler
-def test_a_graph_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_computes_something_else_is_refused(
+    monkeypatch: pytest.MonkeyPatch, traced: None
+) -> None:
     runner = ModelRunner(tiny_model(1), mode="compiled")
     other = tiny_model(2)
     assert runner._capture is not None
