@@ -221,14 +221,15 @@ class Profile(Frozen):
 
 
 def unmeasured(profile: Profile) -> dict[str, str]:
-    """What operations rest on whose times come from a roofline or a paper, by their names joined.
+    """What operations rest on whose times were composed or come from a roofline or a paper, by their names
+    joined.
 
     Empty for a profile that was measured or made up throughout.
     """
     found: dict[str, list[str]] = {}
     for name in profile.operations:
         origin = profile.provenance_of(name)
-        if origin.kind in ("roofline", "paper"):
+        if origin.kind in ("composed", "roofline", "paper"):
             found.setdefault(f"{origin.kind}: {origin.note or 'nothing more is said'}", []).append(name)
     return {", ".join(names): text for text, names in found.items()}
 

@@ -109,7 +109,8 @@ class Provenance(Frozen):
     """Where numbers come from.
 
     Attributes:
-        kind: `measured` (on the named machine), `paper` (fitted from a paper's table), `roofline`
+        kind: `measured` (on the named machine), `composed` (put together from kernel times that others
+            measured), `paper` (fitted from a paper's table), `roofline`
             (extrapolated from a model of the hardware) or `synthetic` (made up).
         when: Date or date and time, ISO 8601.
         machine: What they were measured on.
@@ -118,7 +119,7 @@ class Provenance(Frozen):
         note: Anything else; for `paper`, which table.
     """
 
-    kind: Literal["measured", "paper", "roofline", "synthetic"]
+    kind: Literal["measured", "composed", "paper", "roofline", "synthetic"]
     when: str | None = None
     machine: str | None = None
     versions: Mapping[str, str] = Field(default_factory=dict)

@@ -100,7 +100,13 @@ class Effects:
     jitter: bool = True
 
 
-KNOWN = {"measured": "measured", "roofline": "roofline", "paper": "printed", "synthetic": "given"}
+KNOWN = {
+    "measured": "measured",
+    "composed": "composed",
+    "roofline": "roofline",
+    "paper": "printed",
+    "synthetic": "given",
+}
 """What a profile's numbers are, by their provenance."""
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import click
+
+from hardware_profiles.pairs import Pair, is_gpu, pair_profile
 from hardware_profiles.predicted import placement_note, replaced, rescaled
-from hardware_profiles.profile import Profile, load_profile, unmeasured
+from hardware_profiles.profile import Profile, ProfileError, load_profile, unmeasured
 from hardware_profiles.reply_trace import DecisionTrace, OperationTimings, read_decisions
 from hardware_profiles.store import (
     SHIPPED,
@@ -21,7 +24,7 @@ from hardware_profiles.store import (
     trace_name,
 )
 from hardware_profiles.trace import TraceError, TraceMeta, read_trace
-from policies.commandline import POSITIVE, option
+from policies.commandline import POSITIVE, about, option
 from policies.registry import SettingError, find_policy
 from policies.ssd import SaguaroConfig
 from simulator.auto import SettingsQuery
@@ -52,6 +55,25 @@ class SimulationRequest:
     batch: int = option(1, "Rows served at once.")
     hw: str | None = option(
         None, f"Hardware profile: a name, shipped:NAME or a file.  [default: {DEFAULT_PROFILE}]"
+    )
+    target: str | None = option(
+        None,
+        "Target on GPUs whose kernels others measured (--hw h100, a100x8, ...): name, config.json or folder.",
+    )
+    draft: str | None = option(None, "Draft, given in the same way; eagle3:TARGET is that target's head.")
+    tp: int | None = option(None, "GPUs of the target.  [default: as --hw says, else 1]", type=POSITIVE)
+    draft_tp: int | None = option(None, "GPUs of the draft.  [default: 1]", type=POSITIVE)
+    draft_placement: Literal["own", "shared"] | None = option(
+        None, "GPUs of its own for the draft, or the target's in turns.  [default: own]"
+    )
+    engine: Literal["vllm", "sglang", "trtllm"] | None = option(None, "Whose kernels.  [default: vllm]")
+    eager: bool = option(False, "Kernels launched one by one, not as captured graphs.")
+    tables: Path | None = field(
+        default=None,
+        metadata=about(
+            "Unpacked wheel with the kernel tables.  [default: the installed package]",
+            type=click.Path(path_type=Path),
+        ),
     )
     target_shape: str | None = option(
         None, "Another target on the profile's device, scaled by roofline: a name or config."
@@ -108,10 +130,9 @@ def build_scenario(request: SimulationRequest) -> tuple[Scenario, dict[str, str]
             f"textbook constants, target {textbook.target_s:g} s, draft {textbook.draft_s:g} s (synthetic)"
         )
     else:
-        path = find_profile(DEFAULT_PROFILE if request.hw is None else request.hw)
-        profile = load_profile(path)
+        profile, found = _profile(request)
         kind = profile.provenance.kind
-        sources["latency"] = f"profile {profile.name} ({kind}, {origin(path)}): {profile.description}"
+        sources["latency"] = f"profile {profile.name} ({kind}, {found}): {profile.description}"
         profile = overridden(profile, request, sources)
         sources |= unmeasured(profile)
     tokens, sources["tokens"] = _tokens(request, profile, sources)
@@ -134,6 +155,47 @@ def build_scenario(request: SimulationRequest) -> tuple[Scenario, dict[str, str]
     if profile is not None and policy.needs_decisions:
         sources["pace"] = scenario.timing_note(policy.name)
     return scenario, sources
+
+
+def _profile(request: SimulationRequest) -> tuple[Profile, str]:
+    """The profile asked for, and which file answered; composed where models are named.
+
+    Raises:
+        SettingError: Options of a composed profile without its two models.
+    """
+    if request.target is not None and request.draft is not None and request.hw is not None:
+        return pair_profile(
+            Pair(
+                hw=request.hw,
+                target=request.target,
+                draft=request.draft,
+                tp=request.tp,
+                draft_tp=request.draft_tp or 1,
+                placement=request.draft_placement or "own",
+                engine=request.engine or "vllm",
+                eager=request.eager,
+                tables=request.tables,
+            )
+        )
+    given = (
+        request.target, request.draft, request.tp, request.draft_tp, request.draft_placement, request.engine,
+        request.tables,
+    )  # fmt: skip
+    if any(value is not None for value in given) or request.eager:
+        raise SettingError(
+            "--target, --draft and --hw (a GPU: h100, a100x8, ...) go together; --tp, --draft-tp, "
+            "--draft-placement, --engine, --eager and --tables say more of such a pair"
+        )
+    hw = DEFAULT_PROFILE if request.hw is None else request.hw
+    try:
+        path = find_profile(hw)
+    except ProfileError as error:
+        if not is_gpu(hw):
+            raise
+        raise SettingError(
+            f"{error}; for the GPU {hw}, say with --target and --draft what runs on it"
+        ) from error
+    return load_profile(path), origin(path)
 
 
 def overridden(profile: Profile, request: SimulationRequest, sources: dict[str, str]) -> Profile:

@@ -238,7 +238,7 @@ def test_an_error_names_the_file_and_the_field_of_an_operation(
         ({"operations": {"target.foward": {"seconds": 1}}}, r"operations\.target\.foward: must be 'target"),
         ({"roles": {"target": ROLE}}, r"roles\.draft: is required"),
         ({"roles": {"target": ROLE, "draft": ROLE | {"mode": "jit"}}}, r"roles\.draft\.mode: must be 'eag"),
-        ({"provenance": {"kind": "guessed"}}, r"provenance\.kind: must be 'measured', 'paper'"),
+        ({"provenance": {"kind": "guessed"}}, r"provenance\.kind: must be 'measured', 'composed'"),
         ({"overlap": [OVERLAP, OVERLAP]}, r"overlap\.1: a second entry for target\.forward"),
         ({"overlap": [OVERLAP | {"while_operation": "tree"}] * 2}, r"overlap\.1: .*forward while tree"),
         ({"overlap": [OVERLAP | DRAFTING]}, r"overlap\.0\.while_operation: the target has no"),

@@ -1,0 +1,258 @@
+"""What a `config.json` says of a network that kernel tables can price: dense or with experts, windows,
+precision.
+
+`Shape` counts what every token goes through; this adds experts, sliding windows, quantised weights and EAGLE
+heads, and refuses what no table here is of: latent attention (MLA), linear attention, state-space layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hardware_profiles.kernels import BYTES, find_tables
+from hardware_profiles.shapes import (
+    CONFIGS,
+    UNKNOWN_KINDS,
+    Shape,
+    ShapeError,
+    find_shape,
+    read_config,
+    shape_of_config,
+    text_config,
+)
+
+REFUSED: Mapping[str, str] = {
+    "kv_lora_rank": "latent attention (MLA)",
+    "linear_num_key_heads": "linear attention",
+    "linear_attn_config": "linear attention",
+    "mamba_num_heads": "state-space layers",
+    "ssm_state_size": "state-space layers",
+    "hybrid_override_pattern": "layers of several kinds",
+    "block_configs": "layers of several kinds",
+    "index_topk": "sparse attention",
+    "hybrid_layer_pattern": "layers of several kinds",
+    "intermediate_size_mlp": "layers of several kinds",
+    "enable_moe_block": "experts beside a plain MLP",
+}
+"""Config entries of networks that are not composed, and what they stand for."""
+EAGLE_VOCABULARY = 32_000
+"""Of the draft heads that EAGLE-3's authors publish."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of a layer.
+
+    Attributes:
+        count: How many there are.
+        topk: Of them each token goes through.
+        width: Intermediate size of one.
+        shared_width: Of the expert that every token goes through; 0: none.
+        dense_layers: Layers that have a plain MLP in their place.
+    """
+
+    count: int
+    topk: int
+    width: int
+    shared_width: int = 0
+    dense_layers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A decoder-only transformer, as far as its kernels' times go.
+
+    Attributes:
+        windows: Tokens that each layer of a kind looks back on, and how many such layers there are; 0: all.
+        dtype: Of matrix products, as the tables call it.
+        moe_dtype: Of the experts'.
+        fused_hidden: Hidden states of the target that an EAGLE head reads at once (1 for EAGLE, 3 for
+            EAGLE-3); 0: it is no head.
+    """
+
+    shape: Shape
+    experts: Experts | None = None
+    windows: tuple[tuple[int, int], ...] = ()
+    dtype: str = "bfloat16"
+    moe_dtype: str = "bfloat16"
+    fused_hidden: int = 0
+
+    @property
+    def parameters(self) -> int:
+        """All weights."""
+        shape = self.shape
+        total = shape.parameters + self.fused_hidden * shape.hidden**2
+        if self.experts is not None:
+            with_experts = shape.layers - self.experts.dense_layers
+            each = self.experts.count * self.experts.width + self.experts.shared_width - shape.intermediate
+            total += with_experts * (3 * shape.hidden * each + shape.hidden * self.experts.count)
+        return total
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights: embeddings and the output matrix in 16 bits, the rest as stated."""
+        shape = self.shape
+        outer = (1 if shape.tied else 2) * shape.head_weights
+        moe = 0
+        if self.experts is not None:
+            moe = (shape.layers - self.experts.dense_layers) * 3 * shape.hidden * self.experts.count
+            moe *= self.experts.width
+        inner = self.parameters - outer - moe
+        return round(2 * outer + BYTES[self.dtype] * inner + BYTES[self.moe_dtype] * moe)
+
+    @property
+    def layer_windows(self) -> tuple[tuple[int, int], ...]:
+        """(window, layers), all layers in it."""
+        return self.windows or ((0, self.shape.layers),)
+
+
+def network_of_config(config: Mapping[str, Any], *, name: str, precision: str | None = None) -> Network:
+    """The network that a transformers config describes.
+
+    Raises:
+        ShapeError: It is of a kind that is not composed, or an entry is missing.
+    """
+    text = text_config(config, name)
+    for key, kind in REFUSED.items():
+        if text.get(key):
+            raise ShapeError(f"{name}: {key} says {kind}, which is not composed here")
+    kinds = [
+        kind
+        for kind in text.get("layer_types") or ()
+        if "attention" not in str(kind) or "linear" in str(kind)
+    ]
+    if kinds:
+        raise ShapeError(f"{name}: layers of kind {kinds[0]!r} are not composed here")
+    experts = _experts(text, name)
+    plain = {k: v for k, v in text.items() if k not in UNKNOWN_KINDS}
+    if not plain.get("intermediate_size") and experts is not None:
+        plain["intermediate_size"] = experts.width
+    if text.get("draft_vocab_size"):
+        plain["vocab_size"] = text["draft_vocab_size"]
+    shape = shape_of_config(plain, name=name)
+    dtype = precision or _precision(config, text, name)
+    moe_dtype = {"nvfp4": "nvfp4"}.get(dtype, dtype)
+    method = _quantisation(config, text).get("quant_method")
+    if method == "mxfp4" and precision is None:  # gpt-oss: experts alone
+        dtype, moe_dtype = "bfloat16", "w4a16_mxfp4"
+    fused = 0
+    if "eagle" in " ".join(map(str, text.get("architectures") or ())).lower():
+        fused = 3 if text.get("draft_vocab_size") else 1
+    return Network(shape, experts, _windows(text, shape.layers), dtype, moe_dtype, fused)
+
+
+def _experts(text: Mapping[str, Any], name: str) -> Experts | None:
+    count = next((int(text[key]) for key in UNKNOWN_KINDS if text.get(key)), 0)
+    if not count:
+        return None
+    topk = text.get("num_experts_per_tok") or text.get("moe_topk") or text.get("top_k_experts")
+    width = text.get("moe_intermediate_size") or text.get("intermediate_size")
+    if not topk or not width:
+        raise ShapeError(f"{name}: the config has experts, but not num_experts_per_tok and their size")
+    layers = int(text.get("num_hidden_layers") or 0)
+    dense = len(text.get("mlp_only_layers") or ()) or int(text.get("first_k_dense_replace") or 0)
+    if int(text.get("interleave_moe_layer_step") or 1) > 1:
+        dense = layers - layers // int(text["interleave_moe_layer_step"])
+    shared = text.get("shared_expert_intermediate_size") or int(text.get("n_shared_experts") or 0) * int(
+        width
+    )
+    return Experts(count, int(topk), int(width), int(shared), min(dense, layers))
+
+
+def _windows(text: Mapping[str, Any], layers: int) -> tuple[tuple[int, int], ...]:
+    window = text.get("sliding_window")
+    if not window or text.get("use_sliding_window") is False:
+        return ()
+    kinds = text.get("layer_types") or ()
+    if kinds:
+        sliding = sum("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds)
+    elif int(text.get("sliding_window_pattern") or 0) > 1:
+        sliding = layers - layers // int(text["sliding_window_pattern"])
+    else:
+        sliding = layers
+    return tuple(part for part in ((int(window), sliding), (0, layers - sliding)) if part[1])
+
+
+def _quantisation(config: Mapping[str, Any], text: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = config.get("quantization_config") or text.get("quantization_config") or {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _precision(config: Mapping[str, Any], text: Mapping[str, Any], name: str) -> str:
+    found = _quantisation(config, text)
+    method = str(found.get("quant_method") or "").lower()
+    if not method or method == "mxfp4":
+        return "bfloat16"
+    if method == "fp8":
+        return "fp8_block" if found.get("weight_block_size") else "fp8"
+    if method in ("modelopt", "compressed-tensors"):
+        words = str(found).lower()
+        for word in ("nvfp4", "fp8"):
+            if word in words or (word == "fp8" and "'num_bits': 8" in words and "'type': 'float'" in words):
+                return word
+    raise ShapeError(
+        f"{name}: quantisation {method!r} is not composed; give --precision, one of {', '.join(BYTES)}"
+    )
+
+
+def find_network(name_or_path: str, *, tables: Path | None = None, precision: str | None = None) -> Network:
+    """A network by name, or from a `config.json` or the folder that holds one.
+
+    Names are those of `hardware_profiles.shapes`, those of the tables' own `model_configs` (`Qwen3-30B-A3B`),
+    and `eagle3:NAME`, the one-layer head of a target.
+
+    Raises:
+        ShapeError: There is none, or it is of a kind that is not composed.
+    """
+    if name_or_path.lower().startswith("eagle3:"):
+        return eagle_head(find_network(name_or_path.partition(":")[2], tables=tables))
+    path = Path(name_or_path)
+    if path.is_dir():
+        path /= "config.json"
+    if path.is_file():
+        name = path.parent.name if path.name == "config.json" else path.stem.removesuffix("_config")
+        return _read(path, name or path.stem, precision)
+    short = name_or_path.lower().rsplit("/", 1)[-1].removesuffix("-instruct").removesuffix("-chat")
+    if short in CONFIGS:
+        return network_of_config(CONFIGS[short][0], name=short, precision=precision)
+    configs = {}
+    try:
+        folder = find_tables(tables).parent / "model_configs"
+        configs = {_short(path): path for path in folder.glob("*_config.json") if "quant" not in path.name}
+    except ValueError:
+        pass  # only the names above
+    for wanted in (short, f"meta-{short}", f"{short}-instruct"):
+        if wanted in configs:
+            return _read(configs[wanted], short, precision)
+    try:
+        find_shape(name_or_path)
+    except ShapeError as error:
+        more = f"; the tables have {', '.join(sorted(configs))}" if configs else ""
+        raise ShapeError(f"{error}{more}") from None
+    raise AssertionError  # a name that CONFIGS lacks is no shape
+
+
+def _read(path: Path, name: str, precision: str | None) -> Network:
+    """A config with what stands beside it of its quantisation (`hf_quant_config.json`)."""
+    beside = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))
+    if precision is None and beside.is_file():
+        algorithm = str(read_config(beside).get("quantization", {}).get("quant_algo", "")).lower()
+        if algorithm not in BYTES:
+            raise ShapeError(f"{beside}: quant_algo {algorithm!r} is not composed; give --precision")
+        precision = algorithm
+    return network_of_config(read_config(path), name=name, precision=precision)
+
+
+def _short(path: Path) -> str:
+    return path.name.partition("--")[2].removesuffix("_config.json").lower()
+
+
+def eagle_head(target: Network) -> Network:
+    """An EAGLE-3 head as published for a target: one dense layer of its sizes and a reduced vocabulary."""
+    shape = replace(
+        target.shape, layers=1, vocabulary=EAGLE_VOCABULARY, tied=False, name=f"eagle3-{target.shape.name}"
+    )
+    return Network(shape, fused_hidden=3)

@@ -1,0 +1,124 @@
+"""A pair of models on GPUs that nobody calibrated: found among the shipped profiles, in the cache, or
+composed now.
+
+`h100` with `--tp 4`, or `h100x4`, are four of them.  A composed profile is kept in the user's data folder
+under a name that has the digest of everything it was made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from hardware_profiles.composed import HOST_GAP_S, Composer, Placement, composed_profile
+from hardware_profiles.kernels import PACKAGE, SYSTEMS, VERSION, Tables, TablesError, find_tables
+from hardware_profiles.networks import Network, find_network
+from hardware_profiles.profile import Profile, ProfileError, load_profile, save_profile
+from hardware_profiles.store import SHIPPED, find_profile, user_directory
+
+GPUS = (*SYSTEMS, "l40s", "gb200", "gb300", "b60")
+"""Short names of the GPUs with kernel tables."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two models and where they run.
+
+    Attributes:
+        hw: GPU, with or without a number: `h100`, `h100x4`, `h100_sxm`.
+        target: A name, a `config.json` or a folder with one (`networks.find_network`).
+        draft: As `target`.
+        tp: GPUs of the target; None: as `hw` says, else 1.
+        draft_tp: GPUs of the draft.
+        placement: `own`: the draft has GPUs for itself; `shared`: both take turns on the target's.
+        engine: Whose kernels.
+        eager: Launched one by one.
+        host_gap_s: Between two forwards of the target.
+        tables: Unpacked wheel; None: the installed package.
+    """
+
+    hw: str
+    target: str
+    draft: str
+    tp: int | None = None
+    draft_tp: int = 1
+    placement: Placement = "own"
+    engine: str = "vllm"
+    precision: str | None = None
+    eager: bool = False
+    host_gap_s: float = HOST_GAP_S
+    tables: Path | None = None
+
+    @property
+    def gpu(self) -> str:
+        """The GPU without its number."""
+        name, _, count = self.hw.lower().rpartition("x")
+        return name if name and count.isdecimal() else self.hw.lower()
+
+    @property
+    def devices(self) -> int:
+        """GPUs of the target.
+
+        Raises:
+            TablesError: `hw` and `tp` differ.
+        """
+        _, _, count = self.hw.lower().rpartition("x")
+        said = int(count) if count.isdecimal() and self.gpu != self.hw.lower() else None
+        if said is not None and self.tp not in (None, said):
+            raise TablesError(f"{self.hw} are {said} GPUs, and --tp says {self.tp}: give one of them")
+        return said or self.tp or 1
+
+    def name(self, target: Network, draft: Network) -> str:
+        """Of the profile; what is usual is not in it."""
+        beside = f"{draft.shape.name}" + (f"-tp{self.draft_tp}" if self.draft_tp > 1 else "")
+        unusual = [self.engine] if self.engine != "vllm" else []
+        unusual += [target.dtype] if target.dtype != "bfloat16" else []
+        unusual += [
+            word for word, there in (("eager", self.eager), ("shared", self.placement == "shared")) if there
+        ]
+        text = "-".join([f"{self.gpu}x{self.devices}", f"{target.shape.name}+{beside}", *unusual])
+        return "".join(c if c.isalnum() or c in "._+-" else "-" for c in text)[:100]
+
+
+def is_gpu(hw: str) -> bool:
+    """Whether a name is that of a GPU with kernel tables, with or without a number."""
+    return Pair(hw=hw, target="", draft="").gpu in {*GPUS, *SYSTEMS.values()}
+
+
+def pair_profile(pair: Pair) -> tuple[Profile, str]:
+    """The profile of a pair, and where it comes from: `shipped:NAME`, `cached` or `composed now`.
+
+    Raises:
+        ValueError: The models or tables cannot be found, or the tables are not of them; the message says what
+            is shipped where there are no tables.
+    """
+    target = find_network(pair.target, tables=pair.tables, precision=pair.precision)
+    draft = find_network(pair.draft, tables=pair.tables)
+    name = pair.name(target, draft)
+    if pair.tables is None and pair.host_gap_s == HOST_GAP_S:
+        with suppress(ProfileError):
+            return load_profile(find_profile(SHIPPED + name)), SHIPPED + name
+    systems = find_tables(pair.tables)
+    made_of = repr((astuple(pair), target, draft, str(systems), PACKAGE, VERSION, RECIPE))
+    kept = user_directory() / "composed" / f"{name}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}.json"
+    if kept.is_file():
+        with suppress(ProfileError):
+            return load_profile(kept), f"cached: {kept}"
+    tables = Tables(systems, pair.gpu, pair.engine)
+    profile = composed_profile(
+        Composer(tables, target, pair.devices, eager=pair.eager),
+        Composer(tables, draft, pair.draft_tp, eager=pair.eager),
+        name=name,
+        placement=pair.placement,
+        host_gap_s=pair.host_gap_s,
+    )
+    with suppress(OSError):  # a folder that cannot be written only costs the time again
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        save_profile(profile, kept)
+    return profile, "composed now"
+
+
+RECIPE = 1
+"""Of how forwards are put together; another one makes what is kept useless."""
