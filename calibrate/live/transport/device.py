@@ -11,7 +11,7 @@ import simpy
 
 from calibrate.live.errors import AuditError, WorkerError
 from calibrate.live.transport.environment import LiveEnvironment
-from calibrate.live.transport.link import WorkerLink
+from calibrate.live.transport.worker import WorkerLink
 from calibrate.live.wire import Early, Failure, Report, StepTime, Work, pack_operation, unpack_replies
 from policies.operation import Operation, RowOperation
 from policies.timeline import Span

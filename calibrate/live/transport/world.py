@@ -15,8 +15,7 @@ from calibrate.live.placement import WorkerSpec, local_vocabulary
 from calibrate.live.shared_probs import DEFAULT_BYTES, Segment
 from calibrate.live.transport.device import LiveDevice, Timing
 from calibrate.live.transport.environment import LiveEnvironment
-from calibrate.live.transport.link import WorkerLink
-from calibrate.live.transport.worker import WorkerPlan
+from calibrate.live.transport.worker import WorkerLink, WorkerPlan
 from calibrate.live.wire import Ready
 from calibrate.processes import temporary_folder
 from policies.protocols import Steps, World
