@@ -42,10 +42,11 @@ from calibrate.calibration import requests_of
 from calibrate.job import Job, like_profile, make_job, worker_specs
 from calibrate.live.placement import WorkerSpec, available_cores, parse_placement
 from calibrate.live.transport.world import LiveWorld
-from calibrate.live_runs import LiveRun, decide, joined, run_matrix
+from calibrate.live_runs import LiveRun, joined, run_matrix
 from calibrate.options import CalibrationRequest, Progress, quiet
 from calibrate.prompts import Prompt, choose_prompts, spread
 from calibrate.record import record_trace
+from calibrate.reply_recorder import Recorder
 from hardware_profiles.reply_trace import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.trace import Trace
 from policies.config import LawInputs
@@ -315,7 +316,10 @@ class Comparison:
             found = {s.label: known[s.label] for s in needed if s.label in known}
             if missing := [s for s in needed if s.label not in known]:
                 requests = requests_of(self.trace, bench.limit)
-                found |= decide(worlds()[SPLIT], missing, requests, progress=self._progress("decisions"))
+                recorder = Recorder(worlds()[SPLIT], requests, None)
+                found |= {
+                    s.label: recorder.record(s, self._progress(f"decisions of {s.label}")) for s in missing
+                }
             self.decisions = {label: (decisions,) for label, decisions in found.items()}
 
     def _progress(self, stage: str) -> Callable[[int, int], None]:

@@ -302,25 +302,6 @@ def joined(runs: Sequence[Decisions]) -> Decisions:
     return replace(runs[0], replies=replies, early=early, seconds=seconds)
 
 
-def decide(
-    world: LiveWorld,
-    settings: Sequence[Settings],
-    requests: Sequence[Request],
-    *,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, Decisions]:
-    """Run settings once each and keep what was decided, by label; nothing is timed.
-
-    `progress` is called with (settings done, settings in all).
-    """
-    found = {}
-    for done, each in enumerate(settings):
-        progress(done, len(settings))
-        found[each.label] = run_live(world, each, requests, fresh_seed=False).decisions
-    progress(len(settings), len(settings))
-    return found
-
-
 def measured_runs(records: Sequence[LiveRecord]) -> tuple[MeasuredRun, ...]:
     """Speed of every setting, over plain decoding interleaved with it."""
     grouped: dict[tuple[Settings, int], list[LiveRecord]] = defaultdict(list)

@@ -21,7 +21,7 @@ from plain_decoding import plain_decode_many
 from tiny_models import VOCABULARY
 
 from calibrate.live.transport.world import LiveWorld
-from calibrate.live_runs import decide
+from calibrate.reply_recorder import Recorder
 from policies.mirror import EarlyVerify, Rollout
 from policies.operation import Draft
 from policies.registry import Settings, configure, start
@@ -167,5 +167,6 @@ def test_processes_mark_first_and_their_decisions_replay(
         assert len(order) == 2 * sum(rows.log.batch_rounds for rows in live.values())
         steps = [[s.name for s in t.steps] for t in world.timings() if t.operation == "earlyverify"]
         assert steps[0] == ["early:0.5", "exit", "late:0.5"]
-        decided = decide(world, settings, requests)
+        recorder = Recorder(world, requests, None)
+        decided = {s.label: recorder.record(s, lambda *_: None) for s in settings}
     check_replay(decided, live, prompts[:5], LIMIT)

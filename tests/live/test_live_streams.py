@@ -36,8 +36,8 @@ from calibrate.live.engine.streams import (
 )
 from calibrate.live.errors import ModelError
 from calibrate.live.transport.world import LiveWorld
-from calibrate.live_runs import decide
 from calibrate.pair.heads import stream_logits
+from calibrate.reply_recorder import Recorder
 from policies.laws.mirror import streaming_bound, streaming_steps
 from policies.registry import SettingError, Settings, configure, start
 from policies.rows import Rows
@@ -248,7 +248,7 @@ def test_processes_stream_and_their_decisions_replay(
         assert order == ["mark", "report"] * live.log.batch_rounds
         stamped = {s.name for t in world.timings() if t.operation == "streamrollout" for s in t.steps}
         assert stamped == {"glue", "tree", "tree:0.25"}
-        decided = decide(world, [settings], requests)
+        decided = {settings.label: Recorder(world, requests, None).record(settings, lambda *_: None)}
     check_replay(decided, {settings: live}, prompts[:4], LIMIT)
 
 
