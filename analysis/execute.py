@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from analysis.intervals import outside_grid, plain, share_surfaces
-from analysis.outcomes import MEASURED, Outcome, View, pooled_figure
+from analysis.outcomes import MEASURED, Performance, WorldView, pooled_figure
 from analysis.results import EVERY, Results, Row, describe, read, settings_of
 from analysis.rounds import compare_rounds
 from analysis.sources import Sources, load_sources
@@ -277,7 +277,7 @@ class Comparison:
         self.runs: list[LiveRun] = []
         self.decisions: dict[str, tuple[Decisions, ...]] = {}
         """By label, one per live repetition that decided anew."""
-        self.outcomes: dict[tuple[str, Entry], dict[Part, Outcome]] = {}
+        self.outcomes: dict[tuple[str, Entry], dict[Part, Performance]] = {}
         self._scenarios: dict[tuple[Part, int], Scenario] = {}
         widest = max(entry.batch for entry in entries)
         if widest > min(map(len, self.subsets)):
@@ -306,7 +306,7 @@ class Comparison:
             for entry in (entry for entry in self.entries if not entry.drift):
                 mine = [run for run in self.runs if run.cell == entry.cell]
                 self.outcomes[MEASURED, entry] = {
-                    part: Outcome.live([run for run in mine if set(run.requests) <= set(part.ids)])
+                    part: Performance.live([run for run in mine if set(run.requests) <= set(part.ids)])
                     for part in self.parts(entry.batch)
                 }
         else:
@@ -384,14 +384,14 @@ class Comparison:
                 self.outcomes[world, entry] = {p: self._simulated(entry, p, effects) for p in parts}
             self.bench.progress("simulations", done + 1, len(here))
 
-    def _simulated(self, entry: Entry, part: Part, effects: Effects) -> Outcome:
+    def _simulated(self, entry: Entry, part: Part, effects: Effects) -> Performance:
         base, runs = self.bench.scenario(self.temperature), []
         for number, original in enumerate(self._contents(entry.settings, part)):
             scenario = replace(original, batch=entry.batch, effects=effects, drift=dict(entry.drift))
             share_surfaces(base, scenario)
             timeline = self.bench.study.timeline and number == 0
             runs.append(simulate(scenario, entry.settings, timeline=timeline))
-        return Outcome.simulated(runs)
+        return Performance.simulated(runs)
 
     def _contents(self, settings: Settings, part: Part) -> Iterator[Scenario]:
         """One per draw, or per repetition whose decisions are replayed."""
@@ -445,7 +445,7 @@ class Comparison:
             "law_acceptance": inputs.acceptance,
         }
         outcomes = {
-            world: Outcome.pooled([self.outcomes[world, entry][part] for part in parts])
+            world: Performance.pooled([self.outcomes[world, entry][part] for part in parts])
             for world in (*self.bench.study.worlds, MEASURED)
             if (world, entry) in self.outcomes
         }
@@ -469,17 +469,19 @@ class Comparison:
             row |= self._agreement(settings, outcomes[MEASURED].runs, runs)
         return row
 
-    def _world(self, world: str, entry: Entry, parts: Sequence[Part], inputs: LawInputs, own: Outcome) -> Row:
+    def _world(
+        self, world: str, entry: Entry, parts: Sequence[Part], inputs: LawInputs, own: Performance
+    ) -> Row:
         """The columns of one world."""
         same = (plain(entry.settings), entry.place, entry.batch, entry.drift)
         plainly = next(e for e in self.entries if (e.settings, e.place, e.batch, e.drift) == same)
-        unit = Outcome.pooled([self.outcomes[world, plainly][part] for part in parts])
+        unit = Performance.pooled([self.outcomes[world, plainly][part] for part in parts])
         decisions = self.decisions.get(entry.settings.label, ())
         if world == MEASURED:
             decisions = tuple(run.decisions for run in own.runs if isinstance(run, LiveRun))
         trace = self.trace.slice([i for part in parts for i in part.ids])
         scenario = self.bench.scenario(self.temperature, entry.batch)
-        view = View(entry, world, own, unit, trace, inputs, decisions, scenario)
+        view = WorldView(entry, world, own, unit, trace, inputs, decisions, scenario)
         figures = {
             "tokens_per_second": own.speed,
             "speedup_vs_ar": own.speed / unit.speed,

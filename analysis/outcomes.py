@@ -22,7 +22,7 @@ MEASURED = "measured"
 
 
 @dataclass(frozen=True)
-class Outcome(Measured):
+class Performance(Measured):
     """A setting on some prompts in one world; `repeats` are live ones, `runs` what it is made of."""
 
     runs: tuple[LiveRun | Simulated, ...] = ()
@@ -33,7 +33,7 @@ class Outcome(Measured):
         return [run.summary for run in self.runs]
 
     @classmethod
-    def pooled(cls, parts: Sequence[Outcome]) -> Outcome:
+    def pooled(cls, parts: Sequence[Performance]) -> Performance:
         """One set of prompts after the other: sums."""
         repeats = zip(*(part.repeats for part in parts), strict=True)
         return cls(
@@ -45,12 +45,12 @@ class Outcome(Measured):
         )
 
     @classmethod
-    def live(cls, runs: Sequence[LiveRun]) -> Outcome:
+    def live(cls, runs: Sequence[LiveRun]) -> Performance:
         """Of the live runs of one cell."""
         return cls(**vars(measure(runs)), runs=tuple(runs))
 
     @classmethod
-    def simulated(cls, runs: Sequence[Simulated]) -> Outcome:
+    def simulated(cls, runs: Sequence[Simulated]) -> Performance:
         """Mean of several simulations."""
         names = ("tokens", "seconds", "overlap_s")
         tokens, seconds, overlap = (float(np.mean([getattr(r.summary, n) for r in runs])) for n in names)
@@ -58,7 +58,7 @@ class Outcome(Measured):
 
 
 @dataclass(frozen=True)
-class View:
+class WorldView:
     """A setting in one world: what the columns of a study are read from.
 
     Attributes:
@@ -74,8 +74,8 @@ class View:
 
     entry: Entry
     world: str
-    own: Outcome
-    unit: Outcome
+    own: Performance
+    unit: Performance
     trace: Trace
     inputs: LawInputs
     decisions: tuple[Decisions, ...]

@@ -98,7 +98,7 @@ class Study(Generic[PlanT]):
         question: One line.
         plan: Its options.
         settings: What is compared, from the `Bench` of `analysis.execute`; needed unless `answer` is given.
-        columns: Columns of a setting in one world (a `View`), beyond those that all studies have.
+        columns: Columns of a setting in one world (a `WorldView`), beyond those that all studies have.
         worlds: Effects of the simulated worlds, by name; the first is the prediction.
         timeline: Whether simulated runs keep their timelines, for `columns`.
         by_category: Whether prompts are also reported by category, where they ran one by one.

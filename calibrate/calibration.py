@@ -94,7 +94,7 @@ def run_calibration(
     temperatures = () if job.random else dict.fromkeys(job.temperature)
     traces = {t: record_trace(job, t, progress, journal) for t in temperatures}
     with ExitStack() as stack:
-        bench = Bench(job, what, lazy_world(job, what, stack), journal, progress)
+        bench = CalibrationSteps(job, what, lazy_world(job, what, stack), journal, progress)
         messages = journal.once(lambda: message_latency(bench.world(), "draft", MESSAGES), "messages")
         bench = replace(bench, what=bench.adapted())
         for number in range(1, what.passes + 1):
@@ -150,7 +150,7 @@ def lazy_world(job: Job, what: Plan, stack: ExitStack) -> Callable[[], LiveWorld
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class CalibrationSteps:
     """The measurements of a calibration, each resumable piece by piece from the journal."""
 
     job: Job

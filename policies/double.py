@@ -46,6 +46,7 @@ from policies.sampling import GREEDY, Sampling
 from policies.values import (
     NO_HANDLE,
     BoolArray,
+    Drafted,
     RowVerdict,
     Source,
     Speculation,
@@ -55,7 +56,6 @@ from policies.values import (
     marked,
     verdict_of,
 )
-from policies.values import Drafted as DraftedTokens
 
 Tokens: TypeAlias = tuple[int, ...]
 
@@ -100,7 +100,7 @@ class Ask(NamedTuple):
     handle: int = NO_HANDLE
 
 
-class Question(NamedTuple):
+class GuideAsk(NamedTuple):
     """What `Guide` is told about a row: X_q and its handle; the pending tokens before it, all accepted."""
 
     tokens: Tokens
@@ -108,7 +108,7 @@ class Question(NamedTuple):
     behind: int
 
 
-class Drafted(NamedTuple):
+class RetrievalDrafted(NamedTuple):
     """Reply of `RetrievingDraft`: X_q, the handle of its distribution (as `Ask.handle`), and per forward the
     retrieved tokens and those of them that the draft confirmed.
     """
@@ -136,7 +136,7 @@ class Verified(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RetrievingDraft(RowOperation, cost_class="continue", reply=Drafted):
+class RetrievingDraft(RowOperation, cost_class="continue", reply=RetrievalDrafted):
     """`lookahead` retrieval forwards of the draft past each row's pending tokens.  `inputs`: `Ask`.
 
     A row drafts no more than it may still emit.
@@ -161,7 +161,7 @@ class RetrievingVerify(RowOperation, cost_class="verify", reply=Verified):
 
 @dataclass(frozen=True, slots=True)
 class Guide(RowOperation, cost_class="settle", reply=VerdictReply):
-    """Decide the positions that a `RetrievingVerify` left open.  `inputs`: `Question`.
+    """Decide the positions that a `RetrievingVerify` left open.  `inputs`: `GuideAsk`.
 
     No forward: the target has its distributions along the retrieved tokens r.  Every position is decided
     once, in order (`policies.laws.double.guide_sampled`):
@@ -174,7 +174,7 @@ class Guide(RowOperation, cost_class="settle", reply=VerdictReply):
     Its reply's `accepted` counts tokens of X_q.
     """
 
-    inputs: tuple[Question, ...]
+    inputs: tuple[GuideAsk, ...]
     retrieval: Retrieval = NO_RETRIEVAL
 
 
@@ -220,7 +220,7 @@ class DoubleConfig(LookaheadConfig):
         return PearlConfig(self.lookahead, self.draft_sampling)
 
 
-class Outcome(NamedTuple):
+class RoundOutcome(NamedTuple):
     """What a round made of a row's drafted tokens (`policies.laws.double.step`).
 
     Attributes:
@@ -236,7 +236,7 @@ class Outcome(NamedTuple):
     rejected: Tokens
 
 
-def outcome_of(drafted: Tokens, emitted: Tokens, ended: bool) -> Outcome:
+def outcome_of(drafted: Tokens, emitted: Tokens, ended: bool) -> RoundOutcome:
     """Compare the drafted tokens, pending ones and X_q, with what the target emitted in their place.
 
     `emitted` has at least one token; `ended`: whether the row ended with them.
@@ -246,8 +246,8 @@ def outcome_of(drafted: Tokens, emitted: Tokens, ended: bool) -> Outcome:
         agreed += 1
     rest = drafted[agreed:]
     if agreed == len(emitted):
-        return Outcome(agreed, agreed, () if ended else rest, ())
-    return Outcome(agreed, agreed + bool(rest), (), rest)
+        return RoundOutcome(agreed, agreed, () if ended else rest, ())
+    return RoundOutcome(agreed, agreed + bool(rest), (), rest)
 
 
 class PendingState:
@@ -266,13 +266,13 @@ class PendingState:
         """[n] the inputs of a view's rows."""
         return tuple(self.inputs[slot] for slot in view.slots.tolist())
 
-    def close(self, slot: int, verdict: RowVerdict, draft: Drafted) -> Outcome:
+    def close(self, slot: int, verdict: RowVerdict, draft: RetrievalDrafted) -> RoundOutcome:
         """Take note of a round's end."""
         pending = self.inputs[slot].pending
         outcome = outcome_of((*pending, *draft.tokens), verdict.emitted, verdict.ended)
         handle = NO_HANDLE
         if outcome.left:  # it was drafted in this round
-            handle = DraftedTokens(draft.tokens, draft.handle).after(outcome.agreed - len(pending)).handle
+            handle = Drafted(draft.tokens, draft.handle).after(outcome.agreed - len(pending)).handle
         self.inputs[slot] = Ask(verdict.emitted, outcome.agreed, outcome.rejected, outcome.left, handle)
         return outcome
 
@@ -312,7 +312,7 @@ def double(world: World, rows: Rows, config: DoubleConfig, sampling: Sampling = 
         if still_open := [slot for slot in verdicts if verified[slot].open]:
             part = rows.view(marked(width, still_open))
             questions = tuple(
-                Question(drafted[slot].tokens, drafted[slot].handle, verdicts[slot].accepted)
+                GuideAsk(drafted[slot].tokens, drafted[slot].handle, verdicts[slot].accepted)
                 for slot in part.slots.tolist()
             )
             guided = yield world.target.submit(Guide(part, width, questions, sampling, retrieval=target_side))
@@ -327,7 +327,7 @@ def commit(
     rows: Rows,
     view: View,
     verdicts: Mapping[int, RowVerdict],
-    outcomes: Mapping[int, Outcome],
+    outcomes: Mapping[int, RoundOutcome],
 ) -> None:
     """Append a round's tokens.
 

@@ -83,7 +83,7 @@ class Branch(NamedTuple):
     handle: int = NO_HANDLE
 
 
-class Plan(NamedTuple):
+class RolloutPlan(NamedTuple):
     """What a rollout is given of a row: its window, and candidates for the token after it, by position."""
 
     window: Drafted
@@ -137,10 +137,10 @@ class Rollout(RowOperation, cost_class="prespeculate", reply=Rolled):
     """Branch-complete rollouts (eq. 8; prefixes of a branch are shared).
 
     One glue forward over the last committed token and the window, then `lookahead` tree steps that continue
-    every candidate, at most `kappa` per position.  `inputs`: a `Plan` per row.
+    every candidate, at most `kappa` per position.  `inputs`: a `RolloutPlan` per row.
     """
 
-    inputs: tuple[Plan, ...]
+    inputs: tuple[RolloutPlan, ...]
     lookahead: int = 4
     kappa: int = DEFAULT_KAPPA
     candidates: Reading = "each"
@@ -185,7 +185,7 @@ def passes(name: str, share: float, counts: Sequence[tuple[int, int]]) -> Work:
     return tuple(steps)
 
 
-def forks(plan: Plan) -> tuple[tuple[int, int], ...]:
+def forks(plan: RolloutPlan) -> tuple[tuple[int, int], ...]:
     """(tokens accepted, candidate) of every branch worth a rollout.
 
     With candidates at each position the drafted token itself needs none where it stands: if it is accepted,
@@ -316,7 +316,9 @@ def mirror(world: World, rows: Rows, config: MirrorConfig, sampling: Sampling = 
         if config.overlap == "off":
             yield verify
         said = yield verify.early
-        plans = tuple(Plan(window, said[slot].tokens) for slot, window in zip(slots, current, strict=True))
+        plans = tuple(
+            RolloutPlan(window, said[slot].tokens) for slot, window in zip(slots, current, strict=True)
+        )
         rollout = world.draft.submit(drafting.rollout(view, plans))
         verified = yield verify
         rolled = yield rollout
@@ -347,7 +349,7 @@ class _Drafting:
         # Tells operations of different widths apart: what was decided at one is no answer to another.
         self.part = count << 32
 
-    def rollout(self, view: View, plans: tuple[Plan, ...]) -> Rollout:
+    def rollout(self, view: View, plans: tuple[RolloutPlan, ...]) -> Rollout:
         """The rollouts of what the exit said."""
         kind = StreamRollout if self.streams else Rollout
         part, options = self.part + self.branches["kappa"], {**self.branches, **self.streams}

@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from analysis.breaks.bench import Bench, Estimate, NotSeen
-from analysis.breaks.worlds import Case, Point
+from analysis.breaks.runs import NotSeen, Observation, PolicyRuns
+from analysis.breaks.worlds import Case, LawPoint
 from policies.laws.catalogue import apply, evaluate
 
-Kind: TypeAlias = Literal["value", "upper bound", "lower bound", "choice"]
+Claim: TypeAlias = Literal["value", "upper bound", "lower bound", "choice"]
 Form: TypeAlias = Literal["as printed", "corrected", "printed = corrected", "not printed"]
 PRINTED, CORRECTED, SAME, UNPRINTED = get_args(Form)
 
@@ -21,7 +21,7 @@ LEVEL = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class LawError:
     """A law beside a simulation.
 
     Attributes:
@@ -43,8 +43,8 @@ class Comparison:
 class Comparer(NamedTuple):
     """How a law is compared: with a value, a bound or a choice; `NotSeen` where nothing is to be seen."""
 
-    kind: Kind
-    compare: Callable[[Bench, Case], Comparison]
+    kind: Claim
+    compare: Callable[[PolicyRuns, Case], LawError]
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,17 @@ class Law:
     name: str
     form: Form
     title: str
-    points: tuple[Point, ...]
+    points: tuple[LawPoint, ...]
     relaxations: dict[str, str]
     comparer: Comparer
     fault: str = ""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Claim:
         """What it is compared as."""
         return self.comparer.kind
 
-    def compare(self, bench: Bench, case: Case) -> Comparison | None:
+    def compare(self, bench: PolicyRuns, case: Case) -> LawError | None:
         """The law beside a simulated case; None where it does not commit itself, or nothing is to be seen."""
         try:
             return self.comparer.compare(bench, case)
@@ -83,8 +83,8 @@ class Law:
             return None
 
 
-Predict: TypeAlias = Callable[[Point], float]
-Observe: TypeAlias = Callable[[Bench, Case], Estimate]
+Predict: TypeAlias = Callable[[LawPoint], float]
+Observe: TypeAlias = Callable[[PolicyRuns, Case], Observation]
 Forms: TypeAlias = tuple[Comparer, Comparer]
 """How a law is compared as printed, and corrected."""
 
@@ -92,7 +92,7 @@ Forms: TypeAlias = tuple[Comparer, Comparer]
 def says(statement: str, *, printed: bool = False, part: int | None = None) -> Predict:
     """What a statement of the catalogue says at a point, or a part of it where it says several numbers."""
 
-    def predict(point: Point) -> float:
+    def predict(point: LawPoint) -> float:
         value = evaluate(statement, printed=printed, **point.known)
         return float(value if part is None else value[part])
 
@@ -110,7 +110,7 @@ def both(statement: str, observe: Observe) -> Forms:
     return printed, corrected
 
 
-Trial: TypeAlias = tuple[tuple[Point, ...], dict[str, str]]
+Trial: TypeAlias = tuple[tuple[LawPoint, ...], dict[str, str]]
 """Points and relaxations of a law."""
 
 
@@ -149,35 +149,35 @@ def speed(policy: str) -> Observe:
     return lambda bench, case: bench.speedup(policy, case)
 
 
-def value_of(law: float, seen: Estimate) -> Comparison:
+def error_of_value(law: float, seen: Observation) -> LawError:
     """Relative error law / simulated - 1."""
-    return Comparison(law, seen.value, law / seen.value - 1.0, law * seen.error / seen.value**2)
+    return LawError(law, seen.value, law / seen.value - 1.0, law * seen.error / seen.value**2)
 
 
 def by_value(predict: Predict, observe: Observe) -> Comparer:
     """Relative error law / simulated - 1."""
-    return Comparer("value", lambda bench, case: value_of(predict(case.point), observe(bench, case)))
+    return Comparer("value", lambda bench, case: error_of_value(predict(case.point), observe(bench, case)))
 
 
 def by_bound(predict: Predict, observe: Observe, *, upper: bool) -> Comparer:
     """The part of law / simulated - 1 that violates a bound."""
 
-    def compare(bench: Bench, case: Case) -> Comparison:
-        value = value_of(predict(case.point), observe(bench, case))
+    def compare(bench: PolicyRuns, case: Case) -> LawError:
+        value = error_of_value(predict(case.point), observe(bench, case))
         violation = min(0.0, value.error) if upper else max(0.0, value.error)
         # An interval that begins on the kept side reaches that much less far into the violated one.
         spare = abs(value.error - violation) / LEVEL
-        return Comparison(value.law, value.simulated, violation, max(0.0, value.uncertainty - spare))
+        return LawError(value.law, value.simulated, violation, max(0.0, value.uncertainty - spare))
 
     return Comparer("upper bound" if upper else "lower bound", compare)
 
 
-def loss(law: float, simulated: float, gain: Estimate) -> Comparison:
+def loss(law: float, simulated: float, gain: Observation) -> LawError:
     """What a choice loses, gain - 1; `law` and `simulated` are the chosen and the best one."""
-    return Comparison(law, simulated, gain.value - 1.0, gain.error)
+    return LawError(law, simulated, gain.value - 1.0, gain.error)
 
 
-def between(low: Estimate, high: Estimate, share: float) -> Estimate:
+def between(low: Observation, high: Observation, share: float) -> Observation:
     """Estimate on the way from one to another, interpolated in the logarithm."""
     value = float(np.exp((1.0 - share) * np.log(low.value) + share * np.log(high.value)))
-    return Estimate(value, (1.0 - share) * low.influence + share * high.influence)
+    return Observation(value, (1.0 - share) * low.influence + share * high.influence)

@@ -8,30 +8,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from analysis.breaks.bench import PIPELINE, RASD, TWO_SEQUENCES, Bench, Estimate, NotSeen
 from analysis.breaks.comparison import (
     CORRECTED,
     PRINTED,
     SAME,
     UNPRINTED,
     Comparer,
-    Comparison,
     Law,
+    LawError,
     applied,
     between,
     both,
     by_bound,
     by_value,
+    error_of_value,
     loss,
     ratio,
     says,
     speed,
     tried,
     twins,
-    value_of,
 )
 from analysis.breaks.relaxations import RELAXATIONS
-from analysis.breaks.worlds import Case, Point
+from analysis.breaks.runs import PIPELINE, RASD, TWO_SEQUENCES, NotSeen, Observation, PolicyRuns
+from analysis.breaks.worlds import Case, LawPoint
 from analysis.papers.rasd import fused_tau
 from policies.laws import double, mirror
 from policies.laws.duo import duo_speedup
@@ -39,8 +39,8 @@ from policies.laws.fanout import exact_fanout, geometric_fanout, power_law_table
 from policies.laws.ssd import hit_rate_primary, outcome_weights
 from policies.registry import SettingError
 
-DRAFTED = (Point(0.8, 4, 0.1), Point(0.6, 3, 0.2), Point(0.9, 8, 0.1))
-BALANCED = (Point(0.8, 4, 1 / 4), Point(0.6, 3, 1 / 3), Point(0.9, 8, 1 / 8))
+DRAFTED = (LawPoint(0.8, 4, 0.1), LawPoint(0.6, 3, 0.2), LawPoint(0.9, 8, 0.1))
+BALANCED = (LawPoint(0.8, 4, 1 / 4), LawPoint(0.6, 3, 1 / 3), LawPoint(0.9, 8, 1 / 8))
 """gamma = C, as PEARL, DOUBLE and DuoDecoding choose it."""
 
 _TOKENS = {
@@ -61,7 +61,7 @@ _PIPELINE_WAITS = {
 _PIPELINE_SHORT = "every output starts with an empty pipeline and throws away what is drafted past its end"
 
 
-def _lost_at_c(bench: Bench, case: Case) -> Comparison:
+def _lost_at_c(bench: PolicyRuns, case: Case) -> LawError:
     """Speed that PEARL loses at the lookahead C against others from half of C to a little more than C."""
     c = round(case.point.ratio)
     chosen = double.balanced_lookahead(case.point.ratio)
@@ -82,7 +82,7 @@ SD_LAWS = (
     tried(
         ("ar", SAME, "plain decoding: a token per step, whatever the batch"),
         (
-            (Point(0.8, 1, 0.1), Point(0.8, 1, 0.1, batch=8)),
+            (LawPoint(0.8, 1, 0.1), LawPoint(0.8, 1, 0.1, batch=8)),
             {
                 "jitter": "none: the mean of a sum is the sum of the means",
                 "verify-batch": "the step of a batch is slower than that of one row",
@@ -136,18 +136,18 @@ SD_LAWS = (
     ),
     tried(
         ("double.thm3.pearl", CORRECTED, "S_PEARL, the exact rate with pre-verification"),
-        ((*BALANCED, Point(0.8, 4, 0.1)), _PIPELINED),
+        ((*BALANCED, LawPoint(0.8, 4, 0.1)), _PIPELINED),
         by_value(applied(double.pearl_speedup), speed("pearl")),
     ),
     tried(
         ("double.thm3.ceiling", SAME, "no pipeline exceeds C"),
-        ((*BALANCED, Point(0.95, 12, 1 / 4)), _PIPELINED),
+        ((*BALANCED, LawPoint(0.95, 12, 1 / 4)), _PIPELINED),
         by_bound(applied(double.psd_ceiling), speed("pearl"), upper=True),
     ),
     tried(
         ("duo.budget", SAME, "the best lookahead of a pipeline is C"),
         (
-            (Point(0.8, 8, 1 / 8), Point(0.6, 8, 1 / 8)),
+            (LawPoint(0.8, 8, 1 / 8), LawPoint(0.6, 8, 1 / 8)),
             {
                 "position": "none: up to C a longer block costs no time, however little its end is accepted",
                 "trace": "none: up to C a longer block costs no time",
@@ -164,15 +164,15 @@ SD_LAWS = (
 
 EXIT = 0.5
 """Depth of Mirror's early exit."""
-EXITS = (Point(0.8, 4, 0.1, kappa=8), Point(0.6, 3, 0.2, kappa=2))
-UNSURE_EXITS = (Point(0.6, 4, 0.1, kappa=8, exponent=0.05),)
+EXITS = (LawPoint(0.8, 4, 0.1, kappa=8), LawPoint(0.6, 3, 0.2, kappa=2))
+UNSURE_EXITS = (LawPoint(0.6, 4, 0.1, kappa=8, exponent=0.05),)
 """Exits whose further candidates seldom hit, so that fallbacks are many and soon counted."""
-RETRIEVING = (Point(0.6, 3, 1 / 3, matched=0.5),)
-UNBOUND = Point(0.9, 1, 1.0, matched=2.0)
+RETRIEVING = (LawPoint(0.6, 3, 1 / 3, matched=0.5),)
+UNBOUND = LawPoint(0.9, 1, 1.0, matched=2.0)
 """C = 1: the target retrieves as fast as the draft does, and adds its tokens to the draft's."""
-SEQUENCES = (Point(0.6, 4, 1 / 4),)
-OPENED = (Point(0.6, 4, 1 / 4, scale=0.5),)
-RASD_TREES = (Point(0.75, 1, 0.1, trees=(3.0, 0.5)), Point(0.75, 1, 0.1, trees=(1.5, 1.5)))
+SEQUENCES = (LawPoint(0.6, 4, 1 / 4),)
+OPENED = (LawPoint(0.6, 4, 1 / 4, scale=0.5),)
+RASD_TREES = (LawPoint(0.75, 1, 0.1, trees=(3.0, 0.5)), LawPoint(0.75, 1, 0.1, trees=(1.5, 1.5)))
 
 _WAITS = {
     "jitter": "a round lasts as long as the slower of two devices, on average more than the slower mean",
@@ -181,25 +181,25 @@ _WAITS = {
 }
 
 
-def omega(point: Point) -> float:
+def omega(point: LawPoint) -> float:
     """Omega of coins: the drafted token, or one of kappa others (`mirror.eq9`)."""
     return point.acceptance + (1.0 - point.acceptance) * point.hit(point.kappa)
 
 
-def all_fallbacks(point: Point) -> float:
+def all_fallbacks(point: LawPoint) -> float:
     """Share of rounds after which nothing can be reused, those without a correction among them."""
     fanout = (point.kappa,) * (point.lookahead + 1)
     return 1.0 - hit_rate_primary(point.acceptance, fanout, point.exponent, point.scale)
 
 
-def mirror_step(point: Point, fallbacks: float) -> float:
+def mirror_step(point: LawPoint, fallbacks: float) -> float:
     """`mirror.eq10`, corrected; a rollout takes a step more than a draft anew, its glue step."""
     rollout = point.t_primary + point.draft_s
     step = mirror.mirror_step_time_printed(EXIT, 1.0 - EXIT, rollout, 0.0)
     return step + fallbacks * point.t_primary
 
 
-def double_tokens(point: Point) -> float:
+def double_tokens(point: LawPoint) -> float:
     """Tokens per round of DOUBLE with iid acceptance a and geometric matches of mean AMT, of both models.
 
     A round in which all m pending tokens pass emits m and T more, T - 1 of them retrieved by the target; it
@@ -227,12 +227,12 @@ def double_tokens(point: Point) -> float:
     return (1.0 - pending) * extended + pending * after
 
 
-def double_speed(point: Point) -> float:
+def double_speed(point: LawPoint) -> float:
     """`double.eq7` with the exact tokens: a round is the longer of g retrieval forwards and a step."""
     return double_tokens(point) / max(1.0, point.lookahead * point.draft_s)
 
 
-def two_sequences_speed(point: Point) -> float:
+def two_sequences_speed(point: LawPoint) -> float:
     """DuoDecoding with two sequences of 1 + d and d tokens, d = (K - 1)/2 rounded down, and iid acceptance.
 
     The first token is right in the leading one with a, in the other with b = (1 - a) h, h the hit rate of
@@ -247,7 +247,7 @@ def two_sequences_speed(point: Point) -> float:
     return tokens / max(1.0, (depth + 1) * point.draft_s)
 
 
-def double_speed_printed(point: Point) -> float:
+def double_speed_printed(point: LawPoint) -> float:
     """`double.eq7` as printed, its gamma in tokens, with L_d of `double.thm3` and L_b = AMT per run."""
     drafted = applied(double.draft_length)(point)
     quick = point.ratio * (1.0 + point.matched)
@@ -362,19 +362,22 @@ SYSTEM_LAWS = (
 DEEPEST = 15
 """Largest fan-out that the recording can decide."""
 
-A = Point(0.8, 4, 0.1, fanout=(3,) * 5)
-B = Point(0.6, 3, 0.2, fanout=(2,) * 4)
-C = Point(0.9, 8, 0.1, fanout=(4,) * 9)
-D = Point(0.8, 4, 0.25, fanout=(3,) * 5)
+A = LawPoint(0.8, 4, 0.1, fanout=(3,) * 5)
+B = LawPoint(0.6, 3, 0.2, fanout=(2,) * 4)
+C = LawPoint(0.9, 8, 0.1, fanout=(4,) * 9)
+D = LawPoint(0.8, 4, 0.25, fanout=(3,) * 5)
 PRIMARY = (A, B, D)
 PLAIN = tuple(replace(point, backup="plain") for point in (A, B, C))
 BATCHED = (replace(A, batch=4), replace(A, batch=8), replace(B, batch=8), replace(C, batch=4, backup="plain"))
 SPREAD = (
-    Point(0.8, 4, 0.1, budget=20),
-    Point(0.8, 5, 0.1, budget=32, exponent=0.5),
-    Point(0.6, 6, 0.1, budget=12, exponent=0.5),
+    LawPoint(0.8, 4, 0.1, budget=20),
+    LawPoint(0.8, 5, 0.1, budget=32, exponent=0.5),
+    LawPoint(0.6, 6, 0.1, budget=12, exponent=0.5),
 )
-SWITCHED = (Point(0.8, 4, 0.1, fanout=(2, 8, 8, 8, 8)), Point(0.9, 8, 0.05, fanout=(3, *(6,) * 8)))
+SWITCHED = (
+    LawPoint(0.8, 4, 0.1, fanout=(2, 8, 8, 8, 8)),
+    LawPoint(0.9, 8, 0.05, fanout=(3, *(6,) * 8)),
+)
 
 _HITS = {
     "position": "the outcomes are not weighted a^k (1 - a)",
@@ -400,29 +403,29 @@ _BATCH = {
 }
 
 
-def _over_sd(bench: Bench, case: Case) -> Estimate:
+def _over_sd(bench: PolicyRuns, case: Case) -> Observation:
     return bench.speedup("saguaro", case).over(bench.speedup("sd", case))
 
 
-def exact_spread(point: Point) -> Point:
+def exact_spread(point: LawPoint) -> LawPoint:
     """The point with its budget spread over whole guesses by `ssd.thm12`, corrected."""
     weights = outcome_weights(point.acceptance, point.lookahead)
     table = power_law_table(point.lookahead + 1, point.exponent, point.scale, DEEPEST)
     return replace(point, fanout=exact_fanout(weights, table, point.budget))
 
 
-def closed_spread(point: Point) -> Point:
+def closed_spread(point: LawPoint) -> LawPoint:
     """The point with its budget spread by the closed form of `ssd.thm12`, rounded."""
     real = geometric_fanout(point.acceptance, point.exponent, point.lookahead, point.budget)
     return replace(point, fanout=round_fanout(real, point.budget))
 
 
-def _hits_of(spread: Callable[[Point], Point], bench: Bench, case: Case) -> Estimate:
+def _hits_of(spread: Callable[[LawPoint], LawPoint], bench: PolicyRuns, case: Case) -> Observation:
     run = bench.run("saguaro", replace(case, point=spread(case.point)))
     return run.ratio("primary_hits", "primary_looked_up")
 
 
-def _lost_by_closed_form(bench: Bench, case: Case) -> Comparison:
+def _lost_by_closed_form(bench: PolicyRuns, case: Case) -> LawError:
     """Hit rate of the exact fan-outs over that of the closed form's, less one."""
     closed, exact = (_hits_of(spread, bench, case) for spread in (closed_spread, exact_spread))
     return loss(closed.value, exact.value, exact.over(closed))
@@ -431,25 +434,25 @@ def _lost_by_closed_form(bench: Bench, case: Case) -> Comparison:
 def _switch(*, printed: bool) -> Comparer:
     """At b* both backups are equally fast: law 1, simulated fast / slow there, between whole batches."""
 
-    def compare(bench: Bench, case: Case) -> Comparison:
+    def compare(bench: PolicyRuns, case: Case) -> LawError:
         # Told the hit rates by what was verified: the primary's tokens, or nothing.
         b = says("ssd.thm17", printed=printed)(replace(case.point, backup="plain"))
         if b == math.inf:
             raise NotSeen("they never are, which no batch can show")
         if b < 1.0:  # always: at a batch of one the fast backup has to be no slower
-            seen = value_of(1.0, _fast_over_slow(bench, case, 1))
+            seen = error_of_value(1.0, _fast_over_slow(bench, case, 1))
             return replace(seen, error=max(0.0, seen.error))
         step = case.world.clones if b >= case.world.clones else 1
         low = step * math.floor(b / step)
         at = _fast_over_slow(bench, case, low)
         if b > low:
             at = between(at, _fast_over_slow(bench, case, low + step), (b - low) / step)
-        return value_of(1.0, at)
+        return error_of_value(1.0, at)
 
     return Comparer("value", compare)
 
 
-def _fast_over_slow(bench: Bench, case: Case, batch: int) -> Estimate:
+def _fast_over_slow(bench: PolicyRuns, case: Case, batch: int) -> Observation:
     world = replace(case.world, clones=min(case.world.clones, batch))
     points = [replace(case.point, batch=batch, backup=backup) for backup in ("plain", "primary")]
     fast, slow = (bench.run("saguaro", Case(point, world)).ratio("tokens", "seconds") for point in points)

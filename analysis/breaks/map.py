@@ -10,11 +10,11 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.breaks.bench import Bench
-from analysis.breaks.comparison import LEVEL, Comparison, Law
+from analysis.breaks.comparison import LEVEL, Law, LawError
 from analysis.breaks.laws import LAWS
 from analysis.breaks.relaxations import RELAXATIONS
-from analysis.breaks.worlds import Case, Point
+from analysis.breaks.runs import PolicyRuns
+from analysis.breaks.worlds import Case, LawPoint
 from calibrate.options import Progress, quiet
 from hardware_profiles.files import read_json, to_json
 
@@ -29,7 +29,7 @@ MARGIN = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MapEntry:
     """One comparison of the map.
 
     Attributes:
@@ -39,7 +39,7 @@ class Cell:
         point: Label of the operating point.
         predicted: What the law says.
         simulated: What was seen.
-        error: Signed relative error of the law (see `Comparison`).
+        error: Signed relative error of the law (see `LawError`).
         uncertainty: Its standard error.
     """
 
@@ -53,7 +53,7 @@ class Cell:
     uncertainty: float
 
 
-def agrees(result: Comparison | Cell, *, margin: float = MARGIN, level: float = LEVEL) -> bool:
+def agrees(result: LawError | MapEntry, *, margin: float = MARGIN, level: float = LEVEL) -> bool:
     """Whether the whole confidence interval of the error lies within the margin.
 
     A test of equivalence: too short a simulation fails it, where a test that merely does not refuse the
@@ -62,7 +62,7 @@ def agrees(result: Comparison | Cell, *, margin: float = MARGIN, level: float = 
     return abs(result.error) + level * result.uncertainty <= margin
 
 
-def differs(result: Comparison | Cell) -> bool:
+def differs(result: LawError | MapEntry) -> bool:
     """Whether the whole confidence interval of the error lies outside the margin."""
     return abs(result.error) - LEVEL * result.uncertainty > MARGIN
 
@@ -75,21 +75,21 @@ def sweep(
     tokens: int = TOKENS,
     longer: Sequence[int] = LONGER,
     progress: Progress = quiet,
-) -> list[Cell]:
+) -> list[MapEntry]:
     """Cells of some laws, each first under its own assumptions, and of the relaxations that touch them.
 
     Where nothing is relaxed runs are `longer`, so many times as long; each only if those before it were too
     short to tell.
     """
-    benches = [Bench(tokens * times, seed) for times in (1, *longer)]
-    work: list[tuple[Law, str, float, Point]] = []
+    benches = [PolicyRuns(tokens * times, seed) for times in (1, *longer)]
+    work: list[tuple[Law, str, float, LawPoint]] = []
     for law in laws:
         work += [(law, OWN_ASSUMPTIONS, 0.0, point) for point in law.points]
         for name in relaxations:
             if name in law.relaxations:
                 sizes = RELAXATIONS[name].sizes
                 work += [(law, name, size, point) for size in sizes for point in law.points]
-    cells: list[Cell] = []
+    cells: list[MapEntry] = []
     for done, (law, name, size, point) in enumerate(work):
         cell = _cell(benches, law, name, size, point)
         if cell is not None:
@@ -98,12 +98,12 @@ def sweep(
     return cells
 
 
-def under_own_assumptions(benches: Sequence[Bench], law: Law, point: Point) -> Comparison | None:
+def under_own_assumptions(benches: Sequence[PolicyRuns], law: Law, point: LawPoint) -> LawError | None:
     """The comparison of a law where nothing is relaxed, in runs long enough to tell whether it agrees.
 
     The runs of the benches are longer and longer.
     """
-    result: Comparison | None = None
+    result: LawError | None = None
     for bench in benches:
         result = law.compare(bench, Case(point))
         if result is None or agrees(result) or differs(result):
@@ -111,7 +111,9 @@ def under_own_assumptions(benches: Sequence[Bench], law: Law, point: Point) -> C
     return result
 
 
-def _cell(benches: Sequence[Bench], law: Law, name: str, size: float, point: Point) -> Cell | None:
+def _cell(
+    benches: Sequence[PolicyRuns], law: Law, name: str, size: float, point: LawPoint
+) -> MapEntry | None:
     if name == OWN_ASSUMPTIONS:
         case, result = Case(point), under_own_assumptions(benches[1:], law, point)
     else:
@@ -121,7 +123,7 @@ def _cell(benches: Sequence[Bench], law: Law, name: str, size: float, point: Poi
         return None
     label = case.point.label if name == "trace" else point.label
     # What lies beyond six digits is noise, and may differ by the machine's last bit.
-    return Cell(law.name, name, size, label, *(float(f"{number:.6g}") for number in astuple(result)))
+    return MapEntry(law.name, name, size, label, *(float(f"{number:.6g}") for number in astuple(result)))
 
 
 SCHEMA = "spectwin/breaks/1"
@@ -139,7 +141,7 @@ class Map:
         tokens: Tokens of a run.
     """
 
-    cells: tuple[Cell, ...]
+    cells: tuple[MapEntry, ...]
     seed: int
     tokens: int
 
@@ -154,11 +156,11 @@ class Map:
         seen = {cell.relaxation for cell in self.cells}
         return [name for name in RELAXATIONS if name in seen]
 
-    def of(self, law: str, relaxation: str) -> list[Cell]:
+    def of(self, law: str, relaxation: str) -> list[MapEntry]:
         """The cells of a law under a relaxation."""
         return [c for c in self.cells if c.law == law and c.relaxation == relaxation]
 
-    def worst(self, law: str, relaxation: str) -> Cell | None:
+    def worst(self, law: str, relaxation: str) -> MapEntry | None:
         """The cell of a law's largest |error| under a relaxation; None where it does not apply."""
         return max(self.of(law, relaxation), key=lambda c: abs(c.error), default=None)
 
@@ -199,7 +201,7 @@ def load_map(path: Path = STORED) -> Map:
     if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
         raise ValueError(f"{path}: no map of this version ({SCHEMA}); make one with --json {path}")
     try:
-        errors = Map(tuple(Cell(**cell) for cell in raw["cells"]), raw["seed"], raw["tokens"])
+        errors = Map(tuple(MapEntry(**cell) for cell in raw["cells"]), raw["seed"], raw["tokens"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: a field is missing or unknown ({error})") from error
     relaxations = {cell.relaxation for cell in errors.cells} - {*RELAXATIONS, OWN_ASSUMPTIONS}

@@ -13,10 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from analysis.breaks.worlds import Case, Point, World, falling_levels, inputs_of_recording, replies_of
+from analysis.breaks.worlds import (
+    Case,
+    LawPoint,
+    RelaxedWorld,
+    falling_levels,
+    inputs_of_recording,
+    replies_of,
+)
 from analysis.studies.mirror_account import overlap_counted
 from hardware_profiles.reply_trace import Decisions
-from policies.double import Drafted
+from policies.double import RetrievalDrafted
 from policies.laws.retrieval import common_prefix
 from policies.rasd import RasdConfig, candidates, pruned
 from policies.registry import configure
@@ -29,7 +36,7 @@ SAME_FOR_ANY = 1e-9
 """Exponent of a hit curve that does not depend on the number of guesses."""
 
 
-def inputs_of_replies(point: Point) -> Point:
+def inputs_of_replies(point: LawPoint) -> LawPoint:
     """The point with what a reader would count in the decisions: acceptance, Omega, AMT, mean matches."""
     if point.trees:
         lengths = recorded_matches()
@@ -47,7 +54,7 @@ def inputs_of_replies(point: Point) -> Point:
             for replies in _recorded("double", lookahead=point.lookahead)
             for key, plain in replies.replies.items()
             if key[0] == "retrievingdraft"
-            for count in revive(Drafted, plain).matched
+            for count in revive(RetrievalDrafted, plain).matched
         ]
         inputs = replace(inputs, matched=float(np.mean(counts))) if counts else inputs
     return inputs
@@ -128,15 +135,15 @@ class Relaxation:
     size: str
     sizes: tuple[float, ...]
     because: str
-    case: Callable[[Point, float], Case]
+    case: Callable[[LawPoint, float], Case]
 
 
-def _trace(point: Point, temperature: float) -> Case:
+def _trace(point: LawPoint, temperature: float) -> Case:
     acceptance, exponent, scale = inputs_of_recording(temperature)
     inputs = replace(point, acceptance=acceptance)
     if point.fanout or point.budget:
         inputs = replace(inputs, exponent=exponent, scale=scale)
-    return Case(inputs, World(temperature=temperature))
+    return Case(inputs, RelaxedWorld(temperature=temperature))
 
 
 RELAXATIONS = {
@@ -145,7 +152,7 @@ RELAXATIONS = {
         "relative drop of acceptance per position, same mean",
         (0.02, 0.05, 0.1, 0.2),
         "a round begins with better tokens than the mean: more tokens a round, but fewer full blocks",
-        lambda point, size: Case(point, World(falling=size)),
+        lambda point, size: Case(point, RelaxedWorld(falling=size)),
     ),
     "trace": Relaxation(
         "recorded\ntokens",
@@ -159,49 +166,49 @@ RELAXATIONS = {
         "temperature of the shipped decisions",
         (0.0,),
         "candidates, retrievals and doubts are a pair's own, and go together with what is accepted",
-        lambda point, size: Case(inputs_of_replies(point), World(replies=True)),
+        lambda point, size: Case(inputs_of_replies(point), RelaxedWorld(replies=True)),
     ),
     "jitter": Relaxation(
         "latency\njitter",
         "coefficient of variation of every forward",
         (0.05, 0.1, 0.2, 0.3),
         "who waits for the slower of two waits for more than the slower mean",
-        lambda point, size: Case(point, World(jitter=size)),
+        lambda point, size: Case(point, RelaxedWorld(jitter=size)),
     ),
     "verify-k": Relaxation(
         "verification\ngrows with K",
         "target steps per further token verified",
         (0.005, 0.01, 0.02, 0.05),
         "verifying K + 1 tokens is not one step",
-        lambda point, size: Case(point, World(verify_k=size)),
+        lambda point, size: Case(point, RelaxedWorld(verify_k=size)),
     ),
     "verify-batch": Relaxation(
         "verification\ngrows with b(K+1)",
         "target steps per further token of the batch",
         (0.005, 0.01, 0.02, 0.05),
         "a batch that verifies is compute-bound before one that decodes",
-        lambda point, size: Case(point, World(verify_batch=size)),
+        lambda point, size: Case(point, RelaxedWorld(verify_batch=size)),
     ),
     "branches": Relaxation(
         "drafting grows\nwith branches",
         "draft steps per further branch of the batch (0: the glue step alone)",
         (0.0, 0.02, 0.05, 0.1),
         "pre-speculation drafts the sum of F_k branches after a glue step, not one chain",
-        lambda point, size: Case(point, World(branches=size)),
+        lambda point, size: Case(point, RelaxedWorld(branches=size)),
     ),
     "contention": Relaxation(
         "devices slow\neach other",
         "slowdown of each while the other works",
         (0.05, 0.1, 0.2, 0.4),
         "overlap is paid for by both devices",
-        lambda point, size: Case(point, World(contention=size)),
+        lambda point, size: Case(point, RelaxedWorld(contention=size)),
     ),
     "correlated": Relaxation(
         "correlated\nmisses",
         "rows that hit and miss together",
         (2.0, 4.0, 8.0),
         "rows that miss together stall the batch less often",
-        lambda point, size: Case(point, World(clones=int(size))),
+        lambda point, size: Case(point, RelaxedWorld(clones=int(size))),
     ),
     "tree": Relaxation(
         "uninterruptible\ntree (T_p > 1)",
@@ -215,7 +222,7 @@ RELAXATIONS = {
         "tokens of an output",
         (128.0, 64.0, 32.0, 16.0, 8.0),
         "an output starts with a draft that nothing hides and ends amid a round",
-        lambda point, size: Case(point, World(output=int(size))),
+        lambda point, size: Case(point, RelaxedWorld(output=int(size))),
     ),
 }
 """By their names on the command line."""

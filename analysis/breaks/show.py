@@ -15,7 +15,7 @@ import numpy as np
 
 from analysis.breaks.comparison import LEVEL
 from analysis.breaks.laws import LAWS
-from analysis.breaks.map import MARGIN, OWN_ASSUMPTIONS, Cell, Map, agrees, differs
+from analysis.breaks.map import MARGIN, OWN_ASSUMPTIONS, Map, MapEntry, agrees, differs
 from analysis.breaks.relaxations import RELAXATIONS
 from analysis.breaks.worlds import RECORDING
 from analysis.show import markdown as markdown_table
@@ -95,24 +95,24 @@ def of_law(errors: Map, law: str) -> list[Line]:
     return lines
 
 
-def percent(cell: Cell) -> str:
+def percent(cell: MapEntry) -> str:
     """The error in per cent, signed."""
     text = f"{100 * cell.error:+.1f}"
     return "0.0" if text in {"+0.0", "-0.0"} else text
 
 
-def with_error(cell: Cell) -> str:
+def with_error(cell: MapEntry) -> str:
     """The error in per cent and its standard error."""
     return f"{percent(cell)} ± {100 * cell.uncertainty:.1f}"
 
 
-def _verdict(cells: Sequence[Cell]) -> str:
+def _verdict(cells: Sequence[MapEntry]) -> str:
     if all(agrees(cell) for cell in cells):
         return "agrees"
     return "differs" if any(differs(cell) for cell in cells) else "undecided"
 
 
-def _from(cells: Sequence[Cell]) -> str:
+def _from(cells: Sequence[MapEntry]) -> str:
     """The nearest size at which a point is off for certain."""
     off = [cell for cell in cells if differs(cell)]
     if off:
@@ -271,7 +271,7 @@ def _panel(axes: Any, errors: Map, law: str) -> None:
     axes.set_title(law, fontsize=8.5)
 
 
-def _followed(errors: Map, law: str, name: str) -> list[Cell]:
+def _followed(errors: Map, law: str, name: str) -> list[MapEntry]:
     """A relaxation's cells at the point of its largest error, by size; at a recording, of that lookahead."""
     cells, worst = errors.of(law, name), errors.worst(law, name)
     if worst is None:

@@ -16,8 +16,7 @@ import numpy as np
 from hardware_profiles.profile import DeviceInfo, Overlap, Profile, Role, Roles
 from hardware_profiles.reply_trace import DecisionTrace, read_decisions
 from hardware_profiles.store import decisions_name, find_decisions, find_trace, trace_name
-from hardware_profiles.surface import LEVELS, ConstantCost, GridCost, Provenance
-from hardware_profiles.surface import Point as Cell
+from hardware_profiles.surface import LEVELS, ConstantCost, GridCost, Point, Provenance
 from hardware_profiles.trace import Trace, read_trace
 from policies.laws.ssd import expected_tokens, hit_rate, hit_rate_primary, power_law_hit
 from policies.sampling import FloatArray, Sampling
@@ -29,7 +28,7 @@ from simulator.tokens.coins import power_law_curve
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LawPoint:
     """What a law is told.  A target step takes 1.
 
     Attributes:
@@ -133,7 +132,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class RelaxedWorld:
     """What a world does that the laws do not know of; by default nothing.
 
     Attributes:
@@ -162,7 +161,7 @@ class World:
     replies: bool = False
 
 
-OWN = World()
+OWN = RelaxedWorld()
 """The world of the laws' own assumptions."""
 
 
@@ -175,8 +174,8 @@ class Case:
         world: What is simulated.
     """
 
-    point: Point
-    world: World = field(default=OWN)
+    point: LawPoint
+    world: RelaxedWorld = field(default=OWN)
 
 
 RECORDING = "cpu2-x5"
@@ -206,7 +205,7 @@ def scenario(case: Case, tokens: int, seed: int) -> Scenario:
     )
 
 
-def token_model(point: Point, world: World, tokens: int, seed: int) -> TokenModel:
+def token_model(point: LawPoint, world: RelaxedWorld, tokens: int, seed: int) -> TokenModel:
     """What is accepted and cached."""
     if world.temperature is not None:
         return recorded(world.temperature, point.batch, seed)
@@ -261,8 +260,8 @@ def replies_of(policy: str) -> DecisionTrace:
 def recorded(temperature: float, rows: int, seed: int) -> TokenModel:
     """The shipped recording as `rows` texts of equal length, its requests joined end to end.
 
-    Joined, since 128-token outputs would mix in the start-up and overshoot that `World.output` is about; at
-    each of the seams one run in all may go on that did not.
+    Joined, since 128-token outputs would mix in the start-up and overshoot that `RelaxedWorld.output` is
+    about; at each of the seams one run in all may go on that did not.
     """
     trace = read_trace(find_trace(trace_name(RECORDING, temperature)))
     return replay(_joined(trace, rows), seed=seed)
@@ -294,7 +293,7 @@ def inputs_of_recording(temperature: float) -> tuple[float, float, float]:
 
 
 @lru_cache(maxsize=256)
-def profile(draft_s: float, world: World) -> Profile:
+def profile(draft_s: float, world: RelaxedWorld) -> Profile:
     """Constant costs, a target step being 1, and what the world adds to them."""
     operations: dict[Any, Any] = {
         "target.forward": _target(world),
@@ -317,12 +316,12 @@ def profile(draft_s: float, world: World) -> Profile:
     )
 
 
-def _target(world: World) -> GridCost | ConstantCost:
+def _target(world: RelaxedWorld) -> GridCost | ConstantCost:
     """1 + g (w - 1) for w new tokens per row, or 1 + g (b w - 1) for those of all rows."""
     if world.verify_batch == 0.0:
         return _line("new_tokens", 1.0, world.verify_k, world.jitter)
     points = tuple(
-        Cell(at=(rows, width), mean_s=1.0 + world.verify_batch * (rows * width - 1))
+        Point(at=(rows, width), mean_s=1.0 + world.verify_batch * (rows * width - 1))
         for rows in (1, WIDE)
         for width in (1, WIDE)
     )
@@ -337,7 +336,7 @@ def _line(axis: Any, seconds: float, growth: float, jitter: float) -> GridCost |
     for at in (1, WIDE):
         mean = seconds * (1.0 + growth * (at - 1))
         spread: Any = tuple((mean * (1.0 + jitter * _unit_spread())).tolist()) if jitter else None
-        points.append(Cell(at=(at,), mean_s=mean, quantiles_s=spread))
+        points.append(Point(at=(at,), mean_s=mean, quantiles_s=spread))
     return GridCost(axes=(axis,), points=tuple(points))
 
 

@@ -49,7 +49,7 @@ def main(
     method.  `figures` prints which of the papers' figures are reproduced by which command.
     """
     from analysis.papers import report
-    from analysis.papers.study import as_dict, studies
+    from analysis.papers.predicted import as_dict, predict_papers
     from hardware_profiles.files import atomic_write
 
     console = wide_console()
@@ -62,7 +62,7 @@ def main(
             else:
                 report.print_figures(console)
             return
-        papers = studies(name, simulate=not no_simulation)
+        papers = predict_papers(name, simulate=not no_simulation)
         if json_file is not None:
             with atomic_write(json_file) as file:
                 file.write(report.as_json(papers) + "\n")

@@ -15,7 +15,7 @@ PAPERS = ("ssd", "double", "duodecoding", "rasd", "mirror")
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PaperCell:
     """One printed value, with the columns of its file.
 
     Attributes:
@@ -80,7 +80,7 @@ def read_csv(name: str) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file)
 
 
-def load_cells(paper: str) -> list[Cell]:
+def load_cells(paper: str) -> list[PaperCell]:
     """All printed values of a paper.
 
     Raises:
@@ -91,7 +91,7 @@ def load_cells(paper: str) -> list[Cell]:
     cells = []
     for number, entry in enumerate(read_csv(paper), start=1):
         columns = {k: v for k, v in entry.items() if k not in ("value", "src_line")}
-        cells.append(Cell(row=number, printed=entry["value"], **columns))
+        cells.append(PaperCell(row=number, printed=entry["value"], **columns))
     return cells
 
 
@@ -107,7 +107,7 @@ class Remark:
     pattern: dict[str, tuple[str, ...]]
     reason: str
 
-    def matches(self, cell: Cell) -> bool:
+    def matches(self, cell: PaperCell) -> bool:
         """Whether the remark is about this cell."""
         return all(getattr(cell, name) in texts for name, texts in self.pattern.items())
 
@@ -123,7 +123,7 @@ def load_remarks(name: str) -> list[Remark]:
     ]
 
 
-def reasons_of(cells: Iterable[Cell], remarks: list[Remark]) -> dict[int, str]:
+def reasons_of(cells: Iterable[PaperCell], remarks: list[Remark]) -> dict[int, str]:
     """The first remark on each cell, by row; cells without any are left out."""
     return {cell.row: r.reason for cell in cells for r in reversed(remarks) if r.matches(cell)}
 
@@ -138,20 +138,20 @@ class Paper:
         flags: Reason by row of what cannot be right.
     """
 
-    def __init__(self, cells: list[Cell]) -> None:
+    def __init__(self, cells: list[PaperCell]) -> None:
         self.cells = cells
         self.flags = reasons_of(cells, load_remarks("flags"))
 
-    def all(self, **columns: Any) -> list[Cell]:
+    def all(self, **columns: Any) -> list[PaperCell]:
         """Cells whose columns are as given (a tuple: any of them), flagged ones included."""
         wanted = [(name, value if isinstance(value, tuple) else (value,)) for name, value in columns.items()]
         return [c for c in self.cells if all(getattr(c, name) in texts for name, texts in wanted)]
 
-    def sound(self, **columns: Any) -> list[Cell]:
+    def sound(self, **columns: Any) -> list[PaperCell]:
         """Cells whose columns are as given, without the flagged ones."""
         return [cell for cell in self.all(**columns) if cell.row not in self.flags]
 
-    def one(self, **columns: Any) -> Cell | None:
+    def one(self, **columns: Any) -> PaperCell | None:
         """The one unflagged cell of that description; None where there is none.
 
         Raises:
@@ -162,7 +162,7 @@ class Paper:
             raise ValueError(f"{len(cells)} cells match {columns}")
         return cells[0] if cells else None
 
-    def need(self, **columns: Any) -> Cell:
+    def need(self, **columns: Any) -> PaperCell:
         """The one unflagged cell of that description.
 
         Raises:
@@ -173,7 +173,7 @@ class Paper:
             raise ValueError(f"no usable cell matches {columns}")
         return cell
 
-    def beside(self, cell: Cell, **changes: Any) -> Cell | None:
+    def beside(self, cell: PaperCell, **changes: Any) -> PaperCell | None:
         """The unflagged cell at the same place of the same table but for `changes`."""
         same = ("table", "target", "dataset", "temperature", "param", "value_name")
         return self.one(**{name: getattr(cell, name) for name in same} | changes)

@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from analysis.papers.cells import Cell, Paper
+from analysis.papers.cells import Paper, PaperCell
 from analysis.papers.forecast import (
     Base,
     Coin,
@@ -59,12 +59,12 @@ def forecasts(paper: Paper) -> list[Forecast]:
     return [*predicted, *_from_vanilla_sd(paper), *_lossless(paper)]
 
 
-def _cell(paper: Paper, place: dict[str, str], method: str, name: str) -> Cell:
+def _cell(paper: Paper, place: dict[str, str], method: str, name: str) -> PaperCell:
     """A cell, flagged or not: what is predicted may be flagged, what is used may not."""
     return paper.all(**place, method=method, value_name=name)[0]
 
 
-def _sps(paper: Paper, ratio: Cell, place: dict[str, str]) -> Forecast:
+def _sps(paper: Paper, ratio: PaperCell, place: dict[str, str]) -> Forecast:
     """S = M C / (gamma + C); gamma is not printed and has to be M - 1 at least."""
     tokens = _cell(paper, place, "Sps", "M")
     least = math.ceil(tokens.value) - 1
@@ -86,13 +86,13 @@ def _sps(paper: Paper, ratio: Cell, place: dict[str, str]) -> Forecast:
     return forecast(cell, name, law, known, (ratio, tokens), naive=guess, coin=coin)
 
 
-def _naive(paper: Paper, cell: Cell, place: dict[str, str], base: Base) -> float | None:
+def _naive(paper: Paper, cell: PaperCell, place: dict[str, str], base: Base) -> float | None:
     """The naive guess from the other data sets of the table."""
     rows = paper.sound(**place | {"dataset": DATASETS}, method=cell.method, value_name=cell.value_name)
     return naive_guess(cell, rows, base)
 
 
-def _pearl(paper: Paper, ratio: Cell, place: dict[str, str]) -> Forecast:
+def _pearl(paper: Paper, ratio: PaperCell, place: dict[str, str]) -> Forecast:
     """PEARL's exact rate at a = M / (M + 1), between M counting the last token and no time lost at all."""
     cell, run = _cell(paper, place, "PEARL", "speedup"), _cell(paper, place, "PEARL", "M")
     gamma = math.ceil(ratio.value)
@@ -118,7 +118,7 @@ def _pearl(paper: Paper, ratio: Cell, place: dict[str, str]) -> Forecast:
     return replace(predicted, estimate=replace(predicted.estimate, high=high))
 
 
-def _double(paper: Paper, ratio: Cell, place: dict[str, str]) -> Forecast:
+def _double(paper: Paper, ratio: PaperCell, place: dict[str, str]) -> Forecast:
     """PEARL's rate with a draft (1 + AMT) times as fast, at the acceptance of PEARL's run."""
     cell, run = _cell(paper, place, "DOUBLE", "speedup"), _cell(paper, place, "PEARL", "M")
     accepted = run.value / (run.value + 1.0)
@@ -148,7 +148,7 @@ def double_coin(acceptance: float, ratio: float, matched: float, temperature: fl
     return Coin("double", acceptance, math.ceil(ratio), 1.0 / ratio, knobs=knobs)
 
 
-def _run_length(paper: Paper, _: Cell, place: dict[str, str]) -> Forecast:
+def _run_length(paper: Paper, _: PaperCell, place: dict[str, str]) -> Forecast:
     """DOUBLE's M: PEARL's, and 1 + AMT further tokens that the target's retrieval adds to a run."""
     cell, run = _cell(paper, place, "DOUBLE", "M"), _cell(paper, place, "PEARL", "M")
     known = {
@@ -182,7 +182,7 @@ def _from_vanilla_sd(paper: Paper) -> list[Forecast]:
     return predicted
 
 
-def _from_sd(paper: Paper, cell: Cell, sd: Cell, guess: float | None) -> Forecast:
+def _from_sd(paper: Paper, cell: PaperCell, sd: PaperCell, guess: float | None) -> Forecast:
     ratio = paper.need(table=TABLE, target=cell.target, value_name="C")
     gamma = math.ceil(ratio.value)
     known = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from analysis.papers.cells import Cell, Paper
+from analysis.papers.cells import Paper, PaperCell
 from analysis.papers.forecast import (
     Coin,
     Forecast,
@@ -79,19 +79,19 @@ def duo_coin(
     return Coin("duo", acceptance, budget, 1.0 / BUDGET, hit=gain, factor=plain, knobs=knobs)
 
 
-def plain_rate(paper: Paper, task: str) -> tuple[float, tuple[Cell, Cell]]:
+def plain_rate(paper: Paper, task: str) -> tuple[float, tuple[PaperCell, PaperCell]]:
     """Plain tok/s of a column: its surviving TPS over the speedup beside it."""
     place = {"table": "Table 1", "target": LLAMA, "method": "DuoDec", "dataset": task}
     rate, speed = paper.need(**place, value_name="tok_s"), paper.need(**place, value_name="speedup")
     return rate.value / speed.value, (rate, speed)
 
 
-def _sps(paper: Paper, target: str, task: str) -> Cell:
+def _sps(paper: Paper, target: str, task: str) -> PaperCell:
     return paper.need(table="Table 1", target=target, method="SpS", dataset=task, value_name="speedup")
 
 
 def _from_sps(
-    paper: Paper, cell: Cell, target: str, task: str, *, one: bool = False, naive: float | None = None
+    paper: Paper, cell: PaperCell, target: str, task: str, *, one: bool = False, naive: float | None = None
 ) -> Forecast:
     """DuoDec by the acceptance that SpS' speedup and the assumed time of its draft make.
 
@@ -135,10 +135,10 @@ def _duo(paper: Paper, target: str, task: str) -> Forecast:
     return _from_sps(paper, cell, target, task, naive=guess)
 
 
-def _one_sequence(paper: Paper, cell: Cell) -> Forecast:
+def _one_sequence(paper: Paper, cell: PaperCell) -> Forecast:
     """One sequence: PEARL's own pipeline, from SpS."""
 
-    def base(c: Cell) -> float:
+    def base(c: PaperCell) -> float:
         return _sps(paper, LLAMA, c.dataset).value * plain_rate(paper, c.dataset)[0]
 
     guess = naive_guess(cell, paper.sound(table="Table 2", param="num_seq=1"), base)
@@ -146,7 +146,7 @@ def _one_sequence(paper: Paper, cell: Cell) -> Forecast:
 
 
 def _from_one(
-    paper: Paper, cell: Cell, name: str, law: Callable[..., float], known: Quantities, **drafted: Any
+    paper: Paper, cell: PaperCell, name: str, law: Callable[..., float], known: Quantities, **drafted: Any
 ) -> Forecast:
     """A rate by its ratio to that of one sequence, whose rate determines the acceptance a.
 
@@ -163,7 +163,7 @@ def _from_one(
     return forecast(cell, name, law, known, (one, *unit), unit=one.value, naive=guess, coin=coin)
 
 
-def _sequences(paper: Paper, cell: Cell) -> Forecast:
+def _sequences(paper: Paper, cell: PaperCell) -> Forecast:
     """Several sequences share the budget; the further ones cover up to half of what the first one missed."""
     count = int(cell.knobs["num_seq"])
     each = BUDGET // count
@@ -177,7 +177,7 @@ def _sequences(paper: Paper, cell: Cell) -> Forecast:
     return _from_one(paper, cell, "double.thm3 with n first tokens", law, known, **coin)
 
 
-def _budget(paper: Paper, cell: Cell, budget: int) -> Forecast:
+def _budget(paper: Paper, cell: PaperCell, budget: int) -> Forecast:
     """A budget off the balance of c = 24: slower rounds above it, fewer tokens below."""
     known = {
         "c": assumed("c", BUDGET, BUDGET - 0.5, BUDGET + 0.5),  # the budget is c, rounded

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from scipy.optimize import brentq
 
-from analysis.papers.cells import Cell, Paper
+from analysis.papers.cells import Paper, PaperCell
 from policies.laws.double import pearl_speedup
 from policies.laws.inverse import acceptance_from_tokens
 from policies.laws.law import FloatArray
@@ -28,16 +28,16 @@ from simulator.tokens import coin
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class Band:
     """A prediction and the interval that the assumed ranges leave."""
 
     value: float
     low: float
     high: float
 
-    def scaled(self, factor: float) -> Estimate:
+    def scaled(self, factor: float) -> Band:
         """In another unit."""
-        return Estimate(self.value * factor, self.low * factor, self.high * factor)
+        return Band(self.value * factor, self.low * factor, self.high * factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class Known:
     high: float
 
     @property
-    def estimate(self) -> Estimate:
+    def estimate(self) -> Band:
         """The quantity as a prediction."""
-        return Estimate(self.value, self.low, self.high)
+        return Band(self.value, self.low, self.high)
 
     @property
     def text(self) -> str:
@@ -79,7 +79,7 @@ def given(name: str, value: float, half_width: float = 0.0) -> Known:
     return Known(name, "given", value, value - half_width, value + half_width)
 
 
-def printed(name: str, cell: Cell) -> Known:
+def printed(name: str, cell: PaperCell) -> Known:
     """The quantity of a cell, give or take its rounding."""
     return given(name, cell.value, cell.rounding)
 
@@ -94,13 +94,13 @@ def assumed(name: str, value: float, low: float, high: float) -> Known:
     return Known(name, "assumed", value, low, high)
 
 
-def spread(law: Callable[..., float], known: Quantities) -> Estimate:
+def spread(law: Callable[..., float], known: Quantities) -> Band:
     """The law at the values used, and its extremes over low, used and high values of what it takes."""
     taken = {name: known[name] for name in inspect.signature(law).parameters}
     levels = [sorted({k.low, k.value, k.high}) for k in taken.values()]
     values = [law(**dict(zip(taken, corner, strict=True))) for corner in product(*levels)]
     middle = law(**{name: k.value for name, k in taken.items()})
-    return Estimate(middle, min(values), max(values))
+    return Band(middle, min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +144,11 @@ class Forecast:
         unsimulated: Why it cannot be; empty if it can.
     """
 
-    cell: Cell
+    cell: PaperCell
     law: str
-    estimate: Estimate
+    estimate: Band
     known: tuple[Known, ...]
-    used: tuple[Cell, ...]
+    used: tuple[PaperCell, ...]
     naive: float | None = None
     printed: float | None = None
     coin: Coin | None = None
@@ -179,11 +179,11 @@ def relative(predicted: float, reported: float) -> float:
 
 
 def forecast(
-    cell: Cell,
+    cell: PaperCell,
     name: str,
     law: Callable[..., float],
     known: Quantities,
-    used: Iterable[Cell],
+    used: Iterable[PaperCell],
     *,
     unit: float = 1.0,
     **more: Any,
@@ -195,11 +195,11 @@ def forecast(
     return Forecast(cell, name, spread(law, known).scaled(unit), tuple(known.values()), tuple(used), **more)
 
 
-Base: TypeAlias = Callable[[Cell], Cell | float | None]
+Base: TypeAlias = Callable[[PaperCell], PaperCell | float | None]
 """The baseline of a cell's row; None where there is none."""
 
 
-def naive_guess(cell: Cell, rows: Iterable[Cell], base: Base = lambda _: 1.0) -> float | None:
+def naive_guess(cell: PaperCell, rows: Iterable[PaperCell], base: Base = lambda _: 1.0) -> float | None:
     """Mean of cell / baseline over the other rows, times this row's baseline; None without either."""
     pairs = [(other.value, _number(base(other))) for other in rows if other.row != cell.row]
     ratios = [value / below for value, below in pairs if below is not None]
@@ -207,8 +207,8 @@ def naive_guess(cell: Cell, rows: Iterable[Cell], base: Base = lambda _: 1.0) ->
     return math.fsum(ratios) / len(ratios) * mine if ratios and mine is not None else None
 
 
-def _number(base: Cell | float | None) -> float | None:
-    return base.value if isinstance(base, Cell) else base
+def _number(base: PaperCell | float | None) -> float | None:
+    return base.value if isinstance(base, PaperCell) else base
 
 
 _GRID, _REFINEMENTS = 100, 4
@@ -270,7 +270,7 @@ def toss(tossed: Coin, seed: int = 0) -> float:
 
 
 def by_step_cost(
-    paper: Paper, cell: Cell, tokens: str, *, law: str, unsimulated: str, own_token: float = 0.0
+    paper: Paper, cell: PaperCell, tokens: str, *, law: str, unsimulated: str, own_token: float = 0.0
 ) -> list[Forecast]:
     """A speedup from the tokens of its steps and the step cost of the method's other data sets.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from analysis.papers.cells import Cell, Paper
+from analysis.papers.cells import Paper, PaperCell
 from analysis.papers.forecast import (
     Coin,
     Forecast,
@@ -49,7 +49,7 @@ def mirror_over_sd(draft: float, streams: float, fallback: float, exit_at: float
     return sd_step_time(draft, 1.0) / step
 
 
-def _mirror(paper: Paper, cell: Cell) -> Forecast:
+def _mirror(paper: Paper, cell: PaperCell) -> Forecast:
     block = {"table": "Table 1", "target": cell.target, "temperature": cell.temperature}
     sds = {c.dataset: c for c in paper.sound(**block, method="Vanilla-SD", value_name="speedup")}
     setup = [paper.need(table="prose: sec 4.1", value_name=name) for name in ("gamma", "early_exit_fraction")]
@@ -94,7 +94,7 @@ def _coin(known: Quantities) -> Coin:
     )
 
 
-def _adapter(cell: Cell) -> Forecast:
+def _adapter(cell: PaperCell) -> Forecast:
     """Parameters of an early-exit adapter H -> H/2 -> H over the target's."""
     width, parameters = SHAPES[cell.target]
     known = {

@@ -25,7 +25,7 @@ from typing import TypeAlias
 import click
 
 from analysis.papers import duodecoding, ssd
-from analysis.papers.cells import PAPERS, Cell, Paper, load_cells
+from analysis.papers.cells import PAPERS, Paper, PaperCell, load_cells
 from hardware_profiles.predicted import ROLE_OPERATIONS, Basis, predicted_operations, predicted_role, turns
 from hardware_profiles.profile import Profile, Role, Roles, save_profile
 from hardware_profiles.roofline import (
@@ -167,7 +167,7 @@ SSD_TARGETS = {ssd.LLAMA: "llama-3.1-70b", ssd.QWEN: "qwen3-32b"}
 TASKS = ("MT-Bench", "Translation", "QA", "Math", "RAG", "Code")
 
 
-def said(cell: Cell) -> str:
+def said(cell: PaperCell) -> str:
     """A cell, for a provenance."""
     return f"{cell.paper} {cell.table}, {cell.where or cell.hardware}: {cell.value_name} {cell.printed}"
 
@@ -187,17 +187,19 @@ def transformers_engine(paper: Paper) -> Engine:
     return _engine("transformers", _layer_s(1.0 / median(rates), setting), steps, cells)
 
 
-def _engine(name: str, layer_s: float, steps: list[tuple[float, Setting]], cells: Sequence[Cell]) -> Engine:
+def _engine(
+    name: str, layer_s: float, steps: list[tuple[float, Setting]], cells: Sequence[PaperCell]
+) -> Engine:
     efficiency = replace(IDEAL, layer_s=layer_s)
     residual = max(abs(s.seconds("x.forward", STEP, efficiency) / step - 1.0) for step, s in steps)
     return Engine(name, layer_s, "; ".join(map(said, cells)), residual)
 
 
-def _ssd_target(cell: Cell) -> Setting:
+def _ssd_target(cell: PaperCell) -> Setting:
     return place(SSD_TARGETS[cell.target], "h100", devices=4)
 
 
-def _plain_rates(paper: Paper) -> tuple[list[float], tuple[Cell, Cell]]:
+def _plain_rates(paper: Paper) -> tuple[list[float], tuple[PaperCell, PaperCell]]:
     """DuoDecoding's plain tokens/s by task, and the cells of the first."""
     plain = [duodecoding.plain_rate(paper, task) for task in TASKS]
     return [rate for rate, _ in plain], plain[0][1]

@@ -7,7 +7,7 @@ its baseline prints; its step costs what EAGLE2's does on the same text, or more
 
 from __future__ import annotations
 
-from analysis.papers.cells import Cell, Paper
+from analysis.papers.cells import Paper, PaperCell
 from analysis.papers.forecast import (
     Forecast,
     Known,
@@ -57,7 +57,7 @@ def fused_tau(draft: float, retrieval: float) -> float:
     return draft + retrieval - both / (1.0 - both)
 
 
-def _baseline(paper: Paper, cell: Cell, method: str, name: str) -> Cell | None:
+def _baseline(paper: Paper, cell: PaperCell, method: str, name: str) -> PaperCell | None:
     """A baseline's cell on the same text: of the same table, or where that is flagged, of the other one."""
     same = {"target": cell.target, "dataset": cell.dataset, "temperature": cell.temperature}
     here = paper.one(table=cell.table, method=method, value_name=name, **same)
@@ -69,16 +69,16 @@ def _speed(tau: float, cost: float, extra: float) -> float:
     return (tau + 1.0) / (cost * (1.0 + extra))
 
 
-def _speed_known(tau: Known, draft: Cell, base: Cell) -> dict[str, Known]:
+def _speed_known(tau: Known, draft: PaperCell, base: PaperCell) -> dict[str, Known]:
     """What gives a speed: tau, and what EAGLE2's step costs by its own tau and speedup."""
     cost = fitted("step cost of EAGLE2", step_cost(draft.value, base.value))
     return {"tau": tau, "cost": cost, "extra": EXTRA}
 
 
 def _of_halves(
-    cell: Cell,
-    halves: tuple[Cell, Cell],
-    base: Cell,
+    cell: PaperCell,
+    halves: tuple[PaperCell, PaperCell],
+    base: PaperCell,
     stated: tuple[Known, ...] = (),
     naive: float | None = None,
 ) -> Forecast:
@@ -96,8 +96,8 @@ def _of_halves(
     return forecast(cell, law, _speed, known, used, naive=naive, unsimulated=NO_TREES)
 
 
-def _fused(paper: Paper, cell: Cell) -> list[Forecast]:
-    def base(other: Cell) -> Cell | None:
+def _fused(paper: Paper, cell: PaperCell) -> list[Forecast]:
+    def base(other: PaperCell) -> PaperCell | None:
         return _baseline(paper, other, "EAGLE2", other.value_name)
 
     draft = _baseline(paper, cell, "EAGLE2", "tau")

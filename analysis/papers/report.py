@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.papers.cells import Cell, read_csv
+from analysis.papers.cells import PaperCell, read_csv
 from analysis.papers.forecast import Known
-from analysis.papers.study import ROLES, Study, as_dict, summarise
+from analysis.papers.predicted import ROLES, PredictedPaper, as_dict, summarise
 from analysis.results import Row
 from analysis.show import Column, markdown, markdown_of, save, yes
 from analysis.study import Picture
@@ -46,7 +46,7 @@ SUMMARY = (
 """Columns of the lines of `summarise`."""
 
 
-def _place(cell: Cell) -> str:
+def _place(cell: PaperCell) -> str:
     dataset = "" if cell.dataset.startswith("mean of") else cell.dataset
     parts = (cell.method, cell.target, dataset, cell.temperature and f"T={cell.temperature}", cell.param)
     return " ".join([*(part for part in parts if part), cell.value_name])
@@ -80,12 +80,12 @@ NEEDS = Column("identifiability", lambda row: f"{row['law']}: {row['identifiabil
 FIGURES = ("paper", "figure", "shows", "command", "stored", "shape", "why")
 
 
-def _rows(of: Study) -> list[Row]:
+def _rows(of: PredictedPaper) -> list[Row]:
     """The rows of a study, with their cells."""
     return [{**row, "cell": f.cell} for f, row in zip(of.forecasts, as_dict(of)["rows"], strict=True)]
 
 
-def as_json(of: Sequence[Study]) -> str:
+def as_json(of: Sequence[PredictedPaper]) -> str:
     """One object for one paper, a list for several; numbers to 12 digits."""
     objects = [_rounded(as_dict(one)) for one in of]
     return to_json(objects[0] if len(objects) == 1 else objects, indent=1)
@@ -100,23 +100,23 @@ def _rounded(value: Any) -> Any:
     return [_rounded(part) for part in value] if isinstance(value, list) else value
 
 
-def markdown_summary(of: Sequence[Study]) -> str:
+def markdown_summary(of: Sequence[PredictedPaper]) -> str:
     """The summary as a Markdown table."""
     return markdown_of(SUMMARY, [line for one in of for line in summarise(one)], right=2)
 
 
-def markdown_counts(of: Sequence[Study]) -> str:
+def markdown_counts(of: Sequence[PredictedPaper]) -> str:
     """What became of every printed value, as a Markdown table."""
     rows = [(s.paper, *(str(s.counts[role]) for role in ROLES), str(len(s.cells))) for s in of]
     return markdown(("paper", *ROLES, "values"), rows, right=1)
 
 
-def markdown_summaries(of: Sequence[Study]) -> str:
+def markdown_summaries(of: Sequence[PredictedPaper]) -> str:
     """Summary, account of all values, and how to read them."""
     return "\n\n".join([markdown_summary(of), markdown_counts(of), METHOD])
 
 
-def markdown_rows(of: Sequence[Study]) -> str:
+def markdown_rows(of: Sequence[PredictedPaper]) -> str:
     """Rows with their identifiability, remarks, and the summary."""
     columns = [*(replace(column, title=column.title.replace("-\n", "")) for column in ROWS[:-1]), NEEDS]
     parts = []
@@ -127,7 +127,7 @@ def markdown_rows(of: Sequence[Study]) -> str:
     return "\n\n".join([*parts, "## Summary", markdown_summaries(of)])
 
 
-def _remarks(of: Study) -> dict[str, list[str]]:
+def _remarks(of: PredictedPaper) -> dict[str, list[str]]:
     """What is said of cells, and of how many, by what they are."""
     remarks = {
         "flagged, not fitted": of.flags.values(),
@@ -141,7 +141,7 @@ def _counted(reasons: Iterable[str]) -> list[str]:
     return [f"{reason} ({count} values)" for reason, count in Counter(reasons).items()]
 
 
-def print_study(of: Study, console: Console) -> None:
+def print_study(of: PredictedPaper, console: Console) -> None:
     """Rows, what was known for them, and remarks."""
     cells = [[column.cell(row) for column in ROWS] for row in _rows(of)]
     numbers = [column for column in range(len(ROWS)) if column not in WORDS]
@@ -154,7 +154,7 @@ def print_study(of: Study, console: Console) -> None:
             console.print(f"  {text}", highlight=False, markup=False)
 
 
-def _needs(of: Study) -> list[str]:
+def _needs(of: PredictedPaper) -> list[str]:
     """By law: which quantities were given, fitted and assumed, the latter with the widest range."""
     by_law: dict[str, dict[str, list[Known]]] = {}
     for forecast in of.forecasts:
@@ -170,7 +170,7 @@ def _needs(of: Study) -> list[str]:
     return texts
 
 
-def print_summary(of: Sequence[Study], console: Console) -> None:
+def print_summary(of: Sequence[PredictedPaper], console: Console) -> None:
     """The summary of several papers."""
     lines: list[list[str] | None] = []
     for one in of:

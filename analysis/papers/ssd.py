@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from analysis.papers.cells import Cell, Paper
+from analysis.papers.cells import Paper, PaperCell
 from analysis.papers.forecast import (
+    Band,
     Coin,
-    Estimate,
     Forecast,
     Known,
     acceptance_of_tokens,
@@ -51,7 +51,7 @@ def forecasts(paper: Paper) -> list[Forecast]:
     return [*_own_engine(paper), *_sweeps(paper), *_construction(paper)]
 
 
-def plain_cell(paper: Paper, target: str) -> Cell:
+def plain_cell(paper: Paper, target: str) -> PaperCell:
     """Plain tokens/s of a target in the paper's own engine."""
     return paper.need(table=B3, target=target, method="AR", dataset="HumanEval", value_name="tok_s")
 
@@ -69,7 +69,7 @@ def _sweeps(paper: Paper) -> list[Forecast]:
     return predicted
 
 
-def _row_of_column(cell: Cell, column: list[Cell], knob: str, plain: Cell) -> Forecast:
+def _row_of_column(cell: PaperCell, column: list[PaperCell], knob: str, plain: PaperCell) -> Forecast:
     others = [other for other in column if other.row != cell.row]
     rates = [share * plain.value for share in ENGINE]
     fits = [_fit(others, knob, rate) for rate in rates]
@@ -87,14 +87,14 @@ def _row_of_column(cell: Cell, column: list[Cell], knob: str, plain: Cell) -> Fo
         fitted("c", cost, min(c for _, c in fits), max(c for _, c in fits)),
         fitted("scatter", 0.0, -scatter, scatter),
     )
-    estimate = Estimate(speeds[0], min(speeds) * (1.0 - scatter), max(speeds) * (1.0 + scatter))
+    estimate = Band(speeds[0], min(speeds) * (1.0 - scatter), max(speeds) * (1.0 + scatter))
     guess = naive_guess(cell, column, lambda _: plain)
     coin = Coin("sd", accepted, lookahead, cost, factor=rates[0])
     law = "double.thm1: E(a, K) / (1 + c K)"
     return Forecast(cell, law, estimate, known, (plain, *others), naive=guess, coin=coin)
 
 
-def _fit(rows: list[Cell], knob: str, rate: float) -> tuple[float, float]:
+def _fit(rows: list[PaperCell], knob: str, rate: float) -> tuple[float, float]:
     return chain([(int(row.knobs[knob]), row.value / rate) for row in rows])
 
 
@@ -108,7 +108,9 @@ def _own_engine(paper: Paper) -> list[Forecast]:
     return [_ssd_cell(paper, cell, rows, depth) for cell in rows]
 
 
-def _ssd_cell(paper: Paper, cell: Cell, rows: Mapping[Cell, Cell], depth: Cell) -> Forecast:
+def _ssd_cell(
+    paper: Paper, cell: PaperCell, rows: Mapping[PaperCell, PaperCell], depth: PaperCell
+) -> Forecast:
     plain, sd = plain_cell(paper, cell.target), rows[cell]
     lookahead = int(depth.value)
     draft, sources = _draft_time(paper, cell.target, lookahead)
@@ -135,7 +137,7 @@ def _ssd_cell(paper: Paper, cell: Cell, rows: Mapping[Cell, Cell], depth: Cell) 
     return forecast(cell, name, law, known, used, unit=plain.value, naive=guess, coin=coin)
 
 
-def _draft_time(paper: Paper, target: str, lookahead: int) -> tuple[Known, tuple[Cell, ...]]:
+def _draft_time(paper: Paper, target: str, lookahead: int) -> tuple[Known, tuple[PaperCell, ...]]:
     """T_SD of a pair: at most what K + 1 tokens a round allow, at most a target step (T_p < 1)."""
     plain = plain_cell(paper, target)
     sds = [paper.need(table=B3, target=target, method=SD, dataset=d) for d in DATASETS]
@@ -168,13 +170,13 @@ def _construction(paper: Paper) -> list[Forecast]:
     for cell in cells:
         if cell not in inputs:
             law, value = _constructed(cell, target, draft, int(top), float(scale))
-            estimate = Estimate(value, value, value)
+            estimate = Band(value, value, value)
             predicted.append(Forecast(cell, law, estimate, known, tuple(inputs), unsimulated=NO_TIME))
     return predicted
 
 
 def _constructed(
-    cell: Cell, target: FloatArray, draft: FloatArray, top: int, scale: float
+    cell: PaperCell, target: FloatArray, draft: FloatArray, top: int, scale: float
 ) -> tuple[str, float]:
     used = scale if cell.method == "p'_d" else 1.0
     drawn = rescale(draft, top, used)

@@ -20,7 +20,7 @@ import click
 import numpy as np
 
 from analysis.intervals import LEVEL, Bootstrap, Interval, interval
-from analysis.recommend.search import FEW, Choice, Search, best_of, grid, leaders, refine, values_of
+from analysis.recommend.search import FEW, SettingSearch, Tried, best_of, grid, leaders, refine, values_of
 from analysis.sources import Sources, load_sources
 from analysis.study import POSITIVE, option
 from calibrate.options import Progress, quiet
@@ -80,7 +80,7 @@ class Query:
             self.hw, trace=self.trace, category=self.prompt_category, temperatures=temperatures
         )
 
-    def search(self, sources: Sources, progress: Progress = quiet) -> Search:
+    def search(self, sources: Sources, progress: Progress = quiet) -> SettingSearch:
         """What is searched for it.
 
         Raises:
@@ -95,7 +95,7 @@ class Query:
                 f"the target of profile {sources.profile.name!r} is spread over {least} devices: "
                 f"--max-devices must be at least {least}, got {devices}"
             )
-        return Search(scenario, devices, self.batch, self.temperature, progress)
+        return SettingSearch(scenario, devices, self.batch, self.temperature, progress)
 
 
 def usual_devices(profile: Profile) -> int:
@@ -104,7 +104,7 @@ def usual_devices(profile: Profile) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked(Choice):
+class Ranked(Tried):
     """A choice with its intervals.
 
     Attributes:
@@ -124,7 +124,7 @@ class Ranked(Choice):
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class Optimum:
     """The best setting at one batch or acceptance.
 
     Attributes:
@@ -161,12 +161,12 @@ class Recommendation:
 
     query: Query
     sources: Sources
-    search: Search
+    search: SettingSearch
     winner: Ranked
     runner_up: Ranked
     best: Mapping[str, Ranked]
-    by_batch: Sequence[Point] = ()
-    by_acceptance: Sequence[Point] = ()
+    by_batch: Sequence[Optimum] = ()
+    by_acceptance: Sequence[Optimum] = ()
 
     @property
     def trace(self) -> Trace:
@@ -230,7 +230,7 @@ def recommend(sources: Sources, query: Query, progress: Progress = quiet) -> Rec
     )
 
 
-def rank(choices: Sequence[Choice], search: Search, model_error: float, query: Query) -> list[Ranked]:
+def rank(choices: Sequence[Tried], search: SettingSearch, model_error: float, query: Query) -> list[Ranked]:
     """The choices, fastest first, with intervals from replicates on the same prompts and machine."""
     widest = max(width for choice in choices for width in choice.widths)
     boot = Bootstrap(
@@ -279,10 +279,10 @@ ACCEPTANCES = (0.3, 0.45, 0.6, 0.75, 0.9)
 
 
 def points(
-    stage: str, searches: Mapping[float, Search], finalists: Sequence[Settings], progress: Progress
-) -> list[Point]:
+    stage: str, searches: Mapping[float, SettingSearch], finalists: Sequence[Settings], progress: Progress
+) -> list[Optimum]:
     """The best of a small grid and the finalists, the winner first, in searches by batch or acceptance."""
-    found: list[Point] = []
+    found: list[Optimum] = []
     for at, search in searches.items():
         requests = max(6, 2 * search.batch)
         small = grid(search.scenario.tokens, search.temperature, FEW)
@@ -291,7 +291,7 @@ def points(
         ar, sd = best_of(ranked, "ar"), best_of(ranked, "sd")
         assert ar is not None and sd is not None, "every profile with a draft runs both"
         best, winner = ranked[0], search.try_out(finalists[0], requests)
-        point = Point(
+        point = Optimum(
             at=at,
             best=best.settings,
             speedup_vs_ar=best.tokens_per_second / ar.tokens_per_second,
@@ -304,7 +304,9 @@ def points(
     return found
 
 
-def with_acceptance(search: Search, winner: Settings, trace: Trace, acceptance: float) -> Search:
+def with_acceptance(
+    search: SettingSearch, winner: Settings, trace: Trace, acceptance: float
+) -> SettingSearch:
     """The search with traffic of another acceptance; decisions belong to the one they were made at."""
     if search.temperature == 0.0:
         tokens = replay(thinned(trace, acceptance))
@@ -313,7 +315,7 @@ def with_acceptance(search: Search, winner: Settings, trace: Trace, acceptance: 
     return search.elsewhere(replace(search.scenario, tokens=tokens, decisions=None))
 
 
-def crossovers(points: Sequence[Point]) -> list[tuple[Point, Point]]:
+def crossovers(points: Sequence[Optimum]) -> list[tuple[Optimum, Optimum]]:
     """Neighbouring points between which the best policy changes."""
     return [(a, b) for a, b in pairwise(points) if a.best.policy != b.best.policy]
 

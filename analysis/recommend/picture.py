@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.recommend.answer import Point, Ranked, Recommendation, time_per_token
+from analysis.recommend.answer import Optimum, Ranked, Recommendation, time_per_token
 from analysis.show import legend_below, lines_of, name_rows
 from analysis.study import Picture
 from policies.registry import find_policy
@@ -71,7 +71,7 @@ def draw_times(axes: Any, rows: Sequence[Ranked]) -> None:
     legend_below(axes, columns=4)
 
 
-def draw_sweep(axes: Any, points: Sequence[Point], name: str) -> None:
+def draw_sweep(axes: Any, points: Sequence[Optimum], name: str) -> None:
     """The best setting's speed over plain decoding and over SD; extrapolated points are hollow."""
     x = [point.at for point in points]
     axes.plot(x, [point.speedup_vs_ar for point in points], "-", color="#999999", linewidth=1)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from analysis.intervals import Interval
-from analysis.recommend.answer import Point, Ranked, Recommendation, crossovers, time_per_token
+from analysis.recommend.answer import Optimum, Ranked, Recommendation, crossovers, time_per_token
 from analysis.recommend.search import requests_served
 from analysis.results import Row
 from analysis.show import Column, table
@@ -104,7 +104,7 @@ def as_row(row: Ranked) -> Row:
     }
 
 
-def point_row(point: Point) -> Row:
+def point_row(point: Optimum) -> Row:
     """The best at another batch or acceptance, ready for JSON."""
     return {**asdict(point), "best": point.best.label, "policy": point.best.policy}
 
@@ -158,7 +158,7 @@ def _where_time_goes(row: Ranked) -> str:
     )
 
 
-def describe(points: Sequence[Point], unit: str) -> str:
+def describe(points: Sequence[Optimum], unit: str) -> str:
     """`saguaro up to batch 4 (1.3x AR), sd from batch 8 ...`: one entry per stretch of the same policy."""
     starts = [points[0], *(later for _, later in crossovers(points))]
     parts = []

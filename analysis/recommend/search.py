@@ -76,7 +76,7 @@ def deploy(settings: Settings, profile: Profile, *, devices: int, batch: int) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class GridSpan:
     """What a grid varies.
 
     Attributes:
@@ -90,8 +90,8 @@ class Span:
     guesses: tuple[int, ...] = ()
 
 
-COARSE = Span(lookaheads=(1, 2, 3, 4, 6, 8), fanouts=(1, 3), guesses=(1, 2))
-FEW = Span(lookaheads=(1, 3, 6), fanouts=(1, 3))
+COARSE = GridSpan(lookaheads=(1, 2, 3, 4, 6, 8), fanouts=(1, 3), guesses=(1, 2))
+FEW = GridSpan(lookaheads=(1, 3, 6), fanouts=(1, 3))
 """For sweeps over traffic."""
 BACKUPS = ("primary", "plain")
 OTHER_BACKUPS = ("random", "ngram")
@@ -99,7 +99,7 @@ OTHER_BACKUPS = ("random", "ngram")
 
 
 def grid(
-    tokens: TokenModel, temperature: float, span: Span = COARSE, *, draft_devices: int = 1
+    tokens: TokenModel, temperature: float, span: GridSpan = COARSE, *, draft_devices: int = 1
 ) -> list[Settings]:
     """Every policy over the lookahead, Saguaro over shape, budget, backup and number of draft devices too.
 
@@ -173,7 +173,7 @@ def exact_shape(tokens: TokenModel, lookahead: int, budget: int, temperature: fl
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Deployment):
+class Tried(Deployment):
     """A deployment, simulated.
 
     Attributes:
@@ -208,7 +208,7 @@ def values_of(record: Any) -> dict[str, Any]:
 
 
 @dataclass
-class Search:
+class SettingSearch:
     """Simulations of settings on equal devices, each done once.
 
     Args:
@@ -226,7 +226,7 @@ class Search:
     progress: Progress = quiet
     refused: dict[Settings, str] = field(default_factory=dict)
     """Why a setting cannot run."""
-    _known: dict[tuple[Settings, int], Choice] = field(default_factory=dict)
+    _known: dict[tuple[Settings, int], Tried] = field(default_factory=dict)
 
     @property
     def simulated(self) -> int:
@@ -239,11 +239,11 @@ class Search:
         assert self.scenario.profile is not None
         return self.scenario.profile
 
-    def elsewhere(self, scenario: Scenario | None = None, batch: int | None = None) -> Search:
+    def elsewhere(self, scenario: Scenario | None = None, batch: int | None = None) -> SettingSearch:
         """A search with other traffic."""
-        return Search(scenario or self.scenario, self.devices, batch or self.batch, self.temperature)
+        return SettingSearch(scenario or self.scenario, self.devices, batch or self.batch, self.temperature)
 
-    def try_out(self, settings: Settings, requests: int | None = None) -> Choice | None:
+    def try_out(self, settings: Settings, requests: int | None = None) -> Tried | None:
         """Simulate a setting on all devices; None where it cannot run there (see `refused`).
 
         Each group serves so many requests, taken evenly from the traffic; at least three per row, and by
@@ -261,9 +261,7 @@ class Search:
                 return None
         return self._known[settings, count]
 
-    def best(
-        self, settings: Iterable[Settings], requests: int | None = None, stage: str = ""
-    ) -> list[Choice]:
+    def best(self, settings: Iterable[Settings], requests: int | None = None, stage: str = "") -> list[Tried]:
         """Those that can run, fastest first."""
         different = list(dict.fromkeys(settings))
         choices = []
@@ -272,7 +270,7 @@ class Search:
             self.progress(stage, done + 1, len(different))
         return sorted(filter(None, choices), key=lambda choice: -choice.tokens_per_second)
 
-    def _simulate(self, deployment: Deployment, count: int) -> Choice:
+    def _simulate(self, deployment: Deployment, count: int) -> Tried:
         total, summaries = 0.0, []
         outside: set[str] = set()
         for width, groups in sorted(deployment.widths.items()):
@@ -286,7 +284,7 @@ class Search:
             total += groups * run.summary.tokens_per_second
             summaries.append(run.summary)
             outside.update(outside_grid(run))
-        return Choice(
+        return Tried(
             **values_of(deployment),
             tokens_per_second=total,
             summary=summaries[-1],
@@ -308,7 +306,7 @@ KEPT = (8, 5)
 """Settings that the first and the second stage leave."""
 
 
-def refine(search: Search) -> list[Choice]:
+def refine(search: SettingSearch) -> list[Tried]:
     """All settings that got to the last stage, fastest first; the best of each policy are among them."""
     tokens, roles = search.scenario.tokens, search.profile.roles
     drafts = (search.devices - roles.target.tensor_parallel) // roles.draft.tensor_parallel
@@ -324,12 +322,12 @@ def refine(search: Search) -> list[Choice]:
     return search.best((choice.settings for choice in leaders(second, KEPT[1])), None, "all tokens")
 
 
-def leaders(choices: Sequence[Choice], count: int) -> list[Choice]:
+def leaders(choices: Sequence[Tried], count: int) -> list[Tried]:
     """The `count` fastest and the fastest of each policy, fastest first, as `choices` are."""
     first = {choice.settings.policy: i for i, choice in reversed(list(enumerate(choices)))}
     return [choice for i, choice in enumerate(choices) if i < count or first[choice.settings.policy] == i]
 
 
-def best_of(choices: Sequence[Choice], policy: str) -> Choice | None:
+def best_of(choices: Sequence[Tried], policy: str) -> Tried | None:
     """The fastest setting of a policy among `choices`, fastest first."""
     return next((c for c in choices if c.settings.policy == policy), None)

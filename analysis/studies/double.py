@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from analysis.execute import Bench
-from analysis.outcomes import View, pooled_figure
+from analysis.outcomes import WorldView, pooled_figure
 from analysis.results import Results, Row, where
 from analysis.show import Column, factor, frame, micro, opinions, table, used, values, yes
 from analysis.study import POSITIVE, Entry, Picture, Plan, Study, option
@@ -152,7 +152,7 @@ def _emitted(trace: Trace, prior: Datastore | None) -> Iterator[tuple[Hierarchy,
             yield layers, token
 
 
-def columns(view: View) -> Row:
+def columns(view: WorldView) -> Row:
     """Rounds of every setting; of DOUBLE what retrieval did, and its law as printed."""
     row: Row = {
         "run_length": pooled_figure(view.own.summaries, "run_length"),
@@ -164,7 +164,7 @@ def columns(view: View) -> Row:
     return {**row, **did, "law_printed": printed_law_of(view, did["draft_matched"], did["target_matched"])}
 
 
-def printed_law_of(view: View, draft_matched: float, target_matched: float) -> float:
+def printed_law_of(view: WorldView, draft_matched: float, target_matched: float) -> float:
     """Equation 7 as printed, its gamma in tokens, from the counts of a run.
 
     A run of the paper ends where nothing is pending any more; L_b are the target's retrieved tokens.

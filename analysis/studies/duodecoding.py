@@ -19,7 +19,7 @@ import click
 import numpy as np
 
 from analysis.execute import Bench
-from analysis.outcomes import View
+from analysis.outcomes import WorldView
 from analysis.results import EVERY, Results, Row, value_of, where
 from analysis.show import SETTING, Column, by_category, factor, frame, table, yes
 from analysis.study import Entry, Picture, Plan, Study, option
@@ -29,8 +29,7 @@ from policies.laws.duo import best_budget, duo_speedup, ttft_ratio
 from policies.operation import Work
 from policies.registry import MAX_LOOKAHEAD, Settings, configure
 from policies.sampling import keyed_generator
-from policies.values import UNKNOWN
-from policies.values import View as RowView
+from policies.values import UNKNOWN, View
 from simulator.costs import Effects, TextbookCosts
 from simulator.law import NO_EFFECT, law_inputs
 from simulator.run import Scenario, simulate
@@ -57,7 +56,7 @@ class DuoPlan(Plan):
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class UnevenWorld:
     """A pair of devices by a few numbers, in target steps.
 
     Attributes:
@@ -81,10 +80,10 @@ class World:
 
 
 PAPERS_WORLDS = (
-    World("even"),
-    World("verification grows by 0.5 % per token", growth=0.005),
-    World("jitter of 10 %", jitter=0.1),
-    World("both", growth=0.005, jitter=0.1),
+    UnevenWorld("even"),
+    UnevenWorld("verification grows by 0.5 % per token", growth=0.005),
+    UnevenWorld("jitter of 10 %", jitter=0.1),
+    UnevenWorld("both", growth=0.005, jitter=0.1),
 )
 """The paper's budget of 24 tokens, even and uneven."""
 
@@ -103,7 +102,7 @@ class JitteringCosts(TextbookCosts):
     _done: dict[str, int] = field(default_factory=dict)
 
     def row_steps(
-        self, device: str, view: RowView, work: Sequence[Work], seconds: Mapping[str, float]
+        self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
     ) -> list[tuple[str, float]]:
         """See `Costs`."""
         number = self._done[device] = self._done.get(device, -1) + 1
@@ -114,7 +113,7 @@ class JitteringCosts(TextbookCosts):
         return [(name, s * factor) for name, s in super().row_steps(device, view, work, seconds)]
 
 
-def uneven_budget(world: World, budgets: Sequence[int], *, tokens: int, seed: int) -> list[Row]:
+def uneven_budget(world: UnevenWorld, budgets: Sequence[int], *, tokens: int, seed: int) -> list[Row]:
     """Law and simulation of a world at several budgets, with one sequence.
 
     Each is simulated on so many tokens, all on the same coins; the seed keys these and the jitter.
@@ -263,7 +262,7 @@ def _chosen(decisions: Decisions, part: int, request: int, position: int) -> int
     return int(bonus) if whole else None
 
 
-def columns(view: View) -> Row:
+def columns(view: WorldView) -> Row:
     """What a mean round is, and what the threshold of a setting predicts."""
     rounds, summaries = view.total("batch_rounds"), view.own.summaries
     first = [s.time_to_first_token_s for s in summaries if s.time_to_first_token_s is not None]

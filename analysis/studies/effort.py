@@ -28,7 +28,7 @@ from hardware_profiles.store import find_profile
 from policies.registry import SettingError, Settings
 from simulator.costs import Effects
 
-Setting: TypeAlias = tuple[Settings, int]
+ServedSetting: TypeAlias = tuple[Settings, int]
 """A policy with its knobs, and the rows served at once."""
 
 
@@ -44,7 +44,7 @@ class EffortPlan(Plan):
     subsets: int = option(2, "As the validation was run.", type=POSITIVE)
 
 
-def measured_speedups(validations: Sequence[Results]) -> dict[Setting, float]:
+def measured_speedups(validations: Sequence[Results]) -> dict[ServedSetting, float]:
     """Live speedups over plain decoding; of a setting that several validations ran, the geometric mean.
 
     Raises:
@@ -82,7 +82,7 @@ def answer(bench: Bench) -> list[Row]:
     return judge(alike, measured)
 
 
-def judge(bench: Bench, measured: Mapping[Setting, float]) -> list[Row]:
+def judge(bench: Bench, measured: Mapping[ServedSetting, float]) -> list[Row]:
     """Predict every measured speedup from the profile of a bench.
 
     Raises:

@@ -47,7 +47,7 @@ from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin, replay
 
-Engine: TypeAlias = Callable[[Request], Generated]
+Generate: TypeAlias = Callable[[Request], Generated]
 Runs: TypeAlias = Mapping[str, Sequence[Sequence[Generated]]]
 """By engine, [repeats][prompts]."""
 BASE = "generate"
@@ -75,7 +75,7 @@ class EnginesPlan(PairPlan):
 
 
 def measure(
-    engines: Mapping[str, Engine],
+    engines: Mapping[str, Generate],
     requests: Sequence[Request],
     *,
     repeats: int,
@@ -161,7 +161,7 @@ def run_engines(plan: EnginesPlan, texts: list[str], progress: Callable[[int, in
             prompt, limit = request.prompt or (), request.limit
             return pool.submit(generate_once, place, method, prompt, limit, plan.lookahead).result()
 
-        engines: dict[str, Engine] = {
+        engines: dict[str, Generate] = {
             BASE: partial(theirs, "plain"),
             pinned_name(plan.lookahead): partial(theirs, "assisted"),
             "assisted, default": partial(theirs, "assisted-default"),

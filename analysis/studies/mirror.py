@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from analysis.execute import Bench, with_baselines
-from analysis.outcomes import Outcome, View
+from analysis.outcomes import Performance, WorldView
 from analysis.results import EVERY, Results, Row, describe, in_world, value_of, where
 from analysis.show import (
     BATCH,
@@ -167,13 +167,13 @@ def on_coins(plan: CoinsPlan, entries: Sequence[Entry]) -> list[Row]:
         seed=plan.seed,
     )
     rows: list[Row] = []
-    unit = Outcome(0.0, 1.0)
+    unit = Performance(0.0, 1.0)
     for entry in with_baselines(entries):
         here = Scenario(tokens, textbook=plan.costs, seed=plan.seed, batch=entry.batch)
-        own = Outcome.simulated([simulate(here, entry.settings, timeline=True)])
+        own = Performance.simulated([simulate(here, entry.settings, timeline=True)])
         unit = own if entry.settings.policy == "ar" else unit
         inputs = law_inputs(here, entry.settings)
-        view = View(entry, "simulated", own, unit, None, inputs, (), here)  # type: ignore[arg-type]  # no recording
+        view = WorldView(entry, "simulated", own, unit, None, inputs, (), here)  # type: ignore[arg-type]  # no recording
         figures = {
             "tokens_per_second": own.speed,
             "speedup_vs_ar": own.speed / unit.speed,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.outcomes import View
+from analysis.outcomes import WorldView
 from analysis.results import Row
 from calibrate.live_runs import LiveRun
 from hardware_profiles.reply_trace import Decisions
@@ -26,7 +26,7 @@ from policies.values import IntArray
 from simulator.run import Simulated
 
 
-def columns(view: View) -> Row:
+def columns(view: WorldView) -> Row:
     """Columns of a study of Mirror-SD: drafting in the open, fallbacks, and its account."""
     summaries, rounds = view.own.summaries, view.total("batch_rounds")
     row: Row = {
@@ -37,7 +37,7 @@ def columns(view: View) -> Row:
     return row | (account(view) if view.settings.policy == "mirror" else {})
 
 
-def account(view: View) -> Row:
+def account(view: WorldView) -> Row:
     """Where a step of Mirror-SD goes and how often it falls back; of simulated draws the first has times.
 
     Returns:

@@ -48,7 +48,7 @@ HIT_AND_SPEED = {"cache_hit_rate": "cache hit rate", "speedup_vs_ar": SPEED_LABE
 
 
 @dataclass(frozen=True)
-class Recorded(Plan):
+class RecordedPlan(Plan):
     """On the prompts that the profile was calibrated on: no model runs unless it is asked for."""
 
     prompts: str = option(RECORDED, "Shipped set, Spec-Bench JSONL, or `recorded`: the calibration's own.")
@@ -59,7 +59,7 @@ class Recorded(Plan):
     temperature: tuple[float, ...] = (0.0,)
 
 
-class Question(ABC):
+class OpenQuestion(ABC):
     """A study of the calibration's prompts whose picture bears what is seen as its title.
 
     Attributes:
@@ -74,7 +74,7 @@ class Question(ABC):
     asks: str
     widest: int = 1
     count: int | None = None
-    plan: type[Recorded] = Recorded
+    plan: type[RecordedPlan] = RecordedPlan
 
     @abstractmethod
     def rows(self, bench: Bench) -> list[Row]:
@@ -108,7 +108,7 @@ class Question(ABC):
 
         return {"": Picture(drawn)}
 
-    def study(self) -> Study[Recorded]:
+    def study(self) -> Study[RecordedPlan]:
         """As it is run."""
         return Study(
             self.name,
@@ -143,7 +143,7 @@ def saguaro(fanout: int, lookahead: int = LOOKAHEAD, backup: str = "plain", **kn
     return configure("saguaro", lookahead=lookahead, fanout=(fanout,), backup=backup, **knobs)
 
 
-class Budget(Question):
+class Budget(OpenQuestion):
     """Hit rate and speed by fan-out budget, for three ways to spread it."""
 
     name = "budget"
@@ -184,13 +184,13 @@ SWITCHES = {"b_printed": ":", "b_corrected": "--", "b_simulated": "-"}
 
 
 @dataclass(frozen=True)
-class BackupPlan(Recorded):
+class BackupPlan(RecordedPlan):
     """On the pair whose target is the slower."""
 
     hw: tuple[str, ...] = option(("cpu2-x20",), "Profiles that predict; their pairs run live.")
 
 
-class Backup(Question):
+class BackupSwitch(OpenQuestion):
     """b* as printed, corrected, simulated and live."""
 
     name = "backup"
@@ -280,13 +280,13 @@ RATIO_CANDIDATES = {
 
 
 @dataclass(frozen=True)
-class RatioPlan(Recorded):
+class RatioPlan(RecordedPlan):
     """On pairs of two ratios."""
 
     hw: tuple[str, ...] = option(("cpu2-x5", "cpu2-x20"), "Profiles that predict; their pairs run live.")
 
 
-class Ratio(Question):
+class Ratio(OpenQuestion):
     """Speed by target/draft ratio, and what bounds it.
 
     Ratios between and beyond the profiles at hand are made by scaling the draft's costs; host time, the
@@ -363,7 +363,7 @@ def ceilings(acceptance: float, ratio: float) -> dict[str, float]:
     }
 
 
-class Temperature(Question):
+class Temperature(OpenQuestion):
     """Acceptance, hits and speed by temperature, over the fan-out."""
 
     name = "temperature"
@@ -396,7 +396,7 @@ class Temperature(Question):
 SCALE_FANOUTS = (1, 3)
 
 
-class Scale(Question):
+class Scale(OpenQuestion):
     """What drawing cached tokens less often (Saguaro's C) costs in acceptance and brings in hits."""
 
     name = "scale"
@@ -443,7 +443,7 @@ PARETO_CANDIDATES = {
 PARETO_NAMES = {"ar": "plain decoding", "sd": "SD", "saguaro": "Saguaro"}
 
 
-class Pareto(Question):
+class Pareto(OpenQuestion):
     """Latency against throughput per device, over the batch."""
 
     name = "pareto"
@@ -502,7 +502,7 @@ DRAFTS_FANOUT = 5
 DEVICES = (1, 2, 3)
 
 
-class Drafts(Question):
+class Drafts(OpenQuestion):
     """Several draft devices, which share the outcomes to prepare for."""
 
     name = "drafts"
@@ -540,5 +540,5 @@ class Drafts(Question):
         parity(left)
 
 
-QUESTIONS = (Budget(), Backup(), Ratio(), Temperature(), Scale(), Pareto(), Drafts())
+QUESTIONS = (Budget(), BackupSwitch(), Ratio(), Temperature(), Scale(), Pareto(), Drafts())
 STUDIES = tuple(question.study() for question in QUESTIONS)

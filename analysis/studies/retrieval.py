@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from analysis.execute import Bench
-from analysis.outcomes import View
+from analysis.outcomes import WorldView
 from analysis.papers.rasd import fused_tau
 from analysis.results import EVERY, Results, Row, in_world, where
 from analysis.show import (
@@ -122,7 +122,7 @@ def settings(bench: Bench) -> list[Entry]:
     return [entry for t in plan.temperature for entry in plan.entries(t)]
 
 
-def columns(view: View) -> Row:
+def columns(view: WorldView) -> Row:
     """Of a setting in one world.
 
     Returns:
@@ -151,7 +151,7 @@ def columns(view: View) -> Row:
     }
 
 
-def _replies(view: View, kind: str, requests: Collection[int] | None = None) -> list[Any]:
+def _replies(view: WorldView, kind: str, requests: Collection[int] | None = None) -> list[Any]:
     """What was answered to a kind of operation, of some requests or of all."""
     return [
         reply

@@ -13,9 +13,9 @@ import math
 from policies.config import SettingError
 from policies.double import (
     Ask,
-    Drafted,
     Guide,
     Retrieval,
+    RetrievalDrafted,
     RetrievingDraft,
     RetrievingVerify,
     Tokens,
@@ -31,7 +31,7 @@ RIGHT, WRONG = 1, 0
 
 
 @synthesises(RetrievingDraft)
-def draft(operation: RetrievingDraft, tokens: TokenModel) -> list[Drafted]:
+def draft(operation: RetrievingDraft, tokens: TokenModel) -> list[RetrievalDrafted]:
     """Replies of `RetrievingDraft`."""
     how, seed, replies = operation.retrieval, operation.sampling.seed, []
     for _, request, position, room, ask in rows_of(operation):
@@ -46,7 +46,7 @@ def draft(operation: RetrievingDraft, tokens: TokenModel) -> list[Drafted]:
             done += matched[-1] + 1
         work = tuple(("draft", (1 if i else _unfed(ask, position)) + span) for i, span in enumerate(found))
         drafted = _coins(tokens, request, position + ahead, done)
-        replies.append(Drafted(drafted, NO_HANDLE, tuple(matched), tuple(found), work))
+        replies.append(RetrievalDrafted(drafted, NO_HANDLE, tuple(matched), tuple(found), work))
     return replies
 
 

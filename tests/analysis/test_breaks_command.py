@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from analysis.breaks.__main__ import main
 from analysis.breaks.laws import LAWS, find_laws, find_relaxations
-from analysis.breaks.map import OWN_ASSUMPTIONS, STORED, Cell, Map, as_json, load_map, sweep
+from analysis.breaks.map import OWN_ASSUMPTIONS, STORED, Map, MapEntry, as_json, load_map, sweep
 from analysis.breaks.relaxations import RELAXATIONS
 from analysis.breaks.show import BEGIN, END, blocks, of_law, overview
 from policies.registry import SettingError
@@ -23,8 +23,8 @@ def command(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments))
 
 
-def cell(relaxation: str, size: float, error: float, *, law: str = "ssd.thm7", point: str = "p") -> Cell:
-    return Cell(law, relaxation, size, point, 1.0 + error, 1.0, error, 0.001)
+def cell(relaxation: str, size: float, error: float, *, law: str = "ssd.thm7", point: str = "p") -> MapEntry:
+    return MapEntry(law, relaxation, size, point, 1.0 + error, 1.0, error, 0.001)
 
 
 TINY = Map(
@@ -75,7 +75,7 @@ def test_a_bad_map_is_refused(text: str, message: str, tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_bytes_whatever_else_is_swept() -> None:
-    def cells(laws: list[str], seed: int) -> list[Cell]:
+    def cells(laws: list[str], seed: int) -> list[MapEntry]:
         return sweep(find_laws(laws), ["jitter", "correlated"], seed=seed, tokens=2000, longer=(1,))
 
     both = cells(["double.eq11", "ssd.cor16"], 1)

@@ -6,7 +6,7 @@ import pytest
 
 from analysis.results import Results
 from analysis.studies.duodecoding import (
-    World,
+    UnevenWorld,
     around,
     budget_rows,
     budget_table,
@@ -18,14 +18,14 @@ from hardware_profiles.reply_trace import Decisions
 
 # With growth the two devices balance at K / 8 = 1 + .02 K, K = 9.5; with jitter it pays to stay below 8.
 WORLDS = [
-    (World("even", ratio=8.0), 8),
-    (World("grows", ratio=8.0, growth=0.02), 9),
-    (World("jitters", ratio=8.0, jitter=0.2), 7),
+    (UnevenWorld("even", ratio=8.0), 8),
+    (UnevenWorld("grows", ratio=8.0, growth=0.02), 9),
+    (UnevenWorld("jitters", ratio=8.0, jitter=0.2), 7),
 ]
 
 
 @pytest.mark.parametrize(("world", "best"), WORLDS, ids=[world.name for world, _ in WORLDS])
-def test_simulated_budgets_are_the_laws(world: World, best: int) -> None:
+def test_simulated_budgets_are_the_laws(world: UnevenWorld, best: int) -> None:
     """The law's speedup at every budget, within three of the errors that 4000 tokens leave (about 1.5 %)."""
     found = uneven_budget(world, (5, 7, 8, 9), tokens=4_000, seed=1)
     laws = {row["lookahead"]: row["law_speedup_vs_ar"] for row in found}

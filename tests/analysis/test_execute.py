@@ -13,7 +13,7 @@ from tiny_profiles import profile, trace
 
 from analysis.__main__ import STUDIES, command_of, load_study
 from analysis.execute import DRAWS, Bench, split, spread_requests, with_baselines
-from analysis.outcomes import Outcome
+from analysis.outcomes import Performance
 from analysis.results import EVERY, Results, Row, read, settings_of
 from analysis.sources import Sources
 from analysis.study import RECORDED, Entry, Plan, Study
@@ -205,7 +205,9 @@ def test_prompts_are_taken_from_every_category() -> None:
 
 
 def test_outcomes_are_pooled_by_sums() -> None:
-    both = Outcome.pooled([Outcome(24.0, 12.0, ((24.0, 12.0),)), Outcome(24.0, 6.0, ((24.0, 6.0),))])
+    both = Performance.pooled(
+        [Performance(24.0, 12.0, ((24.0, 12.0),)), Performance(24.0, 6.0, ((24.0, 6.0),))]
+    )
     assert both.speed == pytest.approx(48 / 18) and both.repeats == ((48.0, 18.0),)
 
 

@@ -15,7 +15,7 @@ from analysis.__main__ import main
 from analysis.execute import Bench
 from analysis.results import read
 from analysis.sources import Sources
-from analysis.studies.openquestions import Pareto, Ratio, Recorded, ceilings, switch
+from analysis.studies.openquestions import Pareto, Ratio, RecordedPlan, ceilings, switch
 from hardware_profiles.profile import save_profile
 from hardware_profiles.trace import write_trace
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def bench() -> Bench:
     return Bench(
-        Ratio().study(), Recorded(), given_sources=Sources(profile(), {0.0: trace(RANKS, listed=16)}, 0.0)
+        Ratio().study(), RecordedPlan(), given_sources=Sources(profile(), {0.0: trace(RANKS, listed=16)}, 0.0)
     )
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from analysis.papers import cells as module
-from analysis.papers.cells import PAPERS, Cell, Paper, load_cells, load_remarks, read_csv
-from analysis.papers.study import Study, study
+from analysis.papers.cells import PAPERS, Paper, PaperCell, load_cells, load_remarks, read_csv
+from analysis.papers.predicted import PredictedPaper, predict_paper
 
 SIZES = {"ssd": 170, "double": 771, "duodecoding": 178, "rasd": 223, "mirror": 334}
 
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_value_is_fitted_predicted_flagged_or_excused(paper: str) -> None:
-    found = study(paper, simulate=False)
+    found = predict_paper(paper, simulate=False)
     assert len(found.cells) == SIZES[paper] == sum(found.counts.values())
     assert [cell.row for cell in found.cells] == list(range(1, SIZES[paper] + 1))
     assert all(number > 0 for number in found.counts.values())
@@ -31,7 +31,7 @@ def test_every_value_is_fitted_predicted_flagged_or_excused(paper: str) -> None:
 
 def test_a_value_that_nobody_accounts_for_is_an_error() -> None:
     with pytest.raises(ValueError, match="nobody's row 1 is neither predicted nor excused"):
-        _ = Study("nobody's", [replace(load_cells("ssd")[0], paper="nobody's")], [], {}).others
+        _ = PredictedPaper("nobody's", [replace(load_cells("ssd")[0], paper="nobody's")], [], {}).others
 
 
 @pytest.mark.parametrize("name", ["flags", "excuses"])
@@ -70,7 +70,7 @@ def test_a_paper_hides_what_is_flagged() -> None:
         load_cells("abacus")
 
 
-def table_1(method: str, name: str) -> dict[tuple[str, str], Cell]:
+def table_1(method: str, name: str) -> dict[tuple[str, str], PaperCell]:
     paper = Paper(load_cells("double"))
     found = paper.all(table="Table 1", method=method, value_name=name)
     return {(cell.target, cell.dataset): cell for cell in found if cell.dataset != "Avg"}

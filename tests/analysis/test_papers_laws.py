@@ -8,8 +8,8 @@ from analysis.papers.cells import load_cells
 from analysis.papers.double import double_coin, double_speedup
 from analysis.papers.duodecoding import duo_coin, duo_speedup
 from analysis.papers.forecast import (
+    Band,
     Coin,
-    Estimate,
     Forecast,
     acceptance_of_pearl,
     acceptance_of_tokens,
@@ -22,15 +22,15 @@ from analysis.papers.forecast import (
     toss,
 )
 from analysis.papers.mirror import mirror_over_sd
+from analysis.papers.predicted import predict_paper
 from analysis.papers.rasd import fused_tau, step_cost
-from analysis.papers.study import study
 from policies.laws.double import pearl_speedup
 
 
 def one(paper: str, law: str, **columns: str) -> Forecast:
     found = [
         f
-        for f in study(paper, simulate=False).forecasts
+        for f in predict_paper(paper, simulate=False).forecasts
         if f.law.startswith(law) and all(getattr(f.cell, k) == v for k, v in columns.items())
     ]
     assert len(found) == 1
@@ -102,9 +102,9 @@ def test_naive_guess_leaves_its_own_row_out() -> None:
 def test_intervals_are_the_extremes_over_all_corners() -> None:
     known = {"x": given("x", 2.0, 0.5), "y": assumed("y", 0.0, -1.0, 1.0), "z": given("z", 3.0)}
     # x y over 1.5..2.5 and -1..1; z is known, and not asked for.
-    assert spread(lambda x, y: x * y, known) == Estimate(0.0, -2.5, 2.5)
+    assert spread(lambda x, y: x * y, known) == Band(0.0, -2.5, 2.5)
     assert known["x"].text == "x given 2 in 1.5..2.5" and given("z", 1.0).text == "z given 1"
-    assert Estimate(1.0, 0.5, 2.0).scaled(2.0) == Estimate(2.0, 1.0, 4.0)
+    assert Band(1.0, 0.5, 2.0).scaled(2.0) == Band(2.0, 1.0, 4.0)
     assert relative(1.1, 1.0) == pytest.approx(0.1) and relative(0.25, 0.0) == 0.25
 
 
@@ -112,7 +112,7 @@ def test_rounding_of_the_printed_value_counts_as_inside() -> None:
     cell = next(cell for cell in load_cells("ssd") if cell.printed == "2.50")
 
     def inside(low: float) -> bool:
-        return Forecast(cell, "x", Estimate(low, low, low), (), ()).inside
+        return Forecast(cell, "x", Band(low, low, low), (), ()).inside
 
     assert inside(2.5049) and not inside(2.506)
 
@@ -141,7 +141,9 @@ def test_a_cell_of_each_paper_by_hand() -> None:
 
 
 def test_the_construction_is_exact() -> None:
-    forecasts = [f for f in study("ssd", simulate=False).forecasts if f.cell.table.startswith("Construction")]
+    forecasts = [
+        f for f in predict_paper("ssd", simulate=False).forecasts if f.cell.table.startswith("Construction")
+    ]
     assert len(forecasts) == 16
     assert all(abs(f.error) < 1e-9 and f.inside for f in forecasts)
 

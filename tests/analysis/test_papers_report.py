@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from analysis.papers.__main__ import main
 from analysis.papers.cells import PAPERS, read_csv
 from analysis.papers.forecast import toss
+from analysis.papers.predicted import TOTAL, PredictedPaper, as_dict, predict_paper, predict_papers, summarise
 from analysis.papers.report import as_json, markdown_counts, markdown_summary
-from analysis.papers.study import TOTAL, Study, as_dict, studies, study, summarise
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,10 +25,10 @@ def invoke(*arguments: str) -> Result:
 
 
 @pytest.fixture(scope="module")
-def everything() -> list[Study]:
+def everything() -> list[PredictedPaper]:
     """All studies, what was simulated taken from the stored results: tossing all of it takes minutes."""
     found = []
-    for one in studies("all", simulate=False):
+    for one in predict_papers("all", simulate=False):
         tossed = {row["row"]: row["simulated"] for row in stored(one.paper)["rows"]}
         found.append(
             replace(one, forecasts=[replace(f, simulated=tossed[f.cell.row]) for f in one.forecasts])
@@ -65,13 +65,13 @@ def test_json_holds_every_value_once(tmp_path: Path) -> None:
 
 
 def test_one_object_for_one_paper_and_a_list_for_all() -> None:
-    some = [study(paper, simulate=False) for paper in ("mirror", "rasd")]
+    some = [predict_paper(paper, simulate=False) for paper in ("mirror", "rasd")]
     assert json.loads(as_json(some[:1]))["paper"] == "mirror"
     assert [entry["paper"] for entry in json.loads(as_json(some))] == ["mirror", "rasd"]
 
 
 def test_the_summary_by_hand() -> None:
-    found = study("mirror", simulate=False)
+    found = predict_paper("mirror", simulate=False)
     lines = {line["method"]: line for line in summarise(found)}
     cells = [f for f in found.sound if f.cell.method == "Mirror-SD"]
     errors = sorted(abs(f.estimate.value / f.cell.value - 1.0) for f in cells)
@@ -88,7 +88,7 @@ def test_the_summary_by_hand() -> None:
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_summaries_count_every_prediction_and_every_flag(paper: str) -> None:
-    found = study(paper, simulate=False)
+    found = predict_paper(paper, simulate=False)
     lines = [line for line in summarise(found) if line["method"] != TOTAL]
     assert sum(line["predicted"] for line in lines) == found.counts["predicted"]
     assert sum(line["flagged"] for line in lines) == found.counts["flagged"]
@@ -137,7 +137,7 @@ def test_pictures(tmp_path: Path) -> None:
     assert (tmp_path / "rasd.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_page_is_up_to_date(everything: list[Study]) -> None:
+def test_the_page_is_up_to_date(everything: list[PredictedPaper]) -> None:
     page = (ROOT / "docs" / "results" / "papers.md").read_text(encoding="utf-8")
     head, rule, *lines = markdown_summary(everything).splitlines()
     totals = "\n".join([head, rule, *(line for line in lines if "| all speeds |" in line)])
@@ -145,13 +145,13 @@ def test_the_page_is_up_to_date(everything: list[Study]) -> None:
     assert markdown_counts(everything) in page
 
 
-def test_stored_results_are_up_to_date(everything: list[Study]) -> None:
+def test_stored_results_are_up_to_date(everything: list[PredictedPaper]) -> None:
     for found in everything:
         alike(stored(found.paper), as_dict(found), found.paper)
 
 
 @pytest.mark.slow
-def test_stored_simulations_are_what_coins_say(everything: list[Study]) -> None:
+def test_stored_simulations_are_what_coins_say(everything: list[PredictedPaper]) -> None:
     checked: set[tuple[str, str]] = set()
     for one in everything:
         for forecast in one.forecasts:
@@ -163,7 +163,7 @@ def test_stored_simulations_are_what_coins_say(everything: list[Study]) -> None:
     assert {policy for _, policy in checked} == {"sd", "pearl", "saguaro", "double", "duo", "mirror"}
 
 
-def test_what_is_not_simulated_has_a_reason_and_what_is_has_none(everything: list[Study]) -> None:
+def test_what_is_not_simulated_has_a_reason_and_what_is_has_none(everything: list[PredictedPaper]) -> None:
     for one in everything:
         for forecast in one.forecasts:
             assert (forecast.coin is None) == bool(forecast.unsimulated), forecast.cell

@@ -9,8 +9,8 @@ from tiny_profiles import profile, trace
 from analysis.recommend.answer import Query, crossovers, recommend, thinned, time_per_token
 from analysis.recommend.search import (
     MOST_DRAFTS,
-    Search,
-    Span,
+    GridSpan,
+    SettingSearch,
     deploy,
     exact_shape,
     grid,
@@ -51,8 +51,8 @@ def test_one_device_has_no_room_for_a_second_model_unless_the_profile_shares_it(
 def test_speed_on_all_devices_by_hand() -> None:
     # Two replicas of AR with a row each: 1 token/s each; with one request one of them idles.
     scenario = Scenario(tokens=replay(trace([[0] * 8] * 4)), profile=profile())
-    two = Search(scenario, devices=2, batch=2).try_out(AR)
-    one = Search(scenario, devices=2, batch=1).try_out(AR)
+    two = SettingSearch(scenario, devices=2, batch=2).try_out(AR)
+    one = SettingSearch(scenario, devices=2, batch=1).try_out(AR)
     assert two is not None and one is not None
     assert (two.tokens_per_second, two.per_device, two.per_request) == pytest.approx((2.0, 1.0, 1.0))
     assert (one.tokens_per_second, one.per_device, one.per_busy_device) == pytest.approx((1.0, 0.5, 1.0))
@@ -60,7 +60,7 @@ def test_speed_on_all_devices_by_hand() -> None:
 
 def test_what_cannot_run_is_refused_with_its_reason() -> None:
     scenario = Scenario(tokens=replay(trace([[0] * 8] * 4, listed=4)), profile=profile())
-    search = Search(scenario, devices=2, batch=1)
+    search = SettingSearch(scenario, devices=2, batch=1)
     wide = configure("saguaro", lookahead=2, fanout=(9,))
     assert search.best([wide, AR])[0].settings == AR
     assert "fan-out 9 is more than this trace can decide" in search.refused[wide]
@@ -73,7 +73,7 @@ def test_shapes_follow_the_recorded_outcomes() -> None:
     near = neighbours(configure("saguaro", lookahead=2, fanout=(2,)), tokens)
     assert {s.lookahead for s in near} == {1, 2, 3}
     assert {"primary", "plain", "random", "ngram"} <= {s.backup for s in near}
-    assert len(grid(tokens, 0.0, Span((1, 2), (1,)))) == 1 + 2 + 2 + 2 + 4
+    assert len(grid(tokens, 0.0, GridSpan((1, 2), (1,)))) == 1 + 2 + 2 + 2 + 4
 
 
 def hard(length: int = 24) -> list[list[int]]:
@@ -129,7 +129,7 @@ def test_many_devices_are_more_groups_not_more_drafts_to_try(monkeypatch: pytest
     monkeypatch.setattr("analysis.recommend.search.grid", recorded)
     scenario = Scenario(tokens=replay(trace([[0] * 8] * 4, listed=4)), profile=profile())
     for devices in (2, 5, 40):
-        assert refine(Search(scenario, devices, 1))
+        assert refine(SettingSearch(scenario, devices, 1))
     assert asked == [1, MOST_DRAFTS, MOST_DRAFTS]
 
 
@@ -158,7 +158,7 @@ def test_thinning_meets_the_acceptance_and_keeps_the_ranking_consistent() -> Non
 def test_time_per_token_adds_up() -> None:
     scenario = Scenario(tokens=replay(trace([[0, 0, 1, 0] * 6] * 4)), profile=profile())
     for settings in (AR, SD, SSD, configure("pearl", lookahead=2)):
-        choice = Search(scenario, devices=2, batch=1).try_out(settings)
+        choice = SettingSearch(scenario, devices=2, batch=1).try_out(settings)
         assert choice is not None
         parts = time_per_token(choice.summary)
         assert sum(parts.values()) == pytest.approx(1e3 / choice.summary.tokens_per_second)
@@ -167,7 +167,7 @@ def test_time_per_token_adds_up() -> None:
 
 def test_leaders_keep_the_best_of_each_policy() -> None:
     scenario = Scenario(tokens=replay(trace(easy())), profile=profile())
-    ranked = Search(scenario, 2, 1).best([AR, SD, SSD, configure("saguaro", fanout=(1,))])
+    ranked = SettingSearch(scenario, 2, 1).best([AR, SD, SSD, configure("saguaro", fanout=(1,))])
     assert {c.settings.policy for c in leaders(ranked, 1)} == {"ar", "sd", "saguaro"}
 
 

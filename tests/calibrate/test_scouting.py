@@ -11,7 +11,7 @@ from small_calibration import PLAN as SMALL
 from small_calibration import small_job
 
 from calibrate.adaptive import AdaptiveGoal, adapt_plan, adaptive_notes
-from calibrate.calibration import Bench, lazy_world
+from calibrate.calibration import CalibrationSteps, lazy_world
 from calibrate.journal import Journal
 from calibrate.live.errors import WorkerError
 from calibrate.measure import measure_grids
@@ -116,7 +116,7 @@ def test_live_workers_are_chosen_for_and_measured(pair: tuple[str, str]) -> None
     plan = replace(SMALL, grids=SMALL.grids[:1], repeats=2, live=())
     journal = Journal()
     with ExitStack() as stack:
-        bench = Bench(job, plan, lazy_world(job, plan, stack), journal, lambda *_: None)
+        bench = CalibrationSteps(job, plan, lazy_world(job, plan, stack), journal, lambda *_: None)
         chosen = bench.adapted()
         grids = replace(bench, what=chosen).grids()
     assert [(t[0], t[-1]) for t in chosen.grids[0].values] == [(1, 2), (1, 4), (8, 24)]

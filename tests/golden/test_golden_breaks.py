@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from analysis.breaks.bench import BLOCKS, Bench, Estimate, Stretches
 from analysis.breaks.laws import LAWS
+from analysis.breaks.runs import BLOCKS, Observation, PolicyRuns, Stretches
 from analysis.breaks.worlds import Case
 
 ONES = Stretches(defaultdict(lambda: np.ones(BLOCKS)))
 
 
-class NothingRuns(Bench):
+class NothingRuns(PolicyRuns):
     """Sees ones wherever it looks."""
 
     def run(self, *_: Any, **__: Any) -> Stretches:
         return ONES
 
-    def speedup(self, *_: Any, **__: Any) -> Estimate:
-        return Estimate(1.0, np.zeros(BLOCKS))
+    def speedup(self, *_: Any, **__: Any) -> Observation:
+        return Observation(1.0, np.zeros(BLOCKS))
 
 
 def test_what_the_laws_of_the_map_say(golden: Callable[[str, Any], None]) -> None:

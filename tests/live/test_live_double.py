@@ -17,7 +17,7 @@ from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import collect_decisions
 from hardware_profiles.datastore import Datastore
 from hardware_profiles.reply_trace import Decisions
-from policies.double import Drafted, RetrievingDraft, RetrievingVerify
+from policies.double import RetrievalDrafted, RetrievingDraft, RetrievingVerify
 from policies.registry import Settings, configure, start
 from policies.retrieval import Hierarchy, Index
 from policies.rows import Rows
@@ -86,7 +86,7 @@ def check_drafts(world: InlineWorld, rows: Rows, prompts: Prompts, draft: PreTra
         for i, (slot, request, position) in enumerate(
             zip(view.slots.tolist(), view.requests.tolist(), view.positions.tolist(), strict=True)
         ):
-            reply: Drafted = answer[slot]
+            reply: RetrievalDrafted = answer[slot]
             if not reply.tokens:  # the row has no room for more
                 continue
             text = (*prompts[request], *rows.texts[request][:position], *operation.inputs[i].pending)

@@ -12,7 +12,7 @@ from tiny_worlds import events, outcomes, tokens_by_hand
 
 from hardware_profiles.reply_trace import Decisions
 from policies.config import SettingError
-from policies.double import Ask, Outcome, outcome_of
+from policies.double import Ask, RoundOutcome, outcome_of
 from policies.laws.double import draft_length, pearl_speedup, step
 from policies.laws.retrieval import common_prefix
 from policies.operation import RowOperation
@@ -211,8 +211,8 @@ def test_an_outcome_is_a_step_of_the_algorithm(
 
 
 def test_nothing_is_pending_after_the_end() -> None:
-    assert outcome_of((1, 2, 3), (1,), True) == Outcome(1, 1, (), ())
-    assert outcome_of((1, 2, 3), (1,), False) == Outcome(1, 1, (2, 3), ())
+    assert outcome_of((1, 2, 3), (1,), True) == RoundOutcome(1, 1, (), ())
+    assert outcome_of((1, 2, 3), (1,), False) == RoundOutcome(1, 1, (2, 3), ())
 
 
 def speedup(acceptance: float, ratio: float = 4.0, **knobs: object) -> float:

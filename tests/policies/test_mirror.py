@@ -25,7 +25,7 @@ from policies.mirror import (
     BY_BATCH,
     Branch,
     MirrorConfig,
-    Plan,
+    RolloutPlan,
     forks,
     mirror,
     reuse,
@@ -191,9 +191,9 @@ def test_settings_say_what_they_take() -> None:
 
 
 def test_branches_leave_out_the_drafted_token_where_it_stands() -> None:
-    plan = Plan(Drafted((7, 8)), ((7, 5), (6, 8), (8, 7)))
+    plan = RolloutPlan(Drafted((7, 8)), ((7, 5), (6, 8), (8, 7)))
     assert forks(plan) == ((0, 5), (1, 6), (2, 8), (2, 7))
-    assert forks(Plan(Drafted((7, 8)), ((7, 5),))) == ((0, 7), (0, 5))
+    assert forks(RolloutPlan(Drafted((7, 8)), ((7, 5),))) == ((0, 7), (0, 5))
 
 
 def test_what_is_reused_keeps_the_handles_of_its_laws() -> None:
@@ -222,7 +222,7 @@ def test_reuse_follows_the_rule_of_the_laws(
     accepted = next((i for i, token in enumerate(window) if token != target[i]), len(window))
     verdict = RowVerdict(accepted, tuple(target[: accepted + 1]), False, target[accepted])
     each = tuple(map(tuple, said[: len(window) + 1]))
-    found = [tuple(Branch(k, (token, 9, 9))) for k, token in forks(Plan(Drafted(tuple(window)), each))]
+    found = [tuple(Branch(k, (token, 9, 9))) for k, token in forks(RolloutPlan(Drafted(tuple(window)), each))]
     paths = each_paths(window, each)
     assert (reuse(found, verdict) is not None) == can_reuse(window, target, paths)
     branches = [(token, *target[1:], 9) for token in said[0]]

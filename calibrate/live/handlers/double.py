@@ -31,9 +31,9 @@ from calibrate.live.handlers.chains import judged, matched, sampler_of
 from calibrate.live.handlers.trees import opened
 from policies.double import (
     Ask,
-    Drafted,
     Guide,
     Retrieval,
+    RetrievalDrafted,
     RetrievingDraft,
     RetrievingVerify,
     Tokens,
@@ -102,7 +102,7 @@ class Drafting:
 
 
 @handles(RetrievingDraft)
-def draft(executor: Executor, operation: RetrievingDraft) -> list[Drafted]:
+def draft(executor: Executor, operation: RetrievingDraft) -> list[RetrievalDrafted]:
     """Retrieval forwards until every row has its tokens, or as many as it may emit."""
     how = operation.retrieval
     rows = [
@@ -119,7 +119,7 @@ def draft(executor: Executor, operation: RetrievingDraft) -> list[Drafted]:
         _retrieval_forward(executor, how, rows, going, sampler)
     kept = [handle if r.tokens else NO_HANDLE for r, handle in zip(rows, sampler.seal(), strict=True)]
     return [
-        Drafted(tuple(r.tokens), handle, tuple(r.matched), tuple(r.found), tuple(r.work))
+        RetrievalDrafted(tuple(r.tokens), handle, tuple(r.matched), tuple(r.found), tuple(r.work))
         for r, handle in zip(rows, kept, strict=True)
     ]
 

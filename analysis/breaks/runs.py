@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from analysis.breaks.relaxations import matches
-from analysis.breaks.worlds import Case, Point, replies_of, scenario
+from analysis.breaks.worlds import Case, LawPoint, replies_of, scenario
 from policies.operation import Continue, Draft, Verify
-from policies.protocols import Steps
-from policies.protocols import World as AnyWorld
+from policies.protocols import Steps, World
 from policies.registry import configure
 from policies.rows import RoundLog, Rows, admit
 from policies.sampling import FloatArray, Sampling
@@ -32,7 +31,7 @@ PIPELINE, TWO_SEQUENCES, RASD = "pipeline", "duo of two", "rasd"
 
 
 @dataclass(frozen=True, eq=False)
-class Estimate:
+class Observation:
     """A number seen in a simulation.
 
     Attributes:
@@ -48,13 +47,13 @@ class Estimate:
         """Standard error."""
         return abs(self.value) * float(np.sqrt((self.influence**2).sum()))
 
-    def over(self, other: Estimate) -> Estimate:
+    def over(self, other: Observation) -> Observation:
         """The ratio of two estimates that met the same luck."""
-        return Estimate(self.value / other.value, self.influence - other.influence)
+        return Observation(self.value / other.value, self.influence - other.influence)
 
-    def times(self, factor: float) -> Estimate:
+    def times(self, factor: float) -> Observation:
         """The estimate in another unit."""
-        return Estimate(self.value * factor, self.influence)
+        return Observation(self.value * factor, self.influence)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +68,7 @@ class Stretches:
 
     sums: dict[str, FloatArray]
 
-    def ratio(self, above: str, below: str) -> Estimate:
+    def ratio(self, above: str, below: str) -> Observation:
         """A ratio of sums.
 
         Raises:
@@ -78,14 +77,14 @@ class Stretches:
         a, b = self.sums[above], self.sums[below]
         if a.sum() <= 0.0 or b.sum() <= 0.0:
             raise ValueError(f"no {above} or no {below} in the whole run")
-        return Estimate(float(a.sum() / b.sum()), a / a.sum() - b / b.sum())
+        return Observation(float(a.sum() / b.sum()), a / a.sum() - b / b.sum())
 
 
 class NotSeen(LookupError):
     """What a law is about cannot be seen in a case."""
 
 
-class Bench:
+class PolicyRuns:
     """Runs policies in worlds, each run once.
 
     Args:
@@ -134,7 +133,7 @@ class Bench:
             log = simulate(setting, settings).rows.log
         return stretches(log, point.batch, whole=world.output is not None)
 
-    def speedup(self, policy: str, case: Case) -> Estimate:
+    def speedup(self, policy: str, case: Case) -> Observation:
         """Tokens per second of a row over those of plain decoding in the same world and batch.
 
         The latter at its mean: jitter has mean one, and an output's end no part in it.
@@ -151,7 +150,7 @@ def _as_seen(policy: str, case: Case) -> Case:
     """The case without what a policy cannot see, so that cases share runs."""
     point = case.point
     if policy == "ar":
-        point = Point(0.5, 1, 1.0, batch=point.batch)
+        point = LawPoint(0.5, 1, 1.0, batch=point.batch)
     elif policy not in ("saguaro", "mirror", TWO_SEQUENCES, RASD):
         point = replace(point, fanout=(), exponent=1.0, scale=1.0, backup="primary", budget=0, kappa=0)
     return replace(case, point=point)
@@ -235,7 +234,7 @@ def _pipeline_log(setting: Scenario, lookahead: int, sampling: Sampling) -> Roun
     return rows.log
 
 
-def plain_pipeline(world: AnyWorld, rows: Rows, *, lookahead: int, sampling: Sampling) -> Steps:
+def plain_pipeline(world: World, rows: Rows, *, lookahead: int, sampling: Sampling) -> Steps:
     """The plain draft/verify pipeline of `double.thm3`: verify a block while drafting the next one.
 
     No engine here offers it, since PEARL is the same with a better use of the bubble; it is what the printed

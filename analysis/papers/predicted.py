@@ -11,13 +11,13 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from analysis.papers.cells import PAPERS, Cell, Paper, load_cells, load_remarks, reasons_of
+from analysis.papers.cells import PAPERS, Paper, PaperCell, load_cells, load_remarks, reasons_of
 from analysis.papers.forecast import Forecast, relative, toss
 from analysis.results import Row
 from analysis.stats import grouped
 
-Role: TypeAlias = Literal["predicted", "baseline", "flagged", "other"]
-ROLES: tuple[Role, ...] = ("predicted", "baseline", "flagged", "other")
+CellRole: TypeAlias = Literal["predicted", "baseline", "flagged", "other"]
+ROLES: tuple[CellRole, ...] = ("predicted", "baseline", "flagged", "other")
 SPEEDS = ("tok_s", "speedup", "SR")
 TOTAL = "all speeds"
 """The last line of a summary leaves out what is right by definition, accuracies and tokens: a median over
@@ -25,7 +25,7 @@ those would flatter."""
 
 
 @dataclass(frozen=True)
-class Study:
+class PredictedPaper:
     """Forecasts of a paper, and the account of its cells.
 
     Attributes:
@@ -36,20 +36,20 @@ class Study:
     """
 
     paper: str
-    cells: list[Cell]
+    cells: list[PaperCell]
     forecasts: list[Forecast]
     flags: dict[int, str]
 
     @cached_property
-    def roles(self) -> dict[int, Role]:
+    def roles(self) -> dict[int, CellRole]:
         """Role by row: flagged before predicted before baseline (it entered a fit) before other."""
-        roles: dict[int, Role] = {cell.row: "other" for cell in self.cells}
+        roles: dict[int, CellRole] = {cell.row: "other" for cell in self.cells}
         roles |= {cell.row: "baseline" for f in self.forecasts for cell in f.used}
         roles |= {f.cell.row: "predicted" for f in self.forecasts}
         return roles | dict.fromkeys(self.flags, "flagged")
 
     @property
-    def counts(self) -> dict[Role, int]:
+    def counts(self) -> dict[CellRole, int]:
         """Cells by role."""
         counts = Counter(self.roles.values())
         return {role: counts[role] for role in ROLES}
@@ -74,7 +74,9 @@ class Study:
         return reasons
 
 
-def study(paper: str, *, simulate: bool = True, cells: list[Cell] | None = None) -> Study:
+def predict_paper(
+    paper: str, *, simulate: bool = True, cells: list[PaperCell] | None = None
+) -> PredictedPaper:
     """Predict a paper's cells, the stored ones or those given; to toss coins, too, takes seconds.
 
     Raises:
@@ -84,15 +86,15 @@ def study(paper: str, *, simulate: bool = True, cells: list[Cell] | None = None)
     forecasts: list[Forecast] = import_module(f"analysis.papers.{paper}").forecasts(printed)
     if simulate:
         forecasts = [replace(f, simulated=None if f.coin is None else toss(f.coin)) for f in forecasts]
-    return Study(paper, printed.cells, forecasts, printed.flags)
+    return PredictedPaper(paper, printed.cells, forecasts, printed.flags)
 
 
-def studies(name: str, *, simulate: bool = True) -> list[Study]:
+def predict_papers(name: str, *, simulate: bool = True) -> list[PredictedPaper]:
     """The studies that a name stands for: a paper, or `all`."""
-    return [study(paper, simulate=simulate) for paper in (PAPERS if name == "all" else (name,))]
+    return [predict_paper(paper, simulate=simulate) for paper in (PAPERS if name == "all" else (name,))]
 
 
-def label(cell: Cell) -> str:
+def label(cell: PaperCell) -> str:
     """What a cell is summarised under."""
     if cell.table.startswith("Construction"):
         return "A.3.1, by definition"
@@ -100,7 +102,7 @@ def label(cell: Cell) -> str:
     return f"{method}: {cell.value_name}"
 
 
-def summarise(of: Study) -> list[Row]:
+def summarise(of: PredictedPaper) -> list[Row]:
     """One line per method and kind of value, in the order of the paper's file; the last is of all speeds.
 
     Columns: `paper`; `method`, and what of it was predicted; `predicted` cells, flagged ones left out; the
@@ -141,14 +143,14 @@ def _line(paper: str, method: str, forecasts: Sequence[Forecast], flagged: int) 
     }
 
 
-def _errors(pairs: Sequence[tuple[float | None, Cell]]) -> Row | None:
+def _errors(pairs: Sequence[tuple[float | None, PaperCell]]) -> Row | None:
     sizes = [abs(relative(predicted, cell.value)) for predicted, cell in pairs if predicted is not None]
     if not sizes:
         return None
     return {"median": float(np.median(sizes)), "worst": max(sizes), "cells": len(sizes)}
 
 
-def as_dict(of: Study) -> Row:
+def as_dict(of: PredictedPaper) -> Row:
     """A study as one JSON object."""
     return {
         "paper": of.paper,
@@ -165,7 +167,7 @@ def as_dict(of: Study) -> Row:
     }
 
 
-def _place(cell: Cell) -> Row:
+def _place(cell: PaperCell) -> Row:
     names = ("row", "table", "method", "where", "value_name")
     return {name: getattr(cell, name) for name in names}
 
