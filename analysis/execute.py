@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from analysis.intervals import outside_grid, plain, share_surfaces
+from analysis.intervals import outside_grid, plain, varied
 from analysis.outcomes import MEASURED, Performance, WorldView, pooled_figure
 from analysis.results import EVERY, Results, Row, describe, read, settings_of
 from analysis.rounds import compare_rounds
@@ -161,9 +161,7 @@ class Bench:
         key, seed = (temperature, self.plan.seed), self.plan.seed
         if key not in self._scenarios:
             self._scenarios[key] = self.scenario_of(self.trace(temperature), temperature, seed)
-        found = replace(self._scenarios[key], batch=batch)
-        share_surfaces(self._scenarios[key], found)
-        return found
+        return varied(self._scenarios[key], batch=batch)
 
     def calibration(self, temperature: float) -> Scenario:
         """The prompts that the profile was calibrated on, on its hardware."""
@@ -385,10 +383,9 @@ class Comparison:
             self.bench.progress("simulations", done + 1, len(here))
 
     def _simulated(self, entry: Entry, part: Part, effects: Effects) -> Performance:
-        base, runs = self.bench.scenario(self.temperature), []
-        for number, original in enumerate(self._contents(entry.settings, part)):
-            scenario = replace(original, batch=entry.batch, effects=effects, drift=dict(entry.drift))
-            share_surfaces(base, scenario)
+        runs = []
+        for number, content in enumerate(self._contents(entry.settings, part)):
+            scenario = varied(content, batch=entry.batch, effects=effects, drift=dict(entry.drift))
             timeline = self.bench.study.timeline and number == 0
             runs.append(simulate(scenario, entry.settings, timeline=timeline))
         return Performance.simulated(runs)
@@ -400,7 +397,7 @@ class Comparison:
             limit = int(np.diff(trace.offsets).max())
             for decided in known:
                 mine = self._trace_of([decided], limit).slice(part.ids)
-                yield replace(self._scenario(part, seed), decisions=mine)
+                yield varied(self._scenario(part, seed), decisions=mine)
         elif needs_decisions(settings):
             raise SettingError(f"nothing is known of what {settings.label} decides on these prompts: --live")
         else:
@@ -409,8 +406,9 @@ class Comparison:
 
     def _scenario(self, part: Part, seed: int) -> Scenario:
         if (part, seed) not in self._scenarios:
-            trace = self.trace.slice(part.ids)
-            self._scenarios[part, seed] = self.bench.scenario_of(trace, self.temperature, seed)
+            tokens = replay(self.trace.slice(part.ids), limit=self.bench.limit, seed=seed)
+            base = self.bench.scenario(self.temperature)
+            self._scenarios[part, seed] = varied(base, tokens=tokens, seed=seed)
         return self._scenarios[part, seed]
 
     def rows(self) -> list[Row]:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -94,10 +95,12 @@ def evenly_chosen(tokens: TokenModel, count: int) -> TokenModel:
     return chosen_requests(tokens, np.unique(indices.astype(np.int64)))
 
 
-def share_surfaces(original: Scenario, copy: Scenario) -> None:
-    """Let a scenario with the same profile use the latency surfaces that another has built."""
+def varied(original: Scenario, **changes: Any) -> Scenario:
+    """The scenario with other fields; with the same profile it uses the latency surfaces already built."""
+    copy = replace(original, **changes)
     if copy.profile is original.profile:
         copy.__dict__["surfaces"] = original.surfaces
+    return copy
 
 
 def seconds_by_request(run: Simulated) -> tuple[FloatArray, FloatArray]:
@@ -262,7 +265,7 @@ class Bootstrap:
         self, settings: Settings, tokens: TokenModel, drift: Mapping[str, float] | None = None
     ) -> tuple[FloatArray, FloatArray]:
         """([n] tokens, [n] decode seconds) of every request, served one after the other."""
-        scenario = replace(self._instant_prefill, tokens=tokens, batch=1, requests=None, drift=drift or {})
+        scenario = varied(self._instant_prefill, tokens=tokens, batch=1, requests=None, drift=drift or {})
         return seconds_by_request(self._run(scenario, settings))
 
     def _together(self, settings: Settings, batch: int) -> FloatArray:
@@ -301,7 +304,7 @@ class Bootstrap:
     def _batch_speed(
         self, settings: Settings, batch: int, prompts: IntArray, luck: int, drift: Mapping[str, float]
     ) -> float:
-        scenario = replace(
+        scenario = varied(
             self.scenario,
             tokens=chosen_requests(self.scenario.tokens, prompts),
             batch=min(batch, len(prompts)),
@@ -313,8 +316,6 @@ class Bootstrap:
         return self._run(scenario, lucky).summary.tokens_per_second
 
     def _run(self, scenario: Scenario, settings: Settings) -> Simulated:
-        for known in (self.scenario, self._instant_prefill):
-            share_surfaces(known, scenario)
         run = simulate(scenario, settings)
         self.extrapolated.update(outside_grid(run))
         return run

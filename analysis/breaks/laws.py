@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -34,6 +33,7 @@ from analysis.breaks.runs import PIPELINE, RASD, TWO_SEQUENCES, NotSeen, Observa
 from analysis.breaks.worlds import Case, LawPoint
 from analysis.papers.rasd import fused_tau
 from policies.laws import double, mirror
+from policies.laws.catalogue import did_you_mean
 from policies.laws.duo import duo_speedup
 from policies.laws.fanout import exact_fanout, geometric_fanout, power_law_table, round_fanout
 from policies.laws.ssd import hit_rate_primary, outcome_weights
@@ -550,7 +550,7 @@ def find_laws(names: Sequence[str]) -> list[Law]:
     for name in names or LAWS:
         family = {n: law for n, law in LAWS.items() if n == name or n.startswith(f"{name}.")}
         if not family:
-            raise SettingError(_unknown("law", name, list(LAWS)))
+            raise _unknown("law", name, LAWS)
         chosen |= family
     return list(chosen.values())
 
@@ -563,11 +563,9 @@ def find_relaxations(names: Sequence[str]) -> list[str]:
     """
     for name in names:
         if name not in RELAXATIONS:
-            raise SettingError(_unknown("relaxation", name, list(RELAXATIONS)))
+            raise _unknown("relaxation", name, RELAXATIONS)
     return [name for name in RELAXATIONS if not names or name in names]
 
 
-def _unknown(what: str, name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {name!r}.{hint} There are: {', '.join(known)}"
+def _unknown(what: str, name: str, known: Collection[str]) -> SettingError:
+    return SettingError(f"unknown {what} {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")

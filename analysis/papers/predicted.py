@@ -90,7 +90,7 @@ def predict_paper(
 
 
 def predict_papers(name: str, *, simulate: bool = True) -> list[PredictedPaper]:
-    """The studies that a name stands for: a paper, or `all`."""
+    """The papers that a name stands for, predicted: one, or `all`."""
     return [predict_paper(paper, simulate=simulate) for paper in (PAPERS if name == "all" else (name,))]
 
 
@@ -151,7 +151,7 @@ def _errors(pairs: Sequence[tuple[float | None, PaperCell]]) -> Row | None:
 
 
 def as_dict(of: PredictedPaper) -> Row:
-    """A study as one JSON object."""
+    """A predicted paper as one JSON object."""
     return {
         "paper": of.paper,
         "counts": {"cells": len(of.cells), **of.counts},

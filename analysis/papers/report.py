@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +80,7 @@ FIGURES = ("paper", "figure", "shows", "command", "stored", "shape", "why")
 
 
 def _rows(of: PredictedPaper) -> list[Row]:
-    """The rows of a study, with their cells."""
+    """The rows of a predicted paper, with their cells."""
     return [{**row, "cell": f.cell} for f, row in zip(of.forecasts, as_dict(of)["rows"], strict=True)]
 
 
@@ -217,30 +216,26 @@ def panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def plot(predicted: Row, folder: Path) -> Path:
-    """Write `<paper>.png` of a study, as `study.as_dict` gives it, into a folder; returns the file."""
-    return save(
-        Picture(partial(draw, predicted=predicted), size(predicted)), folder / f"{predicted['paper']}.png"
-    )
+    """Write `<paper>.png` of a paper, as `predicted.as_dict` gives it, into a folder; returns the file."""
+    return save(picture(predicted), folder / f"{predicted['paper']}.png")
 
 
-def size(predicted: Row) -> tuple[float, float]:
-    """Inches that the picture needs."""
-    return 6.2 * len(panels(predicted["rows"])), 6.4
-
-
-def draw(figure: Any, predicted: Row) -> None:
-    """The picture on a figure of the caller's."""
-    groups = panels(predicted["rows"])
-    axes = figure.subplots(1, len(groups), squeeze=False)[0]
-    for place, (unit, rows) in zip(axes, groups.items(), strict=True):
-        _panel(place, unit, rows)
-    overall = predicted["summary"][-1]
+def picture(predicted: Row) -> Picture:
+    """Predicted against printed values, a panel per unit."""
+    groups, overall = panels(predicted["rows"]), predicted["summary"][-1]
     law = "-" if overall["law"] is None else f"{overall['law']['median']:.1%}"
-    figure.suptitle(
-        f"{predicted['paper']}: {overall['predicted']} speeds predicted, median error {law}\n"
-        f"{overall['inside']} inside their interval; hollow: flagged",
-        fontsize=10,
-    )
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots(1, len(groups), squeeze=False)[0]
+        for place, (unit, rows) in zip(axes, groups.items(), strict=True):
+            _panel(place, unit, rows)
+        figure.suptitle(
+            f"{predicted['paper']}: {overall['predicted']} speeds predicted, median error {law}\n"
+            f"{overall['inside']} inside their interval; hollow: flagged",
+            fontsize=10,
+        )
+
+    return Picture(draw, (6.2 * len(groups), 6.4))
 
 
 def _panel(axes: Any, unit: str, rows: Sequence[Row]) -> None:

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from analysis.intervals import evenly_chosen, outside_grid, share_surfaces
+from analysis.intervals import evenly_chosen, outside_grid, varied
 from calibrate.options import Progress, quiet
 from hardware_profiles.profile import Profile
 from policies.laws.fanout import exact_fanout
@@ -278,8 +278,7 @@ class SettingSearch:
             wanted = requests_served(count, width)
             if count < len(tokens.requests):
                 tokens = evenly_chosen(tokens, wanted)
-            scenario = replace(self.scenario, tokens=tokens, batch=width, requests=wanted)
-            share_surfaces(self.scenario, scenario)
+            scenario = varied(self.scenario, tokens=tokens, batch=width, requests=wanted)
             run = simulate(scenario, deployment.settings)
             total += groups * run.summary.tokens_per_second
             summaries.append(run.summary)

@@ -209,15 +209,31 @@ ACCOUNT = (
 )
 
 
+PASSES = (
+    SETTING,
+    BATCH,
+    Column("tokens/pass", "passes_tokens_per_pass", "{:.2f}"),
+    Column("as shares of 1, 2, ...", "passes_shares", lambda found: " ".join(f"{s:.3f}" for s in found)),
+    Column("right", "passes_acceptance", "{:.3f}"),
+    Column("J", "passes_passes", "{:.2f}"),
+    Column("by law", "passes_law_passes", "{:.2f}"),
+    Column("slowest J", "passes_slowest", "{:.2f}"),
+    Column("slowest by law", "passes_law_slowest", "{:.2f}"),
+)
+
+
 def show(results: Results) -> Iterator[Any]:
-    """Speeds of all, then where Mirror-SD's steps go and how often it falls back."""
+    """Speeds of all, where Mirror-SD's steps go, how often it falls back, in how many passes it drafts."""
     rows, worlds = results.where(), worlds_of(results)
-    tokens = Column("tokens/round", "simulated_tokens_per_round", "{:.2f}")
-    speeds = (SETTING, BATCH, *(factor(world, world) for world in worlds), tokens)
+    tokens = (Column(f"tokens/round,\n{world}", f"{world}_tokens_per_round", "{:.2f}") for world in worlds)
+    speeds = (SETTING, BATCH, *(factor(world, world) for world in worlds), *tokens)
     yield table("speedup over plain decoding", used(speeds, rows), rows)
     for world, found in worlds.items():
         title = f"Mirror-SD, {world}: seconds per round, fallbacks (FF) and their bounds"
         yield table(title, ACCOUNT, where(found, policy="mirror"))
+        if streaming := [row for row in found if row.get("passes_windows")]:
+            title = f"passes of the streaming draft, {world}: counted, and by the law of coins"
+            yield table(title, PASSES, streaming)
 
 
 def pictures(results: Results) -> dict[str, Picture]:
@@ -319,42 +335,6 @@ def draw_hidden(axes: Any, rows: Sequence[Row]) -> None:
     opinions(axes, mine, names, figure="hidden_s", label="ms of drafting hidden per step", scale=1e3)
 
 
-VARIANTS = (
-    Column("gamma", "lookahead"),
-    Column("draft", lambda row: draft_of(value_of(row, "streams") or "0")),
-    Column("overlap", lambda row: value_of(row, "overlap") or f"none ({row['policy']})"),
-    BATCH,
-    Column("speedup", "speedup_vs_ar", "{:.2f}"),
-    Column("tokens/round", "tokens_per_round", "{:.2f}"),
-)
-PASSES = (
-    SETTING,
-    BATCH,
-    Column("tokens/pass", "passes_tokens_per_pass", "{:.2f}"),
-    Column("as shares of 1, 2, ...", "passes_shares", lambda found: " ".join(f"{s:.3f}" for s in found)),
-    Column("right", "passes_acceptance", "{:.3f}"),
-    Column("J", "passes_passes", "{:.2f}"),
-    Column("by law", "passes_law_passes", "{:.2f}"),
-    Column("slowest J", "passes_slowest", "{:.2f}"),
-    Column("slowest by law", "passes_law_slowest", "{:.2f}"),
-)
-
-
-def draft_of(streams: str) -> str:
-    """How a draft of so many streams writes."""
-    return "autoregressive" if streams == "0" else f"{streams} streams"
-
-
-def show_streams(results: Results) -> Iterator[Any]:
-    """The variants, then tokens per pass and passes per window of those that stream, law beside counted."""
-    for world, found in worlds_of(results).items():
-        rows = [row for row in found if row["policy"] != "ar"]
-        yield table(f"speedup over plain decoding, {world}", VARIANTS, rows)
-        if streaming := [row for row in rows if row.get("passes_windows")]:
-            title = f"passes of the streaming draft, {world}: counted, and by the law of coins"
-            yield table(title, PASSES, streaming)
-
-
 MIRROR = Study(
     "mirror",
     "What does Mirror-SD's overlap hide, and what do its fallbacks cost, beside its laws?",
@@ -378,7 +358,7 @@ STREAMS = Study(
     columns=columns,
     timeline=True,
     answer=answer,
-    show=show_streams,
+    show=show,
     examples=("--coins --draft-time 0.2", "--hw cpu2-x5 --count 8", "--hw cpu2-x5 --live --out my-streams"),
 )
 STUDIES = (MIRROR, STREAMS)

@@ -95,7 +95,7 @@ def test_the_stored_map_is_what_the_command_finds() -> None:
 def test_a_law_without_its_reading_stands_for_all_of_them() -> None:
     assert [law.name for law in find_laws(["double.thm2"])] == ["double.thm2.printed", "double.thm2"]
     assert len(find_laws([])) == len(LAWS) and find_relaxations([]) == list(RELAXATIONS)
-    with pytest.raises(SettingError, match=r"'ssd\.tm7'\. Did you mean 'ssd\.thm7'\?"):
+    with pytest.raises(SettingError, match=r"'ssd\.tm7' \(did you mean ssd\.thm7"):
         find_laws(["ssd.tm7"])
 
 
@@ -106,8 +106,8 @@ def test_every_relaxation_that_a_law_names_exists_and_touches_some_law() -> None
 
 def test_refusals() -> None:
     for arguments, message in (
-        (("ssd.thm99",), "unknown law 'ssd.thm99'. Did you mean 'ssd.thm"),
-        (("ssd.thm7", "--relax", "jiter"), "Did you mean 'jitter'?"),
+        (("ssd.thm99",), "unknown law 'ssd.thm99' (did you mean ssd.thm"),
+        (("ssd.thm7", "--relax", "jiter"), "(did you mean jitter?)"),
         (("double.thm1", "--relax", "jitter"), "touches none of these laws; what does: position"),
         (("--from", "nowhere.json"), "nowhere.json"),
     ):
