@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import product
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -239,6 +240,7 @@ OperationCost: TypeAlias = Annotated[
 
 
 FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
 
 # Linear extrapolation far below a grid can fall below zero, and an event must not happen before its
 # cause.  No operation is taken to be faster than this share of the fastest measured point.
@@ -268,7 +270,6 @@ class LatencySurface:
             self._means = np.reshape(means, [len(tick) for tick in ticks])
             self.spread = _pooled_spread(cost.points)
         self._free = [axis for axis in self.axes if len(self._ticks[axis]) > 1]
-        self._interpolate: Any = None
 
     def seconds(self, **coordinates: float) -> float:
         """Mean duration, s, at the given coordinates.
@@ -308,23 +309,104 @@ class LatencySurface:
         if missing := [axis for axis in self.axes if axis not in coordinates]:
             raise ValueError(f"{', '.join(missing)} must be given: the duration depends on it")
 
+    @cached_property
+    def lines(self) -> SurfaceLines:
+        """The same, for many look-ups at a time."""
+        return SurfaceLines(self)
+
+    @cached_property
+    def least_s(self) -> float:
+        """No duration is less, s."""
+        return 0.0 if not self._free else _FLOOR * float(self._means.min())
+
+    def line(self, **fixed: float) -> tuple[FloatArray, FloatArray]:
+        """Durations along the context, the other coordinates fixed, before `least_s` cuts them.
+
+        Returns:
+            [m] contexts at which one piece ends and the next begins, and [m + 1, 2] the duration at 0 and the
+            slope of each piece.
+
+        Raises:
+            ValueError: Another axis of this surface is not given.
+        """
+        self._require({**fixed, "context": 0.0})
+        if "context" not in self._free:
+            at = np.array([[fixed[axis] for axis in self._free]], dtype=np.float64)
+            return np.zeros(0), np.array([[float(self._interpolated(at)[0]), 0.0]])
+        ticks = self._ticks["context"]
+        at = np.empty((len(ticks), len(self._free)))
+        for column, name in enumerate(self._free):
+            at[:, column] = ticks if name == "context" else fixed[name]
+        values = self._interpolated(at)
+        slopes = np.diff(values) / np.diff(ticks)
+        return ticks[1:-1], np.stack([values[:-1] - slopes * ticks[:-1], slopes], axis=1)
+
     def _evaluate(self, at: FloatArray) -> FloatArray:
         """[n] durations at [n, free axes] coordinates."""
+        return np.asarray(np.maximum(self._interpolated(at), self.least_s))
+
+    def _interpolated(self, at: FloatArray) -> FloatArray:
+        """[n] durations at [n, free axes] coordinates, linear beyond the grid.
+
+        Not by scipy, whose interpolators take longer to import than all else that a simulation needs.
+        """
         if not self._free:
             return np.full(len(at), float(self._means.flat[0]))
-        if self._interpolate is None:
-            # Here and not at the top: it takes longer to import than all else together, and a
-            # simulation with constant costs never needs it.
-            from scipy.interpolate import RegularGridInterpolator
-
-            self._interpolate = RegularGridInterpolator(
-                [self._ticks[axis] for axis in self._free],
-                self._means.squeeze(),
-                bounds_error=False,
-                fill_value=None,
-            )
-        seconds: FloatArray = np.maximum(self._interpolate(at), _FLOOR * self._means.min())
+        means = self._means.squeeze()
+        cells, shares = [], []
+        for column, axis in enumerate(self._free):
+            ticks = self._ticks[axis]
+            cell = np.clip(np.searchsorted(ticks, at[:, column], side="right") - 1, 0, len(ticks) - 2)
+            cells.append(cell)
+            shares.append((at[:, column] - ticks[cell]) / (ticks[cell + 1] - ticks[cell]))
+        seconds = np.zeros(len(at))
+        for corner in product((0, 1), repeat=len(cells)):
+            weight = np.ones(len(at))
+            for high, share in zip(corner, shares, strict=True):
+                weight = weight * (share if high else 1.0 - share)
+            seconds += weight * means[tuple(c + high for c, high in zip(cells, corner, strict=True))]
         return seconds
+
+
+class SurfaceLines:
+    """A surface as lines along the context, one for each shape that was asked for: many look-ups at a time.
+
+    Between the measured contexts durations are linear, whatever the other coordinates, so that a look-up is a
+    multiplication and an addition.
+    """
+
+    def __init__(self, surface: LatencySurface) -> None:
+        self.surface = surface
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._cuts, self._lines = np.zeros(0), np.zeros((0, 1, 2))
+
+    def seconds(self, batch: IntArray, width: IntArray, context: IntArray) -> FloatArray:
+        """[n] mean durations, s, at [n] coordinates; `width` is the number of new tokens or of branches."""
+        numbers = self._numbers_of(batch, width)
+        cells = np.searchsorted(self._cuts, context, side="right") if len(self._cuts) else 0
+        line = self._lines[numbers, cells]
+        return np.asarray(np.maximum(line[:, 0] + line[:, 1] * context, self.surface.least_s))
+
+    def _numbers_of(self, batch: IntArray, width: IntArray) -> IntArray:
+        """[n] number of the line of each shape."""
+        stride = int(width.max()) + 1
+        codes = batch * stride + width
+        low, high = int(codes.min()), int(codes.max())
+        if low == high:
+            return np.full(len(codes), self._number(*divmod(low, stride)))
+        there = np.zeros(high - low + 1, dtype=np.bool_)
+        there[codes - low] = True
+        numbers = np.zeros(high - low + 1, dtype=np.int64)
+        for offset in np.flatnonzero(there).tolist():
+            numbers[offset] = self._number(*divmod(low + offset, stride))
+        return np.asarray(numbers[codes - low])
+
+    def _number(self, batch: int, width: int) -> int:
+        if (batch, width) not in self._numbers:
+            self._cuts, line = self.surface.line(batch=batch, new_tokens=width, branches=width)
+            self._lines = np.concatenate([self._lines.reshape(-1, *line.shape), line[None]])
+            self._numbers[batch, width] = len(self._lines) - 1
+        return self._numbers[batch, width]
 
 
 def varied(spread: Sequence[float] | FloatArray, uniform: NDArray[np.floating[Any]]) -> FloatArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,6 +64,38 @@ class Summary:
         return asdict(self)
 
 
+class RoundCounts(NamedTuple):
+    """What a summary counts of rounds, whatever time they take; the fields are those of `Summary`."""
+
+    tokens: int
+    rounds: int
+    accepted_per_round: float
+    acceptance_rate: float | None
+    cache_hit_rate: float | None
+    hit_rate_after_primary: float | None
+    hit_rate_after_backup: float | None
+    run_length: float | None
+
+
+def count_rounds(table: dict[str, np.ndarray], *, runs_on: bool) -> RoundCounts:
+    """Counts over the columns of a log, in any order; see `RoundLog`."""
+    rounds = len(table["emitted"])
+    primary = table["source"] == Source.PRIMARY
+    rejected = (table["accepted"] < table["length"]) & (table["emitted"] > table["accepted"])
+    verified = (table["accepted"] + rejected)[primary].sum()
+    hit, looked_up = table["hit"], table["hit"] != NO_CACHE
+    return RoundCounts(
+        tokens=int(table["emitted"].sum()),
+        rounds=rounds,
+        accepted_per_round=float(table["accepted"].sum()) / rounds,
+        acceptance_rate=_ratio(table["accepted"][primary].sum(), verified),
+        cache_hit_rate=_mean(hit[looked_up]),
+        hit_rate_after_primary=_mean(hit[looked_up & primary]),
+        hit_rate_after_backup=_mean(hit[looked_up & ~primary]),
+        run_length=_run_length(table, runs_on=runs_on),
+    )
+
+
 def summarise(log: RoundLog, *, total_s: float, busy_s: dict[str, float], overlap_s: float) -> Summary:
     """Metrics of a finished run.
 
@@ -73,28 +105,22 @@ def summarise(log: RoundLog, *, total_s: float, busy_s: dict[str, float], overla
         busy_s: Seconds of work per device, prefills left out.
         overlap_s: Seconds in which both devices worked, prefills left out.
     """
-    table = log.table()
-    tokens = int(table["emitted"].sum())
-    rounds = len(table["emitted"])
+    counts = count_rounds(log.table(), runs_on=log.runs_on)
+    return timed(counts, log, total_s=total_s, busy_s=busy_s, overlap_s=overlap_s)
+
+
+def timed(
+    counts: RoundCounts, log: RoundLog, *, total_s: float, busy_s: dict[str, float], overlap_s: float
+) -> Summary:
+    """As `summarise`, of rounds that are counted already."""
     seconds = total_s - log.prefill_s
-    primary = table["source"] == Source.PRIMARY
-    rejected = (table["accepted"] < table["length"]) & (table["emitted"] > table["accepted"])
-    verified = (table["accepted"] + rejected)[primary].sum()
-    hit, looked_up = table["hit"], table["hit"] != NO_CACHE
     return Summary(
-        tokens=tokens,
-        rounds=rounds,
+        **counts._asdict(),
         batch_rounds=log.batch_rounds,
         seconds=seconds,
         prefill_s=log.prefill_s,
-        tokens_per_second=tokens / seconds if seconds > 0 else float("inf"),
-        tokens_per_round=tokens / rounds,
-        accepted_per_round=float(table["accepted"].sum()) / rounds,
-        acceptance_rate=_ratio(table["accepted"][primary].sum(), verified),
-        cache_hit_rate=_mean(hit[looked_up]),
-        hit_rate_after_primary=_mean(hit[looked_up & primary]),
-        hit_rate_after_backup=_mean(hit[looked_up & ~primary]),
-        run_length=_run_length(table, runs_on=log.runs_on),
+        tokens_per_second=counts.tokens / seconds if seconds > 0 else float("inf"),
+        tokens_per_round=counts.tokens / counts.rounds,
         time_to_first_token_s=_mean(log.times_to_first_token()),
         utilization={name: busy / seconds if seconds > 0 else 0.0 for name, busy in busy_s.items()},
         stalled_s={name: seconds - busy for name, busy in busy_s.items()},

@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -34,7 +34,7 @@ from policies.config import SettingError
 from policies.operation import Continue, Draft, Operation, Prespeculate, Settle, Verify, Work, row_calls
 from policies.protocols import role_of
 from policies.sampling import FloatArray, keyed_generator
-from policies.values import View
+from policies.values import IntArray, View
 
 BLOCK = 1024
 STRATA = 16
@@ -59,17 +59,26 @@ class KeyedNoise:
 
     def factor(self, name: str, transform: Transform) -> float:
         """The next factor of a name; the transform of a name is always the same."""
+        return float(self.factors(name, transform, 1)[0])
+
+    def factors(self, name: str, transform: Transform, count: int) -> FloatArray:
+        """[count] The next factors of a name."""
         block, used = self._blocks.get(name, (np.zeros(0), 0))
-        if used % BLOCK == 0:
-            block = transform(
-                _uniforms(keyed_generator(self.seed, f"latency-{name}", used // BLOCK), self.strata)
-            )
-        self._blocks[name] = (block, used + 1)
-        return float(block[used % BLOCK])
+        parts = []
+        while count > 0:
+            at = used % BLOCK
+            if at == 0:
+                block = transform(_uniforms(self.seed, f"latency-{name}", used // BLOCK, self.strata))
+            parts.append(block[at : at + count])
+            used, count = used + len(parts[-1]), count - len(parts[-1])
+        self._blocks[name] = (block, used)
+        return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0), *parts])
 
 
-def _uniforms(random: np.random.Generator, strata: int) -> FloatArray:
-    """[BLOCK] uniforms in [0, 1), every `strata` of them one in each of as many parts."""
+@lru_cache(maxsize=1024)
+def _uniforms(seed: int, stream: str, block: int, strata: int) -> FloatArray:
+    """[BLOCK] uniforms in [0, 1), every `strata` of them one in each of as many parts; not to be changed."""
+    random = keyed_generator(seed, stream, block)
     if strata == 1:
         return random.random(BLOCK)
     parts = random.permuted(np.tile(np.arange(strata), (BLOCK // strata, 1)), axis=1).ravel()
@@ -371,7 +380,9 @@ class ProfileCosts:
 
     def _prefill(self, name: str, view: View) -> float:
         """Seconds of a prefill; nothing if it was not measured."""
-        rows, tokens = self._counted(len(view.slots)), int(view.contexts.max())
+        return self._prefilled(name, self._counted(len(view.slots)), int(view.contexts.max()))
+
+    def _prefilled(self, name: str, rows: int, tokens: int) -> float:
         if (name, rows, tokens) not in self._prefills:
             surface = self.surfaces.get(name)
             seconds = 0.0 if surface is None else surface.seconds(batch=rows, new_tokens=tokens)
@@ -379,6 +390,9 @@ class ProfileCosts:
             self._note(name, "batch", rows)
             self._note(name, "new_tokens", tokens)
         return self._prefills[name, rows, tokens]
+
+    def _counts(self, rows: IntArray) -> IntArray:
+        return rows if self.effects.batch_width else np.ones_like(rows)
 
     def _counted(self, rows: int) -> int:
         return rows if self.effects.batch_width else 1
@@ -417,6 +431,46 @@ class ProfileCosts:
             for axis, value in shape.items():
                 self._note(name, axis, value)
         return page
+
+    def forwards(self, name: str, rows: IntArray, width: IntArray, context: IntArray) -> FloatArray:
+        """[n] mean seconds of forwards or tree steps, over [n] rows, new tokens or branches, contexts."""
+        if len(rows) == 0:
+            return np.zeros(0)
+        counted = self._counts(rows)
+        wide = self.effects.verify_width if name == "target.forward" else self.effects.draft_width
+        narrow = name != TREE_SURFACE and not wide
+        if narrow:
+            width = np.ones_like(width)
+        for axis, values in (
+            ("context", context),
+            ("batch", counted),
+            ("branches" if name == TREE_SURFACE else "new_tokens", width),
+        ):
+            self._note(name, axis, int(values.min()))
+            self._note(name, axis, int(values.max()))
+        return self.surfaces[name].lines.seconds(counted, width, context) * self.drift.get(name, 1.0)
+
+    def repeated(
+        self, name: str, rows: IntArray, width: IntArray, context: IntArray, *, grows: IntArray, times: int
+    ) -> FloatArray:
+        """[n] mean seconds of `times` equal forwards one after the other, each of which makes the context of
+        the next one longer by `grows`; see `forwards`.
+        """
+        if not grows.any():
+            return times * self.forwards(name, rows, width, context)
+        seconds = self.forwards(name, rows, width, context)
+        for step in range(1, times):
+            seconds = seconds + self.forwards(name, rows, width, context + step * grows)
+        return seconds
+
+    def prefills(self, name: str, rows: IntArray, tokens: IntArray) -> FloatArray:
+        """[n] seconds of prefills of [n] rows and prompt tokens; nothing if it was not measured."""
+        pairs = zip(self._counts(rows).tolist(), tokens.tolist(), strict=True)
+        return np.array([self._prefilled(name, *pair) for pair in pairs])
+
+    def noise_factors(self, name: str, count: int) -> FloatArray | None:
+        """[count] noise of the next operations; None without any."""
+        return None if self._noise is None else self._noise.factors(name, self.surfaces[name].noise, count)
 
     def _note(self, name: str, axis: str, value: int) -> None:
         """Remember the range of coordinates that was asked of an operation."""

@@ -155,7 +155,7 @@ def _coin_speedup(scenario: Scenario, settings: Settings, inputs: LawInputs, len
     requests = max(scenario.batch, LONG // length)
     tokens = coins_of(inputs, requests=requests, length=length, prompt_length=1, seed=settings.seed)
     textbook = TextbookCosts(inputs.target_s, inputs.draft_s)
-    world = Scenario(tokens=tokens, textbook=textbook, batch=scenario.batch)
+    world = Scenario(tokens=tokens, textbook=textbook, batch=scenario.batch, engine=scenario.engine)
     return _full_batch_speed(simulate(world, _tossed(settings))) * inputs.target_s / scenario.batch
 
 

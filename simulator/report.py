@@ -101,6 +101,7 @@ class Report:
             "temperature": settings.temperature,
             "top_p": settings.top_p,
             "seed": settings.seed,
+            "engine": self.run.engine,
             "knobs": {n: list(v) if isinstance(v, tuple) else v for n, v in settings.knobs.items()},
             "speedup_vs_ar": self.speedup_vs_ar,
             "speedup_vs_sd": self.speedup_vs_sd,

@@ -29,7 +29,7 @@ from policies.registry import SettingError, find_policy
 from policies.ssd import SaguaroConfig
 from simulator.auto import SettingsQuery
 from simulator.costs import Effects, TextbookCosts
-from simulator.run import Scenario, find_timings
+from simulator.run import Engine, Scenario, find_timings
 from simulator.tokens import REPLAY_COLUMNS, TokenModel, check_sampling, coin, replay
 
 DEFAULT_PROFILE = "cpu2-x5"
@@ -66,7 +66,7 @@ class SimulationRequest:
     draft_placement: Literal["own", "shared"] | None = option(
         None, "GPUs of its own for the draft, or the target's in turns.  [default: own]"
     )
-    engine: Literal["vllm", "sglang", "trtllm"] | None = option(None, "Whose kernels.  [default: vllm]")
+    kernels: Literal["vllm", "sglang", "trtllm"] | None = option(None, "Whose kernels.  [default: vllm]")
     eager: bool = option(False, "Kernels launched one by one, not as captured graphs.")
     tables: Path | None = field(
         default=None,
@@ -110,6 +110,14 @@ class SimulationRequest:
         True, "Vary latencies as measured, or use their means.", spelled=("--jitter/--no-jitter",)
     )
 
+    engine: Engine = field(
+        default="auto",
+        metadata=about(
+            "Who simulates: the event world; the compiled replay, which refuses what it does not cover; or "
+            "the latter where it does."
+        ),
+    )
+
     @property
     def served(self) -> int:
         """Requests to serve."""
@@ -150,6 +158,7 @@ def build_scenario(request: SimulationRequest) -> tuple[Scenario, dict[str, str]
         seed=request.query.settings.seed,
         decisions=_decisions(request, profile, sources),
         measured_timings=_measured_timings(request, profile),
+        engine=request.engine,
     )
     policy = find_policy(request.query.settings.policy)
     if profile is not None and policy.needs_decisions:
@@ -172,19 +181,19 @@ def _profile(request: SimulationRequest) -> tuple[Profile, str]:
                 tp=request.tp,
                 draft_tp=request.draft_tp or 1,
                 placement=request.draft_placement or "own",
-                engine=request.engine or "vllm",
+                engine=request.kernels or "vllm",
                 eager=request.eager,
                 tables=request.tables,
             )
         )
     given = (
-        request.target, request.draft, request.tp, request.draft_tp, request.draft_placement, request.engine,
+        request.target, request.draft, request.tp, request.draft_tp, request.draft_placement, request.kernels,
         request.tables,
     )  # fmt: skip
     if any(value is not None for value in given) or request.eager:
         raise SettingError(
             "--target, --draft and --hw (a GPU: h100, a100x8, ...) go together; --tp, --draft-tp, "
-            "--draft-placement, --engine, --eager and --tables say more of such a pair"
+            "--draft-placement, --kernels, --eager and --tables say more of such a pair"
         )
     hw = DEFAULT_PROFILE if request.hw is None else request.hw
     try:

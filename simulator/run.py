@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, replace
 
-from hardware_profiles.optime import Host, OperationTiming
 from hardware_profiles.profile import Profile
-from hardware_profiles.reply_trace import (
-    NOT_TIMED,
-    DecisionTrace,
-    OperationTimings,
-    joined_timings,
-    read_timings,
-)
+from hardware_profiles.reply_trace import DecisionTrace, OperationTimings, joined_timings, read_timings
 from hardware_profiles.store import decisions_name, find_decisions
-from hardware_profiles.surface import OPERATIONS, LatencySurface
 from hardware_profiles.trace import TraceError
 from policies.ar import ArConfig
 from policies.config import LookaheadConfig
@@ -28,132 +17,24 @@ from policies.sd import SdConfig
 from policies.summary import Summary, summarise
 from policies.timeline import Span
 from policies.values import Request
-from simulator.costs import STRATA, Costs, Effects, Extrapolation, KeyedNoise, ProfileCosts, TextbookCosts
+from simulator.compiled import World, not_covered, replay_run
+from simulator.costs import Costs, Extrapolation, ProfileCosts
 from simulator.needs import MemoryNeed, check_memory, check_profile, check_tokens
 from simulator.replies import Recorded, RowReplies
+from simulator.scenario import ENGINES, Engine, Scenario
 from simulator.synthetic import Synthetic
-from simulator.tokens import TokenModel
-from simulator.world import SimulatedWorld, Slowdowns
 
-
-@dataclass(frozen=True)
-class Scenario:
-    """Everything about a simulated run but the policy.
-
-    Attributes:
-        tokens: What is accepted.
-        profile: What operations cost; None for `textbook` costs.
-        requests: How many requests are served; more than the token model has are served again from the
-            first.
-        prompt_length: Prompt tokens of every request in place of the recorded ones.
-        seed: Keys latency noise.
-        decisions: What the real pair decided, by label of the setting, for policies that a recorded path
-            cannot replay; None where there is no such recording.
-        drift: Factors on the durations of a profile's operations, by name (`target.forward`): how fast the
-            machine is today, as drawn from `GridCost.block_factors`.  None by default.
-        measured_timings: What operations stated row by row take in real rounds (`find_timings`), where the
-            decision trace does not say; None where nothing is known.
-    """
-
-    tokens: TokenModel
-    profile: Profile | None = None
-    textbook: TextbookCosts | None = None
-    batch: int = 1
-    requests: int | None = None
-    prompt_length: int | None = None
-    effects: Effects = field(default_factory=Effects)
-    seed: int = 0
-    drift: Mapping[str, float] = field(default_factory=dict)
-    decisions: DecisionTrace | None = None
-    measured_timings: OperationTimings | None = None
-
-    def __post_init__(self) -> None:
-        if (self.profile is None) == (self.textbook is None):
-            raise SettingError("give either a hardware profile or textbook latencies")
-        if self.batch < 1:
-            raise SettingError(f"batch must be at least 1, got {self.batch}")
-        if self.requests is not None and self.requests < 1:
-            raise SettingError(f"requests must be at least 1, got {self.requests}")
-
-    @property
-    def host(self) -> Host | None:
-        """Host time; None where none is simulated."""
-        return self.profile.host if self.profile is not None and self.effects.host else None
-
-    @property
-    def slowdowns(self) -> Slowdowns:
-        """What devices cost each other, by the operations of policies."""
-        if self.profile is None or not self.effects.overlap:
-            return {}
-        found: dict[tuple[str, str, str, str | None], float] = {}
-        for entry in self.profile.overlap:
-            busy, other = entry.while_busy, entry.while_operation
-            others = (None,) if other is None else OPERATIONS[busy, other]
-            for mine in OPERATIONS[entry.device, entry.operation]:
-                found |= {(entry.device, mine, busy, each): entry.slowdown for each in others}
-        return found
-
-    def timings(self, policy: str) -> Mapping[str, OperationTiming]:
-        """What a policy's operations take in real rounds, by kind.
-
-        Empty where that is not known of the profile's machine and pair, or no host time is simulated.
-        """
-        found = self._timings(policy)
-        if found is None or self.profile is None or not self.effects.host:
-            return {}
-        return found.of(self.profile, policy)
-
-    def timing_note(self, policy: str) -> str:
-        """Whether the times of a policy's operations are known here, for people."""
-        found = self._timings(policy)
-        return NOT_TIMED if found is None or self.profile is None else found.note(self.profile)
-
-    def _timings(self, policy: str) -> OperationTimings | None:
-        recorded = self.decisions.operation_timings if self.decisions is not None else None
-        known = (found for found in (recorded, self.measured_timings) if found is not None)
-        return next((found for found in known if policy in found.policies), None)
-
-    @property
-    def costs(self) -> Costs:
-        """A fresh account of what operations cost."""
-        if self.profile is None:
-            assert self.textbook is not None
-            return self.textbook
-        origins: dict[str, str] = {
-            name: self.profile.provenance_of(name).kind for name in self.profile.operations
-        }
-        return ProfileCosts(
-            self.surfaces, effects=self.effects, seed=self.seed, drift=self.drift, origins=origins
-        )
-
-    def world(self, tokens: TokenModel, draft_devices: int | None = None, **more: Any) -> SimulatedWorld:
-        """A fresh world with these costs, host time and contention; `more` as `SimulatedWorld` takes it."""
-        return SimulatedWorld(
-            tokens,
-            self.costs,
-            host=self.host,
-            slowdowns=self.slowdowns,
-            draft_devices=draft_devices or 1,
-            **more,
-        )
-
-    @cached_property
-    def surfaces(self) -> dict[str, LatencySurface]:
-        """Latency surfaces of the profile, by operation."""
-        if self.profile is None:
-            return {}
-        return {name: LatencySurface(cost) for name, cost in self.profile.operations.items()}
-
-    def serving(self) -> tuple[TokenModel, list[Request]]:
-        """The token model and the requests in the order in which they are served."""
-        tokens = self.tokens
-        wanted = self.requests or len(tokens.requests)
-        if wanted > len(tokens.requests):
-            tokens = tokens.repeated(wanted)
-        requests = list(tokens.requests[:wanted])
-        if self.prompt_length is not None:
-            requests = [replace(r, prompt_length=self.prompt_length) for r in requests]
-        return tokens, requests
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "Scenario",
+    "Simulated",
+    "baseline_settings",
+    "baselines",
+    "decided",
+    "find_timings",
+    "simulate",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +44,7 @@ class Simulated:
     Attributes:
         extrapolated: Where costs lay outside the measured grid.
         memory: What each device had to hold, as far as the profile states sizes.
+        engine: Who answered: `event` or `compiled`.
     """
 
     settings: Settings
@@ -171,14 +53,18 @@ class Simulated:
     spans: list[Span]
     extrapolated: tuple[Extrapolation, ...]
     memory: tuple[MemoryNeed, ...] = ()
+    engine: str = "event"
 
 
 def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) -> Simulated:
     """Run one configured policy to the end of its requests in simulated time.
 
+    The compiled replay answers where it covers the run, unless the scenario asks for another engine.
+
     Raises:
         SettingError: The profile lacks an operation that the policy needs or memory for the setting, or the
-            tokens cannot decide the fan-out or the backup.
+            tokens cannot decide the fan-out or the backup; or the compiled replay is asked for and does not
+            cover the setting.
     """
     tokens, requests = scenario.serving()
     contents = None
@@ -192,21 +78,33 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
     if scenario.profile is not None:
         longest = max(r.prompt_length + r.limit for r in requests)
         memory = check_memory(scenario.profile, settings, batch, longest, vocabulary=tokens.vocabulary)
-    world = scenario.world(
+    timings = scenario.timings(settings.policy)
+    reason = not_covered(settings, timeline=timeline, timed_apart=bool(timings))
+    if scenario.engine == "compiled" and reason is not None:
+        raise SettingError(f"the compiled engine does not cover this run: {reason}; use --engine event")
+    if scenario.engine != "event" and reason is None:
+        costs = scenario.costs
+        world = World(costs, scenario.host, scenario.slowdowns, scenario.noise)
+        summary, rows = replay_run(tokens, settings, requests, batch, world)
+        return Simulated(settings, summary, rows, [], _extrapolated(costs), memory, "compiled")
+    stage = scenario.world(
         tokens,
         settings.draft_devices,
         timeline=timeline,
         rows=contents,
-        timings=scenario.timings(settings.policy),
-        noise=KeyedNoise(scenario.seed, strata=STRATA) if scenario.effects.jitter else None,
+        timings=timings,
+        noise=scenario.noise,
     )
     keep = settings.config.reads_text or isinstance(contents, Recorded)
     rows = Rows(requests, batch, keep_tokens=keep)
-    world.run(start(world, rows, settings))
-    machine = world.machine
-    summary = summarise(rows.log, total_s=world.now, busy_s=machine.busy_s, overlap_s=machine.overlap_s)
-    extrapolated = world.costs.extrapolated() if isinstance(world.costs, ProfileCosts) else ()
-    return Simulated(settings, summary, rows, world.spans, extrapolated, memory)
+    stage.run(start(stage, rows, settings))
+    machine = stage.machine
+    summary = summarise(rows.log, total_s=stage.now, busy_s=machine.busy_s, overlap_s=machine.overlap_s)
+    return Simulated(settings, summary, rows, stage.spans, _extrapolated(stage.costs), memory)
+
+
+def _extrapolated(costs: Costs) -> tuple[Extrapolation, ...]:
+    return costs.extrapolated() if isinstance(costs, ProfileCosts) else ()
 
 
 def decided(

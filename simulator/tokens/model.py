@@ -14,8 +14,8 @@ What was guessed rather than drafted (random tokens, n-grams) is known, and comp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -55,6 +55,8 @@ class TokenModel:
             `need_rejected` are all there is (greedy decoding, coins).
         by_depth: What a rejection needs where that depends on the tokens accepted before it (histograms);
             None where it does not.
+        replays: What compiled replays laid out of these arrays, by setting; copies that serve other requests
+            share it.
     """
 
     starts: IntArray
@@ -71,6 +73,7 @@ class TokenModel:
     setting: tuple[float, float] | None = None
     sampled: SampledOutcomes | None = None
     by_depth: Outcomes | None = None
+    replays: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -127,7 +130,7 @@ class TokenModel:
                 policy that needs them.
         """
         speculation, slots = operation.speculation, view.slots
-        self._check(operation.sampling, speculation)
+        self.check_sampling(operation.sampling, speculation.shape)
         here = self.starts[view.requests] + view.positions
         lengths = speculation.lengths[slots]
         accepted = np.minimum(lengths, self._run(operation.sampling, speculation)[here])
@@ -231,15 +234,20 @@ class TokenModel:
             need_free=np.tile(self.need_free, rounds),
             tokens=np.tile(self.tokens, rounds),
             sampled=sampled,
+            replays=sampled.replays,
         )
 
-    def _check(self, sampling: Sampling, speculation: Speculation) -> None:
-        """Refuse what the outcomes do not belong to."""
+    def check_sampling(self, sampling: Sampling, shape: tuple[int, ...] | None) -> None:
+        """Refuse what the outcomes do not belong to; `shape` is that of rescaled distributions.
+
+        Raises:
+            SettingError: The run samples otherwise than the recording, or rescales what there is not.
+        """
         if self.setting is not None and (sampling.temperature, sampling.top_p) != self.setting:
             if sampling.temperature == self.setting[0] == 0.0:
                 return
             raise other_sampling(self.setting, (sampling.temperature, sampling.top_p))
-        if speculation.shape is not None and self.sampled is None:
+        if shape is not None and self.sampled is None:
             raise SettingError(
                 "Saguaro's C rescales distributions, which coin tosses do not have; give a sampled trace"
             )

@@ -18,8 +18,9 @@ the policy, so that a position is decided once and every policy and every propos
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -231,6 +232,8 @@ class SampledOutcomes:
         self.trace = trace
         self.seed = seed
         self.copies = copies
+        self.replays: dict[Hashable, Any] = {}
+        """See `TokenModel.replays`."""
         self._chances: dict[Proposal, Chances] = {} if known is None else known
         self._outcomes: dict[tuple[int, tuple[Proposal, ...]], Outcomes] = {}
         self._luck: tuple[int, FloatArray, FloatArray] | None = None

@@ -23,7 +23,7 @@ FEW = ["--requests", "6", "--max-tokens", "48"]
 
 KEYS = {
     # the setting
-    "policy", "batch", "requests", "prompt_length", "temperature", "top_p", "seed", "knobs",
+    "policy", "batch", "requests", "prompt_length", "temperature", "top_p", "seed", "engine", "knobs",
     # metrics
     "tokens", "rounds", "batch_rounds", "seconds", "prefill_s", "tokens_per_second", "tokens_per_round",
     "accepted_per_round", "acceptance_rate", "cache_hit_rate", "hit_rate_after_primary",

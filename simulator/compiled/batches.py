@@ -1,0 +1,213 @@
+"""Which rows make up each round of a batch: first come first served, whatever the clock says.
+
+Rounds wait for all their rows, so that who sits where follows from how many rounds each request takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from policies.registry import Settings
+from policies.ssd import SaguaroConfig
+from policies.summary import RoundCounts, count_rounds
+from policies.values import UNKNOWN, IntArray, Request, Source
+from simulator.compiled.content import Walks, walks_of
+from simulator.compiled.loops import FIELDS, line_up
+from simulator.tokens import TokenModel
+
+CHUNK = 65_536
+"""Rounds of a batch laid out, priced and timed at once, which bounds the memory taken."""
+KEPT_CHUNKS = 4
+"""Of a line-up that is kept for the next run; longer ones are laid out anew."""
+KEPT_LINEUPS = 8
+"""Of a setting."""
+
+
+class Rounds(NamedTuple):
+    """Consecutive rounds of a batch.
+
+    Attributes:
+        fields: [n, fields] what each consists of (`FIELDS`).
+        first: Number of the first one.
+    """
+
+    fields: IntArray
+    first: int
+
+    @property
+    def context(self) -> tuple[IntArray, IntArray, IntArray]:
+        """([n] sum of the rows' contexts, [n] rows, [n] prompt of the first row)."""
+        return self.contexts, self.rows, self.first_prompt
+
+    def __getattr__(self, name: str) -> IntArray:
+        """[n] a field of every round."""
+        try:
+            return self.fields[:, FIELDS.index(name)]
+        except ValueError:
+            raise AttributeError(name) from None
+
+
+@dataclass
+class Lineup:
+    """Requests in a batch, in one setting.
+
+    Attributes:
+        walks: Their rounds.
+        own: [q] index of each request among them, in the order served.
+        ids: [q] request ids.
+        prompts: [q] prompt tokens.
+        limits: [q] tokens to emit.
+        width: Rows of the batch.
+    """
+
+    tokens: TokenModel
+    settings: Settings
+    walks: Walks
+    own: IntArray
+    ids: IntArray
+    prompts: IntArray
+    limits: IntArray
+    width: int
+
+    def __post_init__(self) -> None:
+        self.begins = self.walks.begins[self.own]
+        self.ends = self.walks.ends[self.own]
+        self.rounds = int((self.ends - self.begins).sum())
+        self.admitted = np.zeros(len(self.own), dtype=np.int64)
+        """[q] round of the batch at whose beginning each request gets its slot; known once laid out."""
+        self._kept: list[Rounds] | None = None
+
+    def chunks(self) -> Iterator[Rounds]:
+        """The rounds of the batch."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept: list[Rounds] | None = []
+        for chunk in self._laid_out():
+            if kept is not None:
+                kept = [*kept, chunk] if len(kept) < KEPT_CHUNKS else None
+            yield chunk
+        self._kept = kept
+
+    def _laid_out(self, listed: tuple[np.ndarray, np.ndarray] | None = None) -> Iterator[Rounds]:
+        config = self.settings.config
+        redrafts = isinstance(config, SaguaroConfig) and config.backup == "primary"
+        rows_wait = isinstance(config, SaguaroConfig) and redrafts and config.stall == "rows"
+        chain, guess = _branches(self.settings)
+        width, begun = self.width, np.zeros(4, dtype=np.int64)
+        longest = int((self.ends - self.begins).max())
+        most = min(CHUNK, 2 * (self.rounds // width + 1 + longest))
+        seats = [np.full(width, -1, dtype=np.int64), *np.zeros((2, width), dtype=np.int64)]
+        order, owners = listed or np.zeros((2, 1), dtype=np.int32)
+        while True:
+            first = int(begun[1])
+            totals = np.empty(most * len(FIELDS), dtype=np.int64)
+            made = line_up(
+                min(most * width, self.rounds),
+                most,
+                width,
+                self.begins,
+                self.ends,
+                self.prompts,
+                *self.walks.columns(),
+                chain,
+                guess,
+                redrafts,
+                rows_wait,
+                listed is not None,
+                *seats,
+                begun,
+                totals,
+                self.admitted,
+                order,
+                owners,
+            )
+            if made == 0:
+                return
+            yield Rounds(totals[: made * len(FIELDS)].reshape(made, len(FIELDS)), first)
+
+    @cached_property
+    def order(self) -> tuple[np.ndarray, np.ndarray]:
+        """([rounds of all rows] their indices, [..] their requests' places) as they are committed."""
+        order, owners = np.zeros((2, self.rounds), dtype=np.int32)
+        for _ in self._laid_out((order, owners)):
+            pass
+        return order, owners
+
+    def table(self) -> dict[str, IntArray]:
+        """The columns of a `RoundLog`, as the event world writes them."""
+        return self._columns(*self.order)
+
+    @cached_property
+    def counts(self) -> RoundCounts:
+        """What a summary counts of them."""
+        lengths = self.ends - self.begins
+        owners = np.repeat(np.arange(len(self.own)), lengths)
+        offsets = np.arange(self.rounds) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        runs_on = self.settings.policy == "pearl"
+        return count_rounds(self._columns(self.begins[owners] + offsets, owners), runs_on=runs_on)
+
+    def _columns(self, rounds: np.ndarray, owners: np.ndarray) -> dict[str, IntArray]:
+        walks, tokens = self.walks, self.tokens.tokens
+        positions, accepted = (
+            column[rounds].astype(np.int64) for column in (walks.positions, walks.accepted)
+        )
+        emitted = np.minimum(accepted + 1, self.limits[owners] - positions)
+        bonus = np.full(len(rounds), UNKNOWN, dtype=np.int64)
+        if tokens is not None:
+            last = np.minimum(self.tokens.starts[self.ids[owners]] + positions + accepted, len(tokens) - 1)
+            bonus = np.where(emitted > accepted, tokens[last], bonus)
+        return {
+            "request": self.ids[owners],
+            "position": positions,
+            "length": walks.lengths[rounds].astype(np.int64),
+            "source": _sources(self.settings)[walks.states[rounds]],
+            "accepted": accepted,
+            "emitted": emitted,
+            "bonus": bonus,
+            "hit": walks.hits[rounds].astype(np.int64),
+        }
+
+
+def line_up_of(tokens: TokenModel, settings: Settings, requests: Sequence[Request], width: int) -> Lineup:
+    """The requests in a batch of so many rows, kept for the next run that asks for the same.
+
+    Raises:
+        SettingError: The run's sampling is not that of the recording.
+    """
+    walks, own = walks_of(tokens, settings, requests)
+    facts = [(request.id, request.prompt_length, request.limit) for request in requests]
+    ids, prompts, limits = np.array(facts, dtype=np.int64).T
+    key = (width, settings, own.tobytes(), ids.tobytes(), prompts.tobytes())
+    found: Lineup | None = walks.lined_up.get(key)
+    if found is None:
+        if len(walks.lined_up) >= KEPT_LINEUPS:
+            walks.lined_up.pop(next(iter(walks.lined_up)))
+        found = walks.lined_up[key] = Lineup(tokens, settings, walks, own, ids, prompts, limits, width)
+    return found
+
+
+def _branches(settings: Settings) -> tuple[IntArray, IntArray]:
+    """[K + 1] branches per draft device of a row that verifies so many of the draft's tokens, or others.
+
+    As `policies.operation.Prespeculate.branches`.
+    """
+    config = settings.config
+    if not isinstance(config, SaguaroConfig):
+        return (np.zeros((settings.lookahead or 0) + 1, dtype=np.int64),) * 2
+    chain, guess = (
+        -(-np.cumsum(fanout) // config.draft_devices)
+        for fanout in (config.fanout, config.fanout_backup or config.fanout)
+    )
+    return chain, guess
+
+
+def _sources(settings: Settings) -> IntArray:
+    """[states] where the tokens of each come from."""
+    guess = Source.RANDOM if settings.backup == "random" else Source.NGRAM
+    return np.array([Source.NONE, Source.PRIMARY, guess], dtype=np.int64)

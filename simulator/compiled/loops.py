@@ -1,0 +1,394 @@
+"""The three loops of the compiled replay that no array operation does: walk, line up, run the clock.
+
+Each is one function over flat sequences.  Little work is done by Python as it stands, on lists; more of it by
+numba, on arrays, where it is installed (`pip install spectwin[fast]`).  Importing numba takes longer than
+a single answer does, so that it is not imported before that much has been asked for.  Both do the same
+floating-point operations in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+Mode: TypeAlias = Literal["auto", "python", "numba"]
+
+WORTH = 400_000
+"""Turns of all loops so far from which on numba is worth its import, about half a second of Python."""
+
+NOTHING, CHAIN, GUESS = 0, 1, 2
+"""What a row verifies: nothing, the draft's own tokens, or a backup's."""
+FIELDS = (
+    "rows", "contexts", "first_prompt", "longest", "drafted", "widest", "branches", "most_unseen", "unseen",
+    "fresh", "fresh_longest", "fresh_contexts", "fresh_first", "missed", "missed_contexts", "missed_first",
+    "redraft_beside",
+)  # fmt: skip
+"""What prices need of a round of the batch: sums over its rows, but `longest`, `widest`, `most_unseen`; the
+first row's prompt; the rows just admitted; those that are redrafted after it, beside the next round or
+before it."""
+KINDS = ("prefill", "verify", "decode", "settle", "draft", "prespeculate", "continue")
+"""Of operations: what host time goes by."""
+
+
+class Loop:
+    """A function over flat sequences that numba may compile.
+
+    Args:
+        function: Takes arrays, or lists in their place, and numbers; writes into those named by `outputs`.
+        outputs: How many of its last arguments it writes into.
+    """
+
+    mode: Mode = "auto"
+    """For all loops: who runs them; `auto` decides by the work done so far."""
+    turns = 0
+    """Work of all loops so far."""
+
+    def __init__(self, function: Callable[..., Any], outputs: int) -> None:
+        self.function = function
+        self.outputs = outputs
+        self._compiled: Callable[..., Any] | None = None
+
+    def __call__(self, turns: int, *arguments: Any) -> Any:
+        """Run it; `turns` is about how often it goes round."""
+        Loop.turns += turns
+        if self._compiled is not None and Loop.mode != "python":
+            return self._compiled(*arguments)
+        if Loop.mode == "numba" or (Loop.mode == "auto" and Loop.turns >= WORTH and find_spec("numba")):
+            import numba
+
+            self._compiled = numba.njit(cache=True, nogil=True)(self.function)
+            return self._compiled(*arguments)
+        plain = [each.tolist() if isinstance(each, np.ndarray) else each for each in arguments]
+        result = self.function(*plain)
+        for array, filled in zip(arguments[-self.outputs :], plain[-self.outputs :], strict=True):
+            array[:] = filled
+        return result
+
+
+def _walk(
+    starts: Any,
+    own: Any,
+    limits: Any,
+    first: int,
+    missed: int,
+    cached: bool,
+    chain: int,
+    run: Any,
+    chain_hits: Any,
+    none_hits: Any,
+    guess_lengths: Any,
+    guess_runs: Any,
+    guess_hits: Any,
+    ends: Any,
+    positions: Any,
+    states: Any,
+    lengths: Any,
+    accepted: Any,
+    hits: Any,
+) -> int:
+    """Lay out every request's rounds; returns how many there are.
+
+    Args:
+        starts: [q] index of each request's first position in `run`, `chain_hits` and `none_hits`.
+        own: [q] the same in the arrays of guesses.
+        limits: [q] tokens of each request.
+        first: What its first round is to verify.
+        missed: What a round after a miss is to verify.
+        cached: Whether outcomes are looked up; otherwise all rounds are like the first.
+        chain: Tokens of a chain.
+        run: [n] accepted run of the draft's tokens.
+        chain_hits: [n] whether a round that verifies a chain there hits; the others alike.
+        none_hits: The same where nothing is verified.
+        guess_lengths: [m] tokens of a guess there; the next ones are of it, too.
+        ends: Output, [q] where each request's rounds end in those below.
+        positions: Output: of each round, tokens emitted before it; the others alike.
+    """
+    at = 0
+    for q in range(len(starts)):
+        start, base, limit = starts[q], own[q], limits[q]
+        position, wanted = 0, first
+        while position < limit:
+            room, here = limit - position, start + position
+            # A guess of no token is none, and so is a chain of which the outcome was all.
+            state, length, count, hit = 0, 0, 0, none_hits[here]
+            if wanted == 1 and chain > 0:
+                state, length, count, hit = 1, chain, min(chain, run[here]), chain_hits[here]
+            elif wanted == 2 and guess_lengths[base + position] > 0:
+                guess = base + position
+                state, length, count, hit = 2, guess_lengths[guess], guess_runs[guess], guess_hits[guess]
+            count = min(count, room)
+            positions[at], states[at], lengths[at], accepted[at] = position, state, length, count
+            position += min(count + 1, room)
+            hits[at] = -1
+            if cached:
+                if position < limit:
+                    hits[at] = hit
+                wanted = 1 if hit == 1 else missed
+            at += 1
+        ends[q] = at
+    return at
+
+
+def _line_up(
+    most: int,
+    width: int,
+    begins: Any,
+    ends: Any,
+    prompts: Any,
+    positions: Any,
+    states: Any,
+    lengths: Any,
+    accepted: Any,
+    hits: Any,
+    chain_branches: Any,
+    guess_branches: Any,
+    redrafts: bool,
+    rows_wait: bool,
+    listed: bool,
+    requests: Any,
+    rounds: Any,
+    absent: Any,
+    where: Any,
+    totals: Any,
+    admitted: Any,
+    order: Any,
+    owners: Any,
+) -> int:
+    """Put requests into a batch, first come first served, for at most `most` rounds of it.
+
+    Returns how many rounds of the batch were laid out.  May be called again to go on.
+
+    Args:
+        begins: [q] index of each request's first round in the arrays of rounds, in the order served.
+        ends: [q] where they end.
+        prompts: [q] prompt tokens.
+        positions: [m] of each round, as `_walk` writes it; the next ones alike.
+        chain_branches: [K + 1] branches of a row that verifies so many of the draft's tokens.
+        guess_branches: [K + 1] the same of a backup's tokens, or of nothing.
+        redrafts: Whether a miss is redrafted.
+        rows_wait: Whether missing rows sit the next round out, rather than all waiting for them.
+        listed: Whether to write `order` and `owners`.
+        requests: State, [width] request in each slot, -1 for none.
+        rounds: State, [width] its next round.
+        absent: State, [width] whether it sits the next round out.
+        where: State: requests admitted, rounds of the batch, rounds of rows, slots in use.
+        totals: Output, `FIELDS` of each round of the batch.
+        admitted: Output, [q] the batch's round at whose beginning each request got its slot.
+        order: Output, [rounds of all rows] their indices in the order in which they are committed.
+        owners: Output, the request of each.
+    """
+    coming, number, offset, active = where[0], where[1], where[2], where[3]
+    made = 0
+    while made < most and (coming < len(begins) or active > 0):
+        at = made * 17
+        for i in range(at, at + 17):
+            totals[i] = 0
+        if active < width and coming < len(begins):
+            for slot in range(width):
+                if requests[slot] < 0 and coming < len(begins):
+                    requests[slot], rounds[slot], absent[slot] = coming, begins[coming], 0
+                    admitted[coming] = number
+                    prompt = prompts[coming]
+                    if totals[at + 9] == 0:
+                        totals[at + 12] = prompt
+                    totals[at + 9] += 1
+                    totals[at + 10] = max(totals[at + 10], prompt)
+                    totals[at + 11] += prompt
+                    coming += 1
+                    active += 1
+        going_on = 0
+        for slot in range(width):
+            request = requests[slot]
+            if request < 0:
+                continue
+            if absent[slot] == 1:
+                absent[slot] = 0
+                going_on += 1
+                continue
+            prompt, i = prompts[request], rounds[slot]
+            if listed:
+                order[offset], owners[offset] = i, request
+            offset += 1
+            length = lengths[i]
+            if totals[at] == 0:
+                totals[at + 2] = prompt
+            totals[at] += 1
+            totals[at + 1] += prompt + positions[i]
+            totals[at + 3] = max(totals[at + 3], length)
+            totals[at + 4] += length
+            branches = chain_branches[length] if states[i] == 1 else guess_branches[length]
+            totals[at + 5] = max(totals[at + 5], branches)
+            totals[at + 6] += branches
+            # The last drafted token was never fed to the draft: if it was accepted, two are unseen.
+            unseen = 2 if i > begins[request] and accepted[i - 1] == lengths[i - 1] else 1
+            totals[at + 7] = max(totals[at + 7], unseen)
+            totals[at + 8] += unseen
+            rounds[slot] = i + 1
+            if i + 1 == ends[request]:
+                requests[slot] = -1
+                active -= 1
+            elif redrafts and hits[i] == 0:
+                if totals[at + 13] == 0:
+                    totals[at + 15] = prompt
+                totals[at + 13] += 1
+                totals[at + 14] += prompt + positions[i + 1]
+                absent[slot] = 2
+            else:
+                going_on += 1
+        waits = rows_wait and totals[at + 13] > 0 and going_on > 0
+        totals[at + 16] = 1 if waits else 0
+        for slot in range(width):
+            if absent[slot] == 2:
+                absent[slot] = 1 if waits else 0
+        number += 1
+        made += 1
+    where[0], where[1], where[2], where[3] = coming, number, offset, active
+    return made
+
+
+def _run_clock(
+    target_ops: Any,
+    chained_ops: Any,
+    draft_ops: Any,
+    drafts: Any,
+    committing: Any,
+    ops: Any,
+    kinds: Any,
+    wake: Any,
+    idle_cap: Any,
+    target_slowdown: Any,
+    draft_slowdown: Any,
+    contended: bool,
+    state: Any,
+    ended: Any,
+    busy: Any,
+    began_s: Any,
+    done_s: Any,
+) -> int:
+    """Time phases one after the other: operations submitted together, and waited for together.
+
+    Args:
+        target_ops: [p] the target's operation in each phase, -1 for none.
+        chained_ops: [p] one that the first draft device serves before its own, and that nobody waits for
+            yet; -1 for none.
+        draft_ops: [p] that of the first draft device, -1 for none; other devices' follow it.
+        drafts: [p] draft devices at work; negative: all have the operation of the first.
+        committing: [p] whether the phase ends a round, which waits for what was chained before.
+        ops: Five of each operation: seconds from submission to start on an idle device; work without waking
+            up; least work; factor on both; seconds from end to report.
+        kinds: Its kind (`KINDS`), by which the next ones are indexed.
+        wake: [kinds] seconds of work per second idle before.
+        idle_cap: [kinds] longest idling that counts.
+        target_slowdown: [kinds * kinds] of a target's operation beside a draft's.
+        draft_slowdown: [kinds * kinds] of a draft's operation beside a target's.
+        contended: Whether any slowdown is not 1.
+        state: State: now, seconds of overlap, when what was chained is reported.
+        ended: State, [devices] when each was last at work; the target is device 0.
+        busy: State, [devices] seconds of work, prefills left out.
+        began_s: Output, [p] when each phase began.
+        done_s: Output, [p] when its last report came in.
+    """
+    now, overlap, chained_s = state[0], state[1], state[2]
+    devices = len(ended)
+    stage, op = [0] * devices, [0] * devices
+    at, left, factor = [0.0] * devices, [0.0] * devices, [0.0] * devices
+    for p in range(len(target_ops)):
+        began_s[p] = now
+        count = drafts[p]
+        shared = count < 0
+        count = abs(count)
+        target, chain, draft = target_ops[p], chained_ops[p], draft_ops[p]
+        waiting = 0
+        for d in range(count + 1):
+            stage[d] = 2
+            first = target if d == 0 else draft if shared else draft + d - 1
+            if d == 1 and chain >= 0:
+                first = chain
+            if first < 0:
+                continue
+            stage[d], op[d] = 0, first
+            waiting += 1
+            o = 5 * first
+            at[d] = now + ops[o]
+            idle = min(at[d] - ended[d], idle_cap[kinds[first]])
+            left[d] = ops[o + 3] * max(ops[o + 1] + wake[kinds[first]] * idle, ops[o + 2])
+        latest = now
+        if waiting == 1 and chain < 0:
+            d = 0 if stage[0] == 0 else 1
+            end = at[d] + left[d]
+            ended[d] = end
+            if kinds[op[d]] > 0:
+                busy[d] += left[d]
+            latest = end + ops[5 * op[d] + 4]
+        elif waiting == 2 and count == 1 and chain < 0 and not contended:
+            for d in range(2):
+                end = at[d] + left[d]
+                ended[d] = end
+                latest = max(latest, end + ops[5 * op[d] + 4])
+                if kinds[op[d]] > 0:
+                    busy[d] += left[d]
+            if kinds[op[0]] > 0 and kinds[op[1]] > 0:
+                overlap += max(0.0, min(ended[0], ended[1]) - max(at[0], at[1]))
+        else:
+            clock = now
+            while waiting > 0:
+                # Rates are constant until somebody begins or ends.
+                soonest, event = 1e300, 0
+                drafting = False
+                for d in range(count + 1):
+                    if stage[d] == 2:
+                        continue
+                    due = at[d]
+                    if stage[d] == 1:
+                        slower = 1.0
+                        if d > 0:
+                            drafting = drafting or kinds[op[d]] > 0
+                            if stage[0] == 1:
+                                slower = draft_slowdown[kinds[op[d]] * 7 + kinds[op[0]]]
+                        else:
+                            for e in range(1, count + 1):
+                                if stage[e] == 1:
+                                    slower *= target_slowdown[kinds[op[0]] * 7 + kinds[op[e]]]
+                        factor[d] = slower
+                        due = clock + left[d] * slower
+                    if due < soonest:
+                        soonest, event = due, d
+                elapsed = soonest - clock
+                for d in range(count + 1):
+                    if stage[d] != 1:
+                        continue
+                    if kinds[op[d]] > 0:
+                        busy[d] += elapsed
+                        if d == 0 and drafting:
+                            overlap += elapsed
+                    left[d] = max(0.0, left[d] - elapsed / factor[d])
+                clock = soonest
+                if stage[event] == 0:
+                    stage[event] = 1
+                    continue
+                report = clock + ops[5 * op[event] + 4]
+                if event == 1 and chain >= 0:
+                    chained_s, chain = report, -1
+                    first = draft
+                    op[1] = first
+                    o = 5 * first
+                    left[1] = ops[o + 3] * max(ops[o + 1], ops[o + 2])
+                    continue
+                latest = max(latest, report)
+                ended[event] = clock
+                stage[event] = 2
+                waiting -= 1
+        done_s[p] = latest
+        now = latest
+        if committing[p] == 1 and chained_s > now:
+            now = chained_s
+    state[0], state[1], state[2] = now, overlap, chained_s
+    return 0
+
+
+walk = Loop(_walk, 6)
+line_up = Loop(_line_up, 8)
+run_clock = Loop(_run_clock, 5)
