@@ -27,6 +27,7 @@ from hardware_profiles.optime import HostOperation, OperationHost, StepTotal, Ti
 from hardware_profiles.profile import Profile
 from hardware_profiles.surface import OPERATIONS, FloatArray, Forward, LatencySurface, OperationCost, RoleName
 from policies.operation import RowOperation, Work, row_calls
+from policies.protocols import role_of
 from policies.registry import Settings, configure, find_policy
 
 MOST_KEPT = 400
@@ -165,11 +166,6 @@ def _steps(timing: Timing) -> tuple[Step, ...]:
     return tuple(found)
 
 
-def role_of(device: str) -> RoleName:
-    """The role of a device by its name."""
-    return "target" if device == "target" else "draft"
-
-
 class Tables:
     """Seconds of forwards by context, looked up once per shape: a run has tens of thousands of steps."""
 
@@ -178,39 +174,32 @@ class Tables:
         self._tables: dict[tuple[str, int, int], FloatArray] = {}
 
     def seconds(self, device: str, step: Step) -> float:
-        """What the grids say of one forward."""
-        name, context = f"{device}.{step.kind}", round(step.context)
-        key = (name, step.rows, step.width)
-        if key not in self._tables or len(self._tables[key]) <= context:
-            shape = {"branches" if step.kind == "tree" else "new_tokens": step.width}
+        """What the grids say of one forward.
+
+        Raises:
+            ValueError: They say nothing of its kind.
+        """
+        name, context, rows, width = f"{device}.{step.kind}", round(step.context), step.rows, step.width
+        surface = self._surfaces.get(name)
+        if surface is None:
+            raise ValueError(
+                f"there is no {name} beside which steps could be timed; record decisions alone with --untimed"
+            )
+        if step.kind == "tree" and "batch" not in surface.axes:  # of the branches of all rows together
+            rows, width = 1, width * rows
+        if len(self._tables.get((name, rows, width), ())) <= context:
+            shape = {"branches" if step.kind == "tree" else "new_tokens": width}
             upto = max(1023, 2 * context)
-            self._tables[key] = self._surfaces[name].along("context", upto, batch=step.rows, **shape)
-        return float(self._tables[key][context])
+            self._tables[name, rows, width] = surface.along("context", upto, batch=rows, **shape)
+        return float(self._tables[name, rows, width][context])
 
 
-class Expectation:
+class Expectation(Tables):
     """What a profile says of operations: seconds of forwards, and of what neighbours cost each other."""
 
     def __init__(self, profile: Profile) -> None:
+        super().__init__(profile.operations)
         self.profile = profile
-        self._tables = Tables(profile.operations)
-
-    def call(self, role: RoleName, name: str, rows: int, width: int, context: float) -> float:
-        """Seconds of one model call over `width` tokens in each of `rows` rows.
-
-        Raises:
-            ValueError: The profile has no such operation.
-        """
-        kind: Forward = "tree" if role == "draft" and base_name(name) == "tree" else "forward"
-        operation = self.profile.operations.get(f"{role}.{kind}")  # type: ignore[call-overload]
-        if operation is None:
-            raise ValueError(
-                f"profile {self.profile.name!r} has no {role}.{kind}, beside which steps could be timed; "
-                "record decisions alone with --untimed"
-            )
-        if kind == "tree" and "batch" not in operation.axes:  # it knows the branches of all rows together
-            rows, width = 1, width * rows
-        return self._tables.seconds(role, Step(kind, rows, width, context, rows * width))
 
     def slowdown(self, role: RoleName, like: str, other: RoleName, other_like: str) -> float:
         """How much longer an operation takes while the other device does another."""
@@ -228,7 +217,8 @@ class Expectation:
         for name, rows, widest in row_calls(work):
             share = share_of(name)
             if widest:
-                call_s = self.call(role, name, rows, widest, fed)
+                kind: Forward = "tree" if role == "draft" and base_name(name) == "tree" else "forward"
+                call_s = self.seconds(role, Step(kind, rows, widest, fed, rows * widest))
             part = float(widest > 0) if share is None else share
             yield base_name(name), part * call_s
             fed += widest
@@ -392,9 +382,7 @@ def drift_of(timings: Sequence[Timing], profile: Profile, *, sampled: bool) -> f
     """How much longer plain decoding took than the profile says; 1 where nothing tells."""
     beside, ratios = Expectation(profile), []
     for seen in observe(timings):
-        expected_s = sum(
-            beside.call(seen.device, step.kind, step.rows, step.width, step.context) for step in seen.steps
-        )
+        expected_s = sum(beside.seconds(seen.device, step) for step in seen.steps)
         told = told_s(profile.host.of(seen.operation, sampled=sampled), seen, expected_s)
         ratios.append((seen.lead_s + seen.work_s + seen.report_s) / sum(told))
     return trimmed_mean(ratios) if ratios else 1.0

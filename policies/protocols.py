@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any, Protocol, TypeAlias
 
+from hardware_profiles.surface import RoleName
 from policies.operation import Operation
 from policies.values import BoolArray, Speculation, Verdict
 
@@ -90,6 +91,6 @@ Steps: TypeAlias = Generator[Event, Any, Any]
 """A running policy or a part of one: yields events, receives their values, may return something."""
 
 
-def role_of(device: str) -> str:
-    """The role that a device plays: `draft` of the devices `draft`, `draft-1`, ...; else its own name."""
-    return device.partition("-")[0]
+def role_of(device: str) -> RoleName:
+    """The role that a device plays: that of a draft (`draft`, `draft-1`, ...), unless it is the `target`."""
+    return "target" if device == "target" else "draft"
