@@ -124,32 +124,15 @@ def settle(executor: Executor, operation: Settle) -> list[RowVerdict]:
 @handles(Draft)
 def draft(executor: Executor, operation: Draft) -> list[Drafted]:
     """Draft past each row's committed text; fewer tokens if stopped."""
-    rows, runner = rows_of(operation.view), executor.runner
-    unseen = operation.unseen[operation.view.slots].tolist()
-    keeps = [agreement(runner.held(row.slot), row.context, row.tail) for row in rows]
-    for row, keep, count in zip(rows, keeps, unseen, strict=True):
-        if row.context - keep != count:
-            raise AuditError(f"Draft was told of {count} unseen tokens but has to feed {row.context - keep}")
-    if executor.stopped():
-        return [Drafted(())] * len(rows)
-    for row, keep in zip(rows, keeps, strict=True):
-        runner.rollback(row.slot, keep)
-    feeds = [row.tail[-count:] for row, count in zip(rows, unseen, strict=True)]
-    keys = [(row.request, row.position) for row in rows]
-    sampler = sampler_of(executor, keys, operation.lookahead, operation.sampling, operation.shape)
-    return _extend(executor, rows, feeds, sampler, stoppable=True)
+    rows, told = rows_of(operation.view), operation.unseen[operation.view.slots].tolist()
+    return _extend(executor, operation, rows, told, shape=operation.shape, stoppable=True)
 
 
 @handles(Continue)
 def go_on(executor: Executor, operation: Continue) -> list[Drafted]:
-    """Draft past the tokens under verification."""
+    """Draft past the tokens under verification, the last of which is all that is unseen after a round."""
     rows = rows_of(operation.view, operation.speculation)
-    feeds = [unseen(executor, row) for row in rows]
-    if unexpected := [feed for feed in feeds if len(feed) != 1]:
-        raise AuditError(f"Continue has to feed {len(unexpected[0])} tokens; after a round it is always 1")
-    keys = [(row.request, row.position + len(row.tokens)) for row in rows]
-    sampler = sampler_of(executor, keys, operation.lookahead, operation.sampling)
-    return _extend(executor, rows, feeds, sampler, stoppable=False)
+    return _extend(executor, operation, rows, [1] * len(rows))
 
 
 def unseen(executor: Executor, row: Row) -> tuple[int, ...]:
@@ -161,14 +144,28 @@ def unseen(executor: Executor, row: Row) -> tuple[int, ...]:
 
 def _extend(
     executor: Executor,
+    operation: Draft | Continue,
     rows: Sequence[Row],
-    feeds: Sequence[tuple[int, ...]],
-    sampler: DraftSampler,
+    told: Sequence[int],
     *,
-    stoppable: bool,
+    shape: tuple[int, ...] | None = None,
+    stoppable: bool = False,
 ) -> list[Drafted]:
-    """Feed tokens, then draft; `sampler.depth` tokens per row in all, fewer if stopped."""
+    """Feed what is unseen, then draft; `operation.lookahead` tokens per row in all, fewer if stopped.
+
+    Raises:
+        AuditError: More or fewer tokens of a row are unseen than the policy was `told`.
+    """
+    feeds = [unseen(executor, row) for row in rows]
+    for fed, count in zip(feeds, told, strict=True):
+        if len(fed) != count:
+            kind = type(operation).__name__
+            raise AuditError(f"{kind} was told of {count} unseen tokens but has to feed {len(fed)}")
+    if stoppable and executor.stopped():
+        return [Drafted(())] * len(rows)
     slots = [row.slot for row in rows]
+    keys = [(row.request, row.position + len(row.tokens)) for row in rows]
+    sampler = sampler_of(executor, keys, operation.lookahead, operation.sampling, shape)
     columns: list[list[int]] = []
     chains: Sequence[Sequence[int]] = feeds
     while len(columns) < sampler.depth and not (columns and stoppable and executor.stopped()):
