@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 import click
 
-from hardware_profiles.composed import HOST_GAP_S, Composer, Forward
+from hardware_profiles.composed import HOST_GAP_S, SMALL_TICKS, Composer, Forward
 from hardware_profiles.files import to_json
 from hardware_profiles.kernels import PACKAGE, VERSION, Tables, coverage, find_tables
 from hardware_profiles.layers import Layers, Link, forwards_profile, layers_profile
 from hardware_profiles.networks import find_network
-from hardware_profiles.pairs import Pair, pair_profile
+from hardware_profiles.pairs import USUAL, Pair, pair_profile
+from hardware_profiles.pairs import compose as compose_pair
 from hardware_profiles.profile import Profile, save_profile
 from policies.commandline import (
     BAD_INPUT,
@@ -195,6 +196,22 @@ def _said(profile: Profile, out: Path, found: str, spent: float, *, as_json: boo
     for name, note in rests.items():
         click.echo(f"  {name}: {note}")
     click.echo(f"wrote {out}\nnext: simulate --hw {out} --acceptance 0.8")
+
+
+@main.command(context_settings=HELP)
+@TABLES
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write."
+)
+def ship(tables: Path | None, out: Path) -> None:
+    """Write the profiles that come with the package again (`hardware_profiles.pairs.USUAL`)."""
+    with refusals(kinds=BAD_INPUT):
+        systems = find_tables(tables)
+        out.mkdir(parents=True, exist_ok=True)
+        for pair in USUAL:
+            profile = compose_pair(pair, systems, SMALL_TICKS)
+            save_profile(profile, out / f"{profile.name}.json")
+            click.echo(f"wrote {out / profile.name}.json")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -225,6 +225,20 @@ TICKS: Mapping[str, Mapping[Axis, tuple[int, ...]]] = {
     "tree": {"batch": BATCHES, "branches": (1, 2, 4, 8, 16, 32, 64), "context": (0, 131_072)},
 }
 """Where forwards are put together for a profile.  They are linear in the context."""
+SMALL_TICKS: Mapping[str, Mapping[Axis, tuple[int, ...]]] = {
+    "forward": {
+        "batch": (1, 2, 4, 8, 16, 32, 64, 128, 256),
+        "new_tokens": (1, 2, 3, 4, 5, 6, 8, 12, 16, 32),
+        "context": (0, 131_072),
+    },
+    "prefill": {"batch": (1, 8, 64), "new_tokens": (16, 128, 512, 2048, 8192, 131_072)},
+    "tree": {
+        "batch": (1, 2, 4, 8, 16, 32, 64, 128, 256),
+        "branches": (1, 4, 8, 16, 32, 64),
+        "context": (0, 131_072),
+    },
+}
+"""Those of the shipped profiles."""
 HOST_GAP_S = 1.2e-3
 """What an engine's host takes between a forward and the next: 1.2068 ms is what SpecDecode-Bench fitted to
 vLLM on an H100, where one more stands in public logs (7.07 ms a token for forwards of 5.9)."""

@@ -38,6 +38,33 @@ REFUSED: Mapping[str, str] = {
     "enable_moe_block": "experts beside a plain MLP",
 }
 """Config entries of networks that are not composed, and what they stand for."""
+MIXTURES: Mapping[str, Mapping[str, Any]] = {
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "vocab_size": 151936,
+    },
+    "mixtral-8x7b": {
+        "model_type": "mixtral",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "vocab_size": 32000,
+    },
+}
+"""Published configs of networks with experts, which have no `Shape`, by name."""
 EAGLE_VOCABULARY = 32_000
 """Of the draft heads that EAGLE-3's authors publish."""
 
@@ -218,6 +245,8 @@ def find_network(name_or_path: str, *, tables: Path | None = None, precision: st
     short = name_or_path.lower().rsplit("/", 1)[-1].removesuffix("-instruct").removesuffix("-chat")
     if short in CONFIGS:
         return network_of_config(CONFIGS[short][0], name=short, precision=precision)
+    if short in MIXTURES:
+        return network_of_config(MIXTURES[short], name=short, precision=precision)
     configs = {}
     try:
         folder = find_tables(tables).parent / "model_configs"

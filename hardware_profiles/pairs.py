@@ -8,15 +8,19 @@ under a name that has the digest of everything it was made of.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from hardware_profiles.composed import HOST_GAP_S, Composer, Placement, composed_profile
+from hardware_profiles.composed import HOST_GAP_S, TICKS, Composer, Placement, composed_profile
 from hardware_profiles.kernels import PACKAGE, SYSTEMS, VERSION, Tables, TablesError, find_tables
 from hardware_profiles.networks import Network, find_network
+from hardware_profiles.predicted import replaced
 from hardware_profiles.profile import Profile, ProfileError, load_profile, save_profile
-from hardware_profiles.store import SHIPPED, find_profile, user_directory
+from hardware_profiles.store import SHIPPED, find_profile, shipped_profiles, user_directory
+from hardware_profiles.surface import Axis
 
 GPUS = (*SYSTEMS, "l40s", "gb200", "gb300", "b60")
 """Short names of the GPUs with kernel tables."""
@@ -99,26 +103,64 @@ def pair_profile(pair: Pair) -> tuple[Profile, str]:
     name = pair.name(target, draft)
     if pair.tables is None and pair.host_gap_s == HOST_GAP_S:
         with suppress(ProfileError):
-            return load_profile(find_profile(SHIPPED + name)), SHIPPED + name
-    systems = find_tables(pair.tables)
+            own = SHIPPED + replace(pair, placement="own").name(target, draft)
+            return replaced(load_profile(find_profile(own)), PLACEMENTS[pair.placement]), own
+    try:
+        systems = find_tables(pair.tables)
+    except TablesError as error:
+        there = [name for name in shipped_profiles() if name.startswith(pair.gpu + "x")]
+        raise TablesError(f"{error}; shipped for {pair.gpu}: {', '.join(there) or 'none'}") from None
     made_of = repr((astuple(pair), target, draft, str(systems), PACKAGE, VERSION, RECIPE))
     kept = user_directory() / "composed" / f"{name}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}.json"
     if kept.is_file():
         with suppress(ProfileError):
             return load_profile(kept), f"cached: {kept}"
-    tables = Tables(systems, pair.gpu, pair.engine)
-    profile = composed_profile(
-        Composer(tables, target, pair.devices, eager=pair.eager),
-        Composer(tables, draft, pair.draft_tp, eager=pair.eager),
-        name=name,
-        placement=pair.placement,
-        host_gap_s=pair.host_gap_s,
-    )
+    profile = compose(pair, systems, TICKS)
     with suppress(OSError):  # a folder that cannot be written only costs the time again
         kept.parent.mkdir(parents=True, exist_ok=True)
         save_profile(profile, kept)
     return profile, "composed now"
 
 
+def compose(pair: Pair, systems: Path, ticks: Mapping[str, Mapping[Axis, tuple[int, ...]]]) -> Profile:
+    """The profile of a pair, from tables, with its forwards at these coordinates.
+
+    Raises:
+        ValueError: As `pair_profile`.
+    """
+    target = find_network(pair.target, tables=systems, precision=pair.precision)
+    draft = find_network(pair.draft, tables=systems)
+    tables = Tables(systems, pair.gpu, pair.engine)
+    return composed_profile(
+        Composer(tables, target, pair.devices, eager=pair.eager),
+        Composer(tables, draft, pair.draft_tp, eager=pair.eager),
+        name=pair.name(target, draft),
+        placement=pair.placement,
+        host_gap_s=pair.host_gap_s,
+        ticks=ticks,
+    )
+
+
+PLACEMENTS: Mapping[Placement, Literal["split", "shared"]] = {"own": "split", "shared": "shared"}
+"""As profiles call them."""
+USUAL = tuple(
+    Pair(hw=hw, target=target, draft=draft)
+    for hw, target, draft in (
+        ("a100x1", "llama-3.1-8b", "llama-3.2-1b"),
+        ("a100x2", "llama-3.3-70b", "llama-3.1-8b"),
+        ("a100x8", "llama-3.1-70b", "llama-3.2-1b"),
+        ("h100x1", "llama-3.1-8b", "llama-3.2-1b"),
+        ("h100x1", "qwen3-8b", "eagle3:qwen3-8b"),
+        ("h100x2", "qwen3-30b-a3b", "eagle3:qwen3-30b-a3b"),
+        ("h100x2", "qwen3-32b", "qwen3-0.6b"),
+        ("h100x4", "llama-3.1-70b", "llama-3.2-1b"),
+        ("h200x1", "llama-3.1-8b", "eagle3:llama-3.1-8b"),
+        ("h200x2", "llama-3.1-70b", "llama-3.2-1b"),
+        ("b200x1", "llama-3.1-70b", "llama-3.2-1b"),
+        ("l40sx1", "llama-3.1-8b", "llama-3.2-1b"),
+        ("rtxpro6000x2", "qwen3-32b", "qwen3-0.6b"),
+    )
+)
+"""Pairs that are shipped, so that the main install answers without tables."""
 RECIPE = 1
 """Of how forwards are put together; another one makes what is kept useless."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from tiny_tables import CONFIG, GPU, gemm_ms, write_table, write_tables
 
+from hardware_profiles import kernels
 from hardware_profiles.composed import EAGER_LAYER_S, Composer, composed_profile
 from hardware_profiles.kernels import (
     Heads,
@@ -21,7 +23,7 @@ from hardware_profiles.kernels import (
     version_key,
 )
 from hardware_profiles.networks import find_network, network_of_config
-from hardware_profiles.pairs import Pair, is_gpu, pair_profile
+from hardware_profiles.pairs import USUAL, Pair, is_gpu, pair_profile
 from hardware_profiles.shapes import ShapeError
 
 US = 1e-6
@@ -215,3 +217,21 @@ def test_weights_that_do_not_fit(tables: Tables) -> None:
 
 def test_names_of_gpus() -> None:
     assert is_gpu("h100") and is_gpu("a100x8") and is_gpu("rtx_pro_6000_server") and not is_gpu("cpu2-x5")
+
+
+def test_the_usual_pairs_are_shipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(kernels, "_installed", lambda: None)
+    for pair in USUAL:
+        profile, origin = pair_profile(pair)
+        assert (
+            origin == f"shipped:{profile.name}"
+            and profile.provenance.versions["aiconfigurator-core"] == "0.12.0"
+        )
+        assert sum("gemm_perf" in name for name in profile.provenance.versions) == 1
+    shared, _ = pair_profile(replace(USUAL[0], placement="shared"))
+    assert shared.placement == "shared" and shared.overlap
+    with pytest.raises(
+        TablesError, match=r"no kernel tables are installed: .*; shipped for l40s: l40sx1-llama"
+    ):
+        pair_profile(Pair(hw="l40s", target="qwen3-8b", draft="qwen3-0.6b"))
