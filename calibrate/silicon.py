@@ -20,7 +20,11 @@ from hardware_profiles.layers import Layers, Link, forwards_profile, layers_prof
 from hardware_profiles.networks import find_network
 from hardware_profiles.pairs import USUAL, Pair, pair_profile
 from hardware_profiles.pairs import compose as compose_pair
+from hardware_profiles.predicted import ROLE_OPERATIONS, Basis, predicted_grid, predicted_role
 from hardware_profiles.profile import Profile, save_profile
+from hardware_profiles.roofline import ENGINES, Setting, find_device, find_precision
+from hardware_profiles.shapes import find_shape
+from hardware_profiles.surface import Provenance
 from policies.commandline import (
     BAD_INPUT,
     HELP,
@@ -227,7 +231,8 @@ class ImportRequest:
         default=None,
         metadata=about("Folder of a draft's layers.", type=click.Path(exists=True, path_type=Path)),
     )
-    draft_config: str | None = option(None, "Network of the draft.")
+    draft_config: str | None = option(None, "Network of the draft; without its layers, with --device.")
+    device: str | None = option(None, "Whose roofline the draft is priced by, if its layers were not timed.")
     link_gbs: float = option(
         16.0,
         "GB/s between GPUs, one direction: all-reduces are not in these tables.",
@@ -259,13 +264,39 @@ def imported(source: Path, request: ImportRequest, *, name: str) -> Profile:
     """
     if request.format == "forwards":
         return forwards_profile(source, name=name, machine=request.machine)
-    if request.config is None or (request.draft is None) != (request.draft_config is None):
-        raise ValueError("--config says whose layers they are; --draft and --draft-config go together")
+    if request.config is None:
+        raise ValueError("--config says whose layers they are")
+    if (request.draft is None and request.device is None) != (request.draft_config is None):
+        raise ValueError(
+            "--draft-config goes with --draft, its layers, or with --device, whose roofline prices it"
+        )
     link = Link(1e9 * request.link_gbs, 1e-6 * request.link_us)
     target = Layers(source, find_network(request.config), request.tp, link)
-    if request.draft is None or request.draft_config is None:
+    if request.draft_config is None:
         return layers_profile(target, name=name)
+    if request.draft is None:
+        return with_roofline_draft(
+            layers_profile(target, name=name), request.draft_config, str(request.device)
+        )
     return layers_profile(target, Layers(request.draft, find_network(request.draft_config)), name=name)
+
+
+def with_roofline_draft(profile: Profile, draft: str, device: str) -> Profile:
+    """The profile with a draft that a roofline prices on a device.
+
+    Raises:
+        ValueError: Draft or device is not known.
+    """
+    setting = Setting(find_shape(draft), find_device(device), find_precision("bf16"))
+    engine = ENGINES["ssd"]
+    basis = Basis(engine.efficiency, Provenance(kind="roofline", note=engine.note))
+    operations = {name: predicted_grid(name, setting, basis) for name in ROLE_OPERATIONS["draft"]}
+    return profile.model_copy(
+        update={
+            "roles": profile.roles.model_copy(update={"draft": predicted_role(setting)}),
+            "operations": {**profile.operations, **operations},
+        }
+    )
 
 
 @main.command("coverage", context_settings=HELP)

@@ -99,4 +99,4 @@ def test_import_of_whole_forwards(tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_text("tokens,context,ms\n1,0,5\n1,100,6\n8,0,7\n8,100,8\n")
     result = run("import", "--format", "forwards", tmp_path / "f.csv", "--out", tmp_path / "f.json")
     assert result.exit_code == 0 and load_profile(tmp_path / "f.json").provenance.kind == "measured"
-    assert "--config says whose" in run("import", tmp_path, "--out", tmp_path / "x.json").stderr
+    assert "--config says whose layers" in run("import", tmp_path, "--out", tmp_path / "x.json").stderr
