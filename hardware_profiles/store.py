@@ -120,6 +120,8 @@ _DECISIONS = Shelf("decision trace", "decisions", ".parquet", TraceError)
 user_profile, find_profile, shipped_profiles = _PROFILES.own, _PROFILES.find, _PROFILES.shipped
 user_trace, find_trace, shipped_traces = _TRACES.own, _TRACES.find, _TRACES.shipped
 user_decisions, find_decisions = _DECISIONS.own, _DECISIONS.find
+_ACCEPTANCES = Shelf("acceptance", "acceptances", ".json", ProfileError)
+find_acceptance, shipped_acceptances = _ACCEPTANCES.find, _ACCEPTANCES.shipped
 
 
 def decisions_name(profile: str, policy: str, temperature: float = 0.0, top_p: float = 1.0) -> str:

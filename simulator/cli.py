@@ -11,6 +11,8 @@ from typing import Any
 import click
 
 from hardware_profiles.files import to_json
+from hardware_profiles.profile import ProfileError
+from hardware_profiles.store import find_acceptance, shipped_acceptances
 from policies.commandline import (
     BAD_INPUT,
     HELP,
@@ -57,7 +59,7 @@ Examples:
 
 
 def number_or_file(context: click.Context, param: click.Parameter, value: str | None) -> float | Path | None:
-    """`0.8` as a number, the name of a file that is there as a path (a click callback); None stays None."""
+    """`0.8` as a number, a file or a shipped one's name as its path (a click callback); None stays None."""
     if value is None:
         return None
     try:
@@ -66,7 +68,12 @@ def number_or_file(context: click.Context, param: click.Parameter, value: str | 
         with suppress(OSError):  # too long for the name of one
             if Path(value).is_file():
                 return Path(value)
-        raise click.BadParameter(f"{value[:80]!r} is neither a number nor a file") from None
+        with suppress(ProfileError):
+            return find_acceptance(value)
+        names = ", ".join(shipped_acceptances())
+        raise click.BadParameter(
+            f"{value[:80]!r} is neither a number nor a file, nor a name among {names}"
+        ) from None
     return float(Finite().convert(found, param, context))
 
 
@@ -130,10 +137,10 @@ class Output:
 )
 @click.option(
     "--acceptance",
-    metavar="A|FILE",
+    metavar="A|FILE|NAME",
     callback=number_or_file,
-    help="Toss coins with this acceptance, or with that of a file which `python -m simulator.imports` wrote "
-    "(no trace).",
+    help="Toss coins with this acceptance, or with that of a file which `python -m simulator.imports` wrote, "
+    "or of a shipped one: minimax-m3-eagle3-thinking-on, dflash-k7, ... (no trace).",
 )
 @click.option(
     "--hit-curve",

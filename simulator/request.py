@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -106,6 +106,16 @@ class SimulationRequest:
     hit_exponent: float | None = option(None, "r of the coins' hit curve 1 - c F^-r.  [default: 1]")
     hit_scale: float | None = option(None, "c of the coins' hit curve.  [default: 1]")
     hit_curve: tuple[float, float] | None = None
+    run_length: float | None = option(
+        None,
+        "Accepted tokens between two rejections (PEARL's MAT) in place of --acceptance.",
+        type=click.FloatRange(0, min_open=True),
+    )
+    hit_rate: float | None = option(
+        None,
+        "Hit rate of the speculation cache as measured, whatever the fan-out, in place of a curve.",
+        type=click.FloatRange(0, 1),
+    )
     jitter: bool = option(
         True, "Vary latencies as measured, or use their means.", spelled=("--jitter/--no-jitter",)
     )
@@ -130,6 +140,7 @@ def build_scenario(request: SimulationRequest) -> tuple[Scenario, dict[str, str]
     Raises:
         SettingError: Options that contradict each other or lack their partner.
     """
+    request = with_measured_rates(request)
     _refuse_contradictions(request)
     profile, textbook, sources = None, None, {}
     if request.target_time is not None and request.draft_time is not None:
@@ -164,6 +175,33 @@ def build_scenario(request: SimulationRequest) -> tuple[Scenario, dict[str, str]
     if profile is not None and policy.needs_decisions:
         sources["pace"] = scenario.timing_note(policy.name)
     return scenario, sources
+
+
+FLAT = 1e-3
+"""Exponent of a hit curve that does not depend on the fan-out: F^-r is 0.995 at 128."""
+
+
+def with_measured_rates(request: SimulationRequest) -> SimulationRequest:
+    """The request with its run length and hit rate as the acceptance and the hit curve that they mean.
+
+    M accepted tokens between two rejections are an acceptance of M / (1 + M) (`double.pearl_run_length`).
+
+    Raises:
+        SettingError: They come beside what they stand for.
+    """
+    changes: dict[str, Any] = {}
+    if request.run_length is not None:
+        if request.acceptance is not None:
+            raise SettingError("give either --acceptance or --run-length, not both")
+        changes["acceptance"] = request.run_length / (1.0 + request.run_length)
+    if request.hit_rate is not None:
+        if request.hit_curve or request.hit_exponent is not None or request.hit_scale is not None:
+            raise SettingError("--hit-rate takes the place of --hit-curve, --hit-exponent and --hit-scale")
+        if isinstance(request.acceptance, Path):
+            changes["hit_curve"] = (FLAT, 1.0 - request.hit_rate)
+        else:
+            changes |= {"hit_exponent": FLAT, "hit_scale": 1.0 - request.hit_rate}
+    return replace(request, run_length=None, hit_rate=None, **changes)
 
 
 def _profile(request: SimulationRequest) -> tuple[Profile, str]:

@@ -12,6 +12,7 @@ from hardware_profiles.files import FileRefused, read_json, to_json
 from policies.commandline import BAD_INPUT, HELP, POSITIVE, checked_group, refusals, wide_console
 from simulator.imports.export import Speculation
 from simulator.imports.formats import FORMATS, Read, naming_file, read_file
+from simulator.imports.lengths import read_lengths
 from simulator.imports.measured import Imported, ImportRefused, acceptance_of, pool, write_acceptance
 from simulator.imports.vllm import best_lookahead_by_batch
 
@@ -135,6 +136,20 @@ def _list(values: Sequence[float] | None) -> str:
     if values is None:
         return "-"
     return " ".join(f"{value:.3f}" for value in values[:8]) + " ..." * (len(values) > 8)
+
+
+@main.command()
+@click.argument("file", type=FILE)
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write."
+)
+def lengths(file: Path, out: Path) -> None:
+    """Acceptance files from FILE, a table of mean acceptance lengths by drafted tokens (InferenceX)."""
+    with refusals(kinds=BAD_INPUT):
+        out.mkdir(parents=True, exist_ok=True)
+        for name, acceptance in read_lengths(file).items():
+            write_acceptance(out / f"{name}.json", acceptance)
+            click.echo(f"{name}: {acceptance.assumed[0]}")
 
 
 @main.command()
