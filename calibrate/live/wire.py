@@ -112,7 +112,6 @@ class Probe(Operation):
         new_tokens: Tokens fed per row; unused by `tree`.
         context: Tokens in each cache before (for `tree`: trunk plus what the branches drafted so far).
         branches: Branches per row, each fed one token by a tree step.
-        top: Candidates to rank per position as a glue step does; 0: argmax as all others do.
         repeats: Timed repetitions.
         warmup: Untimed ones before them.
     """
@@ -126,15 +125,14 @@ class Probe(Operation):
     new_tokens: int = 1
     context: int = 0
     branches: int = 1
-    top: int = 0
     repeats: int = 1
     warmup: int = 1
 
     def __post_init__(self) -> None:
         if min(self.batch, self.new_tokens, self.branches, self.repeats) < 1:
             raise ValueError(f"batch, new_tokens, branches and repeats must be at least 1: {self}")
-        if min(self.context, self.top, self.warmup) < 0:
-            raise ValueError(f"context, top and warmup must not be negative: {self}")
+        if min(self.context, self.warmup) < 0:
+            raise ValueError(f"context and warmup must not be negative: {self}")
 
     def answer(self, replies: Sequence[ProbeResult]) -> ProbeResult:
         """Its seconds."""

@@ -343,7 +343,6 @@ class LoopFix:
         self._model, self._streams, self._weight, self._spared = model, streams, weight, spared
         self._round = -1
         self._written: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.repeating_share = 0.0
 
     def __call__(self, step: int) -> torch.Tensor:
         """Cross entropy on text plus the weighted penalty on this round's repetitions."""
@@ -376,4 +375,3 @@ class LoopFix:
             if sum(mask) > _TOLERATED * len(mask):
                 padded = [False] * PROMPT + mask + [False] * (CONTINUATION - len(mask))
                 self._written.append((torch.cat([prompt, continuation]), torch.tensor(padded)))
-        self.repeating_share = len(self._written) / _ROUND_PROMPTS

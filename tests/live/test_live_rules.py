@@ -171,8 +171,6 @@ def test_slots_do_not_mix(draft_model: PreTrainedModel) -> None:
     "probe",
     [
         Probe(batch=3, new_tokens=4, context=20, repeats=2),
-        Probe(new_tokens=3, context=5, top=4, repeats=2),
-        Probe(batch=2, new_tokens=3, context=5, top=4, repeats=2),
         Probe("tree", context=20, branches=6, repeats=2),
         Probe("tree", batch=3, branches=2, repeats=2, warmup=0),
         Probe("prefill", batch=2, new_tokens=16, repeats=2),

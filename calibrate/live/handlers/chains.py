@@ -199,10 +199,7 @@ def prespeculate(executor: Executor, operation: Prespeculate) -> list[Prepared]:
     """A glue step finds the outcomes that each row's fan-outs ask for, then a tree continues them."""
     rows = rows_of(operation.view, operation.speculation)
     chains = rewound(executor, rows)
-    fanouts = [operation.fanout_of(row.slot) for row in rows]
-    outcomes = glue(
-        executor, "glue", rows, chains, fanouts, keep_rejected=operation.keep_rejected, part=operation.part
-    )
+    outcomes = glue(executor, operation, rows, chains)
     if operation.early:
         executor.say_early([Prepared(tuple((o, Drafted()) for o in own)) for own in outcomes])
     depth, shape, stoppable = operation.lookahead, operation.shape, operation.early
@@ -214,18 +211,11 @@ def prespeculate(executor: Executor, operation: Prespeculate) -> list[Prepared]:
 
 
 def glue(
-    executor: Executor,
-    name: str,
-    rows: Sequence[Row],
-    chains: Sequence[tuple[int, ...]],
-    fanouts: Sequence[Sequence[int]],
-    *,
-    keep_rejected: bool = False,
-    part: tuple[int, int] = (0, 1),
+    executor: Executor, operation: Prespeculate, rows: Sequence[Row], chains: Sequence[tuple[int, ...]]
 ) -> list[list[Outcome]]:
     """[R] outcomes to prepare for, chosen in one stamped step over `chains` (see `rewound`)."""
-    counts = [len(chain) for chain in chains]
-    with executor.step(name, chains):
+    counts, fanouts = [len(chain) for chain in chains], [operation.fanout_of(row.slot) for row in rows]
+    with executor.step("glue", chains):
         logits = executor.runner.forward([row.slot for row in rows], chains)
         flat = torch.cat([logits[i, :count] for i, count in enumerate(counts)])
         # One more than the fan-out, since the rejected token is left out.
@@ -236,8 +226,8 @@ def glue(
                 [next(ranked) for _ in range(count)],
                 row.tokens,
                 fanout,
-                keep_rejected=keep_rejected,
-                part=part,
+                keep_rejected=operation.keep_rejected,
+                part=operation.part,
             )
             for row, count, fanout in zip(rows, counts, fanouts, strict=True)
         ]

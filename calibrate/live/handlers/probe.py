@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from calibrate.live.engine.executor import Executor, handles
-from calibrate.live.engine.rows import Row
 from calibrate.live.engine.sampling import DraftSampler
-from calibrate.live.handlers.chains import branch_steps, feed, glue
+from calibrate.live.handlers.chains import branch_steps, feed
 from calibrate.live.wire import Echo, Probe, ProbeResult
 
 PROBED = "probed"
@@ -48,9 +47,6 @@ def _probe_once(executor: Executor, operation: Probe, slots: Sequence[int]) -> N
         list(branch_steps(executor, slots, forks, first, sampler=sampler, depths=[1] * batch, name="probe"))
     elif operation.step == "prefill":
         feed(executor, "probe", slots, [chain] * batch)
-    elif operation.top:
-        rows = [Row(slot, 0, 0, operation.context + 1, (0,), tokens=chain[1:]) for slot in slots]
-        glue(executor, "probe", rows, [chain] * batch, [(operation.top,) * operation.new_tokens] * batch)
     else:
         with executor.step("probe", [chain] * batch):
             runner.forward(slots, [chain] * batch).argmax(dim=-1).tolist()
