@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -141,11 +142,17 @@ class Paper:
     def __init__(self, cells: list[PaperCell]) -> None:
         self.cells = cells
         self.flags = reasons_of(cells, load_remarks("flags"))
+        self._with: dict[tuple[str, Any], list[PaperCell]] = defaultdict(list)
+        for cell in cells:
+            for column in fields(cell):
+                self._with[column.name, getattr(cell, column.name)].append(cell)
 
     def all(self, **columns: Any) -> list[PaperCell]:
         """Cells whose columns are as given (a tuple: any of them), flagged ones included."""
         wanted = [(name, value if isinstance(value, tuple) else (value,)) for name, value in columns.items()]
-        return [c for c in self.cells if all(getattr(c, name) in texts for name, texts in wanted)]
+        exact = (self._with.get((name, texts[0]), []) for name, texts in wanted if len(texts) == 1)
+        fewest = min(exact, key=len, default=self.cells)
+        return [c for c in fewest if all(getattr(c, name) in texts for name, texts in wanted)]
 
     def sound(self, **columns: Any) -> list[PaperCell]:
         """Cells whose columns are as given, without the flagged ones."""
