@@ -261,7 +261,7 @@ class LatencySurface:
         self._ticks: dict[str, FloatArray] = {}
         if isinstance(cost, ConstantCost):
             self._means = np.array(cost.seconds)
-            self.spread = np.ones(len(LEVELS))
+            self.spread: tuple[float, ...] = (1.0,) * len(LEVELS)
         else:
             ticks = cost.ticks()
             self._ticks = {a: np.array(t, dtype=np.float64) for a, t in zip(cost.axes, ticks, strict=True)}
@@ -422,13 +422,13 @@ def varied(spread: Sequence[float] | FloatArray, uniform: NDArray[np.floating[An
     return np.asarray(np.interp(uniform, LEVELS, levels) / mean, dtype=np.float64)
 
 
-def _pooled_spread(points: Sequence[Point]) -> FloatArray:
+def _pooled_spread(points: Sequence[Point]) -> tuple[float, ...]:
     ratios, weights = [], []
     for point in points:
         if point.quantiles_s is not None:
             ratios.append(np.array(point.quantiles_s) / point.mean_s)
             weights.append(point.samples)
-    return np.average(ratios, axis=0, weights=weights) if ratios else np.ones(len(LEVELS))
+    return tuple(np.average(ratios, axis=0, weights=weights).tolist()) if ratios else (1.0,) * len(LEVELS)
 
 
 def held_out_error(cost: GridCost, held_out: Sequence[Point]) -> InterpolationError:

@@ -20,16 +20,16 @@ That is what a `draft.tree` grid with the axis `batch` says; one without it know
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from hardware_profiles.optime import base_name, share_of
-from hardware_profiles.surface import LatencySurface
+from hardware_profiles.surface import LatencySurface, varied
 from policies.config import SettingError
 from policies.operation import Continue, Draft, Operation, Prespeculate, Settle, Verify, Work, row_calls
 from policies.protocols import role_of
@@ -40,8 +40,6 @@ BLOCK = 1024
 STRATA = 16
 """Of whole operations, which vary by a quarter: a run of a hundred of them then takes its mean within a per
 cent, where independent factors would be off by two or three."""
-Transform: TypeAlias = Callable[[FloatArray], FloatArray]
-"""Factors of mean 1 from uniforms in [0, 1)."""
 
 
 class KeyedNoise:
@@ -55,30 +53,31 @@ class KeyedNoise:
     def __init__(self, seed: int, *, strata: int = 1) -> None:
         self.seed = seed
         self.strata = strata
-        self._blocks: dict[str, tuple[FloatArray, int]] = {}
+        self._used: dict[str, int] = {}
 
-    def factor(self, name: str, transform: Transform) -> float:
-        """The next factor of a name; the transform of a name is always the same."""
-        return float(self.factors(name, transform, 1)[0])
+    def factor(self, name: str, spread: Sequence[float]) -> float:
+        """The next factor of a name, whose spread (`hardware_profiles.surface.varied`) is always the same."""
+        used = self._used.get(name, 0)
+        self._used[name] = used + 1
+        return float(_factors(self.seed, f"latency-{name}", used // BLOCK, self.strata, spread)[used % BLOCK])
 
-    def factors(self, name: str, transform: Transform, count: int) -> FloatArray:
+    def factors(self, name: str, spread: Sequence[float], count: int) -> FloatArray:
         """[count] The next factors of a name."""
-        block, used = self._blocks.get(name, (np.zeros(0), 0))
-        parts = []
-        while count > 0:
-            at = used % BLOCK
-            if at == 0:
-                block = transform(_uniforms(self.seed, f"latency-{name}", used // BLOCK, self.strata))
-            parts.append(block[at : at + count])
-            used, count = used + len(parts[-1]), count - len(parts[-1])
-        self._blocks[name] = (block, used)
-        return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0), *parts])
+        used = self._used.get(name, 0)
+        self._used[name] = used + count
+        blocks = range(used // BLOCK, -(-(used + count) // BLOCK))
+        found = [_factors(self.seed, f"latency-{name}", block, self.strata, spread) for block in blocks]
+        return np.concatenate([np.zeros(0), *found])[used % BLOCK :][:count]
 
 
-@lru_cache(maxsize=1024)
-def _uniforms(seed: int, stream: str, block: int, strata: int) -> FloatArray:
-    """[BLOCK] uniforms in [0, 1), every `strata` of them one in each of as many parts; not to be changed."""
-    random = keyed_generator(seed, stream, block)
+@lru_cache(maxsize=4096)
+def _factors(seed: int, stream: str, block: int, strata: int, spread: Sequence[float]) -> FloatArray:
+    """[BLOCK] factors of mean 1; not to be changed.  Runs with the same seed meet the same ones."""
+    return varied(spread, _uniforms(keyed_generator(seed, stream, block), strata))
+
+
+def _uniforms(random: np.random.Generator, strata: int) -> FloatArray:
+    """[BLOCK] uniforms in [0, 1), every `strata` of them one in each of as many parts."""
     if strata == 1:
         return random.random(BLOCK)
     parts = random.permuted(np.tile(np.arange(strata), (BLOCK // strata, 1)), axis=1).ravel()
@@ -470,7 +469,7 @@ class ProfileCosts:
 
     def noise_factors(self, name: str, count: int) -> FloatArray | None:
         """[count] noise of the next operations; None without any."""
-        return None if self._noise is None else self._noise.factors(name, self.surfaces[name].noise, count)
+        return None if self._noise is None else self._noise.factors(name, self.surfaces[name].spread, count)
 
     def _note(self, name: str, axis: str, value: int) -> None:
         """Remember the range of coordinates that was asked of an operation."""
@@ -494,5 +493,5 @@ class ProfileCosts:
         """Noise of the next operation; the mean of `forwards` independent steps varies that much less."""
         if self._noise is None:
             return 1.0
-        factor = self._noise.factor(name, self.surfaces[name].noise)
+        factor = self._noise.factor(name, self.surfaces[name].spread)
         return 1.0 + (factor - 1.0) / math.sqrt(forwards)

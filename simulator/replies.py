@@ -5,14 +5,12 @@ recording or coins.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from hardware_profiles.optime import Host, HostOperation, OperationHost, OperationTiming, base_name
 from hardware_profiles.reply_trace import Decisions, Key
-from hardware_profiles.surface import varied
 from policies.config import SettingError
 from policies.operation import (
     Continue,
@@ -123,7 +121,7 @@ class Replies:
         if self.noise is None or host.spread is None or isinstance(operation, Prefill):
             return 1.0
         kind = DECODE if _is_decode(operation) else operation.kind
-        return self.noise.factor(f"{device}-{kind}", partial(varied, host.spread))
+        return self.noise.factor(f"{device}-{kind}", host.spread)
 
     def _row_steps(self, costs: Costs, device: str, operation: RowOperation) -> list[tuple[str, float]]:
         """The steps of a row operation, as its replies tell them, at the times measured of its kind."""

@@ -145,7 +145,11 @@ class Scenario:
         return KeyedNoise(self.seed, strata=STRATA) if self.effects.jitter else None
 
     def serving(self) -> tuple[TokenModel, list[Request]]:
-        """The token model and the requests in the order in which they are served."""
+        """The token model and the requests in the order in which they are served; not to be changed."""
+        return self._serving
+
+    @cached_property
+    def _serving(self) -> tuple[TokenModel, list[Request]]:
         tokens = self.tokens
         wanted = self.requests or len(tokens.requests)
         if wanted > len(tokens.requests):

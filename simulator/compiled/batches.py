@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,17 +21,18 @@ from simulator.tokens import TokenModel
 
 CHUNK = 65_536
 """Rounds of a batch laid out, priced and timed at once, which bounds the memory taken."""
-KEPT_CHUNKS = 4
+KEPT_CHUNKS = 8
 """Of a line-up that is kept for the next run; longer ones are laid out anew."""
 KEPT_LINEUPS = 8
 """Of a setting."""
 
 
-class Rounds(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Rounds:
     """Consecutive rounds of a batch.
 
     Attributes:
-        fields: [n, fields] what each consists of (`FIELDS`).
+        fields: [fields, n] what each consists of (`FIELDS`).
         first: Number of the first one.
     """
 
@@ -44,12 +44,15 @@ class Rounds(NamedTuple):
         """([n] sum of the rows' contexts, [n] rows, [n] prompt of the first row)."""
         return self.contexts, self.rows, self.first_prompt
 
+    def __len__(self) -> int:
+        return int(self.fields.shape[1])
+
     def __getattr__(self, name: str) -> IntArray:
         """[n] a field of every round."""
-        try:
-            return self.fields[:, FIELDS.index(name)]
-        except ValueError:
-            raise AttributeError(name) from None
+        if name not in FIELDS:
+            raise AttributeError(name)
+        field: IntArray = self.fields[FIELDS.index(name)]
+        return field
 
 
 @dataclass
@@ -58,23 +61,20 @@ class Lineup:
 
     Attributes:
         walks: Their rounds.
-        own: [q] index of each request among them, in the order served.
-        ids: [q] request ids.
-        prompts: [q] prompt tokens.
-        limits: [q] tokens to emit.
+        requests: In the order served.
         width: Rows of the batch.
     """
 
     tokens: TokenModel
     settings: Settings
     walks: Walks
-    own: IntArray
-    ids: IntArray
-    prompts: IntArray
-    limits: IntArray
+    requests: Sequence[Request]
     width: int
 
     def __post_init__(self) -> None:
+        facts = [(request.id, request.prompt_length, request.limit) for request in self.requests]
+        self.ids, self.prompts, self.limits = np.array(facts, dtype=np.int64).T.copy()
+        self.own = self.walks.of(self.requests)
         self.begins = self.walks.begins[self.own]
         self.ends = self.walks.ends[self.own]
         self.rounds = int((self.ends - self.begins).sum())
@@ -129,7 +129,7 @@ class Lineup:
             )
             if made == 0:
                 return
-            yield Rounds(totals[: made * len(FIELDS)].reshape(made, len(FIELDS)), first)
+            yield Rounds(totals.reshape(len(FIELDS), most)[:, :made], first)
 
     @cached_property
     def order(self) -> tuple[np.ndarray, np.ndarray]:
@@ -180,15 +180,14 @@ def line_up_of(tokens: TokenModel, settings: Settings, requests: Sequence[Reques
     Raises:
         SettingError: The run's sampling is not that of the recording.
     """
-    walks, own = walks_of(tokens, settings, requests)
-    facts = [(request.id, request.prompt_length, request.limit) for request in requests]
-    ids, prompts, limits = np.array(facts, dtype=np.int64).T
-    key = (width, settings, own.tobytes(), ids.tobytes(), prompts.tobytes())
-    found: Lineup | None = walks.lined_up.get(key)
-    if found is None:
+    walks = walks_of(tokens, settings)
+    # The list is kept, so that no other one gets its identity.
+    key = (width, settings, id(requests))
+    if key not in walks.lined_up:
         if len(walks.lined_up) >= KEPT_LINEUPS:
             walks.lined_up.pop(next(iter(walks.lined_up)))
-        found = walks.lined_up[key] = Lineup(tokens, settings, walks, own, ids, prompts, limits, width)
+        walks.lined_up[key] = Lineup(tokens, settings, walks, requests, width)
+    found: Lineup = walks.lined_up[key]
     return found
 
 

@@ -44,63 +44,7 @@ class Guesses(NamedTuple):
     needs: IntArray
 
 
-@dataclass
-class Walks:
-    """The rounds of requests in one setting, request after request; more are appended as they are asked for.
-
-    Attributes:
-        requests: Index of each request in `begins` and `ends`, by what its rounds depend on.
-        begins: [q] each one's first round.
-        ends: [q] the round after its last.
-        positions: [m] tokens emitted before each round; the next ones are of rounds, too.
-        states: What was verified: `NOTHING`, `CHAIN` or `GUESS`.
-        lengths: Tokens verified.
-        accepted: Tokens accepted.
-        hits: Whether the outcome was prepared for; -1 where nothing was looked up.
-        lined_up: Batches of these requests (`simulator.compiled.batches`), by which and how wide.
-    """
-
-    requests: dict[Hashable, int] = field(default_factory=dict)
-    begins: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    ends: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    positions: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
-    states: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
-    lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int16))
-    accepted: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int16))
-    hits: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
-    lined_up: dict[Hashable, Any] = field(default_factory=dict)
-
-    def columns(self) -> tuple[np.ndarray, ...]:
-        """All that loops read of them."""
-        return self.positions, self.states, self.lengths, self.accepted, self.hits
-
-
-def walks_of(tokens: TokenModel, settings: Settings, requests: Sequence[Request]) -> tuple[Walks, IntArray]:
-    """The rounds of some requests, and the index of each among them.
-
-    They are kept with the token model: batches, profiles, seeds of latency and resamples share them.
-
-    Raises:
-        SettingError: The run's sampling is not that of the recording.
-    """
-    rule = _Rule(tokens, settings)
-    walks = tokens.replays.get(rule.key)
-    if walks is None:
-        _make_room(tokens.replays)
-        walks = tokens.replays[rule.key] = Walks()
-    own = [rule.identity(request) for request in requests]
-    missing = {key: request for key, request in zip(own, requests, strict=True) if key not in walks.requests}
-    if missing:
-        _append(walks, rule, list(missing), list(missing.values()))
-    return walks, np.array([walks.requests[key] for key in own], dtype=np.int64)
-
-
-def _make_room(kept: dict[Hashable, Walks]) -> None:
-    while sum(len(walks.positions) for walks in kept.values()) > KEPT_ROUNDS or len(kept) > 512:
-        kept.pop(next(iter(kept)))
-
-
-class _Rule:
+class Rule:
     """How a setting's rounds follow from a token model."""
 
     def __init__(self, tokens: TokenModel, settings: Settings) -> None:
@@ -132,10 +76,11 @@ class _Rule:
         self.key = (settings.policy, self.depth, self.sampling, *knobs)
         tokens.check_sampling(self.sampling, self.shape)
 
-    def identity(self, request: Request) -> Hashable:
-        """What a request's rounds depend on beside the rule."""
+    def identities(self, requests: Sequence[Request]) -> list[tuple[int, int, int]]:
+        """[q] what each request's rounds depend on beside the rule."""
         keyed = self.guessed == "random" and self.tokens.sampled is None and self.tokens.tokens is not None
-        return int(self.tokens.starts[request.id]), request.limit, request.id if keyed else -1
+        starts = self.tokens.starts[[request.id for request in requests]].tolist()
+        return [(s, r.limit, r.id if keyed else -1) for s, r in zip(starts, requests, strict=True)]
 
     def runs(self) -> IntArray:
         """[n] accepted runs of the draft's tokens."""
@@ -253,6 +198,68 @@ class _Rule:
         return lengths, runs, wrong
 
 
+@dataclass
+class Walks:
+    """The rounds of requests in one setting, request after request; more are appended as they are asked for.
+
+    Attributes:
+        rule: How they follow from the token model.
+        requests: Index of each request in `begins` and `ends`, by what its rounds depend on.
+        begins: [q] each one's first round.
+        ends: [q] the round after its last.
+        positions: [m] tokens emitted before each round; the next ones are of rounds, too.
+        states: What was verified: `NOTHING`, `CHAIN` or `GUESS`.
+        lengths: Tokens verified.
+        accepted: Tokens accepted.
+        hits: Whether the outcome was prepared for; -1 where nothing was looked up.
+        lined_up: Batches of these requests (`simulator.compiled.batches`), by which and how wide.
+    """
+
+    rule: Rule
+    requests: dict[Hashable, int] = field(default_factory=dict)
+    begins: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    ends: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    positions: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    states: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
+    lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int16))
+    accepted: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int16))
+    hits: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
+    lined_up: dict[Hashable, Any] = field(default_factory=dict)
+
+    def columns(self) -> tuple[np.ndarray, ...]:
+        """All that loops read of them."""
+        return self.positions, self.states, self.lengths, self.accepted, self.hits
+
+    def of(self, requests: Sequence[Request]) -> IntArray:
+        """[q] index of each request."""
+        keys = self.rule.identities(requests)
+        new = {k: request for k, request in zip(keys, requests, strict=True) if k not in self.requests}
+        if new:
+            _append(self, list(new), list(new.values()))
+        return np.array([self.requests[key] for key in keys], dtype=np.int64)
+
+
+def walks_of(tokens: TokenModel, settings: Settings) -> Walks:
+    """The rounds of a setting.
+
+    They are kept with the token model: batches, profiles, seeds of latency and resamples share them.
+
+    Raises:
+        SettingError: The run's sampling is not that of the recording.
+    """
+    rule = Rule(tokens, settings)
+    if rule.key not in tokens.replays:
+        _make_room(tokens.replays)
+        tokens.replays[rule.key] = Walks(rule)
+    walks: Walks = tokens.replays[rule.key]
+    return walks
+
+
+def _make_room(kept: dict[Hashable, Walks]) -> None:
+    while sum(len(walks.positions) for walks in kept.values()) > KEPT_ROUNDS or len(kept) > 512:
+        kept.pop(next(iter(kept)))
+
+
 def _last_occurrences(text: IntArray, longest: int) -> IntArray:
     """[n + 1] for the first k tokens of a text, where it goes on after the latest earlier place that ends
     like them, by the longest ending of at most `longest` tokens that has one (`policies.pld.lookup`); -1 if
@@ -269,9 +276,9 @@ def _last_occurrences(text: IntArray, longest: int) -> IntArray:
     return found
 
 
-def _append(walks: Walks, rule: _Rule, keys: list[Hashable], requests: list[Request]) -> None:
+def _append(walks: Walks, keys: list[Hashable], requests: list[Request]) -> None:
     """Walk requests that are new."""
-    tokens = rule.tokens
+    rule, tokens = walks.rule, walks.rule.tokens
     starts = tokens.starts[[request.id for request in requests]]
     limits = np.array([request.limit for request in requests], dtype=np.int64)
     runs = rule.runs()
@@ -279,6 +286,7 @@ def _append(walks: Walks, rule: _Rule, keys: list[Hashable], requests: list[Requ
     guesses = rule.guesses(requests) if rule.guessed else Guesses(np.zeros_like(starts), *[nothing] * 3)
     most = int(limits.sum())
     fresh = Walks(
+        rule,
         positions=np.zeros(most, dtype=np.int32),
         states=np.zeros(most, dtype=np.int8),
         lengths=np.zeros(most, dtype=np.int16),

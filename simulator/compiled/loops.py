@@ -175,7 +175,7 @@ def _line_up(
         rounds: State, [width] its next round.
         absent: State, [width] whether it sits the next round out.
         where: State: requests admitted, rounds of the batch, rounds of rows, slots in use.
-        totals: Output, `FIELDS` of each round of the batch.
+        totals: Output, of each of the `FIELDS` `most` rounds of the batch.
         admitted: Output, [q] the batch's round at whose beginning each request got its slot.
         order: Output, [rounds of all rows] their indices in the order in which they are committed.
         owners: Output, the request of each.
@@ -183,23 +183,23 @@ def _line_up(
     coming, number, offset, active = where[0], where[1], where[2], where[3]
     made = 0
     while made < most and (coming < len(begins) or active > 0):
-        at = made * 17
-        for i in range(at, at + 17):
-            totals[i] = 0
+        fresh, fresh_longest, fresh_contexts, fresh_first = 0, 0, 0, 0
         if active < width and coming < len(begins):
             for slot in range(width):
                 if requests[slot] < 0 and coming < len(begins):
                     requests[slot], rounds[slot], absent[slot] = coming, begins[coming], 0
                     admitted[coming] = number
                     prompt = prompts[coming]
-                    if totals[at + 9] == 0:
-                        totals[at + 12] = prompt
-                    totals[at + 9] += 1
-                    totals[at + 10] = max(totals[at + 10], prompt)
-                    totals[at + 11] += prompt
+                    if fresh == 0:
+                        fresh_first = prompt
+                    fresh += 1
+                    fresh_longest = max(fresh_longest, prompt)
+                    fresh_contexts += prompt
                     coming += 1
                     active += 1
-        going_on = 0
+        rows, contexts, first_prompt, longest, drafted = 0, 0, 0, 0, 0
+        widest, branches, most_unseen, unseen = 0, 0, 0, 0
+        missed, missed_contexts, missed_first, going_on = 0, 0, 0, 0
         for slot in range(width):
             request = requests[slot]
             if request < 0:
@@ -213,36 +213,53 @@ def _line_up(
                 order[offset], owners[offset] = i, request
             offset += 1
             length = lengths[i]
-            if totals[at] == 0:
-                totals[at + 2] = prompt
-            totals[at] += 1
-            totals[at + 1] += prompt + positions[i]
-            totals[at + 3] = max(totals[at + 3], length)
-            totals[at + 4] += length
-            branches = chain_branches[length] if states[i] == 1 else guess_branches[length]
-            totals[at + 5] = max(totals[at + 5], branches)
-            totals[at + 6] += branches
+            if rows == 0:
+                first_prompt = prompt
+            rows += 1
+            contexts += prompt + positions[i]
+            longest = max(longest, length)
+            drafted += length
+            own = chain_branches[length] if states[i] == 1 else guess_branches[length]
+            widest = max(widest, own)
+            branches += own
             # The last drafted token was never fed to the draft: if it was accepted, two are unseen.
-            unseen = 2 if i > begins[request] and accepted[i - 1] == lengths[i - 1] else 1
-            totals[at + 7] = max(totals[at + 7], unseen)
-            totals[at + 8] += unseen
+            new = 2 if i > begins[request] and accepted[i - 1] == lengths[i - 1] else 1
+            most_unseen = max(most_unseen, new)
+            unseen += new
             rounds[slot] = i + 1
             if i + 1 == ends[request]:
                 requests[slot] = -1
                 active -= 1
             elif redrafts and hits[i] == 0:
-                if totals[at + 13] == 0:
-                    totals[at + 15] = prompt
-                totals[at + 13] += 1
-                totals[at + 14] += prompt + positions[i + 1]
+                if missed == 0:
+                    missed_first = prompt
+                missed += 1
+                missed_contexts += prompt + positions[i + 1]
                 absent[slot] = 2
             else:
                 going_on += 1
-        waits = rows_wait and totals[at + 13] > 0 and going_on > 0
-        totals[at + 16] = 1 if waits else 0
-        for slot in range(width):
-            if absent[slot] == 2:
-                absent[slot] = 1 if waits else 0
+        waits = rows_wait and missed > 0 and going_on > 0
+        if missed > 0:
+            for slot in range(width):
+                if absent[slot] == 2:
+                    absent[slot] = 1 if waits else 0
+        totals[made] = rows
+        totals[most + made] = contexts
+        totals[2 * most + made] = first_prompt
+        totals[3 * most + made] = longest
+        totals[4 * most + made] = drafted
+        totals[5 * most + made] = widest
+        totals[6 * most + made] = branches
+        totals[7 * most + made] = most_unseen
+        totals[8 * most + made] = unseen
+        totals[9 * most + made] = fresh
+        totals[10 * most + made] = fresh_longest
+        totals[11 * most + made] = fresh_contexts
+        totals[12 * most + made] = fresh_first
+        totals[13 * most + made] = missed
+        totals[14 * most + made] = missed_contexts
+        totals[15 * most + made] = missed_first
+        totals[16 * most + made] = 1 if waits else 0
         number += 1
         made += 1
     where[0], where[1], where[2], where[3] = coming, number, offset, active

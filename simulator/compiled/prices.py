@@ -9,13 +9,11 @@ and `least` a share of `scale * expected`: the same as `OperationHost.work_s`.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from hardware_profiles.optime import LEAST_SHARE, Host, HostOperation, OperationHost
-from hardware_profiles.surface import varied
 from policies.registry import Settings
 from policies.sampling import FloatArray
 from policies.values import IntArray
@@ -49,12 +47,42 @@ class Drafts(NamedTuple):
     keys: IntArray
 
 
-class Noisy(NamedTuple):
-    """[n] seconds of forwards that vary, keys of their order, and of how many forwards each is the sum."""
+class Varying(NamedTuple):
+    """Operations of which a part varies with forwards of one surface.
 
-    seconds: FloatArray
+    Attributes:
+        ops: [n, 5] the operations.
+        scaled: [n] seconds of that part, host time's `scale` included.
+        keys: [n] their order.
+        forwards: How many forwards the part is the sum of.
+    """
+
+    ops: Ops
+    scaled: FloatArray
     keys: IntArray
     forwards: int
+
+
+def distinct(*columns: IntArray) -> tuple[IntArray, IntArray]:
+    """Rows of [n] columns that differ, and for each of the n rows which of them it is.
+
+    All of them as they are, where telling them apart would take a table much longer than they are.
+    """
+    count = len(columns[0])
+    key, size = np.zeros(count, dtype=np.int64), 1
+    for column in columns:
+        low, high = (int(column.min()), int(column.max())) if count else (0, 0)
+        if low < high:
+            key = key * (high - low + 1) + (column - low)
+            size *= high - low + 1
+            if size > 8 * count + 1024:
+                return np.arange(count), np.arange(count)
+    table = np.full(size, -1)
+    table[key] = np.arange(count)
+    there = np.flatnonzero(table >= 0)
+    chosen = table[there]
+    table[there] = np.arange(len(there))
+    return chosen, table[key]
 
 
 class Prices:
@@ -85,32 +113,35 @@ class Prices:
 
     def prefill(self, role: str, rounds: Rounds) -> Ops:
         """[n, 5] the prefill of the rows just admitted, of the rounds that have any."""
-        rows, seconds = rounds.fresh, np.zeros(len(rounds.fields))
+        chosen, which = distinct(rounds.fresh, rounds.fresh_longest)
+        rows, seconds = rounds.fresh[chosen], np.zeros(len(chosen))
         if isinstance(self.costs, ProfileCosts):
-            seconds = self.costs.prefills(f"{role}.prefill", rows, rounds.fresh_longest)
-        return self._ops("prefill", rows, seconds, calls=1, tokens=np.zeros_like(rows))
+            seconds = self.costs.prefills(f"{role}.prefill", rows, rounds.fresh_longest[chosen])
+        return self._ops("prefill", rows, seconds, calls=1, tokens=np.zeros_like(rows))[which]
 
     def verify(self, rounds: Rounds) -> tuple[Ops, IntArray]:
         """[n, 5] the verification of each round, and its kind."""
-        rows, context = rounds.rows, self._context(*rounds.context)
-        width, tokens = 1 + rounds.longest, rounds.rows + rounds.drafted
-        ops, kinds = np.empty((len(rows), 5)), np.full(len(rows), KINDS.index("verify"))
-        decode = rounds.longest == 0
-        kinds[decode] = KINDS.index("decode")
-        seconds = np.zeros(0)
-        if isinstance(self.costs, TextbookCosts):
-            seconds = np.full(len(rows), self.costs.target_s)
-        elif isinstance(self.costs, ProfileCosts):
-            seconds = self.costs.forwards(TARGET, rows, width, context)
-            noisy = np.flatnonzero(np.where(decode, self._varies("decode"), self._varies("verify")))
-            varied_s = seconds[noisy]
-            self._vary(TARGET, [Noisy(varied_s, noisy, 1)])
-            seconds[noisy] = varied_s
-        for kind, chosen in (("decode", decode), ("verify", ~decode)):
-            if chosen.any():
-                found = self._ops(cast("Kind", kind), rows[chosen], seconds[chosen], 1, tokens[chosen])
-                found[:, 3] = self._luck("target", cast("Kind", kind), len(found))
-                ops[chosen] = found
+        context, decode = self._context(*rounds.context), rounds.longest == 0
+        columns = (rounds.rows, context, rounds.longest, rounds.drafted)
+        chosen, which = distinct(*columns)
+        rows, context, longest, drafted = (column[chosen] for column in columns)
+        seconds, plain = self._forwards(TARGET, rows, 1 + longest, context), longest == 0
+        small = np.empty((len(chosen), 5))
+        for kind, mask in (("decode", plain), ("verify", ~plain)):
+            if mask.any():
+                tokens = (rows + drafted)[mask]
+                small[mask] = self._ops(cast("Kind", kind), rows[mask], seconds[mask], 1, tokens)
+        ops, kinds = small[which], np.where(decode, KINDS.index("decode"), KINDS.index("verify"))
+        some = [np.flatnonzero(decode), np.flatnonzero(~decode)]
+        for kind, numbers in zip(("decode", "verify"), some, strict=True):
+            if len(numbers) and self.hosts[kind].spread is not None:
+                luck = self._luck("target", cast("Kind", kind), len(numbers))
+                ops[numbers if len(numbers) < len(ops) else slice(None), 3] = luck
+        noisy = np.flatnonzero(np.where(decode, self._varies("decode"), self._varies("verify")))
+        if len(noisy) and self._noisy:
+            part = ops[noisy]
+            self._vary(TARGET, [Varying(part, part[:, 2] / LEAST_SHARE, noisy, 1)])
+            ops[noisy] = part
         return ops, kinds
 
     def settle(self, rounds: Rounds) -> Ops:
@@ -122,29 +153,45 @@ class Prices:
 
     def drafted(self, drafts: Drafts) -> Ops:
         """[n, 5] drafts of K tokens."""
-        seconds = self._chained(drafts.rows, self._context(*drafts.context), drafts.most)
-        self._vary(DRAFT, [Noisy(seconds, drafts.keys, self.depth)], "draft")
-        return self._drafted_ops(drafts, seconds)
+        ops = self._drafts(drafts)
+        if self._varies("draft"):
+            self._vary(DRAFT, [Varying(ops, ops[:, 2] / LEAST_SHARE, drafts.keys, self.depth)])
+        return ops
 
-    def _drafted_ops(self, drafts: Drafts, seconds: FloatArray) -> Ops:
-        tokens = drafts.unseen + drafts.rows * (self.depth - 1)
-        ops = self._ops("draft", drafts.rows, seconds, self.depth, tokens)
+    def _drafts(self, drafts: Drafts) -> Ops:
+        """As `drafted`, without the noise of forwards."""
+        columns = (drafts.rows, self._context(*drafts.context), drafts.most, drafts.unseen)
+        chosen, which = distinct(*columns)
+        rows, context, most, unseen = (column[chosen] for column in columns)
+        tokens = unseen + rows * (self.depth - 1)
+        ops = self._ops("draft", rows, self._chained(rows, context, most), self.depth, tokens)[which]
         ops[:, 3] = self._luck("draft", "draft", len(ops))
         return ops
 
     def continued(self, rounds: Rounds) -> Ops:
         """[n, 5] drafts of K tokens past what is verified."""
-        rows, context = rounds.rows, self._context(*rounds.context)
+        columns = (rounds.rows, self._context(*rounds.context), rounds.longest)
+        chosen, which = distinct(*columns)
+        rows, context, longest = (column[chosen] for column in columns)
         if isinstance(self.costs, ProfileCosts):
-            context = context + rounds.longest * self.costs.effects.context
+            context = context + longest * self.costs.effects.context
         seconds = self._chained(rows, context, np.ones_like(rows))
-        self._vary(DRAFT, [Noisy(seconds, np.arange(len(rows)), self.depth)], "continue")
-        ops = self._ops("continue", rows, seconds, self.depth, rows * self.depth)
+        ops = self._ops("continue", rows, seconds, self.depth, rows * self.depth)[which]
         ops[:, 3] = self._luck("draft", "continue", len(ops))
+        if self._varies("continue"):
+            keys = np.arange(len(ops))
+            self._vary(DRAFT, [Varying(ops, ops[:, 2] / LEAST_SHARE, keys, self.depth)])
         return ops
 
+    def _forwards(self, name: str, rows: IntArray, width: IntArray, context: IntArray) -> FloatArray:
+        """[n] mean seconds of forwards."""
+        if isinstance(self.costs, TextbookCosts):
+            return np.full(len(rows), self.costs.target_s)
+        assert isinstance(self.costs, ProfileCosts)
+        return self.costs.forwards(name, rows, width, context)
+
     def _chained(self, rows: IntArray, context: IntArray, first: IntArray) -> FloatArray:
-        """[n] seconds of a forward over `first` tokens and K - 1 of one."""
+        """[n] mean seconds of a forward over `first` tokens and K - 1 of one."""
         if isinstance(self.costs, TextbookCosts):
             return np.full(len(rows), self.costs.draft_s * self.depth)
         assert isinstance(self.costs, ProfileCosts)
@@ -152,50 +199,53 @@ class Prices:
         if self.depth == 1:
             return seconds
         grows, one = np.full(len(rows), int(self.costs.effects.context)), np.ones_like(rows)
-        return seconds + self.costs.repeated(
-            DRAFT, rows, one, context + grows, grows=grows, times=self.depth - 1
-        )
+        times = self.depth - 1
+        return seconds + self.costs.repeated(DRAFT, rows, one, context + grows, grows=grows, times=times)
 
     def prepared(self, rounds: Rounds, drafts: Drafts) -> tuple[Ops, Ops]:
         """[m, 5] the drafts before and after rounds, and [n devices, 5] every device's share of their
         pre-speculations, round after round.
         """
-        rows, count = rounds.rows, self.depth
-        glue_s, tree_s = self._glue_and_tree(rounds)
-        draft_s = self._chained(drafts.rows, self._context(*drafts.context), drafts.most)
+        context, count, devices = self._context(*rounds.context), self.depth, self.devices
+        columns = (rounds.rows, context, rounds.longest, rounds.drafted, rounds.widest, rounds.branches)
+        chosen, which = distinct(*columns)
+        rows, context, longest, drafted, widest, branches = (column[chosen] for column in columns)
+        glue_s, tree_s = self._glue_and_tree(rows, context, longest, widest, branches)
+        glued = isinstance(self.costs, ProfileCosts) and self.costs.effects.draft_width
+        fed = rows + drafted + count * branches
+        small = self._ops("prespeculate", rows, glue_s + tree_s, count + glued, fed)
         # Devices begin at once, so that the first one's noise comes first in every round.
-        glues, trees = np.repeat(glue_s, self.devices), np.repeat(tree_s, self.devices)
-        keys = np.repeat(KEYS_PER_ROUND * np.arange(len(rows)) + 1, self.devices)
-        glued = Noisy(glues, keys, 1) if glue_s.any() else None
-        parts = {"draft": Noisy(draft_s, drafts.keys, count), "prespeculate": glued}
-        self._vary(DRAFT, [part for kind, part in parts.items() if part and self._varies(kind)])
-        if self._varies("prespeculate"):
-            self._vary(TREE_SURFACE, [Noisy(trees, keys, count)])
-        calls = count + 1 if glued else count
-        rows, fed, branches = (
-            np.repeat(each, self.devices) for each in (rows, rows + rounds.drafted, rounds.branches)
-        )
-        ops = self._ops("prespeculate", rows, glues + trees, calls, fed + count * branches)
-        for i in range(self.devices):
+        which = np.repeat(which, devices) if devices > 1 else which
+        ops, before = small[which], self._drafts(drafts)
+        for i in range(devices):
             device = "draft" if i == 0 else f"draft-{i}"
-            ops[i :: self.devices, 3] = self._luck(device, "prespeculate", len(rounds.fields))
-        return self._drafted_ops(drafts, draft_s), ops
+            ops[i::devices, 3] = self._luck(device, "prespeculate", len(rounds))
+        varying = []
+        if self._varies("draft"):
+            varying.append(Varying(before, before[:, 2] / LEAST_SHARE, drafts.keys, count))
+        if self._varies("prespeculate") and self._noisy:
+            keys = np.repeat(KEYS_PER_ROUND * np.arange(len(rounds)) + 1, devices)
+            scale = self.hosts["prespeculate"].scale
+            if glued:
+                varying.append(Varying(ops, scale * glue_s[which], keys, 1))
+            self._vary(TREE_SURFACE, [Varying(ops, scale * tree_s[which], keys, count)])
+        self._vary(DRAFT, varying)
+        return before, ops
 
-    def _glue_and_tree(self, rounds: Rounds) -> tuple[FloatArray, FloatArray]:
-        """[n] seconds of the glue and of all tree steps of one device."""
-        rows, widest, branches = rounds.rows, rounds.widest, rounds.branches
-        nothing = np.zeros(len(rows))
+    def _glue_and_tree(
+        self, rows: IntArray, context: IntArray, longest: IntArray, widest: IntArray, branches: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """[n] mean seconds of the glue and of all tree steps of one device."""
+        nothing, still, one = np.zeros(len(rows)), np.zeros_like(rows), np.ones_like(rows)
         if isinstance(self.costs, TextbookCosts):
             return nothing, np.full(len(rows), self.costs.draft_s * self.depth)
-        costs, context, still = self.costs, self._context(*rounds.context), np.zeros_like(rows)
+        costs = self.costs
         assert isinstance(costs, ProfileCosts)
         if not costs.effects.draft_width:  # a step is a forward, and the glue is none
-            return nothing, costs.repeated(
-                DRAFT, rows, np.ones_like(rows), context, grows=still, times=self.depth
-            )
+            return nothing, costs.repeated(DRAFT, rows, one, context, grows=still, times=self.depth)
         batched = "batch" in costs.surfaces[TREE_SURFACE].axes
         width, grows = (widest, widest) if batched else (branches, -(-branches // rows))
-        fed = 1 + rounds.longest
+        fed = 1 + longest
         glue = costs.forwards(DRAFT, rows, fed, context)
         begins, grows = (context + fed, grows) if costs.effects.context else (context, still)
         return glue, costs.repeated(TREE_SURFACE, rows, width, begins, grows=grows, times=self.depth)
@@ -217,28 +267,34 @@ class Prices:
         spread = self.hosts[kind].spread
         if self.noise is None or spread is None or count == 0:
             return 1.0
-        return self.noise.factors(f"{device}-{kind}", partial(varied, spread), count)
+        return self.noise.factors(f"{device}-{kind}", spread, count)
 
     def _varies(self, kind: str) -> bool:
         """Whether operations of a kind vary by their forwards, and not as whole ones."""
         return self.hosts[kind].spread is None
 
-    def _vary(self, surface: str, parts: list[Noisy], kind: str | None = None) -> None:
-        """Multiply the seconds of forwards by their noise, which is drawn in the order of their keys.
+    @property
+    def _noisy(self) -> bool:
+        """Whether forwards vary."""
+        return isinstance(self.costs, ProfileCosts) and self.costs.effects.jitter
 
-        Nothing is done where the operations of `kind` vary as such.
-        """
-        if not isinstance(self.costs, ProfileCosts) or not parts or (kind and not self._varies(kind)):
+    def _vary(self, surface: str, parts: list[Varying]) -> None:
+        """Add the noise of forwards to operations, drawn in the order of their keys."""
+        if not isinstance(self.costs, ProfileCosts) or not parts:
             return
         keys = np.concatenate([part.keys for part in parts])
         raw = self.costs.noise_factors(surface, len(keys))
         if raw is None:
             return
-        factors = np.empty(len(keys))
-        factors[np.argsort(keys, kind="stable")] = raw
+        factors = raw
+        if len(parts) > 1:
+            factors = np.empty(len(keys))
+            factors[np.argsort(keys, kind="stable")] = raw
         for part in parts:
             own, factors = factors[: len(part.keys)], factors[len(part.keys) :]
-            part.seconds[:] *= 1.0 + (own - 1.0) / np.sqrt(part.forwards)
+            more = part.scaled * (own - 1.0) / np.sqrt(part.forwards)
+            part.ops[:, 1] += more
+            part.ops[:, 2] += LEAST_SHARE * more
 
     def _context(self, contexts: IntArray, rows: IntArray, first_prompt: IntArray) -> IntArray:
         """[n] context at which operations are priced."""

@@ -222,14 +222,14 @@ class _Clock:
             done,
         )
         prefills = which == PREFILL
-        admitted = np.zeros(len(rounds.fields))
+        admitted = np.zeros(len(rounds))
         admitted[of[prefills]] = began[prefills]
         self.ends.append(done[which == last])
         self.began.append(admitted)
         self.prefill_s += float((done - began)[prefills].sum())
 
     def _program(self, rounds: Rounds) -> _Program:
-        program, policy = _Program(len(rounds.fields)), self.settings.policy
+        program, policy = _Program(len(rounds)), self.settings.policy
         self._prefill(program, rounds, drafts=policy not in {"ar", "pld"})
         program.present[:, MAIN] = True
         if policy == "saguaro":
@@ -238,7 +238,7 @@ class _Clock:
             program.draft[:, MAIN] = program.add(self.prices.continued(rounds), "continue")
             program.drafts[:, MAIN] = 1
         elif policy == "sd":
-            everything = np.arange(len(rounds.fields))
+            everything = np.arange(len(rounds))
             drafts = Drafts(rounds.rows, rounds.context, rounds.most_unseen, rounds.unseen, everything)
             program.draft[:, DRAFT] = program.add(self.prices.drafted(drafts), "draft")
             program.drafts[:, DRAFT] = 1
@@ -253,7 +253,7 @@ class _Clock:
         fresh = np.flatnonzero(rounds.fresh)
         if len(fresh) == 0:
             return
-        some = Rounds(rounds.fields[fresh], rounds.first)
+        some = Rounds(rounds.fields[:, fresh], rounds.first)
         program.present[fresh, PREFILL] = True
         program.target[fresh, PREFILL] = program.add(self.prices.prefill("target", some), "prefill")
         if drafts:
@@ -262,7 +262,7 @@ class _Clock:
 
     def _prespeculate(self, program: _Program, rounds: Rounds) -> None:
         """Pre-speculations, drafts of rows just admitted, and redrafts before the next round or beside it."""
-        fresh = np.flatnonzero(rounds.fresh if self.drafts_first else np.zeros(len(rounds.fields)))
+        fresh = np.flatnonzero(rounds.fresh if self.drafts_first else np.zeros(len(rounds)))
         missed = np.flatnonzero(rounds.missed)
         rows = np.concatenate([rounds.fresh[fresh], rounds.missed[missed]])
         contexts = np.concatenate([rounds.fresh_contexts[fresh], rounds.missed_contexts[missed]])
@@ -290,7 +290,7 @@ class _Clock:
             number = program.add(self._carried, "draft")
             into, redrafts = np.concatenate([[0], into]), np.concatenate([number, redrafts])
         self._carried = None
-        count = len(rounds.fields)
+        count = len(rounds)
         if len(into) and into[-1] == count:
             self._carried = program.ops[redrafts[-1:]]
             into, redrafts = into[:-1], redrafts[:-1]

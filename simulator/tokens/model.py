@@ -212,7 +212,11 @@ class TokenModel:
         With sampled decoding each of them meets luck of its own.
         """
         base, rounds = len(self.starts), -(-count // len(self.requests))
-        again = [replace(r, id=r.id + base * k) for k in range(rounds) for r in self.requests]
+        again = [
+            Request(r.id + base * k, r.prompt_length, r.limit, r.prompt)
+            for k in range(rounds)
+            for r in self.requests
+        ]
         longer = replace(
             self,
             starts=np.tile(self.starts, rounds),

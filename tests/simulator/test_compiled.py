@@ -298,7 +298,7 @@ def contention_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def hits_of_the_next_position(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(content._Rule, "chain_hits", lambda self, runs: runs >= self.chain)
+    patch.setattr(content.Rule, "chain_hits", lambda self, runs: runs >= self.chain)
 
 
 @pytest.mark.parametrize(

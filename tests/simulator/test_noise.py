@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -43,12 +41,11 @@ def seconds(policy: str, spread: Quantiles | None, *, jitter: bool = True, seed:
 
 def test_factors_are_keyed_and_have_the_mean_one() -> None:
     one, other = KeyedNoise(7, strata=STRATA), KeyedNoise(7, strata=STRATA)
-    law = partial(varied, SPREAD)
-    drawn = [one.factor("verify", law) for _ in range(3 * BLOCK)]
+    drawn = [one.factor("verify", SPREAD) for _ in range(3 * BLOCK)]
     again = []
     for _ in range(3 * BLOCK):  # what others draw in between changes nothing
-        other.factor("draft", law)
-        again.append(other.factor("verify", law))
+        other.factor("draft", SPREAD)
+        again.append(other.factor("verify", SPREAD))
     assert drawn == again
     # The law is uniform in [.5, 1.5] but for its flat ends, and every 16 factors have one in each sixteenth
     # of it, which is within 1 / 32 of the middle of its part, on one side or the other alike.
@@ -56,9 +53,9 @@ def test_factors_are_keyed_and_have_the_mean_one() -> None:
     assert np.mean(drawn[:16]) == pytest.approx(1.0, abs=0.02)
     assert np.corrcoef(drawn[:-1], drawn[1:])[0, 1] == pytest.approx(-1 / 15, abs=0.04)
     assert (min(drawn), max(drawn)) == pytest.approx((0.5, 1.5))
-    assert KeyedNoise(8, strata=STRATA).factor("verify", law) != drawn[0]
+    assert KeyedNoise(8, strata=STRATA).factor("verify", SPREAD) != drawn[0]
     independent = KeyedNoise(7)
-    free = [independent.factor("verify", law) for _ in range(3 * BLOCK)]
+    free = [independent.factor("verify", SPREAD) for _ in range(3 * BLOCK)]
     # A deviation of .31 over the root of 3072: 0.6 %.
     assert np.mean(free) == pytest.approx(1.0, abs=0.02)
     assert np.corrcoef(free[:-1], free[1:])[0, 1] == pytest.approx(0.0, abs=0.06)

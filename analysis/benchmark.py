@@ -1,0 +1,192 @@
+"""How fast the simulator itself is: simulated output tokens per second of CPU time, by both engines.
+
+    python -m analysis.benchmark --json
+
+Machines differ, and one machine from minute to minute, so that every run is measured beside two others that
+anybody can repeat: simpy's bare event loop, and a scalar loop in plain Python over a recorded trace.  All
+take turns, once around per repetition.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import click
+import numpy as np
+import simpy
+
+from hardware_profiles.files import to_json
+from hardware_profiles.profile import load_profile
+from hardware_profiles.store import find_profile, find_trace
+from hardware_profiles.trace import read_trace
+from policies.commandline import HELP, POSITIVE, checked_command, click_options, option, with_options
+from policies.registry import configure
+from simulator.costs import TextbookCosts
+from simulator.run import Engine, Scenario, simulate
+from simulator.tokens import TokenModel, coin, replay
+
+SETTINGS = configure("saguaro", lookahead=4, fanout=(3,))
+PROFILE = "cpu2-x5"
+LENGTH = 1000
+"""Tokens of a request of coins."""
+WORLDS = ("textbook_1", "textbook_16", "profile_1", "profile_16")
+SHORT, LONG = 30_000, 1_000_000
+"""Simulated tokens of a run of the event world, and of the compiled replay."""
+
+
+@dataclass(frozen=True)
+class BenchmarkQuery:
+    """How often, and how much."""
+
+    repeats: int = option(7, "Repetitions, of which the median counts.", type=POSITIVE)
+    event_tokens: int = option(SHORT, "Simulated tokens of a run of the event world.", type=POSITIVE)
+    compiled_tokens: int = option(LONG, "Simulated tokens of a compiled replay.", type=POSITIVE)
+
+
+@dataclass
+class Worlds:
+    """The worlds that are simulated, by name, of about so many tokens.
+
+    Args:
+        tokens: Simulated tokens of a run.
+    """
+
+    tokens: int
+    engine: Engine
+
+    @cached_property
+    def recorded(self) -> TokenModel:
+        """The shipped trace."""
+        return replay(read_trace(find_trace(PROFILE), columns=("draft_rank", "draft_top_ids")))
+
+    def of(self, name: str) -> Scenario:
+        """A world, e.g. `profile_16`: costs and batch."""
+        costs, _, rows = name.partition("_")
+        batch = int(rows)
+        if costs == "textbook":
+            requests = max(2 * batch, self.tokens // LENGTH)
+            coins = coin(0.8, exponent=1.0, requests=requests, length=LENGTH, prompt_length=64, seed=0)
+            textbook = TextbookCosts(1.0, 0.1)
+            return Scenario(coins, textbook=textbook, batch=batch, requests=requests, engine=self.engine)
+        each = sum(r.limit for r in self.recorded.requests) / len(self.recorded.requests)
+        requests = max(2 * batch, round(self.tokens / each))
+        profile = load_profile(find_profile(PROFILE))
+        return Scenario(self.recorded, profile=profile, batch=batch, requests=requests, engine=self.engine)
+
+
+def per_second(work: Callable[[], float]) -> float:
+    """What `work` returns, per second of CPU time that it takes."""
+    started = time.process_time()
+    done = work()
+    return done / (time.process_time() - started)
+
+
+def simpy_timeouts(count: int = 100_000) -> float:
+    """One process that waits for one timeout after the other."""
+
+    def process(env: simpy.Environment) -> Generator[simpy.Event, Any, None]:
+        while True:
+            yield env.timeout(1.0)
+
+    env = simpy.Environment()
+    env.process(process(env))
+    env.run(until=count)
+    return float(count)
+
+
+def scalar_tokens(runs: Sequence[int], needs: Sequence[int], total: int = 200_000) -> float:
+    """A hand-written loop over a trace: saguaro at batch 1, constant times, one position after the other."""
+    lookahead, fanout, now, position, emitted, n = 4, 3, 0.4, 0, 0, len(runs)
+    while emitted < total:
+        accepted = min(lookahead, runs[position])
+        position = (position + accepted + 1) % n
+        emitted += accepted + 1
+        now += 1.0 if needs[position - 1] <= fanout else 1.4
+    return float(emitted)
+
+
+def benchmark(query: BenchmarkQuery, progress: Callable[[int, int], None]) -> dict[str, Any]:
+    """Medians of all, with their spread.
+
+    `compiled` counts the time pass alone, as in a second run with other latencies; `compiled_uncached` lays
+    out the rounds, too.
+    """
+    event, compiled = Worlds(query.event_tokens, "event"), Worlds(query.compiled_tokens, "compiled")
+    scenarios = {
+        "event": {name: event.of(name) for name in WORLDS},
+        "compiled": {name: compiled.of(name) for name in WORLDS},
+    }
+    recorded = event.recorded
+    runs, needs = recorded.run.tolist(), recorded.need_free.tolist()
+    measured: dict[str, list[float]] = {}
+
+    def note(name: str, rate: float) -> None:
+        measured.setdefault(name, []).append(rate)
+
+    for repeat in range(query.repeats + 1):
+        for engine, worlds in scenarios.items():
+            for name, scenario in worlds.items():
+                if engine == "compiled":
+                    scenario.tokens.replays.clear()
+                    note(f"compiled_uncached.{name}", _tokens_per_second(scenario))
+                note(f"{engine}.{name}", _tokens_per_second(scenario))
+        note("simpy_timeouts_per_second", per_second(simpy_timeouts))
+        note("scalar_tokens_per_second", per_second(lambda: scalar_tokens(runs, needs)))
+        progress(repeat, query.repeats)
+        if repeat == 0:
+            measured.clear()  # the first round compiles, and fills the look-up tables
+    return _medians(measured) | {"spread": _spreads(measured), "repeats": query.repeats}
+
+
+def _tokens_per_second(scenario: Scenario) -> float:
+    return per_second(lambda: simulate(scenario, SETTINGS).summary.tokens)
+
+
+def _medians(measured: dict[str, list[float]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, rates in measured.items():
+        group, _, world = name.partition(".")
+        median = float(np.median(rates))
+        if world:
+            found.setdefault(group, {})[world] = median
+        else:
+            found[group] = median
+    return found
+
+
+def _spreads(measured: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Smallest and largest of the repetitions."""
+    return {name: [min(rates), max(rates)] for name, rates in measured.items()}
+
+
+@checked_command("benchmark", context_settings=HELP)
+@with_options(click_options(BenchmarkQuery))
+@click.option("--json", "machine", is_flag=True, help="Print one JSON object.")
+def main(*, machine: bool, **options: Any) -> None:
+    """Measure the output tokens that the simulator replays per second of CPU time, beside simpy's loop."""
+    query = BenchmarkQuery(**options)
+    with click.progressbar(length=query.repeats, hidden=machine) as bar:
+        found = benchmark(query, lambda done, _: bar.update(1 if done else 0))
+    if machine:
+        click.echo(to_json(found, indent=2))
+        return
+    timeouts = found["simpy_timeouts_per_second"]
+    click.echo(
+        f"simpy {timeouts:,.0f} timeouts/s, scalar loop {found['scalar_tokens_per_second']:,.0f} tokens/s"
+    )
+    for engine in ("event", "compiled", "compiled_uncached"):
+        for name in WORLDS:
+            low, high = found["spread"][f"{engine}.{name}"]
+            rate = found[engine][name]
+            click.echo(
+                f"{engine:>18} {name:<12} {rate:>12,.0f} tokens/s ({low:,.0f} to {high:,.0f}), "
+                f"{rate / timeouts:.3g} per simpy timeout"
+            )
+
+
+if __name__ == "__main__":
+    main()
