@@ -68,7 +68,7 @@ def replies(policy: str, knobs: dict[str, Any], temperature: float) -> list[Any]
     """What the devices answered, and what was emitted."""
     settings = configure(policy, temperature=temperature, seed=1, **knobs)
     world = lens_world(tiny_models())
-    rows = serve(world, settings, PROMPTS, limit=40, batch=2)
+    rows = serve(world, settings, PROMPTS, limit=24, batch=2)
     served = [answer for device in (world.target, *world.drafts) for _, answer in device.served]
     return [*map(_plain, served), texts_of(rows)]
 
