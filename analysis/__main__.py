@@ -41,6 +41,7 @@ STUDIES = {
     "effort": "effort",
     "identity": "identity",
     **dict.fromkeys(("engines", "forwards", "speed"), "engines"),
+    "gpu-oracle": "gpu_oracle",
 }
 """Modules of `analysis.studies` by name of the study."""
 

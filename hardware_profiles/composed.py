@@ -131,7 +131,8 @@ class Composer:
     ) -> list[Part]:
         (m, n, k), dtype = size, dtype or self.network.dtype
         found = [_part(name, times, self.tables.gemm(dtype, m, n, k))]
-        if BYTES[dtype] < 2.0 and not dtype.endswith("_wo"):  # activations are quantised first
+        # Activations are quantised first; TensorRT-LLM does so in the kernel before.
+        if BYTES[dtype] < 2.0 and not dtype.endswith("_wo") and self.tables.engine != "trtllm":
             found.append(_part(f"{name} quantised", times, self.tables.gpu.elementwise(3.0 * m * k)))
         return found
 

@@ -1,0 +1,107 @@
+"""The oracle page, on tiny tables and cells worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tiny_tables import CONFIG, write_tables
+
+from analysis.__main__ import main
+from analysis.studies import gpu_oracle
+from analysis.studies.gpu_oracle import BEYOND, Cell, Oracle, read_cells, signs, summary
+from hardware_profiles.composed import HOST_GAP_S, Composer
+from hardware_profiles.kernels import Tables, find_tables
+from hardware_profiles.networks import eagle_head, network_of_config
+
+NETWORK = network_of_config(CONFIG, name="tiny")
+EMPTY = dict.fromkeys(read_cells()[0].row, "")
+ONE = {
+    **EMPTY,
+    "source": "somebody",
+    "gpu": "H100 80GB",
+    "engine": "vllm",
+    "model": "x/Tiny",
+    "tp": "1",
+    "batch": "2",
+    "context": "50",
+    "graph": "1",
+}
+
+
+def cell(**more: str) -> Cell:
+    return Cell({**ONE, **more})
+
+
+PLAIN = cell(kind="e2e", K="0", metric="output_tok_per_s", value="1000")
+TREE = {
+    "kind": "e2e",
+    "K": "3",
+    "tokens_per_row": "8",
+    "topk": "2",
+    "metric": "output_tok_per_s",
+    "value": "900",
+}
+SPEEDUP = cell(**TREE, draft="EAGLE3", accept_length="2.5")
+
+
+@pytest.fixture
+def systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    heads = {"tiny": NETWORK, "eagle3:tiny": eagle_head(NETWORK)}
+    monkeypatch.setattr(gpu_oracle, "find_network", lambda name, tables: heads[name])
+    return find_tables(write_tables(tmp_path / "wheel"))
+
+
+def test_a_step_and_a_speedup_by_hand(systems: Path) -> None:
+    target, head = (Composer(Tables(systems, "h100"), network) for network in (NETWORK, eagle_head(NETWORK)))
+    found = [Oracle(systems, (PLAIN, SPEEDUP)).answer(each) for each in (PLAIN, SPEEDUP)]
+    assert found[0] is not None and found[1] is not None
+    step = target.forward(2, 1, 50).seconds + HOST_GAP_S
+    assert found[0]["printed"] == 2 / 1000 and found[0]["composed"] == pytest.approx(step)
+    # The head reads what was accepted, then two levels of two; the target verifies eight tokens of each row.
+    drafted = head.forward(2, 8, 50).seconds + 2 * head.forward(2, 2, 50).seconds
+    spent = target.forward(2, 8, 50).seconds + drafted + HOST_GAP_S
+    assert found[1]["printed"] == pytest.approx(0.9)
+    assert found[1]["composed"] == pytest.approx(step / (spent / 2.5))
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"kind": "verify", "metric": "verify_ms", "tokens_per_row": "4"}, "verify"),
+        ({"kind": "e2e", "K": "3", "metric": "output_tok_per_s"}, None),  # no acceptance
+        ({"kind": "forward", "metric": "tpot_ms", "K": "0"}, "plain"),
+        ({"kind": "ratio", "metric": "C"}, "C"),
+    ],
+)
+def test_what_a_cell_is(change: dict[str, str], kind: str | None) -> None:
+    assert cell(**change).kind == kind
+
+
+def test_what_says_too_little_is_left_out(systems: Path) -> None:
+    oracle = Oracle(systems, (PLAIN,))
+    for change in ({"gpu": "not stated"}, {"tp": ""}, {"batch": ""}, {"tp": "4"}):
+        assert oracle.answer(cell(**{**PLAIN.row, **change})) is None
+
+
+def test_the_summary_counts_apart() -> None:
+    row = {"captured": "yes", "source": "a", "cause": None, "roofline_error": None}
+    rows = [
+        {**row, "kind": "speedup", "printed": 1.2, "composed": 1.1, "error": -0.1},
+        {**row, "kind": "speedup", "printed": 0.8, "composed": 1.2, "error": 0.5},
+        {**row, "kind": "verify", "printed": 1.0, "composed": 2.0, "error": 1.0, "cause": BEYOND},
+    ]
+    (found,) = summary(rows)
+    assert found["cells"] == 2 and found["median"] == pytest.approx(0.3) and found["largest"] == 0.5
+    assert signs(rows[:2]) == 0.5
+
+
+def test_the_command(systems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_oracle, "read_cells", lambda: (PLAIN, SPEEDUP, cell(kind="ratio")))
+    arguments = ["run", "gpu-oracle", "--tables", str(tmp_path / "wheel")]
+    result = CliRunner().invoke(main, [*arguments, "--json"])
+    found = json.loads(result.stdout)
+    assert found["cells"] == 2 and found["published"] == 3
+    assert "1 figures say too little" in CliRunner().invoke(main, arguments).stdout
