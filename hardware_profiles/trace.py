@@ -430,16 +430,23 @@ def _from_arrow(chunks: pyarrow.ChunkedArray, column: Column, source: str) -> ND
         wanted = "lists of numbers" if column.width else "numbers"
         raise TraceError(f"{source}: column {column.name!r} holds {kind}, must hold {wanted}")
     array = pa.concat_arrays(chunks.chunks) if chunks.num_chunks else pa.array([], kind)
-    _refuse_rows(source, column.name, array.is_null().to_numpy(zero_copy_only=False), "is empty")
+    if array.null_count:  # what tells which they are takes as long to import as the rest of Arrow
+        _refuse_rows(source, column.name, array.is_null().to_numpy(zero_copy_only=False), "is empty")
     if column.width is None:
         # Flat integers are int64 in memory, to be indices without surprises.
         return np.asarray(array, dtype="float32" if column.dtype == "float32" else "int64")
-    lengths = np.asarray(array.value_lengths())
+    # Not `value_lengths` and `flatten`, which import pyarrow.compute.
+    if types.is_fixed_size_list(kind):
+        begins = np.arange(len(array) + 1) * kind.list_size
+    else:
+        begins = np.asarray(array.offsets)
+    lengths = np.diff(begins)
     width = int(lengths[0]) if len(lengths) else 0
     _refuse_rows(source, column.name, lengths != width, f"has not {width} numbers like row 0")
-    flat, shape = array.flatten(), (len(lengths), width)
-    empty = flat.is_null().to_numpy(zero_copy_only=False).reshape(shape)
-    _refuse_rows(source, column.name, empty.any(axis=1), "has an empty number")
+    flat, shape = array.values.slice(int(begins[0]), int(begins[-1] - begins[0])), (len(lengths), width)
+    if flat.null_count:
+        empty = flat.is_null().to_numpy(zero_copy_only=False).reshape(shape)
+        _refuse_rows(source, column.name, empty.any(axis=1), "has an empty number")
     return np.asarray(flat, dtype=column.dtype).reshape(shape)
 
 

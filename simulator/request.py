@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 import click
 
-from hardware_profiles.pairs import Pair, is_gpu, pair_profile
-from hardware_profiles.predicted import placement_note, replaced, rescaled
 from hardware_profiles.profile import Profile, ProfileError, load_profile, unmeasured
 from hardware_profiles.reply_trace import DecisionTrace, OperationTimings, read_decisions
 from hardware_profiles.store import (
@@ -211,6 +209,8 @@ def _profile(request: SimulationRequest) -> tuple[Profile, str]:
         SettingError: Options of a composed profile without its two models.
     """
     if request.target is not None and request.draft is not None and request.hw is not None:
+        from hardware_profiles.pairs import Pair, pair_profile
+
         return pair_profile(
             Pair(
                 hw=request.hw,
@@ -237,6 +237,8 @@ def _profile(request: SimulationRequest) -> tuple[Profile, str]:
     try:
         path = find_profile(hw)
     except ProfileError as error:
+        from hardware_profiles.pairs import is_gpu
+
         if not is_gpu(hw):
             raise
         raise SettingError(
@@ -251,6 +253,11 @@ def overridden(profile: Profile, request: SimulationRequest, sources: dict[str, 
     Raises:
         ValueError: The profile cannot be carried there.
     """
+    moved = request.placement not in {None, profile.placement}
+    if not (request.target_shape or request.draft_shape or moved):
+        return profile
+    from hardware_profiles.predicted import placement_note, replaced, rescaled
+
     profile = rescaled(profile, target=request.target_shape, draft=request.draft_shape)
     if request.target_shape or request.draft_shape:
         models = f"{profile.roles.target.model} and {profile.roles.draft.model}"
@@ -265,8 +272,9 @@ def overridden(profile: Profile, request: SimulationRequest, sources: dict[str, 
 
 
 def _measured_timings(request: SimulationRequest, profile: Profile | None) -> OperationTimings | None:
-    """What is known by the profile's name; a decision trace that was asked for has its own."""
-    if profile is None or request.decisions is not None:
+    """What is known by the profile's name for a policy that needs it; a decision trace has its own."""
+    replayed = find_policy(request.query.settings.policy).needs_decisions
+    if profile is None or request.decisions is not None or not replayed:
         return None
     name = _recorded_as(request, profile)
     return find_timings(profile, request.query.settings.temperature, request.query.settings.top_p, name=name)

@@ -22,6 +22,10 @@ ENGINES: tuple[Engine, ...] = get_args(Engine)
 """The event world, the compiled replay, or the latter where it covers a run."""
 
 
+KEPT = 16
+"""Ways of serving that are kept for the copies of a scenario."""
+
+
 @dataclass(frozen=True)
 class Scenario:
     """Everything about a simulated run but the policy.
@@ -39,6 +43,9 @@ class Scenario:
             machine is today, as drawn from `GridCost.block_factors`.  None by default.
         measured_timings: What operations stated row by row take in real rounds (`find_timings`), where the
             decision trace does not say; None where nothing is known.
+        built: Surfaces by the identity of their profile, which is kept with them; copies share them.
+        served: What is served by the identity of its tokens, which are kept with it; copies share it.
+        engine: Who simulates it.
     """
 
     tokens: TokenModel
@@ -53,6 +60,9 @@ class Scenario:
     decisions: DecisionTrace | None = None
     measured_timings: OperationTimings | None = None
     built: dict[int, tuple[Profile, dict[str, LatencySurface]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    served: dict[tuple[int, int | None, int | None], tuple[TokenModel, TokenModel, list[Request]]] = field(
         default_factory=dict, repr=False, compare=False
     )
     engine: Engine = "auto"
@@ -146,10 +156,14 @@ class Scenario:
 
     def serving(self) -> tuple[TokenModel, list[Request]]:
         """The token model and the requests in the order in which they are served; not to be changed."""
-        return self._serving
+        key = (id(self.tokens), self.requests, self.prompt_length)
+        if key not in self.served:
+            if len(self.served) >= KEPT:
+                self.served.pop(next(iter(self.served)))
+            self.served[key] = (self.tokens, *self._serve())
+        return self.served[key][1:]
 
-    @cached_property
-    def _serving(self) -> tuple[TokenModel, list[Request]]:
+    def _serve(self) -> tuple[TokenModel, list[Request]]:
         tokens = self.tokens
         wanted = self.requests or len(tokens.requests)
         if wanted > len(tokens.requests):

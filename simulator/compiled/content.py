@@ -45,7 +45,11 @@ class Guesses(NamedTuple):
 
 
 class Rule:
-    """How a setting's rounds follow from a token model."""
+    """How a setting's rounds follow from a token model.
+
+    Raises:
+        SettingError: The run's sampling is not that of the recording.
+    """
 
     def __init__(self, tokens: TokenModel, settings: Settings) -> None:
         config = settings.config
@@ -203,7 +207,6 @@ class Walks:
     """The rounds of requests in one setting, request after request; more are appended as they are asked for.
 
     Attributes:
-        rule: How they follow from the token model.
         requests: Index of each request in `begins` and `ends`, by what its rounds depend on.
         begins: [q] each one's first round.
         ends: [q] the round after its last.
@@ -215,7 +218,6 @@ class Walks:
         lined_up: Batches of these requests (`simulator.compiled.batches`), by which and how wide.
     """
 
-    rule: Rule
     requests: dict[Hashable, int] = field(default_factory=dict)
     begins: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     ends: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -230,28 +232,25 @@ class Walks:
         """All that loops read of them."""
         return self.positions, self.states, self.lengths, self.accepted, self.hits
 
-    def of(self, requests: Sequence[Request]) -> IntArray:
-        """[q] index of each request."""
-        keys = self.rule.identities(requests)
+    def of(self, rule: Rule, requests: Sequence[Request]) -> IntArray:
+        """[q] index of each request; `rule` is of the token model that has them."""
+        keys = rule.identities(requests)
         new = {k: request for k, request in zip(keys, requests, strict=True) if k not in self.requests}
         if new:
-            _append(self, list(new), list(new.values()))
+            _append(self, rule, list(new), list(new.values()))
         return np.array([self.requests[key] for key in keys], dtype=np.int64)
 
 
-def walks_of(tokens: TokenModel, settings: Settings) -> Walks:
+def walks_of(rule: Rule) -> Walks:
     """The rounds of a setting.
 
     They are kept with the token model: batches, profiles, seeds of latency and resamples share them.
-
-    Raises:
-        SettingError: The run's sampling is not that of the recording.
     """
-    rule = Rule(tokens, settings)
-    if rule.key not in tokens.replays:
-        _make_room(tokens.replays)
-        tokens.replays[rule.key] = Walks(rule)
-    walks: Walks = tokens.replays[rule.key]
+    kept = rule.tokens.replays
+    if rule.key not in kept:
+        _make_room(kept)
+        kept[rule.key] = Walks()
+    walks: Walks = kept[rule.key]
     return walks
 
 
@@ -276,9 +275,9 @@ def _last_occurrences(text: IntArray, longest: int) -> IntArray:
     return found
 
 
-def _append(walks: Walks, keys: list[Hashable], requests: list[Request]) -> None:
+def _append(walks: Walks, rule: Rule, keys: list[Hashable], requests: list[Request]) -> None:
     """Walk requests that are new."""
-    rule, tokens = walks.rule, walks.rule.tokens
+    tokens = rule.tokens
     starts = tokens.starts[[request.id for request in requests]]
     limits = np.array([request.limit for request in requests], dtype=np.int64)
     runs = rule.runs()
@@ -286,7 +285,6 @@ def _append(walks: Walks, keys: list[Hashable], requests: list[Request]) -> None
     guesses = rule.guesses(requests) if rule.guessed else Guesses(np.zeros_like(starts), *[nothing] * 3)
     most = int(limits.sum())
     fresh = Walks(
-        rule,
         positions=np.zeros(most, dtype=np.int32),
         states=np.zeros(most, dtype=np.int8),
         lengths=np.zeros(most, dtype=np.int16),

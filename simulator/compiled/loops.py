@@ -51,15 +51,21 @@ class Loop:
         self.outputs = outputs
         self._compiled: Callable[..., Any] | None = None
 
+    @property
+    def compiles(self) -> bool:
+        """Whether it is compiled, or will be when it is called next."""
+        if Loop.mode != "auto":
+            return Loop.mode == "numba"
+        return self._compiled is not None or (Loop.turns >= WORTH and find_spec("numba") is not None)
+
     def __call__(self, turns: int, *arguments: Any) -> Any:
         """Run it; `turns` is about how often it goes round."""
         Loop.turns += turns
-        if self._compiled is not None and Loop.mode != "python":
-            return self._compiled(*arguments)
-        if Loop.mode == "numba" or (Loop.mode == "auto" and Loop.turns >= WORTH and find_spec("numba")):
-            import numba
+        if self.compiles:
+            if self._compiled is None:
+                import numba
 
-            self._compiled = numba.njit(cache=True, nogil=True)(self.function)
+                self._compiled = numba.njit(cache=True, nogil=True)(self.function)
             return self._compiled(*arguments)
         plain = [each.tolist() if isinstance(each, np.ndarray) else each for each in arguments]
         result = self.function(*plain)
