@@ -217,11 +217,17 @@ class Tables:
         """One all-reduce of that many numbers of two bytes over the GPUs of a group.
 
         Captured graphs and eager calls are two rows of one table; TensorRT-LLM's does not tell them apart.
+        NCCL's where the engine's own was not timed.
         """
         way = "graph" if captured else "eager"
         where = {"num_gpus": gpus, "backend": f"{self.engine}_{way}"}
         name = f"custom_allreduce_perf, {gpus} GPUs, {way}"
-        return self._line(name, "comm", "custom_allreduce_perf", where, "message_size").seconds(elements)
+        try:
+            line = self._line(name, "comm", "custom_allreduce_perf", where, "message_size")
+        except TablesError:
+            where = {"num_gpus": gpus, "op_name": "all_reduce", "nccl_dtype": "half"}
+            line = self._line(f"nccl_perf, {gpus} GPUs", "comm", "nccl_perf", where, "message_size")
+        return line.seconds(elements)
 
     def allgather(self, gpus: int, elements: int) -> Reading:
         """One all-gather, by NCCL; `elements` is the size of what every GPU ends up with."""
@@ -432,8 +438,12 @@ class Attention:
         decode = self._nearest(tables, "generation_attention_perf", heads)
         prompt = self._nearest(tables, "context_attention_perf", heads)
         self.name, self.how = decode[3], decode[4]
-        (self.rows, steps), cells, shape = decode[:3]
-        self.floors = cells[:, 0]
+        (rows, steps), cells, shape = decode[:3]
+        whole = np.isfinite(cells).sum(axis=1) > 1
+        if not whole.any():
+            raise TablesError(f"{tables.gpu.name}: {self.name} has a single cell of each batch")
+        self.rows, cells = rows[whole], cells[whole]
+        self.floors = np.array([row[np.isfinite(row)][0] for row in cells])
         kv = 2.0 * shape[1] * shape[2] * bytes_each
         self.bandwidths = self._bandwidths(cells, steps, kv)
         self.prompt_ticks, self.prompt = prompt[0], prompt[1]
@@ -467,7 +477,7 @@ class Attention:
         """
         last = [int(np.flatnonzero(np.isfinite(row))[-1]) for row in cells]
         moved = np.array([b * (steps[i] + 1) * kv_bytes for b, i in zip(self.rows, last, strict=True)])
-        spent = np.array([row[i] - row[0] for row, i in zip(cells, last, strict=True)])
+        spent = np.array([row[i] for row, i in zip(cells, last, strict=True)]) - self.floors
         large = (moved >= 0.1 * moved.max()) & (spent > 0)
         found = np.where(large, moved / np.where(spent > 0, spent, 1.0), np.nan)
         return np.where(large, found, np.nanmedian(found))
