@@ -41,6 +41,7 @@ class Sources:
         decisions: By temperature, of policies that the traces cannot replay, on the same prompts.
         undecided: By temperature, why a policy that the traces cannot replay has no decisions here.
         origins: Which files the profile and the traces by temperature are, for people.
+        given: Options of `simulate` that stand for traffic that was not recorded.
     """
 
     profile: Profile
@@ -52,6 +53,7 @@ class Sources:
     decisions: Mapping[float, DecisionTrace] = field(default_factory=dict)
     undecided: Mapping[float, Mapping[str, str]] = field(default_factory=dict)
     origins: Mapping[str | float, str] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     def trace(self, temperature: float) -> Trace:
         """The trace recorded at a temperature.

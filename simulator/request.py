@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import click
-
 from hardware_profiles.profile import Profile, ProfileError, load_profile, unmeasured
 from hardware_profiles.reply_trace import DecisionTrace, OperationTimings, read_decisions
 from hardware_profiles.store import (
@@ -27,6 +25,7 @@ from policies.registry import SettingError, find_policy
 from policies.ssd import SaguaroConfig
 from simulator.auto import SettingsQuery
 from simulator.costs import Effects, TextbookCosts
+from simulator.given import FLAT, PairOptions, acceptance_of_run
 from simulator.run import Engine, Scenario, find_timings
 from simulator.tokens import REPLAY_COLUMNS, TokenModel, check_sampling, coin, replay
 
@@ -42,7 +41,7 @@ LLAMACPP = "llamacpp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulationRequest:
+class SimulationRequest(PairOptions):
     """What `simulate` is asked; every field is the option of its name.
 
     `hw`, `trace` and `decisions` are names or files; None: what belongs to the profile, at the settings'
@@ -53,25 +52,6 @@ class SimulationRequest:
     batch: int = option(1, "Rows served at once.")
     hw: str | None = option(
         None, f"Hardware profile: a name, shipped:NAME or a file.  [default: {DEFAULT_PROFILE}]"
-    )
-    target: str | None = option(
-        None,
-        "Target on GPUs whose kernels others measured (--hw h100, a100x8, ...): name, config.json or folder.",
-    )
-    draft: str | None = option(None, "Draft, given in the same way; eagle3:TARGET is that target's head.")
-    tp: int | None = option(None, "GPUs of the target.  [default: as --hw says, else 1]", type=POSITIVE)
-    draft_tp: int | None = option(None, "GPUs of the draft.  [default: 1]", type=POSITIVE)
-    draft_placement: Literal["own", "shared"] | None = option(
-        None, "GPUs of its own for the draft, or the target's in turns.  [default: own]"
-    )
-    kernels: Literal["vllm", "sglang", "trtllm"] | None = option(None, "Whose kernels.  [default: vllm]")
-    eager: bool = option(False, "Kernels launched one by one, not as captured graphs.")
-    tables: Path | None = field(
-        default=None,
-        metadata=about(
-            "Unpacked wheel with the kernel tables.  [default: the installed package]",
-            type=click.Path(path_type=Path),
-        ),
     )
     target_shape: str | None = option(
         None, "Another target on the profile's device, scaled by roofline: a name or config."
@@ -104,16 +84,6 @@ class SimulationRequest:
     hit_exponent: float | None = option(None, "r of the coins' hit curve 1 - c F^-r.  [default: 1]")
     hit_scale: float | None = option(None, "c of the coins' hit curve.  [default: 1]")
     hit_curve: tuple[float, float] | None = None
-    run_length: float | None = option(
-        None,
-        "Accepted tokens between two rejections (PEARL's MAT) in place of --acceptance.",
-        type=click.FloatRange(0, min_open=True),
-    )
-    hit_rate: float | None = option(
-        None,
-        "Hit rate of the speculation cache as measured, whatever the fan-out, in place of a curve.",
-        type=click.FloatRange(0, 1),
-    )
     jitter: bool = option(
         True, "Vary latencies as measured, or use their means.", spelled=("--jitter/--no-jitter",)
     )
@@ -175,14 +145,8 @@ def build_scenario(request: SimulationRequest) -> tuple[Scenario, dict[str, str]
     return scenario, sources
 
 
-FLAT = 1e-3
-"""Exponent of a hit curve that does not depend on the fan-out: F^-r is 0.995 at 128."""
-
-
 def with_measured_rates(request: SimulationRequest) -> SimulationRequest:
     """The request with its run length and hit rate as the acceptance and the hit curve that they mean.
-
-    M accepted tokens between two rejections are an acceptance of M / (1 + M) (`double.pearl_run_length`).
 
     Raises:
         SettingError: They come beside what they stand for.
@@ -191,7 +155,7 @@ def with_measured_rates(request: SimulationRequest) -> SimulationRequest:
     if request.run_length is not None:
         if request.acceptance is not None:
             raise SettingError("give either --acceptance or --run-length, not both")
-        changes["acceptance"] = request.run_length / (1.0 + request.run_length)
+        changes["acceptance"] = acceptance_of_run(request.run_length)
     if request.hit_rate is not None:
         if request.hit_curve or request.hit_exponent is not None or request.hit_scale is not None:
             raise SettingError("--hit-rate takes the place of --hit-curve, --hit-exponent and --hit-scale")
@@ -208,31 +172,8 @@ def _profile(request: SimulationRequest) -> tuple[Profile, str]:
     Raises:
         SettingError: Options of a composed profile without its two models.
     """
-    if request.target is not None and request.draft is not None and request.hw is not None:
-        from hardware_profiles.pairs import Pair, pair_profile
-
-        return pair_profile(
-            Pair(
-                hw=request.hw,
-                target=request.target,
-                draft=request.draft,
-                tp=request.tp,
-                draft_tp=request.draft_tp or 1,
-                placement=request.draft_placement or "own",
-                engine=request.kernels or "vllm",
-                eager=request.eager,
-                tables=request.tables,
-            )
-        )
-    given = (
-        request.target, request.draft, request.tp, request.draft_tp, request.draft_placement, request.kernels,
-        request.tables,
-    )  # fmt: skip
-    if any(value is not None for value in given) or request.eager:
-        raise SettingError(
-            "--target, --draft and --hw (a GPU: h100, a100x8, ...) go together; --tp, --draft-tp, "
-            "--draft-placement, --kernels, --eager and --tables say more of such a pair"
-        )
+    if (pair := request.composed(request.hw)) is not None:
+        return pair
     hw = DEFAULT_PROFILE if request.hw is None else request.hw
     try:
         path = find_profile(hw)

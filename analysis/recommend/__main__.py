@@ -33,6 +33,7 @@ Examples:
   recommend --hw cpu2-x20 --prompt-category code --json
   recommend --temperature 1 --plot answer.png
   recommend --max-devices 1                          plain decoding or collocated SD
+  recommend --hw h100 --tp 4 --target llama-3.1-70b --draft llama-3.2-1b --acceptance 0.8 --batch 16
 """
 
 

@@ -13,23 +13,27 @@ are tossed at the acceptance wanted, with the hit curve fitted to the trace.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from pathlib import Path
 
 import click
 import numpy as np
 
 from analysis.intervals import LEVEL, Bootstrap, Interval, interval
+from analysis.recommend.given import LENGTH, given_sources
 from analysis.recommend.search import FEW, SettingSearch, Tried, best_of, grid, leaders, refine, values_of
+from analysis.results import Row
 from analysis.sources import Sources, load_sources
 from analysis.study import POSITIVE, option
 from calibrate.options import Progress, quiet
-from hardware_profiles.profile import Profile
-from hardware_profiles.store import other_pair
+from hardware_profiles.profile import Profile, load_profile
+from hardware_profiles.store import find_profile, origin, other_pair
 from hardware_profiles.trace import Trace
 from policies.registry import SettingError, Settings, configure
 from policies.sampling import FloatArray, keyed_uniforms
 from policies.summary import Summary
+from simulator.given import PairOptions, acceptance_of_run
 from simulator.law import coins_of, law_inputs
 from simulator.needs import count_devices
 from simulator.run import Scenario
@@ -37,7 +41,7 @@ from simulator.tokens import TokenModel, replay
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class Query(PairOptions):
     """What a recommendation is asked for: the options of `recommend`.
 
     Raises:
@@ -46,6 +50,12 @@ class Query:
 
     hw: str = option("cpu2-x5", "Hardware profile: a name, shipped:NAME or a file.")
     trace: str | None = option(None, "Recorded trace: a name or a file.  [default: the profile's]")
+    acceptance: float | None = option(
+        None, "Of traffic that was not recorded, as is --run-length.", type=click.FloatRange(0, 1)
+    )
+    prompt_length: int | None = option(
+        None, "Prompt tokens of traffic that was not recorded.  [default: 128]", type=POSITIVE
+    )
     batch: int = option(1, "Requests served at any time, on all devices.")
     temperature: float = option(0.0, "Of the target; needs a trace at it.")
     max_devices: int | None = option(
@@ -74,11 +84,50 @@ class Query:
             raise SettingError(f"temperature must be at least 0, got {self.temperature:g}")
 
     def sources(self) -> Sources:
-        """Profile and traces that it names."""
+        """Profile and traces that it names, or traffic made up of the acceptance given.
+
+        Raises:
+            SettingError: Options that contradict each other or lack their partner.
+        """
+        pair = self.composed(self.hw)
+        if self.acceptance is not None or self.run_length is not None:
+            return self._given(pair)
+        if pair is not None:
+            raise SettingError("nothing was recorded of such a pair: give --acceptance or --run-length")
+        if self.hit_rate is not None or self.prompt_length is not None:
+            raise SettingError("--hit-rate and --prompt-length go with --acceptance or --run-length")
         temperatures = [self.temperature]
         return load_sources(
             self.hw, trace=self.trace, category=self.prompt_category, temperatures=temperatures
         )
+
+    def _given(self, pair: tuple[Profile, str] | None) -> Sources:
+        if self.acceptance is not None and self.run_length is not None:
+            raise SettingError("give either --acceptance or --run-length, not both")
+        if self.trace is not None or self.temperature or self.prompt_category is not None:
+            raise SettingError(
+                "--trace, --temperature and --prompt-category are of recorded traffic: give them or "
+                "--acceptance and --run-length"
+            )
+        acceptance = self.acceptance
+        if acceptance is None:
+            acceptance = acceptance_of_run(float(self.run_length or 0.0))
+        path = None if pair else find_profile(self.hw)
+        profile, where = pair or (load_profile(str(path)), origin(Path(str(path))))
+        sources = given_sources(
+            profile,
+            where,
+            acceptance,
+            hit_rate=self.hit_rate,
+            length=self.max_tokens or LENGTH,
+            prompt_length=self.prompt_length or LENGTH,
+            seed=self.seed,
+        )
+        asked: Row = {
+            each.name: getattr(self, each.name) for each in fields(PairOptions) if each.name != "run_length"
+        }
+        asked = {name: value for name, value in asked.items() if value not in (None, False)}
+        return replace(sources, hw=self.hw, given={**asked, "acceptance": f"{acceptance:.4g}"})
 
     def search(self, sources: Sources, progress: Progress = quiet) -> SettingSearch:
         """What is searched for it.

@@ -240,6 +240,9 @@ def commands(
     served: Row = {"prompt_category": sources.category, "requests": requests, "max_tokens": limit}
     served |= {"seed": seed or None}
     trace = sources.files.get(settings.temperature)
+    if sources.given:
+        length = len(next(iter(sources.traces.values())).requests[0].prompt)
+        served |= {**sources.given, "prompt_length": length}
     lines = {"simulate": _line("simulate", hw=hw, trace=trace, policy=settings.policy, **known, **served)}
     if pair and not (uneven or settings.unusual or info.needs_decisions):
         asked: Row = {"target": pair[0], "draft": pair[1], "policies": settings.policy}
@@ -252,8 +255,9 @@ def commands(
 
 def _line(*words: str, **options: Any) -> str:
     """A command line; options that are None stay out of it."""
-    given = [(f"--{n.replace('_', '-')}", str(value)) for n, value in options.items() if value is not None]
-    return shlex.join([*words, *(word for pair in given for word in pair)])
+    given = [(f"--{n.replace('_', '-')}", value) for n, value in options.items() if value is not None]
+    flags = ((name,) if value is True else (name, str(value)) for name, value in given)
+    return shlex.join([*words, *(word for flag in flags for word in flag)])
 
 
 def setting_text(settings: Settings) -> str:

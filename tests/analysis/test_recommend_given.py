@@ -1,0 +1,76 @@
+"""Recommendations for traffic whose acceptance is a number, on hardware that nobody calibrated."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from analysis.recommend.__main__ import main
+from analysis.recommend.given import LENGTH, REQUESTS, given_sources, made_up
+from hardware_profiles.profile import load_profile
+from hardware_profiles.store import find_profile
+from policies.registry import SettingError, configure
+from simulator.run import simulate
+
+PROFILE = load_profile(find_profile("textbook"))
+PAIR = ("--hw", "h100", "--tp", "4", "--target", "llama-3.1-70b", "--draft", "llama-3.2-1b")
+FEW = ("--no-crossovers", "--max-tokens", "24", "--json")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def test_a_made_up_recording_has_the_rates_asked_for() -> None:
+    trace = made_up(PROFILE, 0.7, curve=(1.0, 0.5))
+    rank = trace.column("draft_rank")
+    assert len(trace) == REQUESTS * LENGTH and len(trace.requests[0].prompt) == LENGTH
+    # P(rank > F | rejected) = 0.5 / F: half need one guess, another quarter two.
+    missed = rank[rank > 0]
+    assert np.mean(rank == 0) == pytest.approx(0.7, abs=0.02)
+    assert [np.mean(missed > f) for f in (1, 2, 5)] == pytest.approx([0.5, 0.25, 0.1], abs=0.03)
+
+
+def test_it_replays_as_coins_do() -> None:
+    summary = simulate(
+        given_sources(PROFILE, "here", 0.8).scenario(0.0), configure("sd", lookahead=3)
+    ).summary
+    assert summary.tokens_per_round == pytest.approx(1 + 0.8 + 0.64 + 0.512, rel=0.04)
+    flat = given_sources(PROFILE, "here", 0.8, hit_rate=0.6).scenario(0.0)
+    hits = [simulate(flat, configure("saguaro", lookahead=3, fanout=(f,) * 4)).summary for f in (1, 8)]
+    rates = [summary.cache_hit_rate for summary in hits]
+    # After a round that was accepted whole it hits where the draft's first choice is right, oftener than
+    # else. rejection.
+    assert rates[1] is not None and rates[0] is not None and rates[1] - rates[0] < 0.3
+    with pytest.raises(SettingError, match="exponent above 0: got 1"):
+        made_up(PROFILE, 1.2)
+
+
+def test_a_pair_that_nobody_calibrated() -> None:
+    found = json.loads(run(*PAIR, "--acceptance", "0.8", *FEW).stdout)
+    assert found["profile"] == "h100x4-llama-3.1-70b+llama-3.2-1b" and found["devices"] == 5
+    assert found["trace"]["acceptance"] == pytest.approx(0.8, abs=0.03)
+    assert found["margin_vs_ar"]["middle"] > 2.0 and found["winner"]["policy"] == "saguaro"
+
+
+def test_a_run_length_is_an_acceptance() -> None:
+    answers = [run(*PAIR, *rate, *FEW).stdout for rate in (("--run-length", "4"), ("--acceptance", "0.8"))]
+    assert json.loads(answers[0])["winner"] == json.loads(answers[1])["winner"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (PAIR, "nothing was recorded of such a pair: give --acceptance or --run-length"),
+        (("--tp", "4"), "--target, --draft and --hw"),
+        (("--hit-rate", "0.5"), "go with --acceptance or --run-length"),
+        (("--acceptance", "0.5", "--run-length", "3"), "not both"),
+        (("--acceptance", "0.5", "--temperature", "1"), "are of recorded traffic"),
+    ],
+)
+def test_contradictions_are_refused(arguments: tuple[str, ...], said: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2 and said in result.stderr
