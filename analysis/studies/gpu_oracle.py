@@ -27,6 +27,7 @@ from analysis.papers.cells import DATA
 from analysis.results import Results, Row
 from analysis.show import Column, table
 from analysis.stats import grouped
+from analysis.studies.gpu_serving import serving_rows
 from analysis.study import Plan, Study
 from hardware_profiles.composed import HOST_GAP_S, Composer
 from hardware_profiles.files import read_text
@@ -290,7 +291,7 @@ def answer(bench: Bench) -> list[Row]:
         if (row := oracle.answer(cell)) is not None:
             found.append(row)
         bench.progress("published cells", done + 1, len(oracle.cells))
-    return found
+    return [*found, *serving_rows(oracle.systems, roofline_s)]
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
@@ -352,7 +353,7 @@ def show(results: Results) -> Iterator[Any]:
             Column("error", "error", percent),
             Column("roofline", "roofline_error", percent),
         ),
-        results.rows,
+        [row for row in results.rows if not row["kind"].startswith("serving")],
     )
     yield table(
         "Errors by kind",
@@ -371,7 +372,8 @@ def show(results: Results) -> Iterator[Any]:
     )
     for why, rows in grouped([r for r in results.rows if r["cause"]], lambda row: row["cause"]).items():
         yield f"{len(rows)} cells: {why}"
-    left = results.about["published"] - results.about["cells"]
+    served = sum(row["kind"].startswith("serving") for row in results.rows)
+    left = results.about["published"] - results.about["cells"] + served
     yield f"{left} figures say too little (GPU, tensor parallelism, acceptance), or no table is of their GPU"
 
 

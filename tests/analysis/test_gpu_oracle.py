@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from tiny_tables import CONFIG, write_tables
 
 from analysis.__main__ import main
-from analysis.studies import gpu_oracle
+from analysis.studies import gpu_oracle, gpu_serving
 from analysis.studies.gpu_oracle import BEYOND, Cell, Oracle, read_cells, signs, summary
 from hardware_profiles.composed import HOST_GAP_S, Composer
 from hardware_profiles.kernels import Tables, find_tables
@@ -105,3 +105,23 @@ def test_the_command(systems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = json.loads(result.stdout)
     assert found["cells"] == 2 and found["published"] == 3
     assert "1 figures say too little" in CliRunner().invoke(main, arguments).stdout
+
+
+def test_serving_runs_by_hand(systems: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_serving, "find_network", lambda name, precision: NETWORK)
+    columns = (
+        "system,backend,backend_version,model_path,mode,pp_size,attention_dp_size,batch_size,gemm_quant_mode,"
+        "precision,tp_size,isl,osl,silicon_tpot_ms"
+    )
+    shared = "h100_sxm,vllm,0.12,meta-llama/Llama-3.1-8B,{mode},1,1,2,,,1,10,{output},0.5"
+    runs = [
+        ("agg", 4000),
+        ("disagg", 4000),
+        ("agg", 10),
+    ]  # apart; and a prefill is a large share of ten tokens
+    lines = [shared.format(mode=mode, output=output) for mode, output in runs]
+    (systems / gpu_serving.FILE).write_text("\n".join([columns, *lines]))
+    (row,) = gpu_serving.serving_rows(systems, lambda *at: None)
+    composer = Composer(Tables(systems, "h100"), NETWORK)
+    step, prefill = composer.forward(2, 1, 2010).seconds, composer.forward(1, 10, 0, answers=1).seconds
+    assert row["composed"] == pytest.approx(step + prefill / 4000) and row["printed"] == 0.5e-3

@@ -42,8 +42,7 @@ def test_it_replays_as_coins_do() -> None:
     flat = given_sources(PROFILE, "here", 0.8, hit_rate=0.6).scenario(0.0)
     hits = [simulate(flat, configure("saguaro", lookahead=3, fanout=(f,) * 4)).summary for f in (1, 8)]
     rates = [summary.cache_hit_rate for summary in hits]
-    # After a round that was accepted whole it hits where the draft's first choice is right, oftener than
-    # else. rejection.
+    # After a round that was accepted whole it hits where the draft's first choice is right.
     assert rates[1] is not None and rates[0] is not None and rates[1] - rates[0] < 0.3
     with pytest.raises(SettingError, match="exponent above 0: got 1"):
         made_up(PROFILE, 1.2)
