@@ -21,7 +21,8 @@ from calibrate.live_runs import Cell
 from hardware_profiles.store import find_trace
 from hardware_profiles.trace import read_trace
 from policies.registry import SettingError, configure
-from simulator.run import Effects, Scenario, simulate
+from simulator.costs import Effects
+from simulator.run import Scenario, simulate
 from simulator.tokens import replay
 
 TINY = profile()

@@ -66,25 +66,26 @@ def test_host_time_delays_an_idle_device_but_hides_behind_a_busy_one() -> None:
 
 
 def test_work_slows_down_while_the_neighbour_is_busy() -> None:
-    # a: 10 s of work from 0; half as fast while b is busy.  b: 4 s from 2 to 6, undisturbed.
+    # a, the target: 10 s of work from 0; half as fast while b, the draft, is busy.  b: 4 s from 2 to 6,
+    # undisturbed.
     # a does 2 s by t = 2, 2 s more by t = 6, and the remaining 6 s by t = 12.
     env = simpy.Environment()
-    machine = Machine({("a", "verify", "b", None): 2.0})
-    work = Seconds(a=[10.0], b=[4.0])
-    a, b = (SimulatedDevice(env, name, work, machine) for name in "ab")
+    machine = Machine({("target", "verify", "draft", None): 2.0})
+    work = Seconds(target=[10.0], draft=[4.0])
+    a, b = (SimulatedDevice(env, name, work, machine) for name in ("target", "draft"))
     ends: dict[str, float] = {}
 
     def user() -> Any:
         first = a.submit(VERIFY)
-        first.callbacks.append(lambda _: ends.update(a=env.now))
+        first.callbacks.append(lambda _: ends.update(target=env.now))
         yield env.timeout(2.0)
         yield b.submit(VERIFY)
-        ends["b"] = env.now
+        ends["draft"] = env.now
         yield first
 
     env.run(env.process(user()))
-    assert ends == {"a": 12.0, "b": 6.0}
-    assert machine.busy_s == {"a": 12.0, "b": 4.0}
+    assert ends == {"target": 12.0, "draft": 6.0}
+    assert machine.busy_s == {"target": 12.0, "draft": 4.0}
     assert machine.overlap_s == 4.0
 
 
@@ -93,32 +94,43 @@ def test_the_slowdown_depends_on_what_the_neighbour_does_and_switches_midway() -
     # Beside a draft a runs at half speed, beside anything else at 1/1.25 = .8; b is not disturbed.
     # a does 4/2 = 2 s by t = 4 and 2 x .8 = 1.6 s more by t = 6; the other 6.4 s take until 12.4.
     env = simpy.Environment()
-    machine = Machine({("a", "verify", "b", "draft"): 2.0, ("a", "verify", "b", None): 1.25})
+    machine = Machine(
+        {("target", "verify", "draft", "draft"): 2.0, ("target", "verify", "draft", None): 1.25}
+    )
     pending = [4.0, 2.0]
 
     class Each(Seconds):
         def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
-            return [("step", pending.pop(0) if device == "b" else 10.0)]
+            return [("step", pending.pop(0) if device == "draft" else 10.0)]
 
-    a, b = (SimulatedDevice(env, name, Each(), machine) for name in "ab")
+    a, b = (SimulatedDevice(env, name, Each(), machine) for name in ("target", "draft"))
     ends: list[tuple[str, float]] = []
-    for name, task in (("a", a.submit(VERIFY)), ("b", b.submit(draft(1))), ("b", b.submit(VERIFY))):
+    for name, task in (
+        ("target", a.submit(VERIFY)),
+        ("draft", b.submit(draft(1))),
+        ("draft", b.submit(VERIFY)),
+    ):
         task.callbacks.append(lambda _, n=name: ends.append((n, env.now)))
     env.run()
-    assert ends == [("b", 4.0), ("b", 6.0), ("a", pytest.approx(12.4))]
+    assert ends == [("draft", 4.0), ("draft", 6.0), ("target", pytest.approx(12.4))]
 
 
 def test_both_slow_each_other_and_each_speeds_up_when_the_other_is_done() -> None:
     # a: 6 s, twice slower beside b; b: 2 s, 1.5 times slower beside a.  b ends at 3, when a has done 1.5 s;
     # the other 4.5 s run at full speed: 7.5.
     env = simpy.Environment()
-    machine = Machine({("a", "verify", "b", None): 2.0, ("b", "verify", "a", "verify"): 1.5})
-    a, b = (SimulatedDevice(env, name, Seconds(a=[6.0], b=[2.0]), machine) for name in "ab")
+    machine = Machine(
+        {("target", "verify", "draft", None): 2.0, ("draft", "verify", "target", "verify"): 1.5}
+    )
+    a, b = (
+        SimulatedDevice(env, name, Seconds(target=[6.0], draft=[2.0]), machine)
+        for name in ("target", "draft")
+    )
     ends: dict[str, float] = {}
     for device in (a, b):
         device.submit(VERIFY).callbacks.append(lambda _, n=device.name: ends.update({n: env.now}))
     env.run()
-    assert ends == {"b": pytest.approx(3.0), "a": pytest.approx(7.5)}
+    assert ends == {"draft": pytest.approx(3.0), "target": pytest.approx(7.5)}
 
 
 def test_two_draft_devices_are_one_role() -> None:
