@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import click
 
-from hardware_profiles.composed import HOST_GAP_S, SMALL_TICKS, Composer, Forward
+from hardware_profiles.composed import CAPTURE_LIMIT, HOST_GAP_S, SMALL_TICKS, Composer, Forward
 from hardware_profiles.files import to_json
 from hardware_profiles.kernels import PACKAGE, VERSION, Tables, coverage, find_tables
 from hardware_profiles.layers import Layers, Link, forwards_profile, layers_profile
@@ -85,6 +85,7 @@ class ForwardRequest:
     )
     head: bool = option(True, "With output matrix and sampler.", spelled=("--head/--no-head",))
     eager: bool = option(False, "Kernels launched one by one, not as a captured graph.")
+    capture_limit: int = option(CAPTURE_LIMIT, "Tokens of the largest captured graph.", type=POSITIVE)
 
 
 @main.command(context_settings=HELP)
@@ -124,6 +125,7 @@ def composer_of(request: ForwardRequest, tables: Path | None) -> Composer:
         eager=request.eager,
         distribution=request.distribution,
         correlation=request.correlation,
+        capture_limit=request.capture_limit,
     )
 
 
@@ -163,6 +165,7 @@ class ComposeRequest:
     engine: Literal["vllm", "sglang", "trtllm"] = option("vllm", "Whose kernels.")
     precision: str | None = option(None, "Of the target's weights.  [default: the config's]")
     eager: bool = option(False, "Kernels launched one by one, not as captured graphs.")
+    capture_limit: int = option(CAPTURE_LIMIT, "Tokens of the largest captured graph.", type=POSITIVE)
     host_gap_ms: float = option(
         1e3 * HOST_GAP_S, "Between two forwards of the target.", type=click.FloatRange(0)
     )

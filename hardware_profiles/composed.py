@@ -4,13 +4,13 @@ B rows of n new tokens over L cached ones, m = B n, tensor parallel t; per layer
 
     gemm(m, (H + 2 KV) d / t, h) + gemm(m, h, H d / t)         queries, keys, values; output
     + gemm(m, 2 i / t, h) + gemm(m, h, i / t)                  gate and up; down - or gemm(m, E, h) + moe(m)
-    + attention(B, n, L)                                       `kernels.Attention`: keys and values once per
-    row + 2 elementwise(8 m h) + elementwise(6 m i / t)            norms with residual; activation + 2
-    allreduce(m h)                                         if t > 1
+    + attention(B, n, L)                                       `kernels.Attention`: the cache once per row
+    + 2 elementwise(8 m h) + elementwise(6 m i / t)            norms with residual; activation
+    + 2 allreduce(m h)                                         if t > 1
 
 and once gemm(m, V / t, h), its gather and two passes over m V (the sampler).  Nothing is fitted to forwards.
 What launches kernels one by one takes `EAGER_LAYER_S` a layer at least; a captured graph runs at the next
-size that was captured, and more tokens than `CAPTURE_LIMIT` run uncaptured.
+size that was captured, and more tokens than the largest graph holds run uncaptured.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ EAGER_LAYER_S = 265e-6
 """Least time of a layer whose kernels are launched one by one: 0.23 to 0.30 ms seen on an H100's host."""
 CAPTURE_LIMIT = 512
 """Tokens of the largest captured graph; what vLLM captures by default."""
-CAPTURED = (1, 2, 4, *range(8, 257, 8), *range(272, CAPTURE_LIMIT + 1, 16))
-"""Sizes that vLLM captures: a batch of another size runs at the next one."""
 Placement = Literal["own", "shared"]
 
 
@@ -89,6 +87,8 @@ class Composer:
         distribution: How tokens spread over experts, as the tables call it.
         correlation: Of the experts of one row's tokens: 0, independent, as the tables have them; 1, the same
             ones, so that a wide verification activates no more than a narrow one.
+        kv_dtype: What keys and values are kept in.
+        capture_limit: Tokens of the largest captured graph.
     """
 
     tables: Tables
@@ -98,6 +98,7 @@ class Composer:
     distribution: str = "power_law_1.01"
     correlation: float = 0.0
     kv_dtype: str = "bfloat16"
+    capture_limit: int = CAPTURE_LIMIT
     _layers: dict[tuple[int, int], list[Part]] = field(default_factory=dict)
 
     def forward(
@@ -116,8 +117,8 @@ class Composer:
             TablesError: A table has nothing near.
         """
         tokens = rows * new
-        captured = not self.eager and tokens <= CAPTURE_LIMIT
-        run = next(size for size in CAPTURED if size >= tokens) if captured else tokens
+        captured = not self.eager and tokens <= self.capture_limit
+        run = captured_size(tokens) if captured else tokens
         parts = [*self._layer(run, rows), *self._attention(rows, new, cached)]
         parts += self._reduce(run, captured=captured)
         if head:
@@ -212,6 +213,18 @@ class Composer:
         parts.append(_part("logits to 32 bits", 1, gpu.elementwise(6.0 * m * shape.vocabulary)))
         parts.append(_part("choice of tokens", 1, gpu.elementwise(4.0 * m * shape.vocabulary)))
         return parts
+
+
+def captured_size(tokens: int) -> int:
+    """The graph that vLLM runs so many tokens in: 1, 2, 4, multiples of 8, and of 16 past 256.
+
+    >>> [captured_size(n) for n in (1, 3, 9, 257)]
+    [1, 4, 16, 272]
+    """
+    if tokens <= 4:
+        return 1 << (tokens - 1).bit_length()
+    step = 8 if tokens <= 256 else 16
+    return -(-tokens // step) * step
 
 
 def _part(name: str, times: float, reading: Reading) -> Part:

@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hardware_profiles.composed import HOST_GAP_S, TICKS, Composer, Placement, composed_profile
+from hardware_profiles.composed import CAPTURE_LIMIT, HOST_GAP_S, TICKS, Composer, Placement, composed_profile
 from hardware_profiles.kernels import PACKAGE, SYSTEMS, VERSION, Tables, TablesError, find_tables
 from hardware_profiles.networks import Network, find_network
 from hardware_profiles.predicted import replaced
@@ -40,6 +40,7 @@ class Pair:
         engine: Whose kernels.
         eager: Launched one by one.
         host_gap_s: Between two forwards of the target.
+        capture_limit: Tokens of the largest captured graph.
         tables: Unpacked wheel; None: the installed package.
     """
 
@@ -53,6 +54,7 @@ class Pair:
     precision: str | None = None
     eager: bool = False
     host_gap_s: float = HOST_GAP_S
+    capture_limit: int = CAPTURE_LIMIT
     tables: Path | None = None
 
     @property
@@ -101,7 +103,7 @@ def pair_profile(pair: Pair) -> tuple[Profile, str]:
     target = find_network(pair.target, tables=pair.tables, precision=pair.precision)
     draft = find_network(pair.draft, tables=pair.tables)
     name = pair.name(target, draft)
-    if pair.tables is None and pair.host_gap_s == HOST_GAP_S:
+    if pair.tables is None and (pair.host_gap_s, pair.capture_limit) == (HOST_GAP_S, CAPTURE_LIMIT):
         with suppress(ProfileError):
             own = SHIPPED + replace(pair, placement="own").name(target, draft)
             return replaced(load_profile(find_profile(own)), PLACEMENTS[pair.placement]), own
@@ -132,8 +134,8 @@ def compose(pair: Pair, systems: Path, ticks: Mapping[str, Mapping[Axis, tuple[i
     draft = find_network(pair.draft, tables=systems)
     tables = Tables(systems, pair.gpu, pair.engine)
     return composed_profile(
-        Composer(tables, target, pair.devices, eager=pair.eager),
-        Composer(tables, draft, pair.draft_tp, eager=pair.eager),
+        Composer(tables, target, pair.devices, eager=pair.eager, capture_limit=pair.capture_limit),
+        Composer(tables, draft, pair.draft_tp, eager=pair.eager, capture_limit=pair.capture_limit),
         name=pair.name(target, draft),
         placement=pair.placement,
         host_gap_s=pair.host_gap_s,

@@ -13,6 +13,7 @@ from typing import Literal
 
 import click
 
+from hardware_profiles.composed import CAPTURE_LIMIT
 from hardware_profiles.pairs import Pair, pair_profile
 from hardware_profiles.profile import Profile
 from policies.commandline import POSITIVE, about, option
@@ -38,6 +39,11 @@ class PairOptions:
     )
     kernels: Literal["vllm", "sglang", "trtllm"] | None = option(None, "Whose kernels.  [default: vllm]")
     eager: bool = option(False, "Kernels launched one by one, not as captured graphs.")
+    capture_limit: int | None = option(
+        None,
+        "Tokens of the largest captured graph; more are launched one by one.  [default: 512]",
+        type=POSITIVE,
+    )
     tables: Path | None = field(
         default=None,
         metadata=about(
@@ -74,6 +80,7 @@ class PairOptions:
                     placement=self.draft_placement or "own",
                     engine=self.kernels or "vllm",
                     eager=self.eager,
+                    capture_limit=self.capture_limit or CAPTURE_LIMIT,
                     tables=self.tables,
                 )
             )
@@ -84,12 +91,13 @@ class PairOptions:
             self.draft_tp,
             self.draft_placement,
             self.kernels,
+            self.capture_limit,
             self.tables,
         )
         if any(value is not None for value in given) or self.eager:
             raise SettingError(
                 "--target, --draft and --hw (a GPU: h100, a100x8, ...) go together; --tp, --draft-tp, "
-                "--draft-placement, --kernels, --eager and --tables say more of such a pair"
+                "--draft-placement, --kernels, --eager, --capture-limit and --tables say more of such a pair"
             )
         return None
 

@@ -11,7 +11,7 @@ import pytest
 from tiny_tables import CONFIG, GPU, gemm_ms, write_table, write_tables
 
 from hardware_profiles import kernels
-from hardware_profiles.composed import EAGER_LAYER_S, Composer, composed_profile
+from hardware_profiles.composed import EAGER_LAYER_S, Composer, captured_size, composed_profile
 from hardware_profiles.kernels import (
     Heads,
     MoeKey,
@@ -126,6 +126,9 @@ def test_launching_sets_a_floor(tables: Tables) -> None:
     assert eager.forward(8, 1, 9999).seconds > 2 * EAGER_LAYER_S  # the larger of the two, not their sum
     wide = Composer(tables, network_of_config(CONFIG, name="tiny")).forward(8, 100, 0)
     assert wide.floor_s == 2 * EAGER_LAYER_S  # 800 tokens are more than the largest graph
+    larger = Composer(tables, network_of_config(CONFIG, name="tiny"), capture_limit=1024)
+    assert larger.forward(8, 100, 0).floor_s == 0.0
+    assert [captured_size(n) for n in (1, 3, 5, 9, 256, 257)] == [1, 4, 8, 16, 256, 272]
 
 
 def test_two_gpus_share_a_layer_and_reduce_twice(tables: Tables) -> None:
