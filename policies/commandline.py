@@ -98,6 +98,7 @@ LIMITS: dict[str, Limit] = {
     **dict.fromkeys(("passes", "repeats", "subsets"), _REPEATS),
     **dict.fromkeys(KNOBS, _DRAFTED),
     **dict.fromkeys(("lookaheads", "fanout", "fanouts", "kappas", "depths", "lengths", "ranks"), _DRAFTED),
+    **dict.fromkeys(("prompt", "output"), _TOKENS),
     "requests": Limit(100_000, "all are kept in memory, and their mean is known after far fewer"),
     "max_devices": Limit(1_024, "every division of them into groups is tried"),
     "tokens": Limit(1_000_000_000, "all are kept in memory"),

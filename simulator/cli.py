@@ -29,13 +29,14 @@ from policies.commandline import (
     wide_console,
     with_options,
 )
-from policies.registry import KNOBS, POLICIES
+from policies.registry import KNOBS, POLICIES, SettingError
 from simulator.auto import resolve, settings_query
 from simulator.fanout import SHAPES
 from simulator.law import law_inputs, law_prediction, waterfall
 from simulator.report import Report, plot, print_report, write_timeline
 from simulator.request import SimulationRequest, build_scenario
 from simulator.run import baselines, simulate
+from simulator.traffic_report import TrafficRequest, print_traffic, serve_asked
 
 LINE = 79
 """Characters of a line in lists."""
@@ -54,6 +55,8 @@ Examples:
   simulate --policy sd --acceptance acceptance.json --lookahead 5
   simulate --hw a100x8 --acceptance 0.8 --target-shape deepseek-coder-33b --draft-shape deepseek-coder-1.3b
   simulate --policy pearl --timeline run.json --plot run.png
+  simulate --policy sd --hw h100x4 --acceptance 0.8 --rate 4 --prompt 1000 --output 300 --slo ttft=1,tpot=0.04
+  simulate --policy ar --hw cpu2-x5 --traffic trace.jsonl --traffic-format mooncake --max-num-seqs 64 --json
   simulate --list-policies
 """
 
@@ -150,6 +153,7 @@ class Output:
 )
 @click.option("--seed", default=0, show_default=True, help="Same seed, same result.")
 @with_options(click_options(SimulationRequest))
+@with_options(click_options(TrafficRequest))
 @with_options(click_options(Output))
 @click.option("--list-policies", is_flag=True, help="List the policies and leave.")
 def main(**options: Any) -> None:
@@ -170,7 +174,11 @@ def main(**options: Any) -> None:
             **knobs,
         )
         request = typed(SimulationRequest, options, query=query)
-        answer(request, typed(Output, options))
+        traffic, output = typed(TrafficRequest, options), typed(Output, options)
+        if traffic.asked:
+            answer_traffic(request, traffic, output)
+        else:
+            answer(request, output)
 
 
 def answer(request: SimulationRequest, output: Output) -> None:
@@ -191,6 +199,17 @@ def answer(request: SimulationRequest, output: Output) -> None:
         click.echo(to_json(report.as_dict(), indent=2))
         return
     print_report(report, wide_console())
+
+
+def answer_traffic(request: SimulationRequest, traffic: TrafficRequest, output: Output) -> None:
+    """Serve the traffic that is asked for, and print it."""
+    if output.timeline or output.plot:
+        raise SettingError("traffic has no --timeline and no --plot yet")
+    report = serve_asked(request, traffic)
+    if output.as_json:
+        click.echo(to_json(report.as_dict(), indent=2))
+    else:
+        print_traffic(report, wide_console())
 
 
 def list_policies(*, as_json: bool) -> None:

@@ -1,0 +1,290 @@
+"""`simulate --traffic` and `--rate`: what is asked of a serving run, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from policies.commandline import POSITIVE, about, fitted_table, option
+from policies.registry import SettingError, Settings
+from serving.metrics import metrics, parse_slo
+from serving.scheduler import EngineOptions
+from serving.traces import TRACE_FORMATS, TraceFormat, read_traffic
+from serving.traffic import ARRIVALS, Arrivals, Traffic, arrival_times, generated
+from simulator.request import SimulationRequest, build_scenario
+from simulator.run import baseline_settings
+from simulator.scenario import Scenario
+from simulator.traffic import serve_traffic
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+REQUESTS = 1000
+"""Of made-up traffic, by default."""
+COIN_TEXTS, COIN_TOKENS = 64, 1024
+"""Made-up replies, which are used in turn."""
+ABOVE_0 = click.FloatRange(0, min_open=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficRequest:
+    """Options of a serving run; every field is the option of its name."""
+
+    traffic: Path | None = field(
+        default=None,
+        metadata=about(
+            "Serve a trace of requests in place of a full batch.",
+            type=click.Path(exists=True, path_type=Path),
+        ),
+    )
+    traffic_format: TraceFormat | None = field(
+        default=None,
+        metadata=about(
+            "Layout of the trace.  [default: as its first line says]", type=click.Choice(TRACE_FORMATS)
+        ),
+    )
+    rate: float | None = option(
+        None, "Requests a second: made-up ones, or those of --traffic at other times.", type=ABOVE_0
+    )
+    prompt: int | None = option(None, "Prompt tokens of made-up requests.  [default: 1000]", type=POSITIVE)
+    output: int | None = option(None, "Tokens of their replies.  [default: 300]", type=POSITIVE)
+    arrivals: Arrivals | None = field(
+        default=None,
+        metadata=about("How they come at --rate.  [default: poisson]", type=click.Choice(ARRIVALS)),
+    )
+    burstiness: float | None = option(
+        None, "Shape of --arrivals gamma: 1 is Poisson, less comes in bursts.  [default: 0.5]", type=ABOVE_0
+    )
+    max_concurrency: int | None = option(
+        None, "Users: so many requests are under way at most (a closed loop).", type=POSITIVE
+    )
+    time_scale: float | None = option(
+        None, "Factor on the times of a trace: 0.5 doubles its load.", type=ABOVE_0
+    )
+    duration: float | None = option(None, "Only what comes in the first so many seconds.", type=ABOVE_0)
+    slo: str | None = option(None, "Objectives of goodput, s: ttft=1,tpot=0.04,e2el=20.")
+    max_num_seqs: int | None = option(None, "Most rows of a step.  [default: 256]", type=POSITIVE)
+    max_num_batched_tokens: int | None = option(
+        None, "Most tokens of a step.  [default: 2048]", type=POSITIVE
+    )
+    num_gpu_blocks: int | None = option(None, "KV blocks.  [default: always enough]", type=POSITIVE)
+    block_size: int | None = option(None, "Tokens of a KV block.  [default: 16]", type=POSITIVE)
+    max_model_len: int | None = option(None, "Most tokens of a request.  [default: no limit]", type=POSITIVE)
+    enable_chunked_prefill: bool = option(
+        True,
+        "Read prompts in parts, or whole.",
+        spelled=("--enable-chunked-prefill/--no-enable-chunked-prefill",),
+    )
+    enable_prefix_caching: bool = option(
+        True,
+        "Find the beginnings of prompts again, or not.",
+        spelled=("--enable-prefix-caching/--no-enable-prefix-caching",),
+    )
+
+    @property
+    def asked(self) -> bool:
+        """Whether traffic is to be served.
+
+        Raises:
+            SettingError: It is not, and options say how.
+        """
+        if not (self.traffic is None and self.rate is None and self.max_concurrency is None):
+            return True
+        for each in fields(self):
+            if getattr(self, each.name) != each.default:
+                raise SettingError(
+                    f"--{each.name.replace('_', '-')} goes with --traffic, --rate or --max-concurrency"
+                )
+        return False
+
+    @property
+    def options(self) -> EngineOptions:
+        """Of the engine."""
+        names = {each.name for each in fields(EngineOptions)}
+        given = {name: getattr(self, name) for name in names}
+        return EngineOptions(**{name: value for name, value in given.items() if value is not None})
+
+    def requests(self, count: int | None, seed: int) -> Traffic:
+        """The requests to serve: the first `count`.
+
+        Raises:
+            TrafficError: The file is wrong.
+            SettingError: Options contradict each other.
+        """
+        if self.traffic is None:
+            return self._made_up(count or REQUESTS, seed)
+        for name in ("prompt", "output"):
+            if getattr(self, name) is not None:
+                raise SettingError(f"--{name} changes nothing with --traffic: its requests have lengths")
+        found = read_traffic(self.traffic, self.traffic_format, block_size=self.options.block_size)
+        found = found.cut(count)
+        if self.rate is not None:
+            if self.time_scale is not None:
+                raise SettingError("give either --rate or --time-scale, not both")
+            found = found.arriving(self._times(len(found.requests), self.rate, seed))
+        elif self.arrivals is not None or self.burstiness is not None:
+            raise SettingError("--arrivals and --burstiness go with --rate")
+        elif not found.timed and self.max_concurrency is None:
+            raise SettingError(
+                f"{self.traffic}: does not say when its requests come: give --rate or --max-concurrency"
+            )
+        return found.scaled(self.time_scale or 1.0).cut(duration_s=self.duration)
+
+    def _made_up(self, count: int, seed: int) -> Traffic:
+        for name in ("traffic_format", "time_scale"):
+            if getattr(self, name) is not None:
+                raise SettingError(f"--{name.replace('_', '-')} goes with --traffic")
+        times = np.zeros(count) if self.rate is None else self._times(count, self.rate, seed)
+        return generated(count, self.prompt or 1000, self.output or 300, times).cut(duration_s=self.duration)
+
+    def _times(self, count: int, rate: float, seed: int) -> np.ndarray:
+        if self.burstiness is not None and self.arrivals != "gamma":
+            raise SettingError("--burstiness goes with --arrivals gamma")
+        return arrival_times(
+            count, rate, self.arrivals or "poisson", burstiness=self.burstiness or 0.5, seed=seed
+        )
+
+
+@dataclass(frozen=True)
+class TrafficReport:
+    """A serving run beside plain decoding of the same traffic.
+
+    Attributes:
+        found: Metrics of the policy.
+        plain: Those of plain decoding; None where the policy is that.
+        offered: Requests a second, from the first arrival to the last; None if all come at once.
+        sources: Where the numbers come from, in words.
+    """
+
+    settings: Settings
+    traffic: Traffic
+    options: EngineOptions
+    found: Mapping[str, Any]
+    plain: Mapping[str, Any] | None
+    sources: dict[str, str]
+
+    @property
+    def offered(self) -> float | None:
+        """See above."""
+        requests, span = self.traffic.requests, self.traffic.span_s
+        return (len(requests) - 1) / span if span > 0.0 else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The documented JSON object (docs/reference/json.md)."""
+        settings = self.settings
+        return {
+            "policy": settings.policy,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "seed": settings.seed,
+            "knobs": {n: list(v) if isinstance(v, tuple) else v for n, v in settings.knobs.items()},
+            "requests": len(self.traffic.requests),
+            "offered_rate": self.offered,
+            **self.found,
+            "engine_options": asdict(self.options),
+            "skipped": dict(self.traffic.skipped),
+            "ar": self.plain,
+            "sources": self.sources,
+        }
+
+
+def serve_asked(request: SimulationRequest, asked: TrafficRequest) -> TrafficReport:
+    """Serve what the command line asks for, and plain decoding beside it.
+
+    Raises:
+        SettingError: Options contradict each other, or the policy or profile cannot be served.
+        TrafficError: The traffic is wrong, or can never be served.
+    """
+    _refuse_closed(request)
+    settings = request.query.settings
+    traffic = asked.requests(request.requests, settings.seed)
+    slo = parse_slo(asked.slo) if asked.slo else None
+    if isinstance(request.acceptance, float) or request.run_length is not None:
+        request = replace(request, requests=COIN_TEXTS, max_tokens=COIN_TOKENS)
+    else:
+        request = replace(request, requests=None)
+    scenario, sources = build_scenario(request)
+    sources |= _said(traffic, asked)
+
+    def run(scenario: Scenario, settings: Settings) -> dict[str, Any]:
+        served, beyond = serve_traffic(
+            scenario, settings, traffic, asked.options, max_concurrency=asked.max_concurrency
+        )
+        found = metrics(served, slo, num_gpu_blocks=asked.num_gpu_blocks)
+        return {**found, "extrapolated": [asdict(entry) for entry in beyond]}
+
+    found = run(scenario, settings)
+    ar, _ = baseline_settings(settings)
+    plain = None if settings.policy == "ar" else run(scenario, ar)
+    return TrafficReport(settings, traffic, asked.options, found, plain, sources)
+
+
+def _refuse_closed(request: SimulationRequest) -> None:
+    """Options of a full batch that mean nothing here."""
+    query = request.query
+    if query.open_lookahead or query.shaped or query.open_backup:
+        raise SettingError("nothing can be left to `auto` with traffic yet: give --lookahead a number")
+    if request.batch != 1:
+        raise SettingError("--batch is a full batch: with traffic give --max-num-seqs or --max-concurrency")
+    if request.engine != "auto":
+        raise SettingError("--engine chooses who simulates a full batch: leave it out with traffic")
+    for name in ("prompt_length", "max_tokens", "prompt_category"):
+        if getattr(request, name) is not None:
+            raise SettingError(
+                f"--{name.replace('_', '-')} changes nothing here: traffic says how long its texts are"
+            )
+
+
+def _said(traffic: Traffic, asked: TrafficRequest) -> dict[str, str]:
+    dropped = "".join(f"; {count} {why}, left out" for why, count in traffic.skipped)
+    said = {"traffic": f"{traffic.source}{dropped}"}
+    if asked.traffic_format == "sharegpt" or traffic.source.endswith("sharegpt.json"):
+        said["traffic"] += "; words in place of tokens"
+    if asked.num_gpu_blocks is None:
+        said["kv cache"] = "always enough blocks; --num-gpu-blocks says how many there are"
+    said["replies"] = "the n-th request is accepted like the n-th recorded or tossed one, over and over"
+    return said
+
+
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+TITLES = ("ms", "mean", "median", "p90", "p95", "p99")
+
+
+def print_traffic(report: TrafficReport, console: Console) -> None:
+    """Tables for people."""
+    offered = "all at once" if report.offered is None else f"{report.offered:.3g} requests/s offered"
+    console.print(
+        f"[bold]{report.settings.label}[/bold] · {len(report.traffic.requests)} requests, {offered}"
+    )
+    for kind, source in report.sources.items():
+        console.print(f"[dim]{kind}: {source}[/dim]", highlight=False)
+    runs = {report.settings.policy: report.found} | ({"ar": report.plain} if report.plain else {})
+    for name, found in runs.items():
+        rows = [[latency, *(_ms(found, title, latency) for title in TITLES[1:])] for latency in LATENCIES]
+        console.print(f"\n[bold]{name}[/bold]: {_line(found)}", highlight=False)
+        console.print(fitted_table(TITLES, rows))
+
+
+def _ms(found: Mapping[str, Any], title: str, latency: str) -> str:
+    value = found[f"{title}_{latency}_ms"]
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _line(found: Mapping[str, Any]) -> str:
+    parts = [
+        f"{found['output_throughput']:.1f} tokens/s",
+        f"{found['request_throughput']:.3g} requests/s",
+        f"{found['mean_running']:.1f} rows, {found['mean_waiting']:.1f} waiting in the mean",
+    ]
+    if found["request_goodput"] is not None:
+        parts.append(f"goodput {found['request_goodput']:.3g}/s ({100 * found['good_share']:.0f} %)")
+    if found["preemptions"]:
+        parts.append(f"{found['preemptions']} preemptions")
+    if beyond := {entry["operation"] for entry in found["extrapolated"]}:
+        parts.append(f"beyond what was measured: {', '.join(sorted(beyond))}")
+    return ", ".join(parts)
