@@ -141,6 +141,7 @@ class _Run:
         before += [row.last_s for row, n, h in step.chunks if row.first_s >= 0.0 and n + h == row.known]
         accepted, drafted = self.engine.run(step)
         now = self.engine.now
+        self.receive()  # what came meanwhile found all those here that end only now
         self.steps += 1
         self.busy_s += now - began
         self.running_s += rows * (now - began)
