@@ -108,8 +108,8 @@ def beginnings(follows: IntArray, end: int, most: int) -> tuple[list[Continuatio
     real = follows[rows, depths] != end
     depths, rows, frequencies = depths[real], rows[real], (stops - rows)[real]
     order = np.lexsort((rows, depths, -frequencies))[:most]
-    found = [(tuple(follows[rows[i], : depths[i] + 1].tolist()), int(frequencies[i])) for i in order]
-    return found, int((changes[:, -1] & (follows[:, 0] != end)).sum())
+    listed = [(tuple(follows[rows[i], : depths[i] + 1].tolist()), int(frequencies[i])) for i in order]
+    return listed, int((changes[:, -1] & (follows[:, 0] != end)).sum())
 
 
 def _changes(follows: IntArray) -> NDArray[np.bool_]:
@@ -260,14 +260,14 @@ class Datastore:
         Raises:
             ValueError: Outside the domain.
         """
-        found: dict[tuple[int, ...], int] = {}
+        frequencies: dict[tuple[int, ...], int] = {}
         for follows in self._searched(text, longest, shortest, span, count):
             # Of the `count` most frequent ones, no more are known already than were found already.
             for tokens, frequency in whole(follows, self.meta.vocabulary, count):
-                found.setdefault(tokens, frequency)
-            if len(found) >= count:
+                frequencies.setdefault(tokens, frequency)
+            if len(frequencies) >= count:
                 break
-        return list(found.items())[:count]
+        return list(frequencies.items())[:count]
 
     def prefixes(
         self,
@@ -290,17 +290,17 @@ class Datastore:
         Raises:
             ValueError: Outside the domain.
         """
-        found: dict[tuple[int, ...], int] = {}
+        frequencies: dict[tuple[int, ...], int] = {}
         distinct = 0
         for follows in self._searched(text, longest, shortest, span, min(nodes, enough)):
             new, more = beginnings(follows, self.meta.vocabulary, nodes)
             distinct += more
             for tokens, frequency in new:
-                if len(found) < nodes:
-                    found.setdefault(tokens, frequency)
-            if len(found) >= nodes or distinct >= enough:
+                if len(frequencies) < nodes:
+                    frequencies.setdefault(tokens, frequency)
+            if len(frequencies) >= nodes or distinct >= enough:
                 break
-        return list(found.items())
+        return list(frequencies.items())
 
     def occurrences(self, words: Sequence[int]) -> int:
         """How often these tokens stand in the texts, one after the other."""

@@ -106,12 +106,12 @@ def check_regular(path: str | os.PathLike[str], most_bytes: int | None = None) -
         FileRefused: Naming the file.
     """
     try:
-        found = Path(path).stat()
+        status = Path(path).stat()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise FileRefused(f"{_short(path)}: {getattr(error, 'strerror', None) or error}") from error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise FileRefused(f"{path}: is no regular file; write what it says to one first")
-    if most_bytes is not None and found.st_size > most_bytes:
+    if most_bytes is not None and status.st_size > most_bytes:
         raise FileRefused(f"{path}: larger than {most_bytes >> 20} MiB; give the lines that matter")
 
 
@@ -162,8 +162,8 @@ def parse_json(text: str | bytes) -> Any:
         why = "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
         raise FileRefused(f"is not JSON: {why}") from error
     if text.count("[") + text.count("{") > DEEPEST or _SUSPECT.search(text):
-        for where, found in _values(value):
-            _check(where, found)
+        for where, inner in _values(value):
+            _check(where, inner)
     return value
 
 
@@ -190,9 +190,9 @@ def to_json(value: Any, **options: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False, **options)
     except ValueError:
-        for where, found in _values(value):
-            if isinstance(found, float) and not math.isfinite(found):
-                raise ValueError(f"{where or 'the result'} is {found}, which JSON cannot hold") from None
+        for where, inner in _values(value):
+            if isinstance(inner, float) and not math.isfinite(inner):
+                raise ValueError(f"{where or 'the result'} is {inner}, which JSON cannot hold") from None
         raise
 
 
@@ -225,14 +225,14 @@ def _values(value: Any) -> Iterator[tuple[str, Any]]:
             waiting += [(f"{inner}{i}", depth + 1, each) for i, each in enumerate(here)]
 
 
-def _check(where: str, found: Any) -> None:
-    if isinstance(found, float) and not math.isfinite(found):
-        _refuse(where, f"must be a finite number, got {found}")
-    if isinstance(found, int) and not -(2**63) <= found < 2**63:
+def _check(where: str, value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        _refuse(where, f"must be a finite number, got {value}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
         _refuse(where, "is a whole number beyond 64 bits")
-    if isinstance(found, str) and not found.isascii():
+    if isinstance(value, str) and not value.isascii():
         try:
-            found.encode()
+            value.encode()
         except UnicodeEncodeError:
             _refuse(where.encode(errors="replace").decode(), "holds half a character (a lone surrogate)")
 

@@ -119,8 +119,8 @@ class Host(Frozen):
 
     def of(self, operation: HostOperation, *, sampled: bool = False) -> OperationHost:
         """What an operation costs; what all have in common if nothing is said of it."""
-        found = (self.sampled.get(operation) if sampled else None) or self.operations.get(operation)
-        return found or OperationHost(submit_s=self.submit_s, report_s=self.report_s)
+        stated = (self.sampled.get(operation) if sampled else None) or self.operations.get(operation)
+        return stated or OperationHost(submit_s=self.submit_s, report_s=self.report_s)
 
 
 class StepTiming(Frozen):

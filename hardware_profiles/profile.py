@@ -208,8 +208,8 @@ class Profile(Frozen):
 
         An entry for just what the other device does counts before one for anything it may do.
         """
-        found = {e.while_operation: e.slowdown for e in self.overlap if f"{e.device}.{e.operation}" == name}
-        return found.get(while_operation, found.get(None, 1.0))
+        factors = {e.while_operation: e.slowdown for e in self.overlap if f"{e.device}.{e.operation}" == name}
+        return factors.get(while_operation, factors.get(None, 1.0))
 
     def provenance_of(self, name: OperationName) -> Provenance:
         """Where the numbers of one operation come from.
@@ -226,12 +226,12 @@ def unmeasured(profile: Profile) -> dict[str, str]:
 
     Empty for a profile that was measured or made up throughout.
     """
-    found: dict[str, list[str]] = {}
+    operations: dict[str, list[str]] = {}
     for name in profile.operations:
         origin = profile.provenance_of(name)
         if origin.kind in ("composed", "roofline", "paper"):
-            found.setdefault(f"{origin.kind}: {origin.note or 'nothing more is said'}", []).append(name)
-    return {", ".join(names): text for text, names in found.items()}
+            operations.setdefault(f"{origin.kind}: {origin.note or 'nothing more is said'}", []).append(name)
+    return {", ".join(names): text for text, names in operations.items()}
 
 
 def load_profile(path: str | os.PathLike[str]) -> Profile:

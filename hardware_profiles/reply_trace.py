@@ -188,11 +188,11 @@ class DecisionTrace:
         kept = set(ids)
         settings = {
             label: replace(
-                found,
-                replies={key: reply for key, reply in found.replies.items() if key[2] in kept},
-                early={key: said for key, said in found.early.items() if key[2] in kept},
+                decisions,
+                replies={key: reply for key, reply in decisions.replies.items() if key[2] in kept},
+                early={key: said for key, said in decisions.early.items() if key[2] in kept},
             )
-            for label, found in self.settings.items()
+            for label, decisions in self.settings.items()
         }
         return replace(self, requests=tuple(r for r in self.requests if r.id in kept), settings=settings)
 
@@ -274,11 +274,11 @@ def _kept(read: Callable[[FileName], Content]) -> Callable[[FileName], Content]:
     @wraps(read)
     def kept(path: FileName) -> Content:
         try:
-            found = Path(path).stat()
+            status = Path(path).stat()
         except (OSError, ValueError):  # which `read` puts into words
             return read(path)
         # A clock may be too coarse to tell two files apart that were written one after the other.
-        return reading(os.fspath(path), found.st_ino, found.st_size, found.st_mtime_ns)
+        return reading(os.fspath(path), status.st_ino, status.st_size, status.st_mtime_ns)
 
     return kept
 
@@ -339,8 +339,8 @@ def _collect(columns: Mapping[str, list[Any]], about: Mapping[str, _About]) -> d
         if mark is not None:
             early.setdefault(label, {})[key] = parse_json(mark)
     settings = {}
-    for label, found in replies.items():
+    for label, by_key in replies.items():
         timed = tuple(timings.get(label, ()))
-        told = dict(about.get(label, _About()))
-        settings[label] = Decisions(label, found, early.get(label, {}), timings=timed, **told)
+        rest = dict(about.get(label, _About()))
+        settings[label] = Decisions(label, by_key, early.get(label, {}), timings=timed, **rest)
     return settings

@@ -449,9 +449,9 @@ def _least_squares(table: FloatArray, fixed: FloatArray, measured: FloatArray) -
     def residuals(x: FloatArray) -> FloatArray:
         return np.asarray(np.log((scaled @ x + fixed + floor) / measured))
 
-    found = least_squares(
+    solution = least_squares(
         residuals, np.maximum(start, floor), bounds=(0.0, np.inf), x_scale=float(np.median(measured))
     )
     # A cost that ends at the bound is one that the points do not show.
-    unknown = np.where(found.x < 1e-6 * measured.min(), 0.0, found.x)
+    unknown = np.where(solution.x < 1e-6 * measured.min(), 0.0, solution.x)
     return np.asarray(unknown / scale, dtype=np.float64)

@@ -489,15 +489,15 @@ def _check_column(trace: Trace, column: Column, values: NDArray[Any], source: st
 def _check_layout(trace: Trace, source: str) -> None:
     starts, sizes = trace.offsets[:-1], np.diff(trace.offsets)
     # Before the positions, whose error a scattered request would cause too.
-    found = trace.request[starts].tolist()
+    groups = trace.request[starts].tolist()
     known = [request.id for request in trace.requests]
-    for row, identity, listed in zip(starts, found, known, strict=False):
+    for row, identity, listed in zip(starts, groups, known, strict=False):
         if identity != listed:
             problem = f"request {identity}, where the list of requests has {listed}"
             raise TraceError(f"{source}: column 'request', row {row}: {problem}")
-    if len(found) != len(known):
+    if len(groups) != len(known):
         raise TraceError(
-            f"{source}: column 'request', row {len(trace)}: {len(found)} groups of rows for {len(known)} "
+            f"{source}: column 'request', row {len(trace)}: {len(groups)} groups of rows for {len(known)} "
             "requests; the rows of a request must be together, and each must have one"
         )
     if len(set(known)) != len(known):

@@ -116,7 +116,7 @@ class RetrievalDrafted(NamedTuple):
     tokens: Tokens
     handle: int
     matched: Tokens
-    found: Tokens
+    retrieved: Tokens
     work: Work
 
 
@@ -125,12 +125,12 @@ class Verified(NamedTuple):
 
     Attributes:
         verdict: What the row emits; `accepted` counts pending tokens alone.
-        found: Retrieved tokens that were verified behind them.
+        retrieved: Tokens that were retrieved and verified behind them.
         open: Whether a `Guide` has to decide the tokens after the pending ones.
     """
 
     verdict: RowVerdict
-    found: int
+    retrieved: int
     open: bool
     work: Work
 

@@ -344,8 +344,8 @@ class _Drafting:
         self.streams: dict[str, Any] = {}
         count = config.streams_at(batch)
         if count:
-            told = config.stream_acceptance
-            self.streams = {"streams": count, "acceptance": ACCEPTANCE if told is None else told}
+            stated = config.stream_acceptance
+            self.streams = {"streams": count, "acceptance": ACCEPTANCE if stated is None else stated}
         # Tells operations of different widths apart: what was decided at one is no answer to another.
         self.part = count << 32
 

@@ -61,11 +61,11 @@ def lookup(text: Sequence[int], lookahead: int, *, longest: int = LONGEST) -> tu
     for size in range(min(longest, len(text) - 1), 0, -1):
         suffix = words[-_WORD * size :]
         end = len(words) - 1  # an occurrence before the ending itself
-        while (found := words.rfind(suffix, 0, end)) >= 0:
-            if found % _WORD == 0:
-                follows = found // _WORD + size
+        while (start := words.rfind(suffix, 0, end)) >= 0:
+            if start % _WORD == 0:
+                follows = start // _WORD + size
                 return tuple(text[follows : follows + lookahead])
-            end = found + len(suffix) - 1
+            end = start + len(suffix) - 1
     return ()
 
 

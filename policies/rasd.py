@@ -119,12 +119,12 @@ def rasd(world: World, rows: Rows, config: RasdConfig, sampling: Sampling = GREE
     return tree_rounds(world, rows, sampling, propose, drafts=True)
 
 
-def candidates(drafted: TreeDrafted, found: Retrieved, config: RasdConfig) -> TokenTree:
+def candidates(drafted: TreeDrafted, retrieved: Retrieved, config: RasdConfig) -> TokenTree:
     """The tree that is verified: the drafted one and what pruning leaves of the retrieved one."""
-    tree, retrieved = tree_of(drafted), tree_of(found)
+    tree, other = tree_of(drafted), tree_of(retrieved)
     if config.prune_top:
-        retrieved = pruned(retrieved, frozenset(drafted.root_top))
-    return fused(tree, retrieved) if config.fusion == "on" else unfused(tree, retrieved)
+        other = pruned(other, frozenset(drafted.root_top))
+    return fused(tree, other) if config.fusion == "on" else unfused(tree, other)
 
 
 def _levels(tree: TokenTree, count: int) -> tuple[tuple[Path, ...], ...]:

@@ -168,14 +168,14 @@ def retrieve(asked: RetrievalAsk, search: Search, datastore: Datastore | None) -
     """One row's search in a datastore; None: in the text itself."""
     work = (("retrieve", 0),)
     for appended, paths in enumerate([((),), *asked.levels]):
-        found = [
+        continuations = [
             ((*path, *tail), frequency)
             for path in paths
             for tail, frequency in _beginnings(asked.text, path, search, datastore)
         ]
-        if found:
+        if continuations:
             # Between paths by frequency; within a path beginnings come in that order already.
-            ranked = sorted(found, key=lambda each: -each[1]) if appended else found
+            ranked = sorted(continuations, key=lambda each: -each[1]) if appended else continuations
             return Retrieved(_tree([path for path, _ in ranked], search.nodes), appended, work)
     return Retrieved(TokenTree(), 0, work)
 
@@ -193,13 +193,13 @@ def text_candidates(text: Sequence[int], path: Path, search: Search) -> list[Pat
         alive[:back] = False
         alive[back:] &= hay[: len(alive) - back] == token if back < len(alive) else False
         run += alive
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     for size in range(int(run.max(initial=0)), search.shortest - 1, -1):
         for place in np.flatnonzero(run >= size).tolist():
-            if len(found) >= search.count:
-                return list(found)
-            found[tuple(text[place + 1 : place + 1 + search.span])] = None
-    return list(found)[: search.count]
+            if len(paths) >= search.count:
+                return list(paths)
+            paths[tuple(text[place + 1 : place + 1 + search.span])] = None
+    return list(paths)[: search.count]
 
 
 def frequent_beginnings(candidates: Sequence[Path], nodes: int) -> list[tuple[Path, int]]:
@@ -261,8 +261,8 @@ class Index:
 
     def follows(self, words: tuple[int, ...], span: int) -> tuple[int, ...] | None:
         """Up to `span` tokens after the last occurrence of `words` that something follows; None without."""
-        found = self._after.get(words)
-        return None if found is None else tuple(found[0][found[1] : found[1] + span])
+        last = self._after.get(words)
+        return None if last is None else tuple(last[0][last[1] : last[1] + span])
 
 
 class Hierarchy:
@@ -306,16 +306,16 @@ class Hierarchy:
             return ()
         ending = (*self.text[-self.longest :], *ahead)[-self.longest :]
         for size in range(len(ending), 0, -1):
-            found = self._layers(ending[-size:], span)
-            if found is not None:
-                return found
+            tokens = self._layers(ending[-size:], span)
+            if tokens is not None:
+                return tokens
         return lookup((*self.text, *ahead), span, longest=self.longest)
 
     def _layers(self, words: tuple[int, ...], span: int) -> tuple[int, ...] | None:
         if self.prior is not None:
             size = len(words)
-            found = self.prior.lookup(words, longest=size, shortest=size, span=span, count=1)
-            if found:
-                return found[0][0]
+            continuations = self.prior.lookup(words, longest=size, shortest=size, span=span, count=1)
+            if continuations:
+                return continuations[0][0]
         accepted = self._dynamic.follows(words, span)
         return self._rejected.follows(words, span) if accepted is None else accepted

@@ -313,8 +313,8 @@ class JoinedCache:
 
     def lookup(self, verdict: Verdict) -> BoolArray:
         """[B] whether any part holds each row's outcome."""
-        found: BoolArray = np.any([part.lookup(verdict) for part in self.parts], axis=0)
-        return found
+        held: BoolArray = np.any([part.lookup(verdict) for part in self.parts], axis=0)
+        return held
 
     def take(self, verdict: Verdict, hits: BoolArray) -> Speculation:
         """The prepared speculation of the rows marked in `hits`, each from the part that holds it."""

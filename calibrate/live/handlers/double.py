@@ -92,7 +92,7 @@ class Drafting:
     unfed: Tokens
     tokens: list[int] = field(default_factory=list)
     matched: list[int] = field(default_factory=list)
-    found: list[int] = field(default_factory=list)
+    retrieved: list[int] = field(default_factory=list)
     work: list[tuple[str, int]] = field(default_factory=list)
 
     @property
@@ -119,7 +119,7 @@ def draft(executor: Executor, operation: RetrievingDraft) -> list[RetrievalDraft
         _retrieval_forward(executor, how, rows, going, sampler)
     kept = [handle if r.tokens else NO_HANDLE for r, handle in zip(rows, sampler.seal(), strict=True)]
     return [
-        RetrievalDrafted(tuple(r.tokens), handle, tuple(r.matched), tuple(r.found), tuple(r.work))
+        RetrievalDrafted(tuple(r.tokens), handle, tuple(r.matched), tuple(r.retrieved), tuple(r.work))
         for r, handle in zip(rows, kept, strict=True)
     ]
 
@@ -141,24 +141,24 @@ def _retrieval_forward(
 ) -> None:
     """One forward of some rows over their unfed tokens and what is retrieved after them."""
     start, rows = time.perf_counter(), [drafts[i] for i in going]
-    found = [
+    retrieved = [
         each.layers.retrieve((*each.row.tokens, *each.tokens), min(how.span, each.left - 1)) for each in rows
     ]
     _retrieved_step(executor, start, len(rows))
-    chains = [(*each.unfed, *ahead) for each, ahead in zip(rows, found, strict=True)]
+    chains = [(*each.unfed, *ahead) for each, ahead in zip(rows, retrieved, strict=True)]
     with executor.step("draft", chains):
         logits = executor.runner.forward([each.row.slot for each in rows], chains)
         flat = [
             logits[i, len(each.unfed) - 1 : len(chain)]
             for i, (each, chain) in enumerate(zip(rows, chains, strict=True))
         ]
-        chosen = iter(_choose(sampler, drafts, going, found, torch.cat(flat)))
-    for each, ahead, chain in zip(rows, found, chains, strict=True):
+        chosen = iter(_choose(sampler, drafts, going, retrieved, torch.cat(flat)))
+    for each, ahead, chain in zip(rows, retrieved, chains, strict=True):
         own = [next(chosen) for _ in range(len(ahead) + 1)]
         confirmed = common_prefix(ahead, own)
         each.tokens += own[: confirmed + 1]
         each.matched.append(confirmed)
-        each.found.append(len(ahead))
+        each.retrieved.append(len(ahead))
         each.work += [("retrieve", 0), ("draft", len(chain))]
         each.unfed = (own[confirmed],)
         held = len(executor.runner.held(each.row.slot))
@@ -169,13 +169,13 @@ def _choose(
     sampler: DraftSampler,
     drafts: Sequence[Drafting],
     going: Sequence[int],
-    found: Sequence[Tokens],
+    retrieved: Sequence[Tokens],
     logits: Tensor,
 ) -> list[int]:
     """The draft's own token before and after each retrieved one, of the logits [n, V] of some rows."""
     places = [
         (i, len(drafts[i].tokens) + offset, drafts[i].row.position)
-        for i, ahead in zip(going, found, strict=True)
+        for i, ahead in zip(going, retrieved, strict=True)
         for offset in range(len(ahead) + 1)
     ]
     texts, offsets, rounds = np.array(places, dtype=np.int64).T
@@ -206,14 +206,14 @@ class OpenEnd(NamedTuple):
 def verify(executor: Executor, operation: RetrievingVerify) -> list[Verified]:
     """One forward over the pending tokens and what is retrieved after them."""
     how, sampling, start = operation.retrieval, operation.sampling, time.perf_counter()
-    rows, found = [], []
+    rows, retrieved = [], []
     for row, ask in zip(rows_of(operation.view), operation.inputs, strict=True):
         executor.rewind(row)
         span = min(how.span, row.room - len(ask.pending) - 1)
-        found.append(store_of(executor, row, ask, how).retrieve(ask.pending, span))
+        retrieved.append(store_of(executor, row, ask, how).retrieve(ask.pending, span))
         rows.append(proposing(row, ask.pending, ask.handle))
     _retrieved_step(executor, start, len(rows))
-    chains = [(row.tail[-1], *row.tokens, *ahead) for row, ahead in zip(rows, found, strict=True)]
+    chains = [(row.tail[-1], *row.tokens, *ahead) for row, ahead in zip(rows, retrieved, strict=True)]
     ends: dict[int, OpenEnd] = {}
     with executor.step("verify", chains):
         logits = executor.runner.forward([row.slot for row in rows], chains)
@@ -229,15 +229,15 @@ def verify(executor: Executor, operation: RetrievingVerify) -> list[Verified]:
             p = token_probs(logits, sampling)
             runs, verdicts, still_open = judged(executor, rows, sampling, p, leave_open=True)
             for i in still_open:
-                probs = p[i, runs[i] : runs[i] + len(found[i]) + 1].clone()
-                ends[i] = OpenEnd.after(runs[i], rows[i], found[i], probs)
+                probs = p[i, runs[i] : runs[i] + len(retrieved[i]) + 1].clone()
+                ends[i] = OpenEnd.after(runs[i], rows[i], retrieved[i], probs)
             if operation.leave_open:
                 for end in ends.values():
                     executor.leave_open(end.row, end)
             else:
                 verdicts, ends = _extended(executor, operation, verdicts, ends), {}
     return [
-        Verified(verdict, len(found[i]), i in ends, (("retrieve", 0), ("verify", len(chains[i]))))
+        Verified(verdict, len(retrieved[i]), i in ends, (("retrieve", 0), ("verify", len(chains[i]))))
         for i, verdict in enumerate(verdicts)
     ]
 
