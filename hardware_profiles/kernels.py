@@ -188,7 +188,9 @@ class Tables:
                 self.used[f"{op}/{engine}/{version}/{table}"] = str(path)
                 return {**rows, "version": version}
         wanted = ", ".join(f"{k} {v}" for k, v in where.items())
-        raise TablesError(f"{self.gpu.name}, {self.engine}: no row of {table} with {wanted or 'anything'}")
+        raise TablesError(
+            f"{self.gpu.name}, {self.engine}: no row of {table}.parquet with {wanted or 'anything'}"
+        )
 
     def gemm(self, dtype: str, m: int, n: int, k: int) -> Reading:
         """A matrix product of [m, k] with [k, n]."""
@@ -305,6 +307,10 @@ def current_version(systems: Path, gpu: str, engine: str) -> str:
     raise TablesError(f"{systems / 'query_versions.yaml'} names no current version of {engine}")
 
 
+TEXTS = ("gemm_dtype", "moe_dtype", "nccl_dtype", "kv_cache_dtype", "allreduce_dtype")
+"""Columns that are not numbers."""
+
+
 def read_rows(path: Path, where: Mapping[str, Any], columns: tuple[str, ...]) -> dict[str, Any]:
     """Columns of a parquet file, of the rows where others have given values; unknown columns filter nothing.
 
@@ -323,9 +329,14 @@ def read_rows(path: Path, where: Mapping[str, Any], columns: tuple[str, ...]) ->
             if name in names:
                 rows = rows.filter(pc.equal(rows[name], value))
         found = {name: rows[name].to_numpy() for name in columns}
-    except (pa.ArrowException, OSError, KeyError) as error:
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise TablesError(f"{path} is damaged or no table: {str(error).splitlines()[0][:120]}") from error
-    if not np.all(np.isfinite(found["latency"])) or np.any(found["latency"] <= 0):
+    for name, values in found.items():
+        if name in TEXTS:
+            continue
+        if values.dtype.kind not in "iuf" or not np.all(np.isfinite(values)) or np.any(values < 0):
+            raise TablesError(f"{path} is damaged: {name} is no column of numbers from 0 on")
+    if np.any(found["latency"] <= 0):
         raise TablesError(f"{path} is damaged: a latency is not above 0")
     return found
 
@@ -404,7 +415,9 @@ class Gemm:
                         weight += wi * wj * wo
                         cells.append(f"{self.m[i]:.0f}x{self.n[j]:.0f}x{self.k[o]:.0f}")
         if weight < 0.25:
-            raise TablesError(f"gemm_perf of {self.gpu.name} has no {self.dtype} cell near {m} x {n} x {k}")
+            raise TablesError(
+                f"gemm_perf.parquet of {self.gpu.name} has no {self.dtype} cell near {m} x {n} x {k}"
+            )
         outside = m > self.m[-1] or n > self.n[-1] or k > self.k[-1]
         how: How = "beyond the table" if outside else "cell" if len(cells) == 1 else "interpolated"
         return Reading(total / weight * float(self.roofline(m, n, k)), " ".join(cells), how)
@@ -441,7 +454,7 @@ class Attention:
         (rows, steps), cells, shape = decode[:3]
         whole = np.isfinite(cells).sum(axis=1) > 1
         if not whole.any():
-            raise TablesError(f"{tables.gpu.name}: {self.name} has a single cell of each batch")
+            raise TablesError(f"generation_attention_perf.parquet: {self.name}: a single cell of each batch")
         self.rows, cells = rows[whole], cells[whole]
         self.floors = np.array([row[np.isfinite(row)][0] for row in cells])
         kv = 2.0 * shape[1] * shape[2] * bytes_each
@@ -479,6 +492,10 @@ class Attention:
         moved = np.array([b * (steps[i] + 1) * kv_bytes for b, i in zip(self.rows, last, strict=True)])
         spent = np.array([row[i] for row, i in zip(cells, last, strict=True)]) - self.floors
         large = (moved >= 0.1 * moved.max()) & (spent > 0)
+        if not large.any():
+            raise TablesError(
+                f"generation_attention_perf.parquet: {self.name}: time does not grow with context"
+            )
         found = np.where(large, moved / np.where(spent > 0, spent, 1.0), np.nan)
         return np.where(large, found, np.nanmedian(found))
 

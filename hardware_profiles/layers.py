@@ -64,6 +64,8 @@ class _Grid:
     def of(cls, at: FloatArray, seconds: FloatArray, file: Path) -> _Grid:
         from scipy.interpolate import RegularGridInterpolator
 
+        if np.any(seconds <= 0.0):
+            raise LayersError(f"{file}: a time is not above 0")
         ticks = tuple(np.unique(column) for column in at.T)
         cells = np.full([len(tick) for tick in ticks], np.nan)
         cells[tuple(np.searchsorted(tick, column) for tick, column in zip(ticks, at.T, strict=True))] = (

@@ -65,6 +65,8 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Published configs of networks with experts, which have no `Shape`, by name."""
+TOPK = ("num_experts_per_tok", "moe_topk", "top_k_experts")
+"""Config entries of the experts that a token goes through."""
 EAGLE_VOCABULARY = 32_000
 """Of the draft heads that EAGLE-3's authors publish."""
 
@@ -146,11 +148,7 @@ def network_of_config(config: Mapping[str, Any], *, name: str, precision: str | 
     for key, kind in REFUSED.items():
         if text.get(key):
             raise ShapeError(f"{name}: {key} says {kind}, which is not composed here")
-    kinds = [
-        kind
-        for kind in text.get("layer_types") or ()
-        if "attention" not in str(kind) or "linear" in str(kind)
-    ]
+    kinds = [kind for kind in _layer_kinds(text, name) if "attention" not in kind or "linear" in kind]
     if kinds:
         raise ShapeError(f"{name}: layers of kind {kinds[0]!r} are not composed here")
     experts = _experts(text, name)
@@ -166,41 +164,62 @@ def network_of_config(config: Mapping[str, Any], *, name: str, precision: str | 
     if method == "mxfp4" and precision is None:  # gpt-oss: experts alone
         dtype, moe_dtype = "bfloat16", "w4a16_mxfp4"
     fused = 0
-    if "eagle" in " ".join(map(str, text.get("architectures") or ())).lower():
+    if "eagle" in str(text.get("architectures")).lower():
         fused = 3 if text.get("draft_vocab_size") else 1
-    return Network(shape, experts, _windows(text, shape.layers), dtype, moe_dtype, fused)
+    return Network(shape, experts, _windows(text, shape.layers, name), dtype, moe_dtype, fused)
 
 
 def _experts(text: Mapping[str, Any], name: str) -> Experts | None:
-    count = next((int(text[key]) for key in UNKNOWN_KINDS if text.get(key)), 0)
+    count = next((_size(text, key, name) for key in UNKNOWN_KINDS if text.get(key)), 0)
     if not count:
         return None
-    topk = text.get("num_experts_per_tok") or text.get("moe_topk") or text.get("top_k_experts")
-    width = text.get("moe_intermediate_size") or text.get("intermediate_size")
+    topk = next((_size(text, key, name) for key in TOPK if text.get(key)), 0)
+    width = next(
+        (_size(text, key, name) for key in ("moe_intermediate_size", "intermediate_size") if text.get(key)), 0
+    )
     if not topk or not width:
         raise ShapeError(f"{name}: the config has experts, but not num_experts_per_tok and their size")
-    layers = int(text.get("num_hidden_layers") or 0)
-    dense = len(text.get("mlp_only_layers") or ()) or int(text.get("first_k_dense_replace") or 0)
-    if int(text.get("interleave_moe_layer_step") or 1) > 1:
-        dense = layers - layers // int(text["interleave_moe_layer_step"])
-    shared = text.get("shared_expert_intermediate_size") or int(text.get("n_shared_experts") or 0) * int(
-        width
+    layers = _size(text, "num_hidden_layers", name)
+    plain = text.get("mlp_only_layers")
+    dense = len(plain) if isinstance(plain, list) else _size(text, "first_k_dense_replace", name)
+    if (step := _size(text, "interleave_moe_layer_step", name)) > 1:
+        dense = layers - layers // step
+    shared = (
+        _size(text, "shared_expert_intermediate_size", name) or _size(text, "n_shared_experts", name) * width
     )
-    return Experts(count, int(topk), int(width), int(shared), min(dense, layers))
+    return Experts(count, topk, width, shared, min(dense, layers))
 
 
-def _windows(text: Mapping[str, Any], layers: int) -> tuple[tuple[int, int], ...]:
-    window = text.get("sliding_window")
-    if not window or text.get("use_sliding_window") is False:
+def _size(text: Mapping[str, Any], key: str, name: str) -> int:
+    """A count of the config; 0 where it has none.
+
+    Raises:
+        ShapeError: It is no whole number from 0 on.
+    """
+    value = text.get(key) or 0
+    if type(value) is not int or not 0 <= value < 10**9:
+        raise ShapeError(f"{name}: {key}: expected a whole number from 0 on, got {value!r:.80}")
+    return value
+
+
+def _windows(text: Mapping[str, Any], layers: int, name: str) -> tuple[tuple[int, int], ...]:
+    if text.get("use_sliding_window") is False or not (window := _size(text, "sliding_window", name)):
         return ()
-    kinds = text.get("layer_types") or ()
+    kinds, sliding = _layer_kinds(text, name), layers
     if kinds:
-        sliding = sum("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds)
-    elif int(text.get("sliding_window_pattern") or 0) > 1:
-        sliding = layers - layers // int(text["sliding_window_pattern"])
-    else:
-        sliding = layers
-    return tuple(part for part in ((int(window), sliding), (0, layers - sliding)) if part[1])
+        sliding = sum("sliding" in kind or "chunked" in kind for kind in kinds)
+        if len(kinds) != layers:
+            raise ShapeError(f"{name}: layer_types: expected {layers} of them, got {len(kinds)}")
+    elif (pattern := _size(text, "sliding_window_pattern", name)) > 1:
+        sliding = layers - layers // pattern
+    return tuple(part for part in ((window, sliding), (0, layers - sliding)) if part[1])
+
+
+def _layer_kinds(text: Mapping[str, Any], name: str) -> list[str]:
+    kinds = text.get("layer_types") or []
+    if not isinstance(kinds, list):
+        raise ShapeError(f"{name}: layer_types: expected a list, got {kinds!r:.80}")
+    return [str(kind) for kind in kinds]
 
 
 def _quantisation(config: Mapping[str, Any], text: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -268,7 +287,8 @@ def _read(path: Path, name: str, precision: str | None) -> Network:
     """A config with what stands beside it of its quantisation (`hf_quant_config.json`)."""
     beside = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))
     if precision is None and beside.is_file():
-        algorithm = str(read_config(beside).get("quantization", {}).get("quant_algo", "")).lower()
+        said = read_config(beside).get("quantization")
+        algorithm = str(said.get("quant_algo") if isinstance(said, Mapping) else said).lower()
         if algorithm not in BYTES:
             raise ShapeError(f"{beside}: quant_algo {algorithm!r} is not composed; give --precision")
         precision = algorithm

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from hardware_profiles.files import FileRefused, read_text
+from policies.registry import MAX_LOOKAHEAD
 from policies.sampling import FloatArray
 from simulator.imports.measured import ImportRefused
 from simulator.tokens.acceptance import AcceptanceFile, Provenance, joint_of
@@ -44,7 +45,7 @@ def fitted(lengths: Mapping[int, float]) -> tuple[tuple[float, ...], float]:
     from scipy.optimize import least_squares
 
     for count, length in lengths.items():
-        if not 1.0 <= length <= count + 1.0:
+        if not 1 <= count <= MAX_LOOKAHEAD or not 1.0 <= length <= count + 1.0:
             raise ImportRefused(f"{count} drafted tokens make no rounds of {length:g} tokens")
     depth = max(lengths)
     at = np.array(sorted(lengths))
@@ -77,7 +78,10 @@ def read_lengths(path: Path) -> dict[str, AcceptanceFile]:
         tables = [(key, {int(r[COLUMNS[5]]): float(r[COLUMNS[6]]) for r in mine}) for key, mine in groups]
     except (FileRefused, csv.Error, KeyError, TypeError, ValueError) as error:
         raise ImportRefused(f"{path}: expected a table of acceptance lengths: {error!r}") from error
-    return {_name(key): _file(path, key, lengths) for key, lengths in tables}
+    try:
+        return {_name(key): _file(path, key, lengths) for key, lengths in tables}
+    except ImportRefused as error:
+        raise ImportRefused(f"{path}: {error}") from error
 
 
 def _name(key: tuple[str, ...]) -> str:

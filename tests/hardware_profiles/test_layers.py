@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 
 import pytest
-from tiny_tables import CONFIG
+from tiny_tables import CONFIG, write_layers
 
 from hardware_profiles.layers import Layers, LayersError, Link, forwards_profile, layers_profile
 from hardware_profiles.networks import network_of_config
@@ -18,17 +17,7 @@ US = 1e-6
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    names = ("embedding", "layernorm", "qkv_proj", "o_proj", "gate_up_proj", "down_proj", "final_layernorm")
-    dense = [f"{name},{n},{10 * n}" for name in names for n in (1, 3)]
-    (tmp_path / "dense.csv").write_text("\n".join(["layer,tokens,time_us", *dense]))
-    head = [f"lm_head,{n},{100 * n}" for n in (1, 2)]
-    (tmp_path / "per_sequence.csv").write_text("\n".join(["layer,sequences,time_us", *head]))
-    decode = [f"0,0,{b},{kv},{b + kv}" for b, kv in product((1, 2), (16, 32))]
-    chunks = [f"{c},{kv},0,0,{1000 * c + kv}" for c, kv in ((16, 0), (16, 16), (16, 32), (64, 0), (64, 32))]
-    header = "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"
-    (tmp_path / "attention.csv").write_text("\n".join([header, *decode, *chunks]))
-    (tmp_path / "meta.yaml").write_text("gpu: Some GPU\n")
-    return tmp_path
+    return write_layers(tmp_path)
 
 
 def test_a_forward_is_its_layers(folder: Path) -> None:

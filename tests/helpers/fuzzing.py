@@ -227,7 +227,7 @@ def _damaged_table(content: bytes, draw: random.Random) -> bytes:
         table = table.set_column(at, name, pa.array(fill))
     elif kind == 5:
         table = table.slice(0, draw.randrange(rows + 1))
-    else:
+    elif texts:
         key = draw.choice(sorted(texts))
         texts[key] = _damaged_tree(texts[key], draw) or _damaged_bytes(texts[key], draw)
     sink = pa.BufferOutputStream()
@@ -304,6 +304,61 @@ def own_formats(folder: Path) -> Iterator[Format]:
         Datastore.open(path.parent).lookup([1, 2], longest=2, span=2, count=1)
 
     yield Format("datastore.json", store / "datastore.json", read_store)
+    yield from kernel_formats(folder / "kernels")
+
+
+def kernel_formats(folder: Path) -> Iterator[Format]:
+    """What others measured of GPUs: tables of kernels and layers, configs that they are put together by."""
+    from tiny_tables import CONFIG, write_layers, write_tables
+
+    from hardware_profiles.composed import Composer
+    from hardware_profiles.kernels import Tables, find_tables
+    from hardware_profiles.layers import Layers, forwards_profile
+    from hardware_profiles.networks import find_network, network_of_config
+    from simulator.imports.lengths import COLUMNS, read_lengths
+
+    wheel = write_tables(folder / "wheel")
+    data = wheel / "aiconfigurator_core/systems/data/h100_sxm"
+    network = network_of_config(CONFIG, name="tiny")
+
+    def read_kernels(place: str) -> Reader:
+        def read(path: Path) -> float:
+            sound = (data / place).read_bytes()
+            shutil.copy(path, data / place)
+            try:
+                return Composer(Tables(find_tables(wheel), "h100"), network).forward(3, 2, 50).seconds
+            finally:
+                (data / place).write_bytes(sound)
+
+        return read
+
+    for name in ("gemm/vllm/0.24.0/gemm_perf", "attention/vllm/0.24.0/generation_attention_perf"):
+        place = f"{name}.parquet"
+        sample = folder / Path(place).name
+        shutil.copy(data / place, sample)
+        yield Format(f"kernel table {sample.stem}", sample, read_kernels(place))
+    layers = write_layers(folder / "layers")
+
+    def read_layers(path: Path) -> float:
+        for name in ("per_sequence.csv", "attention.csv"):
+            shutil.copy(layers / name, path.parent / name)
+        return Layers(path.parent, network).forward(2, 1, 20).seconds
+
+    yield Format("layers' times", layers / "dense.csv", read_layers)
+    (folder / "forwards.csv").write_text("tokens,context,ms\n1,0,5\n1,100,6\n8,0,7\n8,100,8\n")
+    yield Format(
+        "CSV of forwards", folder / "forwards.csv", lambda p: forwards_profile(p, name="f", machine="a GPU")
+    )
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "sliding_window": 8, "num_experts": 0}))
+    yield Format(
+        "config.json, for kernels", folder / "config.json", lambda p: find_network(str(p)).weight_bytes
+    )
+    rows = [
+        ("m", "d", "EAGLE3", "on", "coding", "1", "1.8", "run"),
+        ("m", "d", "EAGLE3", "on", "coding", "2", "2.2", "run"),
+    ]
+    (folder / "lengths.csv").write_text("\n".join(",".join(row) for row in (COLUMNS, *rows)))
+    yield Format("acceptance lengths", folder / "lengths.csv", read_lengths)
 
 
 def import_formats() -> Iterator[Format]:

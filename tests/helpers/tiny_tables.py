@@ -119,3 +119,19 @@ def write_tables(root: Path, version: str = "0.12.0") -> Path:
         root, "moe/vllm/0.24.0/moe_perf", [{**experts, "num_tokens": n, "latency": n * 1e-3} for n in (1, 4)]
     )
     return root
+
+
+def write_layers(folder: Path) -> Path:
+    """Layers' times as LLMServingSim writes them: 10 us a token; attention by rows, chunk and context."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("embedding", "layernorm", "qkv_proj", "o_proj", "gate_up_proj", "down_proj", "final_layernorm")
+    dense = [f"{name},{n},{10 * n}" for name in names for n in (1, 3)]
+    (folder / "dense.csv").write_text("\n".join(["layer,tokens,time_us", *dense]))
+    head = [f"lm_head,{n},{100 * n}" for n in (1, 2)]
+    (folder / "per_sequence.csv").write_text("\n".join(["layer,sequences,time_us", *head]))
+    decode = [f"0,0,{b},{kv},{b + kv}" for b, kv in product((1, 2), (16, 32))]
+    chunks = [f"{c},{kv},0,0,{1000 * c + kv}" for c, kv in ((16, 0), (16, 16), (16, 32), (64, 0), (64, 32))]
+    header = "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"
+    (folder / "attention.csv").write_text("\n".join([header, *decode, *chunks]))
+    (folder / "meta.yaml").write_text("gpu: Some GPU\n")
+    return folder
