@@ -42,6 +42,7 @@ STUDIES = {
     "identity": "identity",
     **dict.fromkeys(("engines", "forwards", "speed"), "engines"),
     "gpu-oracle": "gpu_oracle",
+    "serving": "serving",
     "gpu-map": "gpu_map",
 }
 """Modules of `analysis.studies` by name of the study."""

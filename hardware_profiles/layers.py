@@ -149,7 +149,10 @@ class Layers:
         if new * shape.heads / shape.kv_heads <= TILE:
             parts.append(_part("attention", layers, decode(rows, cached + new)))
         else:
-            parts.append(_part("attention", layers * rows, chunk(new, cached)))
+            most = int(chunk.ticks[0][-1])  # a longer prompt is read in chunks: its attention is not linear
+            taken = [chunk(min(most, new - read), cached + read) for read in range(0, new, most)]
+            attended = sum(seconds for seconds, _ in taken)
+            parts.append(_part("attention", layers * rows, (attended, taken[-1][1])))
         if self.tensor_parallel > 1:
             seconds = self.link.allreduce_s(self.tensor_parallel, 2.0 * tokens * shape.hidden)
             parts.append(_part("all-reduce", 2 * layers, (seconds, "formula")))

@@ -301,6 +301,10 @@ class LatencySurface:
         """Smallest and largest measured coordinate on each axis; none for a constant."""
         return {axis: (float(self._ticks[axis][0]), float(self._ticks[axis][-1])) for axis in self.axes}
 
+    def ticks(self, axis: Axis) -> list[float]:
+        """Measured coordinates on an axis, rising; none where the duration does not depend on it."""
+        return [float(tick) for tick in self._ticks.get(axis, ())]
+
     def noise(self, uniform: NDArray[np.floating[Any]]) -> FloatArray:
         """Factors on the mean duration, of mean exactly 1, from uniforms in [0, 1); see `varied`."""
         return varied(self.spread, uniform)

@@ -155,18 +155,17 @@ class Forwards:
 
 
 def curvature(prefills: LatencySurface) -> float:
-    """Seconds that each token of a prompt takes for each token before it, by its longest prompts measured.
+    """Seconds that each token of a prompt takes for each one before it, by the three longest ones measured.
 
-    A prompt of N tokens takes a + b N + c N^2 / 2: over two pieces of the measured line the slopes differ by
-    c times the distance of their middles.  0 where noise has it negative.
+    A prompt of N tokens takes a + b N + c N^2 / 2: over the two pieces between them the slopes differ by c
+    times the distance of their middles.  0 where noise has it negative, or there are fewer than three.
     """
-    low, high = prefills.bounds().get("new_tokens", (0.0, 0.0))
-    if not high > low:
+    lengths = prefills.ticks("new_tokens")[-3:]
+    if len(lengths) < 3:
         return 0.0
-    at = np.array([low, 0.5 * (low + high), high])
-    taken = [prefills.seconds(batch=1, new_tokens=tokens) for tokens in at]
-    first, second = np.diff(taken) / np.diff(at)
-    return max(0.0, float(second - first) / float(0.5 * (at[2] - at[0])))
+    taken = [prefills.seconds(batch=1, new_tokens=tokens) for tokens in lengths]
+    first, second = np.diff(taken) / np.diff(lengths)
+    return max(0.0, float(second - first) / (0.5 * float(lengths[2] - lengths[0])))
 
 
 class _Work(NamedTuple):
