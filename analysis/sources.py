@@ -100,6 +100,7 @@ def load_sources(
     trace: str | None = None,
     category: str | None = None,
     temperatures: Iterable[float] = (),
+    decided: Iterable[float] | None = None,
 ) -> Sources:
     """Profile and traces by name.
 
@@ -109,6 +110,7 @@ def load_sources(
             profile's name.
         category: Keep the prompts of this category only.
         temperatures: Look for traces at these too, e.g. `<trace>-t0.7`; temperature 1 is always looked for.
+        decided: Temperatures at which decisions are read, which takes a second each; None: all there are.
 
     Raises:
         ProfileError: No such profile, or a bad one.
@@ -129,10 +131,10 @@ def load_sources(
     names = {temperature_of(each): name for name, each in reversed(found.items())}
     traces = {temperature: found[name] for temperature, name in names.items()}
     decisions, undecided = {}, {}
-    for temperature, recorded in traces.items():
-        decided, undecided[temperature] = _decisions(named, hw, temperature, recorded)
-        if decided is not None:
-            decisions[temperature] = decided
+    for temperature in traces if decided is None else [t for t in decided if t in traces]:
+        found_there, undecided[temperature] = _decisions(named, hw, temperature, traces[temperature])
+        if found_there is not None:
+            decisions[temperature] = found_there
     # Another pair's recording says nothing of how wrong this profile's predictions of its own runs are.
     own = {t: recorded for t, recorded in traces.items() if other_pair(profile, recorded.meta) is None}
     sources = Sources(

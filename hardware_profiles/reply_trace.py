@@ -18,9 +18,11 @@ per timed operation, whose `timing` is filled and whose request is not.  Files o
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, wraps
 from pathlib import Path
@@ -283,6 +285,22 @@ def _kept(read: Callable[[FileName], Content]) -> Callable[[FileName], Content]:
     return kept
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector, which would look again and again at a million lists of which none is any.
+
+    It leaves out what there is now from then on, too.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if collects:
+            gc.enable()
+
+
 @_kept
 def read_decisions(path: FileName) -> DecisionTrace:
     """Read a decision trace; see `_kept`.
@@ -296,7 +314,7 @@ def read_decisions(path: FileName) -> DecisionTrace:
             raise TraceError(f"column {missing[0]!r} must be there once")
         return [name for name in _COLUMNS if name in present]
 
-    with parquet_refusals(path, "decision trace"):
+    with parquet_refusals(path, "decision trace"), _uncollected():
         requests, meta, table, metadata = read_recording(path, _READABLE, choose)
         about = _ABOUT.validate_json(metadata_text(metadata, "settings"), strict=True)
         settings = _collect(table.to_pydict(), about)

@@ -304,9 +304,7 @@ class ProfileCosts:
         tree = role == "draft" and base_name(name) == "tree"
         surface = TREE_SURFACE if tree else f"{role}.forward"
         if surface not in self.surfaces:
-            raise SettingError(
-                f"this profile has no {surface}, which the policy's steps need; record one with `calibrate`"
-            )
+            raise _no_surface(surface)
         if not tree:
             return self._forward(surface, name, rows, widest, grows=widest, share=share)
         total = widest * self._counted(rows)
@@ -390,7 +388,8 @@ class ProfileCosts:
             self._note(name, "new_tokens", tokens)
         return self._prefills[name, rows, tokens]
 
-    def _counts(self, rows: IntArray) -> IntArray:
+    def counts(self, rows: IntArray) -> IntArray:
+        """[n] rows as they are priced."""
         return rows if self.effects.batch_width else np.ones_like(rows)
 
     def _counted(self, rows: int) -> int:
@@ -431,11 +430,20 @@ class ProfileCosts:
                 self._note(name, axis, value)
         return page
 
+    def check_tree(self) -> None:
+        """Refuse steps of a tree where none was measured.
+
+        Raises:
+            SettingError: None was.
+        """
+        if TREE_SURFACE not in self.surfaces:
+            raise _no_surface(TREE_SURFACE)
+
     def forwards(self, name: str, rows: IntArray, width: IntArray, context: IntArray) -> FloatArray:
         """[n] mean seconds of forwards or tree steps, over [n] rows, new tokens or branches, contexts."""
         if len(rows) == 0:
             return np.zeros(0)
-        counted = self._counts(rows)
+        counted = self.counts(rows)
         wide = self.effects.verify_width if name == "target.forward" else self.effects.draft_width
         narrow = name != TREE_SURFACE and not wide
         if narrow:
@@ -464,7 +472,7 @@ class ProfileCosts:
 
     def prefills(self, name: str, rows: IntArray, tokens: IntArray) -> FloatArray:
         """[n] seconds of prefills of [n] rows and prompt tokens; nothing if it was not measured."""
-        pairs = zip(self._counts(rows).tolist(), tokens.tolist(), strict=True)
+        pairs = zip(self.counts(rows).tolist(), tokens.tolist(), strict=True)
         return np.array([self._prefilled(name, *pair) for pair in pairs])
 
     def noise_factors(self, name: str, count: int) -> FloatArray | None:
@@ -495,3 +503,9 @@ class ProfileCosts:
             return 1.0
         factor = self._noise.factor(name, self.surfaces[name].spread)
         return 1.0 + (factor - 1.0) / math.sqrt(forwards)
+
+
+def _no_surface(name: str) -> SettingError:
+    return SettingError(
+        f"this profile has no {name}, which the policy's steps need; record one with `calibrate`"
+    )

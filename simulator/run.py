@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from hardware_profiles.optime import Host, OperationTiming
 from hardware_profiles.profile import Profile
 from hardware_profiles.reply_trace import DecisionTrace, OperationTimings, joined_timings, read_timings
 from hardware_profiles.store import decisions_name, find_decisions
@@ -17,7 +19,15 @@ from policies.sd import SdConfig
 from policies.summary import Summary, summarise
 from policies.timeline import Span
 from policies.values import Request
-from simulator.compiled import World, not_covered, replay_run
+from simulator.compiled import (
+    NotScriptedError,
+    ScriptPrices,
+    World,
+    not_covered,
+    replay_run,
+    replay_script,
+    scripts_of,
+)
 from simulator.costs import Costs, Extrapolation, ProfileCosts
 from simulator.needs import MemoryNeed, check_memory, check_profile, check_tokens
 from simulator.replies import Recorded, RowReplies
@@ -79,14 +89,22 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
         longest = max(r.prompt_length + r.limit for r in requests)
         memory = check_memory(scenario.profile, settings, batch, longest, vocabulary=tokens.vocabulary)
     timings = scenario.timings(settings.policy)
-    reason = not_covered(settings, timeline=timeline, timed_apart=bool(timings))
-    if scenario.engine == "compiled" and reason is not None:
-        raise SettingError(f"the compiled engine does not cover this run: {reason}; use --engine event")
-    if scenario.engine != "event" and reason is None:
-        costs = scenario.costs
-        world = World(costs, scenario.host, scenario.slowdowns, scenario.noise)
-        summary, rows = replay_run(tokens, settings, requests, batch, world)
-        return Simulated(settings, summary, rows, [], _extrapolated(costs), memory, "compiled")
+    keep = settings.config.reads_text or isinstance(contents, Recorded)
+    if scenario.engine != "event":
+        found, reason = _compiled(
+            replace(scenario, tokens=tokens),
+            settings,
+            requests,
+            batch,
+            contents=contents,
+            timings=timings,
+            keep=keep,
+            timeline=timeline,
+        )
+        if found is not None:
+            return replace(found, memory=memory)
+        if scenario.engine == "compiled":
+            raise SettingError(f"the compiled engine does not cover this run: {reason}; use --engine event")
     stage = scenario.world(
         tokens,
         settings.draft_devices,
@@ -95,12 +113,61 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
         timings=timings,
         noise=scenario.noise,
     )
-    keep = settings.config.reads_text or isinstance(contents, Recorded)
     rows = Rows(requests, batch, keep_tokens=keep)
     stage.run(start(stage, rows, settings))
     machine = stage.machine
     summary = summarise(rows.log, total_s=stage.now, busy_s=machine.busy_s, overlap_s=machine.overlap_s)
     return Simulated(settings, summary, rows, stage.spans, _extrapolated(stage.costs), memory)
+
+
+def _compiled(
+    scenario: Scenario,
+    settings: Settings,
+    requests: list[Request],
+    batch: int,
+    *,
+    contents: RowReplies | None,
+    timings: Mapping[str, OperationTiming],
+    keep: bool,
+    timeline: bool,
+) -> tuple[Simulated | None, str]:
+    """The run without events; None and the reason where it takes them."""
+    costs = scenario.costs
+    world = World(costs, scenario.host, scenario.slowdowns, scenario.noise)
+    reason = not_covered(settings, timeline=timeline, scripted=contents is not None, timed=bool(timings))
+    if reason is not None:
+        return None, reason
+    if contents is None:
+        summary, rows = replay_run(scenario.tokens, settings, requests, batch, world)
+        return Simulated(settings, summary, rows, [], _extrapolated(costs), engine="compiled"), ""
+    about = (
+        ("recorded", id(contents.decisions))
+        if isinstance(contents, Recorded)
+        else ("synthetic", id(scenario.tokens.run))
+    )
+    prices = ScriptPrices(
+        costs,
+        scenario.host or Host(),
+        timings,
+        scenario.noise,
+        settings.temperature > 0.0,
+        contents.seconds,
+    )
+    try:
+        script = scripts_of(
+            scenario.scripts,
+            scenario.tokens,
+            settings,
+            contents,
+            about,
+            requests=requests,
+            batch=batch,
+            keep_tokens=keep,
+        )
+        summary, rows = replay_script(script, requests, batch, prices, scenario.slowdowns)
+    except NotScriptedError as error:
+        return None, str(error)
+    return Simulated(settings, summary, rows, [], _extrapolated(costs), engine="compiled"), ""
 
 
 def _extrapolated(costs: Costs) -> tuple[Extrapolation, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, get_args
@@ -13,6 +13,7 @@ from hardware_profiles.reply_trace import NOT_TIMED, DecisionTrace, OperationTim
 from hardware_profiles.surface import OPERATIONS, LatencySurface
 from policies.registry import SettingError
 from policies.values import Request
+from simulator.compiled.scripts import Script
 from simulator.costs import STRATA, Costs, Effects, KeyedNoise, ProfileCosts, TextbookCosts
 from simulator.tokens import TokenModel
 from simulator.world import SimulatedWorld, Slowdowns
@@ -45,6 +46,7 @@ class Scenario:
             decision trace does not say; None where nothing is known.
         built: Surfaces by the identity of their profile, which is kept with them; copies share them.
         served: What is served by the identity of its tokens, which are kept with it; copies share it.
+        scripts: What policies of row operations submit, by request and setting; copies share them.
         engine: Who simulates it.
     """
 
@@ -65,6 +67,7 @@ class Scenario:
     served: dict[tuple[int, int | None, int | None], tuple[TokenModel, TokenModel, list[Request]]] = field(
         default_factory=dict, repr=False, compare=False
     )
+    scripts: dict[Hashable, Script] = field(default_factory=dict, repr=False, compare=False)
     engine: Engine = "auto"
 
     def __post_init__(self) -> None:

@@ -98,7 +98,11 @@ class Query(PairOptions):
             raise SettingError("--hit-rate and --prompt-length go with --acceptance or --run-length")
         temperatures = [self.temperature]
         return load_sources(
-            self.hw, trace=self.trace, category=self.prompt_category, temperatures=temperatures
+            self.hw,
+            trace=self.trace,
+            category=self.prompt_category,
+            temperatures=temperatures,
+            decided=temperatures,
         )
 
     def _given(self, pair: tuple[Profile, str] | None) -> Sources:

@@ -412,6 +412,120 @@ def _run_clock(
     return 0
 
 
+SUBMIT, WAIT, HEAR, MOMENT = range(4)
+"""What a script does next: submit an operation, wait for its report or its early result, note the time."""
+
+
+def _run_script(
+    codes: Any,
+    arguments: Any,
+    devices: Any,
+    ops: Any,
+    marks: Any,
+    early: Any,
+    classes: Any,
+    hosts: Any,
+    wake: Any,
+    idle_cap: Any,
+    count: int,
+    target_slowdown: Any,
+    draft_slowdown: Any,
+    state: Any,
+    busy: Any,
+    moments: Any,
+) -> int:
+    """Run a script on two devices that serve operations first come, first served.
+
+    Args:
+        codes: [m] what is done; the next ones are what with.
+        devices: [n] device of each operation, 0 or 1.
+        ops: Five of each operation, as `_run_clock` takes them.
+        marks: Two of each: share of its forwards after its early result, negative for all of its work, and
+            seconds until that is heard.
+        early: [n] whether it has one.
+        classes: [n] class of contention; 0 are prefills, which are not counted.
+        hosts: [n] number of its host time, by which the next two are indexed.
+        count: Classes.
+        state: Output: the end, and seconds of overlap.
+        busy: Output, [2] seconds of work, prefills left out.
+        moments: Output: when each was.
+    """
+    n, far = len(devices), 1e300
+    reported, heard, following = [far] * n, [far] * n, [-1] * n
+    stage, op, last = [0, 0], [-1, -1], [-1, -1]
+    at, left, tail, factor, ended = [0.0, 0.0], [0.0, 0.0], [-1.0, -1.0], [1.0, 1.0], [0.0, 0.0]
+    now, clock, overlap = 0.0, 0.0, 0.0
+    for m in range(len(codes)):
+        code, number = codes[m], arguments[m]
+        if code == 3:
+            moments[number] = now
+            continue
+        if code == 0:
+            d = devices[number]
+            if stage[d] == 0:
+                stage[d], op[d], at[d] = 1, number, now + ops[5 * number]
+            else:
+                following[last[d]] = number
+            last[d] = number
+            continue
+        while True:
+            soonest, event, mark = far, -1, False
+            for d in range(2):
+                if stage[d] == 1 and at[d] < soonest:
+                    soonest, event, mark = at[d], d, False
+                elif stage[d] == 2:
+                    factor[d] = 1.0
+                    if stage[1 - d] == 2:
+                        pair = classes[op[d]] * count + classes[op[1 - d]]
+                        factor[d] = target_slowdown[pair] if d == 0 else draft_slowdown[pair]
+                    ahead = left[d]
+                    if tail[d] >= 0.0:
+                        ahead = max(0.0, left[d] - tail[d])
+                    due = clock + ahead * factor[d]
+                    if due < soonest:
+                        soonest, event, mark = due, d, tail[d] >= 0.0
+            known = reported[number] if code == 1 else heard[number]
+            limit = max(now, known)
+            reached = limit <= soonest
+            upto = limit if reached else soonest
+            elapsed = upto - clock
+            if stage[0] == 2 and stage[1] == 2 and classes[op[0]] > 0 and classes[op[1]] > 0:
+                overlap += elapsed
+            for d in range(2):
+                if stage[d] == 2:
+                    if classes[op[d]] > 0:
+                        busy[d] += elapsed
+                    left[d] = max(0.0, left[d] - elapsed / factor[d])
+            clock = upto
+            if reached:
+                now = limit
+                break
+            o = op[event]
+            if stage[event] == 1:
+                stage[event] = 2
+                idle = min(clock - ended[event], idle_cap[hosts[o]])
+                work = ops[5 * o + 1] + wake[hosts[o]] * idle
+                left[event] = ops[5 * o + 3] * max(work, ops[5 * o + 2])
+                tail[event] = -1.0
+                if early[o]:
+                    tail[event] = left[event]
+                    if marks[2 * o] >= 0.0:
+                        forwards = min(max(work, ops[5 * o + 2]), ops[5 * o + 2] / 0.2)
+                        tail[event] = ops[5 * o + 3] * forwards * marks[2 * o]
+            elif mark:
+                heard[o] = clock + marks[2 * o + 1]
+                tail[event] = -1.0
+            else:
+                ended[event] = clock
+                reported[o] = clock + ops[5 * o + 4]
+                stage[event], op[event] = 0, following[o]
+                if following[o] >= 0:
+                    stage[event], at[event] = 1, clock
+    state[0], state[1] = now, overlap
+    return 0
+
+
+run_script = Loop(_run_script, 3)
 walk = Loop(_walk, 6)
 line_up = Loop(_line_up, 8)
 run_clock = Loop(_run_clock, 5)

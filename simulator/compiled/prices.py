@@ -9,6 +9,8 @@ and `least` a share of `scale * expected`: the same as `OperationHost.work_s`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -301,3 +303,19 @@ class Prices:
         if isinstance(self.costs, ProfileCosts) and self.costs.effects.context:
             return contexts // rows
         return first_prompt
+
+
+def slowdown_tables(
+    slowdowns: Mapping[tuple[str, str, str, str | None], float], kinds: Sequence[str]
+) -> tuple[FloatArray, FloatArray]:
+    """[kinds, kinds] slowdown of a target's operations beside a draft's, and the other way round."""
+    classes = ["verify" if kind == "decode" else kind for kind in kinds]
+
+    def table(mine: str, other: str) -> FloatArray:
+        pairs = product(classes, classes)
+        found = [
+            slowdowns.get((mine, a, other, b), slowdowns.get((mine, a, other, None), 1.0)) for a, b in pairs
+        ]
+        return np.reshape(found, (len(classes), len(classes)))
+
+    return table("target", "draft"), table("draft", "target")

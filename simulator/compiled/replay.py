@@ -22,7 +22,7 @@ from policies.summary import Summary, timed
 from policies.values import IntArray, Request
 from simulator.compiled.batches import Lineup, Rounds, line_up_of
 from simulator.compiled.loops import KINDS, run_clock
-from simulator.compiled.prices import KEYS_PER_ROUND, Drafts, Ops, Prices
+from simulator.compiled.prices import KEYS_PER_ROUND, Drafts, Ops, Prices, slowdown_tables
 from simulator.costs import Costs, KeyedNoise
 from simulator.tokens import TokenModel
 
@@ -30,21 +30,27 @@ COVERED = ("ar", "sd", "pld", "pearl", "saguaro")
 PHASES = 6
 PREFILL, FRESH_DRAFT, DRAFT, MAIN, SETTLE, REDRAFT = range(PHASES)
 """Phases of a round, in order: each ends when all that was submitted in it is reported."""
-SHARED_CLASS = {"decode": "verify"}
-"""Kinds whose contention is another one's."""
 
 
-def not_covered(settings: Settings, *, timeline: bool = False, timed_apart: bool = False) -> str | None:
+def not_covered(
+    settings: Settings, *, timeline: bool = False, scripted: bool = False, timed: bool = False
+) -> str | None:
     """Why the event world has to answer; None where the compiled replay does.
 
-    `timed_apart`: whether the policy's operations have times of their own.
+    Args:
+        settings: The setting.
+        timeline: Whether a timeline is asked for.
+        scripted: Whether its row operations have replies (`simulator.compiled.scripts`).
+        timed: Whether its operations have measured times of their own.
     """
     config = settings.config
     if timeline:
         return "it keeps no timeline"
+    if scripted:
+        return None
     if settings.policy not in COVERED:
-        return f"it replays {', '.join(COVERED)}, not {settings.policy!r}"
-    if timed_apart:
+        return f"it replays {', '.join(COVERED)}, and others from replies; {settings.policy!r} has none"
+    if timed:
         return "the policy's operations have measured times of their own"
     if isinstance(config, SaguaroConfig):
         if config.backup == "primary-all":
@@ -182,7 +188,7 @@ class _Clock:
         self.settings = settings
         self.prices = Prices(settings, world.costs, world.host, world.noise)
         self.devices = settings.draft_devices or 1
-        self.slowdowns = _slowdown_tables(world.slowdowns)
+        self.slowdowns = slowdown_tables(world.slowdowns, KINDS)
         self.state = np.zeros(3)
         self.ended = np.zeros(self.devices + 1)
         self.busy = np.zeros(self.devices + 1)
@@ -295,23 +301,3 @@ class _Clock:
             self._carried = program.ops[redrafts[-1:]]
             into, redrafts = into[:-1], redrafts[:-1]
         program.chained[into, np.where(rounds.fresh[into] > 0, PREFILL, MAIN)] = redrafts
-
-
-def _slowdown_tables(
-    slowdowns: Mapping[tuple[str, str, str, str | None], float],
-) -> tuple[FloatArray, FloatArray]:
-    """[kinds, kinds] slowdown of a target's operations beside a draft's, and the other way round."""
-    classes = [SHARED_CLASS.get(kind, kind) for kind in KINDS]
-
-    def table(mine: str, other: str) -> FloatArray:
-        return np.array(
-            [
-                [
-                    slowdowns.get((mine, a, other, b), slowdowns.get((mine, a, other, None), 1.0))
-                    for b in classes
-                ]
-                for a in classes
-            ]
-        )
-
-    return table("target", "draft"), table("draft", "target")

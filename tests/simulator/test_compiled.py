@@ -294,7 +294,7 @@ def idling_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def contention_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(replay, "_slowdown_tables", lambda _: (np.ones((7, 7)),) * 2)
+    patch.setattr(replay, "slowdown_tables", lambda *_: (np.ones((7, 7)),) * 2)
 
 
 def hits_of_the_next_position(patch: pytest.MonkeyPatch) -> None:
