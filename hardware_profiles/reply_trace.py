@@ -21,7 +21,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, wraps
@@ -30,7 +30,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from pydantic import Field, TypeAdapter
 
-from hardware_profiles.files import parse_json, to_json
+from hardware_profiles.files import parse_jsons, to_json
 from hardware_profiles.optime import OperationTiming, Timed, timed_from
 from hardware_profiles.profile import Profile, Role
 from hardware_profiles.surface import Frozen
@@ -287,7 +287,7 @@ def _kept(read: Callable[[FileName], Content]) -> Callable[[FileName], Content]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without the garbage collector, which would look again and again at a million lists of which none is any.
+    """Without the garbage collector, which would look at a million lists again and again.
 
     It leaves out what there is now from then on, too.
     """
@@ -340,6 +340,15 @@ def _timings(metadata: Mapping[bytes, bytes]) -> OperationTimings | None:
     return OperationTimings.model_validate_json(text) if text else None
 
 
+def _parsed(texts: Sequence[str | None]) -> list[Plain]:
+    """The values of texts; None where there is none."""
+    there = [i for i, text in enumerate(texts) if text is not None]
+    values: list[Plain] = [None] * len(texts)
+    for i, value in zip(there, parse_jsons([texts[i] or "" for i in there]), strict=True):
+        values[i] = value
+    return values
+
+
 def _collect(columns: Mapping[str, list[Any]], about: Mapping[str, _About]) -> dict[str, Decisions]:
     """The settings of a file, from its columns and what else is said of them."""
     replies: dict[str, dict[Key, Plain]] = {}
@@ -347,15 +356,20 @@ def _collect(columns: Mapping[str, list[Any]], about: Mapping[str, _About]) -> d
     timings: dict[str, list[Timed]] = {}
     first = (columns[name] for name in _FIRST_COLUMNS)
     taken = columns.get("timing", [None] * len(columns["setting"]))
-    for label, kind, part, request, position, reply, mark, timing in zip(*first, taken, strict=True):
+    *keys, reply_texts, mark_texts = first
+    reply_texts = [text if timing is None else None for text, timing in zip(reply_texts, taken, strict=True)]
+    said = (_parsed(texts) for texts in (reply_texts, mark_texts, taken))
+    for label, kind, part, request, position, reply, mark, timing in zip(*keys, *said, strict=True):
         mine = replies.setdefault(label, {})
         if timing is not None:
-            timings.setdefault(label, []).append(timed_from(parse_json(timing)))
+            timings.setdefault(label, []).append(timed_from(timing))
             continue
+        if reply is None:
+            raise TraceError(f"the {kind} of request {request} at position {position} has no reply")
         key = (kind, part, request, position)
-        mine[key] = parse_json(reply)
+        mine[key] = reply
         if mark is not None:
-            early.setdefault(label, {})[key] = parse_json(mark)
+            early.setdefault(label, {})[key] = mark
     settings = {}
     for label, by_key in replies.items():
         timed = tuple(timings.get(label, ()))

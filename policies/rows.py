@@ -234,21 +234,6 @@ class RoundLog:
         self.batch_rounds += 1
         self.ends.append(now)
 
-    def extend(self, other: RoundLog) -> None:
-        """Append the rounds of another log, without their times."""
-        self._columns += other._columns
-
-    def at(self, seconds: Sequence[float]) -> RoundLog:
-        """The same rounds, of a log whose times are indices of `seconds`."""
-        timed = RoundLog()
-        timed.batch_rounds, timed.runs_on, timed._columns = self.batch_rounds, self.runs_on, self._columns
-        timed.ends = [float(seconds[int(end)]) for end in self.ends]
-        timed.admitted_s, timed.first_token_s = (
-            {request: float(seconds[int(at)]) for request, at in times.items()}
-            for times in (self.admitted_s, self.first_token_s)
-        )
-        return timed
-
     def times_to_first_token(self) -> list[float]:
         """Seconds from getting a slot to the first token, prefill included, of each request that has one."""
         return [now - self.admitted_s.get(r, 0.0) for r, now in self.first_token_s.items()]

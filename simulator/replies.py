@@ -267,4 +267,7 @@ def revive(reply: type[Any], plain: Any) -> Any:
 
 
 def _tupled(value: Any) -> Any:
-    return tuple(map(_tupled, value)) if isinstance(value, list) else value
+    if type(value) is not list:
+        return value
+    # Most are of numbers alone, which takes no look at each of them in Python.
+    return tuple(map(_tupled, value)) if list in map(type, value) else tuple(value)

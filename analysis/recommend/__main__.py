@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +50,11 @@ def main(*, machine: bool, plot: Path | None, **options: Any) -> None:
     target's devices, or groups of a target's and a draft's.
     """
     with refusals(INCOMPLETE, BAD_INPUT):
-        query = Query(**options)
+        query, started = Query(**options), time.perf_counter()
         # A progress bar on a terminal; nothing in a pipe or a log.
         with show_progress() if sys.stderr.isatty() else nullcontext(quiet) as progress:
             answer = recommend(query.sources(), query, progress)
+        answer = replace(answer, seconds=time.perf_counter() - started)
         if plot:
             save(picture(answer), plot)
         if machine:

@@ -210,6 +210,7 @@ class Recommendation:
         best: The best of every policy that can run, by name, `ar` and `sd` always among them.
         by_batch: The best at other batches.
         by_acceptance: The best at other acceptances.
+        seconds: What the answer took, files read included.
     """
 
     query: Query
@@ -220,6 +221,7 @@ class Recommendation:
     best: Mapping[str, Ranked]
     by_batch: Sequence[Optimum] = ()
     by_acceptance: Sequence[Optimum] = ()
+    seconds: float = 0.0
 
     @property
     def trace(self) -> Trace:

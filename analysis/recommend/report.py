@@ -69,6 +69,7 @@ def as_json(answer: Recommendation) -> str:
         "engines": engines(answer)[1],
         "extrapolated": answer.extrapolated,
         "settings_tried": search.simulated,
+        "seconds": answer.seconds,
         "policies_without_decisions": dict(answer.undecided),
         "settings_refused": {s.label: why for s, why in search.refused.items()},
         "method": METHOD,
@@ -309,7 +310,7 @@ def print_recommendation(answer: Recommendation) -> None:
         say(f"[yellow]outside the measured grid, extrapolated: {outside}[/yellow]")
     for policy, why in answer.undecided.items():
         say(f"[yellow]not tried: {policy}: {why}[/yellow]")
-    say(f"[dim]{METHOD} {answer.search.simulated} settings tried.[/dim]")
+    say(f"[dim]{METHOD} {answer.search.simulated} settings tried in {answer.seconds:.1f} s.[/dim]")
 
 
 def _margin(what: str, margin: Interval) -> str:

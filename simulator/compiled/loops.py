@@ -19,6 +19,9 @@ Mode: TypeAlias = Literal["auto", "python", "numba"]
 WORTH = 400_000
 """Turns of all loops so far from which on numba is worth its import, about half a second of Python."""
 
+CLOCK_TURN = 6
+"""Turns of the other loops that one of a clock takes."""
+
 NOTHING, CHAIN, GUESS = 0, 1, 2
 """What a row verifies: nothing, the draft's own tokens, or a backup's."""
 FIELDS = (

@@ -21,7 +21,7 @@ from policies.ssd import SaguaroConfig
 from policies.summary import Summary, timed
 from policies.values import IntArray, Request
 from simulator.compiled.batches import Lineup, Rounds, line_up_of
-from simulator.compiled.loops import KINDS, run_clock
+from simulator.compiled.loops import CLOCK_TURN, KINDS, run_clock
 from simulator.compiled.prices import KEYS_PER_ROUND, Drafts, Ops, Prices, slowdown_tables
 from simulator.costs import Costs, KeyedNoise
 from simulator.tokens import TokenModel
@@ -212,7 +212,7 @@ class _Clock:
         beside_draft, beside_target = self.slowdowns
         parts = (program.target, program.chained, program.draft, program.drafts)
         run_clock(
-            len(phases),
+            CLOCK_TURN * len(phases),
             *(part.ravel()[phases] for part in parts),
             which == last,
             program.ops.ravel(),

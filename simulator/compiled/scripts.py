@@ -8,12 +8,20 @@ depend on the clock.  A policy that stops work midway has none; there the event 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
-from hardware_profiles.optime import LEAST_SHARE, Host, OperationHost, OperationTiming, base_name, share_of
+from hardware_profiles.optime import (
+    LEAST_SHARE,
+    Host,
+    HostOperation,
+    OperationHost,
+    OperationTiming,
+    base_name,
+    share_of,
+)
 from policies.operation import Draft, Operation, Prefill, RowOperation, row_calls
 from policies.protocols import World
 from policies.registry import Settings, start
@@ -21,7 +29,7 @@ from policies.rows import RoundLog, Rows
 from policies.sampling import FloatArray
 from policies.summary import Summary, summarise
 from policies.values import BoolArray, IntArray, Request
-from simulator.compiled.loops import HEAR, MOMENT, SUBMIT, WAIT, run_script
+from simulator.compiled.loops import CLOCK_TURN, HEAR, MOMENT, SUBMIT, WAIT, run_script
 from simulator.compiled.prices import DRAFT, TARGET, slowdown_tables
 from simulator.costs import TREE_SURFACE, Costs, KeyedNoise, ProfileCosts, TextbookCosts
 from simulator.replies import Replies, RowReplies
@@ -36,42 +44,30 @@ class NotScriptedError(Exception):
     """What a policy does depends on the clock."""
 
 
-class OpFacts(NamedTuple):
-    """What prices need of an operation, beside its calls.
+class Names:
+    """Numbers of names, the same in all scripts."""
 
-    Attributes:
-        device: 0, the target, or 1, the draft.
-        kind: As timelines call it, by which its own times and its luck go.
-        host: The host operation whose times it has otherwise.
-        rows: Rows that take part.
-        contexts: Sum of their contexts.
-        first_prompt: Prompt of the first of them.
-        tokens: Tokens that go through its model.
-        longest: Longest prompt of a prefill; 0 for others.
-        early_after: Step after which it says something; None if it does not.
-    """
+    def __init__(self) -> None:
+        self.known: list[str] = []
+        self._numbers: dict[str, int] = {}
 
-    device: int
-    kind: str
-    host: str
-    rows: int
-    contexts: int
-    first_prompt: int
-    tokens: int
-    longest: int
-    early_after: str | None
+    def number(self, name: str) -> int:
+        """The number of a name."""
+        if name not in self._numbers:
+            self._numbers[name] = len(self.known)
+            self.known.append(name)
+        return self._numbers[name]
 
 
-class CallFacts(NamedTuple):
-    """A step of an operation: its name, the rows that have a part in it, the widest one's tokens, and by how
-    many tokens it makes the context of the next one longer.
-    """
-
-    op: int
-    name: str
-    rows: int
-    width: int
-    grows: int
+NAMES = Names()
+DEVICE, KIND, HOST, ROWS, CONTEXTS, FIRST_PROMPT, TOKENS, LONGEST, EARLY_AFTER = range(9)
+"""What prices need of an operation: 0, the target, or 1, the draft; its name in timelines, by which its own
+times and its luck go; the host operation whose times it has otherwise; rows that take part; the sum of their
+contexts; the prompt of the first of them; tokens that go through its model; longest prompt of a prefill, else
+0; the step after which it says something, else -1."""
+OP, NAME, THERE, WIDTH, GROWS = range(5)
+"""What they need of a step: its operation; its name; rows that have a part in it; tokens of the widest one;
+by how many it makes the context of the next one longer."""
 
 
 @dataclass
@@ -81,24 +77,51 @@ class Script:
     Attributes:
         codes: [m] `SUBMIT`, `WAIT`, `HEAR` or `MOMENT`.
         arguments: [m] the operation, or the number of the moment.
-        ops: Operations in the order submitted.
-        calls: Their steps.
+        ops: [n, 9] operations in the order submitted.
+        calls: [c, 5] their steps.
         moments: Moments at which the policy acted; 0 is the beginning.
-        prefills: Moments between which the batch waited for prefills.
-        log: The rounds, with moments in the place of seconds.
+        prefills: [p, 2] moments between which the batch waited for prefills.
+        table: The rounds (`RoundLog.table`).
+        ends: [r] the moment at which each was committed.
+        admitted: By request, the moment at which it got its slot.
+        first_token: By request, that of its first token.
+        runs_on: See `RoundLog`.
         texts: Tokens emitted by each request, where they are known.
         contents: What answered, kept for its identity.
     """
 
-    codes: list[int] = field(default_factory=list)
-    arguments: list[int] = field(default_factory=list)
-    ops: list[OpFacts] = field(default_factory=list)
-    calls: list[CallFacts] = field(default_factory=list)
-    moments: int = 1
-    prefills: list[tuple[int, int]] = field(default_factory=list)
-    log: RoundLog = field(default_factory=RoundLog)
-    texts: dict[int, list[int]] = field(default_factory=dict)
-    contents: RowReplies | None = None
+    codes: IntArray
+    arguments: IntArray
+    ops: IntArray
+    calls: IntArray
+    moments: int
+    prefills: IntArray
+    table: dict[str, IntArray]
+    ends: IntArray
+    admitted: dict[int, int]
+    first_token: dict[int, int]
+    runs_on: bool
+    texts: dict[int, list[int]]
+    contents: RowReplies | None
+
+
+class _ScriptedLog(RoundLog):
+    """A log whose rounds are in a table already."""
+
+    def __init__(self, script: Script, moments: FloatArray) -> None:
+        super().__init__()
+        self._table = script.table
+        self.batch_rounds, self.runs_on = len(script.ends), script.runs_on
+        self.ends = moments[script.ends].tolist()
+        self.prefill_s = float((moments[script.prefills[:, 1]] - moments[script.prefills[:, 0]]).sum())
+        self.admitted_s, self.first_token_s = (
+            {request: float(moments[at]) for request, at in times.items()}
+            for times in (script.admitted, script.first_token)
+        )
+
+    def table(self) -> dict[str, IntArray]:
+        """See `RoundLog`."""
+        return self._table
 
 
 class _Awaited:
@@ -139,7 +162,12 @@ class _ScriptedWorld:
 
     def __init__(self, work: Replies, contents: RowReplies | None, vocabulary: int) -> None:
         self.work, self.contents, self.vocabulary = work, contents, vocabulary
-        self.script = Script()
+        self.codes: list[int] = []
+        self.arguments: list[int] = []
+        self.ops: list[tuple[int, ...]] = []
+        self.calls: list[tuple[int, ...]] = []
+        self.prefills: list[tuple[int, int]] = []
+        self.moments = 1
         self.operations: list[Operation] = []
         self.target, self.draft = _ScriptedDevice(self, 0), _ScriptedDevice(self, 1)
         self.drafts = (self.draft,)
@@ -147,21 +175,21 @@ class _ScriptedWorld:
 
     @property
     def now(self) -> float:
-        return float(self.script.moments - 1)
+        return float(self.moments - 1)
 
     def submit(self, device: int, operation: Operation) -> _Awaited:
         """Write an operation down."""
-        number, script = len(self.operations), self.script
+        number = len(self.operations)
         self.operations.append(operation)
-        script.codes.append(SUBMIT)
-        script.arguments.append(number)
+        self.codes.append(SUBMIT)
+        self.arguments.append(number)
         replies: list[Any] = []
         if isinstance(operation, RowOperation):
             assert self.contents is not None
             replies = self.contents.replies(operation)
         self._note(number, device, operation, replies)
         if isinstance(operation, Prefill):
-            self._begun = script.moments - 1
+            self._begun = self.moments - 1
 
         def answer() -> Any:
             if isinstance(operation, RowOperation):
@@ -172,40 +200,36 @@ class _ScriptedWorld:
 
     def wait(self, event: _Awaited) -> Any:
         """Write down what is awaited; returns its value."""
-        script = self.script
-        for number in event.numbers:
-            script.codes.append(event.code)
-            script.arguments.append(number)
-        script.codes.append(MOMENT)
-        script.arguments.append(script.moments)
+        self.codes += [*[event.code] * len(event.numbers), MOMENT]
+        self.arguments += [*event.numbers, self.moments]
         if self._begun is not None:
-            script.prefills.append((self._begun, script.moments))
+            self.prefills.append((self._begun, self.moments))
             self._begun = None
-        script.moments += 1
+        self.moments += 1
         return event.value
 
     def _note(self, number: int, device: int, operation: Operation, replies: list[Any]) -> None:
         view = operation.view
         rows, first = len(view.slots), int(view.contexts[0] - view.positions[0])
-        tokens, longest, add = operation.tokens_fed, 0, self.script.calls.append
+        tokens, longest, add = operation.tokens_fed, 0, self.calls.append
         match operation:
             case RowOperation():
                 work = [reply.work for reply in replies]
                 tokens = sum(fed for each in work for _, fed in each)
                 for name, there, widest in row_calls(work):
-                    add(CallFacts(number, name, there, widest, widest))
+                    add((number, NAMES.number(name), there, widest, widest))
             case Draft():
                 unseen = int(operation.unseen[view.slots].max())
                 for step in range(operation.lookahead):
-                    add(CallFacts(number, "draft", rows, 1 if step else unseen, 1))
+                    add((number, NAMES.number("draft"), rows, 1 if step else unseen, 1))
             case Prefill():
                 longest = int(view.contexts.max())
             case _:
                 raise NotScriptedError(f"{operation.kind} in a policy of row operations")
-        early = operation.early_after if operation.early else None
-        contexts = int(view.contexts.sum())
-        facts = (rows, contexts, first, tokens, longest, early)
-        self.script.ops.append(OpFacts(device, operation.kind, operation.cost_class, *facts))
+        early = NAMES.number(operation.early_after) if operation.early else -1
+        names = NAMES.number(operation.kind), NAMES.number(operation.cost_class)
+        facts = (rows, int(view.contexts.sum()), first, tokens, longest, early)
+        self.ops.append((device, *names, *facts))
 
 
 def write_script(tokens: TokenModel, settings: Settings, contents: RowReplies | None, rows: Rows) -> Script:
@@ -225,34 +249,59 @@ def write_script(tokens: TokenModel, settings: Settings, contents: RowReplies | 
         except StopIteration:
             break
         value = world.wait(event)
-    world.script.log, world.script.texts, world.script.contents = rows.log, rows.texts, contents
-    return world.script
+    log = rows.log
+    return Script(
+        codes=np.array(world.codes, dtype=np.int64),
+        arguments=np.array(world.arguments, dtype=np.int64),
+        ops=np.array(world.ops, dtype=np.int64).reshape(-1, EARLY_AFTER + 1),
+        calls=np.array(world.calls, dtype=np.int64).reshape(-1, GROWS + 1),
+        moments=world.moments,
+        prefills=np.array(world.prefills, dtype=np.int64).reshape(-1, 2),
+        table=log.table(),
+        ends=np.array(log.ends, dtype=np.int64),
+        admitted={request: int(at) for request, at in log.admitted_s.items()},
+        first_token={request: int(at) for request, at in log.first_token_s.items()},
+        runs_on=log.runs_on,
+        texts=rows.texts,
+        contents=contents,
+    )
 
 
 def joined(scripts: Sequence[Script]) -> Script:
     """One after the other."""
-    whole = Script()
+    if len(scripts) == 1:
+        return scripts[0]
+    arguments, ops, calls, prefills, ends = [], [], [], [], []
+    admitted: dict[int, int] = {}
+    first_token: dict[int, int] = {}
+    texts: dict[int, list[int]] = {}
+    count, moments = 0, 0
     for script in scripts:
-        ops, moments = len(whole.ops), whole.moments - 1
-        whole.codes += script.codes
-        shifts = {MOMENT: moments}
-        whole.arguments += [
-            argument + shifts.get(code, ops)
-            for code, argument in zip(script.codes, script.arguments, strict=True)
-        ]
-        whole.ops += script.ops
-        whole.calls += [call._replace(op=call.op + ops) for call in script.calls]
-        whole.prefills += [(a + moments, b + moments) for a, b in script.prefills]
-        whole.moments += script.moments - 1
-        mine, log = script.log, whole.log
-        log.batch_rounds += mine.batch_rounds
-        log.runs_on = mine.runs_on
-        log.ends += [end + moments for end in mine.ends]
-        log.admitted_s |= {request: at + moments for request, at in mine.admitted_s.items()}
-        log.first_token_s |= {request: at + moments for request, at in mine.first_token_s.items()}
-        log.extend(mine)
-        whole.texts |= script.texts
-    return whole
+        arguments.append(script.arguments + np.where(script.codes == MOMENT, moments, count))
+        calls.append(script.calls + np.array([count, 0, 0, 0, 0]))
+        ops.append(script.ops)
+        prefills.append(script.prefills + moments)
+        ends.append(script.ends + moments)
+        admitted |= {request: at + moments for request, at in script.admitted.items()}
+        first_token |= {request: at + moments for request, at in script.first_token.items()}
+        texts |= script.texts
+        count, moments = count + len(script.ops), moments + script.moments - 1
+    tables = [script.table for script in scripts]
+    return Script(
+        codes=np.concatenate([script.codes for script in scripts]),
+        arguments=np.concatenate(arguments),
+        ops=np.concatenate(ops),
+        calls=np.concatenate(calls),
+        moments=moments + 1,
+        prefills=np.concatenate(prefills),
+        table={name: np.concatenate([table[name] for table in tables]) for name in tables[0]},
+        ends=np.concatenate(ends),
+        admitted=admitted,
+        first_token=first_token,
+        runs_on=scripts[0].runs_on,
+        texts=texts,
+        contents=scripts[0].contents,
+    )
 
 
 @dataclass
@@ -266,34 +315,33 @@ class ScriptPrices:
     sampled: bool
     seconds: Mapping[str, float]
 
-    def host_of(self, facts: OpFacts) -> OperationHost:
-        """Host time of an operation."""
-        if facts.kind in self.timings:
-            return self.timings[facts.kind].host
-        if facts.longest:
+    def host_of(self, kind: str, host: str) -> OperationHost:
+        """Host time of the operations of a kind."""
+        if kind in self.timings:
+            return self.timings[kind].host
+        if host == "prefill":
             return OperationHost(submit_s=self.host.submit_s, report_s=self.host.report_s)
-        return self.host.of(facts.host, sampled=self.sampled)  # type: ignore[arg-type]
+        return self.host.of(cast("HostOperation", host), sampled=self.sampled)
 
     def price(self, script: Script) -> tuple[FloatArray, FloatArray, list[OperationHost], IntArray]:
         """[n, 5] operations; [n, 2] share of each after its early result, and seconds until that is heard;
         hosts, and the [n] number of each operation's.
         """
         facts = script.ops
-        rows = np.array([f.rows for f in facts])
-        keys = {key: i for i, key in enumerate(dict.fromkeys((f.device, f.kind, f.host) for f in facts))}
-        which = np.array([keys[f.device, f.kind, f.host] for f in facts])
-        hosts = [self.host_of(next(f for f in facts if (f.device, f.kind, f.host) == key)) for key in keys]
+        groups, which = np.unique(facts[:, [DEVICE, KIND, HOST]], axis=0, return_inverse=True)
+        named = [(DEVICES[d], NAMES.known[kind], NAMES.known[host]) for d, kind, host in groups.tolist()]
+        hosts = [self.host_of(kind, host) for _, kind, host in named]
         varying = np.array([host.spread is None for host in hosts])[which]
-        expected, marks, count = self._expected(script, rows, varying)
-        ops, tokens = np.empty((len(facts), 5)), np.array([f.tokens for f in facts])
-        for (device, kind, _), number in keys.items():
+        expected, marks, count = self._expected(script, varying)
+        ops, rows, tokens = np.empty((len(facts), 5)), facts[:, ROWS], facts[:, TOKENS]
+        for number, (device, kind, _) in enumerate(named):
             host, mine = hosts[number], np.flatnonzero(which == number)
             scaled = host.scale * expected[mine]
             beyond = host.extra_s + host.row_s * (rows[mine] - 1) + host.step_s * count[mine]
             ops[mine, 0] = host.submit_s + host.submit_row_s * (rows[mine] - 1)
             ops[mine, 1] = scaled + beyond + host.token_s * tokens[mine]
             ops[mine, 2] = LEAST_SHARE * scaled
-            ops[mine, 3] = self._luck(DEVICES[device], kind, host, len(mine))
+            ops[mine, 3] = self._luck(device, kind, host, len(mine))
             ops[mine, 4] = host.report_s + host.report_token_s * tokens[mine]
             timing = self.timings.get(kind)
             said = None if timing is None else timing.mark_s
@@ -307,86 +355,77 @@ class ScriptPrices:
             return 1.0
         return self.noise.factors(f"{device}-{kind}", host.spread, count)
 
-    def _expected(
-        self, script: Script, rows: IntArray, varying: BoolArray
-    ) -> tuple[FloatArray, FloatArray, IntArray]:
+    def _expected(self, script: Script, varying: BoolArray) -> tuple[FloatArray, FloatArray, IntArray]:
         """[n] seconds that the forwards of each operation take, [n, 2] as `price` has them, and [n] steps.
 
         `varying` [n] says whose forwards vary one by one.
         """
-        facts, calls, n = script.ops, script.calls, len(script.ops)
-        expected, marks, count = np.zeros(n), np.zeros((n, 2)), np.zeros(n, dtype=np.int64)
-        prefills = np.array([i for i, f in enumerate(facts) if f.longest], dtype=np.int64)
-        for device, name in enumerate(DEVICES):
-            mine = np.array([i for i in prefills.tolist() if facts[i].device == device], dtype=np.int64)
-            if isinstance(self.costs, ProfileCosts) and len(mine):
-                longest = np.array([facts[i].longest for i in mine.tolist()])
-                expected[mine] = self.costs.prefills(f"{name}.prefill", rows[mine], longest)
+        facts, op, n = script.ops, script.calls[:, OP], len(script.ops)
+        seconds = self._steps(script, varying)
+        expected, count = np.bincount(op, seconds, minlength=n), np.bincount(op, minlength=n)
+        prefills = facts[:, LONGEST] > 0
         count[prefills] = 1
-        if not calls:
-            return expected, marks, count
-        op = np.array([c.op for c in calls])
-        seconds = self._steps(script, op, varying)
-        expected += np.bincount(op, seconds, minlength=n)
-        count += np.bincount(op, minlength=n)
-        marks[:, 0] = NO_MARK
-        for number in [i for i, f in enumerate(facts) if f.early_after is not None]:
-            mine = np.flatnonzero(op == number)
-            names = [calls[i].name for i in mine.tolist()]
-            last = facts[number].early_after
-            if last in names and expected[number] > 0.0:
-                rest = seconds[mine[names.index(last) + 1 :]].sum()
-                marks[number, 0] = rest / expected[number]
-        return expected, marks, count
+        for device, name in enumerate(DEVICES):
+            mine = np.flatnonzero(prefills & (facts[:, DEVICE] == device))
+            if isinstance(self.costs, ProfileCosts) and len(mine):
+                expected[mine] = self.costs.prefills(
+                    f"{name}.prefill", facts[mine, ROWS], facts[mine, LONGEST]
+                )
+        marks = np.full((n, 2), NO_MARK)
+        # Of the steps that it may follow the first one counts.
+        marking = np.flatnonzero(script.calls[:, NAME] == facts[op, EARLY_AFTER])
+        owners, firsts = np.unique(op[marking], return_index=True)
+        before = np.full(n, len(op))
+        before[owners] = marking[firsts]
+        after = np.bincount(op, np.where(np.arange(len(op)) > before[op], seconds, 0.0), minlength=n)
+        known = owners[expected[owners] > 0.0]
+        marks[known, 0] = after[known] / expected[known]
+        return np.asarray(expected, dtype=np.float64), marks, np.asarray(count, dtype=np.int64)
 
-    def _steps(self, script: Script, op: IntArray, varying: BoolArray) -> FloatArray:
+    def _steps(self, script: Script, varying: BoolArray) -> FloatArray:
         """[c] seconds of every step, as expected and as it takes in real rounds."""
-        facts, calls = script.ops, script.calls
-        fed = np.array([c.width for c in calls]) > 0
-        device = np.array([f.device for f in facts])[op]
-        model = self._forwards(script, op, device, varying)
-        names = {name: i for i, name in enumerate(dict.fromkeys(c.name for c in calls))}
-        name = np.array([names[c.name] for c in calls])
-        share = np.array([np.nan if (s := share_of(each)) is None else s for each in names])[name]
+        facts, (op, name, _, width, _) = script.ops, script.calls.T
+        fed, device = width > 0, facts[op, DEVICE]
+        model = self._forwards(script, varying)
+        there = np.unique(name)
+        shares = np.full(len(NAMES.known), np.nan)
+        for number in there.tolist():
+            share = share_of(NAMES.known[number])
+            shares[number] = np.nan if share is None else share
         # A piece of a call is one of the last call so far.
-        index = np.where(fed, np.arange(len(calls)), -1)
-        last = np.maximum.accumulate(np.where(fed, index, -1))
-        begins = np.searchsorted(op, op)
-        piece = np.where(last >= begins, model[np.maximum(last, 0)], 0.0)
+        last = np.maximum.accumulate(np.where(fed, np.arange(len(op)), -1))
+        piece = np.where(last >= np.searchsorted(op, op), model[np.maximum(last, 0)], 0.0)
         if isinstance(self.costs, TextbookCosts):
             piece = np.where(device == 0, self.costs.target_s, self.costs.draft_s)
-        seconds = np.where(np.isnan(share), model, share * piece)
-        kinds = np.array([f.kind for f in facts])[op]
-        rows = np.array([f.rows for f in facts])[op]
-        for kind in dict.fromkeys(kinds.tolist()):
-            timing, row_operation = self.timings.get(kind), kind != "draft"
-            for each, number in names.items():
-                mine = np.flatnonzero((kinds == kind) & (name == number))
-                if len(mine) == 0 or not row_operation:
-                    continue
-                if share_of(each) is None and (timing is None or base_name(each) not in timing.steps):
-                    silent = mine[~fed[mine]]
-                    seconds[silent] = self.seconds.get(each, 0.0)
-                if timing is not None:
-                    step = timing.step(each)
-                    seconds[mine] = step.extra_s + step.row_s * (rows[mine] - 1) + step.factor * seconds[mine]
+        seconds = np.where(np.isnan(shares[name]), model, shares[name] * piece)
+        kinds = facts[op, KIND]
+        for kind, number in np.unique(np.stack([kinds, name], axis=1), axis=0).tolist():
+            if NAMES.known[kind] == "draft":  # no row operation
+                continue
+            mine = np.flatnonzero((kinds == kind) & (name == number))
+            timing, step = self.timings.get(NAMES.known[kind]), NAMES.known[number]
+            if share_of(step) is None and (timing is None or base_name(step) not in timing.steps):
+                seconds[mine[~fed[mine]]] = self.seconds.get(step, 0.0)
+            if timing is not None:
+                own, rows = timing.step(step), facts[op[mine], ROWS]
+                seconds[mine] = own.extra_s + own.row_s * (rows - 1) + own.factor * seconds[mine]
         return seconds
 
-    def _forwards(self, script: Script, op: IntArray, device: IntArray, varying: BoolArray) -> FloatArray:
+    def _forwards(self, script: Script, varying: BoolArray) -> FloatArray:
         """[c] seconds of the calls of a model; 0 for steps without one."""
-        width, grows, rows = np.array([(c.width, c.grows, c.rows) for c in script.calls]).T
-        seconds, fed = np.zeros(len(op)), width > 0
+        facts, (op, name, rows, width, grows) = script.ops, script.calls.T
+        device, seconds, fed = facts[op, DEVICE], np.zeros(len(op)), width > 0
         if isinstance(self.costs, TextbookCosts):
             return np.where(fed, np.where(device == 0, self.costs.target_s, self.costs.draft_s), 0.0)
-        costs, facts = self.costs, script.ops
+        costs = self.costs
         assert isinstance(costs, ProfileCosts)
         if costs.effects.context:
-            context = np.array([f.contexts // f.rows for f in facts])[op]
             grown = np.cumsum(np.where(fed, grows, 0)) - np.where(fed, grows, 0)
-            context = context + grown - grown[np.searchsorted(op, op)]
+            context = (facts[:, CONTEXTS] // facts[:, ROWS])[op] + grown - grown[np.searchsorted(op, op)]
         else:
-            context = np.array([f.first_prompt for f in facts])[op]
-        tree = np.array([base_name(c.name) == "tree" for c in script.calls]) & (device == 1) & fed
+            context = facts[op, FIRST_PROMPT]
+        trees = np.array([base_name(each) == "tree" for each in NAMES.known])
+        tree = trees[name] & (device == 1) & fed
         if tree.any():
             costs.check_tree()
         growing = tree & costs.effects.draft_width
@@ -426,19 +465,21 @@ def replay_script(
 ) -> tuple[Summary, Rows]:
     """What `simulate` makes of a script."""
     ops, marks, hosts, which = prices.price(script)
-    classes = ["prefill" if f.longest else f.host for f in script.ops]
-    known = list(dict.fromkeys(["prefill", *classes]))
+    facts, there = script.ops, np.unique(script.ops[:, HOST])
+    known = ["prefill", *(name for each in there.tolist() if (name := NAMES.known[each]) != "prefill")]
+    classes = np.zeros(len(NAMES.known), dtype=np.int64)
+    classes[there] = [known.index(NAMES.known[each]) for each in there.tolist()]
     beside_draft, beside_target = slowdown_tables(slowdowns, known)
     state, busy, moments = np.zeros(2), np.zeros(2), np.zeros(script.moments)
     run_script(
-        len(script.codes),
-        np.array(script.codes),
-        np.array(script.arguments),
-        np.array([f.device for f in script.ops]),
+        CLOCK_TURN * len(script.codes),
+        script.codes,
+        script.arguments,
+        facts[:, DEVICE],
         ops.ravel(),
         marks.ravel(),
-        np.array([f.early_after is not None for f in script.ops]),
-        np.array([known.index(each) for each in classes]),
+        facts[:, EARLY_AFTER] >= 0,
+        classes[facts[:, HOST]],
         which,
         np.array([host.wake for host in hosts]),
         np.array([host.idle_cap_s for host in hosts]),
@@ -452,8 +493,7 @@ def replay_script(
     rows = Rows(requests, batch)
     rows.waiting.clear()
     rows.texts = script.texts
-    rows.log = script.log.at(moments.tolist())
-    rows.log.prefill_s = float(sum(moments[b] - moments[a] for a, b in script.prefills))
+    rows.log = _ScriptedLog(script, moments)
     busy_s = dict(zip(DEVICES, busy.tolist(), strict=True))
     summary = summarise(rows.log, total_s=float(state[0]), busy_s=busy_s, overlap_s=float(state[1]))
     return summary, rows

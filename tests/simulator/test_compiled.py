@@ -18,7 +18,8 @@ from tiny_worlds import tokens_by_hand
 
 from hardware_profiles.optime import Host, OperationHost
 from hardware_profiles.profile import Overlap, Profile, load_profile
-from hardware_profiles.store import find_profile, find_trace
+from hardware_profiles.reply_trace import read_decisions
+from hardware_profiles.store import decisions_name, find_decisions, find_profile, find_trace
 from hardware_profiles.trace import read_trace
 from policies.registry import SettingError, Settings, configure
 from simulator.compiled import batches, content, not_covered, prices, replay
@@ -255,6 +256,52 @@ def test_loops_do_the_same_compiled(mode: Mode) -> None:
         check_equal(scenario, configure("saguaro", **knobs))
 
 
+# Policies of row operations, by a script of what they submit and await
+
+COINS: dict[str, dict[str, Any]] = {
+    "double": {"lookahead": 3, "matched_length": 2.0},
+    "duo": {"lookahead": 4, "sequences": "2"},
+    "mirror": {"lookahead": 3, "kappa": 2},
+    "tree": {"tree_widths": (2, 1)},
+}
+
+
+@pytest.mark.parametrize("policy", COINS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_scripts_of_coins_are_the_event_world(policy: str, batch: int) -> None:
+    tokens = coin(0.7, exponent=1.0, requests=5, length=15, prompt_length=9, seed=3)
+    slower = Overlap(device="target", operation="forward", while_busy="draft", slowdown=1.5)
+    host = OperationHost(submit_s=0.05, report_token_s=0.01, extra_s=-0.1, wake=0.2, idle_cap_s=0.6)
+    varying = host.model_copy(update={"spread": (0.5, 0.8, 1.0, 1.1, 1.6)})
+    linear = tiny_profile(
+        linear=True,
+        overlap=(slower,),
+        host=Host(submit_s=0.02, operations={"verify": varying, "draft": host}),
+    )
+    setting = configure(policy, **COINS[policy])
+    for costs in (
+        {"textbook": TextbookCosts(1.0, 0.2)},
+        {"profile": linear},
+        {"profile": shipped("cpu2-x20")},
+    ):
+        check_equal(Scenario(tokens, batch=batch, **costs), setting)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("policy", "temperature"), [("mirror", 0.0), ("double", 1.0), ("tree", 0.0)])
+def test_scripts_of_recordings_are_the_event_world(policy: str, temperature: float) -> None:
+    name = decisions_name("cpu2-x5", policy, temperature)
+    trace = read_decisions(find_decisions(name))
+    tokens = replayed(read_trace(find_trace("cpu2-x5-t1" if temperature else "cpu2-x5")), limit=24)
+    scenario = Scenario(tokens, profile=shipped("cpu2-x5"), decisions=trace)
+    found = list(trace.settings.values())[-1]
+    setting = configure(policy, temperature=temperature, **found.knobs)
+    for batch in (1, 2):
+        few = replace(scenario, batch=batch, requests=3, drift={"target.forward": 1.1})
+        check_equal(few, setting)
+        event, compiled = both(few, setting)
+        assert event.rows.texts == compiled.rows.texts
+
+
 # Planted bugs, all of which some random run shows
 
 
@@ -340,7 +387,6 @@ def test_a_batch_by_hand() -> None:
 @pytest.mark.parametrize(
     ("policy", "knobs", "why"),
     [
-        ("mirror", {}, "it replays"),
         ("saguaro", {"backup": "primary-all"}, "other rows"),
         ("saguaro", {"tree": "abort"}, "stopped midway"),
         ("saguaro", {"stall": "rows", "draft_devices": 2}, "begins first"),
