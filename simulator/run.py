@@ -28,7 +28,7 @@ from simulator.compiled import (
     replay_script,
     scripts_of,
 )
-from simulator.costs import Costs, Extrapolation, ProfileCosts
+from simulator.costs import Costs, Extrapolation, ProfileCosts, TextbookCosts
 from simulator.needs import MemoryNeed, check_memory, check_profile, check_tokens
 from simulator.replies import Recorded, RowReplies
 from simulator.scenario import ENGINES, Engine, Scenario
@@ -135,6 +135,8 @@ def _compiled(
     costs = scenario.costs
     world = World(costs, scenario.host, scenario.slowdowns, scenario.noise)
     reason = not_covered(settings, timeline=timeline, scripted=contents is not None, timed=bool(timings))
+    if type(costs) not in {TextbookCosts, ProfileCosts}:  # what subclasses change, it does not know
+        reason = "its costs are of a kind of their own"
     if reason is not None:
         return None, reason
     if contents is None:

@@ -21,6 +21,7 @@ from hardware_profiles.profile import Overlap, Profile, load_profile
 from hardware_profiles.reply_trace import read_decisions
 from hardware_profiles.store import decisions_name, find_decisions, find_profile, find_trace
 from hardware_profiles.trace import read_trace
+from policies.operation import Operation
 from policies.registry import SettingError, Settings, configure
 from simulator.compiled import batches, content, not_covered, prices, replay
 from simulator.compiled.loops import Loop, Mode
@@ -400,6 +401,16 @@ def test_it_says_what_it_does_not_cover(policy: str, knobs: dict[str, Any], why:
     assert simulate(scenario, setting).engine == "event"
     with pytest.raises(SettingError, match=why):
         simulate(replace(scenario, engine="compiled"), setting)
+
+
+def test_costs_that_it_does_not_know_are_the_event_worlds() -> None:
+    class Doubled(TextbookCosts):
+        def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
+            return [(name, 2.0 * s) for name, s in TextbookCosts.steps(self, device, operation)]
+
+    tokens = coin(0.8, exponent=1.0, requests=1, length=9, prompt_length=3, seed=0)
+    run = simulate(Scenario(tokens, textbook=Doubled(1.0, 0.1)), configure("ar"))
+    assert (run.engine, run.summary.seconds) == ("event", pytest.approx(18.0))
 
 
 def test_a_timeline_is_the_event_worlds() -> None:
