@@ -11,7 +11,7 @@ from tiny_tables import CONFIG, write_tables
 
 from analysis.__main__ import main
 from analysis.studies import gpu_oracle, gpu_serving
-from analysis.studies.gpu_oracle import BEYOND, Cell, Oracle, read_cells, signs, summary
+from analysis.studies.gpu_oracle import BEYOND, DRAFT_GAPS, Cell, Oracle, read_cells, signs, summary
 from hardware_profiles.composed import HOST_GAP_S, Composer
 from hardware_profiles.kernels import Tables, find_tables
 from hardware_profiles.networks import eagle_head, network_of_config
@@ -62,7 +62,7 @@ def test_a_step_and_a_speedup_by_hand(systems: Path) -> None:
     assert found[0]["printed"] == 2 / 1000 and found[0]["composed"] == pytest.approx(step)
     # The head reads what was accepted, then two levels of two; the target verifies eight tokens of each row.
     drafted = head.forward(2, 8, 50).seconds + 2 * head.forward(2, 2, 50).seconds
-    spent = target.forward(2, 8, 50).seconds + drafted + HOST_GAP_S
+    spent = target.forward(2, 8, 50).seconds + drafted + HOST_GAP_S + 3 * DRAFT_GAPS["vllm"]
     assert found[1]["printed"] == pytest.approx(0.9)
     assert found[1]["composed"] == pytest.approx(step / (spent / 2.5))
 
