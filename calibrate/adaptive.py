@@ -74,11 +74,11 @@ def refine(grid: Grid, measure: Measure, *, until_error: float, spent: Callable[
         for at in points:
             if at in seconds or any(_beyond(at, limit) for limit in too_large):
                 continue
-            found = measure(at)
-            if found is None:
+            seconds_at = measure(at)
+            if seconds_at is None:
                 too_large.append(at)
             else:
-                seconds[at] = found
+                seconds[at] = seconds_at
 
     values = tuple(tuple(sorted({ticks[0], ticks[-1]})) for ticks in grid.values)
     while True:
@@ -100,13 +100,13 @@ def probes(values: tuple[At, ...]) -> list[At]:
     the scattered points, as far as they are not on the grid.
     """
     places = [tuple(t[0] for t in values), tuple(t[-1] for t in values), tuple(map(_centre, values))]
-    found: dict[At, None] = {}
+    points: dict[At, None] = {}
     for axis, ticks in enumerate(values):
         for low, high in pairwise(ticks):
             if (between := middle(low, high)) is not None:
-                found |= dict.fromkeys((*at[:axis], between, *at[axis + 1 :]) for at in places)
-    found |= dict.fromkeys(at for at in scattered(values) if _off(at, values))
-    return list(found)
+                points |= dict.fromkeys((*at[:axis], between, *at[axis + 1 :]) for at in places)
+    points |= dict.fromkeys(at for at in scattered(values) if _off(at, values))
+    return list(points)
 
 
 def scattered(values: tuple[At, ...]) -> list[At]:
@@ -122,8 +122,8 @@ def _centre(ticks: At) -> int:
     """The middle tick, or what lies between two."""
     if len(ticks) > 2:
         return ticks[len(ticks) // 2]
-    found = middle(ticks[0], ticks[-1])
-    return ticks[0] if found is None else found
+    between = middle(ticks[0], ticks[-1])
+    return ticks[0] if between is None else between
 
 
 def middle(low: int, high: int) -> int | None:
@@ -171,8 +171,8 @@ def held_out_errors(grid: Grid, seconds: Mapping[At, float], held: Mapping[At, f
     points = tuple(Point(at=at, mean_s=seconds[at]) for at in product(*grid.values))
     surface = LatencySurface(GridCost(axes=grid.axes, points=points))
     return {
-        at: abs(surface.seconds(**dict(zip(grid.axes, at, strict=True))) - found) / found
-        for at, found in held.items()
+        at: abs(surface.seconds(**dict(zip(grid.axes, at, strict=True))) - measured) / measured
+        for at, measured in held.items()
     }
 
 
@@ -259,14 +259,14 @@ def _adapt(grid: Grid, goal: AdaptiveGoal, timer: Timer, seconds: float, clock: 
                 raise
             return None
 
-    found = refine(grid, measure, until_error=goal.until_error, spent=lambda: clock() - start >= seconds)
-    error = "" if found.error is None else f", worst error {100 * found.error:.0f} % on samples of its choice"
-    large = f", out of memory at {', '.join(map(str, found.out_of_memory))}" if found.out_of_memory else ""
-    ended = {"error": "under the bound", "budget": "time was spent", "full": "no room for more"}[found.ended]
+    done = refine(grid, measure, until_error=goal.until_error, spent=lambda: clock() - start >= seconds)
+    error = "" if done.error is None else f", worst error {100 * done.error:.0f} % on samples of its choice"
+    large = f", out of memory at {', '.join(map(str, done.out_of_memory))}" if done.out_of_memory else ""
+    ended = {"error": "under the bound", "budget": "time was spent", "full": "no room for more"}[done.ended]
     return {
-        "values": found.grid.values,
-        "held_out": found.grid.held_out,
-        "note": f"points of {found.grid.operation} chosen by measuring: {ended}{error}{large}",
+        "values": done.grid.values,
+        "held_out": done.grid.held_out,
+        "note": f"points of {done.grid.operation} chosen by measuring: {ended}{error}{large}",
     }
 
 

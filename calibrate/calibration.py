@@ -25,7 +25,7 @@ from calibrate.measure import measure_grids, measure_overlap, message_latency, q
 from calibrate.models import MisfitError, ModelSize, hub_size
 from calibrate.options import Progress
 from calibrate.plan import LivePart, Plan
-from calibrate.processes import run_apart
+from calibrate.processes import run_isolated
 from calibrate.prompts import spread
 from calibrate.record import now, record_trace
 from hardware_profiles.profile import DeviceInfo, Overlap, Profile, Role, Roles, save_profile
@@ -66,8 +66,8 @@ def calibrate(job: Job, progress: Progress) -> tuple[Profile, Trace]:
     """
     if job.random:
         raise MisfitError(f"{RANDOM}; `calibrate --target shape:...` writes a profile alone")
-    found = run_calibration(replace(job, temperature=job.temperature[:1]), progress)
-    return found.profile, found.trace
+    calibrated = run_calibration(replace(job, temperature=job.temperature[:1]), progress)
+    return calibrated.profile, calibrated.trace
 
 
 def run_calibration(
@@ -108,7 +108,7 @@ def run_calibration(
         description=f"{job.names[0]} drafted for by {job.names[1]} on {job.machine}, "
         f"placement {job.placement.name}{random}",
         roles=Roles(target=role_of(job, "target"), draft=role_of(job, "draft")),
-        placement="split" if job.placement.apart else "shared",
+        placement="split" if job.placement.separate else "shared",
         placement_note=job.placement.name,
         operations=grids,  # type: ignore[arg-type]
         host=host,
@@ -178,7 +178,7 @@ class CalibrationSteps:
 
     def overlap(self) -> list[Overlap]:
         """Slow-downs of models on cores or devices of their own; those on the same ones take turns."""
-        if not self.job.placement.apart:
+        if not self.job.placement.separate:
             return []
         progress = partial(self.progress, "overlap")
         return measure_overlap(self.world, self.what.overlap_repeats, progress, self.journal)
@@ -241,7 +241,7 @@ def random_requests(job: Job, count: int) -> list[Request]:
 
 def begin_pass(
     number: int,
-    apart_s: float,
+    interval_s: float,
     journal: Journal,
     progress: Progress,
     *,
@@ -251,14 +251,14 @@ def begin_pass(
     """Wait until a pass may begin, and note that it did.
 
     A resumed calibration that already began the pass waits no more; one that was killed while it waited goes
-    on waiting for the same moment.  Passes are counted from 1, and begin at least `apart_s` apart; `progress`
-    is called with (stage, seconds waited, seconds to wait).
+    on waiting for the same moment.  Passes are counted from 1, and begin at least `interval_s` apart;
+    `progress` is called with (stage, seconds waited, seconds to wait).
     """
     if journal.has("pass", number):
         return
-    if number > 1 and apart_s > 0.0:
+    if number > 1 and interval_s > 0.0:
         begun = clock()
-        until = float(journal.get("pass", number - 1)) + apart_s
+        until = float(journal.get("pass", number - 1)) + interval_s
         total = max(0, round(until - begun))
         while (now := clock()) < until:
             progress(WAITING, round(now - begun), total)
@@ -274,7 +274,7 @@ def role_of(job: Job, role: RoleName) -> Role:
     else:
         model, backend, size = job.draft, job.draft_backend, job.sizes[1]
     if size.parameters is None:
-        size = run_apart(_hub_size, (model, job.trust_remote_code), lambda _: None)
+        size = run_isolated(_hub_size, (model, job.trust_remote_code), lambda _: None)
     path = Path(model)
     mode: Mode = job.mode if backend == TORCH else "compiled"
     precision = own_precision(backend) or job.precision
@@ -306,12 +306,12 @@ def _device(job: Job, role: RoleName) -> DeviceInfo:
             chip = openvino.partition(".")[0].lower()
             return DeviceInfo(kind=chip, name=f"OpenVINO {openvino}", cores=cores)
     if device != "cpu":
-        found = job.machine.device(device)
+        local = job.machine.device(device)
         return DeviceInfo(
             kind=device.partition(":")[0],
-            name=found.name or None if found else None,
+            name=local.name or None if local else None,
             cores=cores,
-            memory_bytes=found.memory_bytes if found else None,
+            memory_bytes=local.memory_bytes if local else None,
         )
     return DeviceInfo(
         kind="cpu",
@@ -339,10 +339,10 @@ def open_work(job: Job, out: Path | None, *, fresh: bool = False, what: Plan | N
     return open_journal(folder, inputs(job, what), fresh=fresh)
 
 
-def write_all(found: Calibrated, job: Job, out: Path | None) -> Path:
+def write_all(calibrated: Calibrated, job: Job, out: Path | None) -> Path:
     """Write the traces and then the profile, each whole or not at all; returns the profile's path."""
-    for temperature, trace in found.traces.items():
+    for temperature, trace in calibrated.traces.items():
         write_trace(trace, trace_path(job, temperature, out))
     path = profile_path(job, out)
-    save_profile(found.profile, path)
+    save_profile(calibrated.profile, path)
     return path

@@ -83,18 +83,18 @@ def _calibrate(
             click.echo(line, err=True)
         try:
             with show_progress() as bars, time_sliced(turns, bars) as progress:
-                found = run_calibration(job, progress, journal=journal)
+                calibrated = run_calibration(job, progress, journal=journal)
         except KeyboardInterrupt:
             click.echo("interrupted; the same command goes on from here (--fresh begins anew)", err=True)
             raise
         resumed = dict(journal.resumed)
-        profile_path = write_all(found, job, out)
+        profile_path = write_all(calibrated, job, out)
         journal.discard()
-    traces = {t: trace_path(job, t, out) for t in found.traces}
+    traces = {t: trace_path(job, t, out) for t in calibrated.traces}
     if as_json:
-        click.echo(to_json(json_of(found, profile_path, traces, resumed), indent=2))
+        click.echo(to_json(json_of(calibrated, profile_path, traces, resumed), indent=2))
         return
-    for line in summary_lines(found):
+    for line in summary_lines(calibrated):
         click.echo(line)
     for path in (profile_path, *traces.values()):
         click.echo(f"wrote {path}")
@@ -119,8 +119,8 @@ def resume_lines(journal: Journal) -> list[str]:
         "overlap": "repetitions of the overlap",
         "live": "live runs",
     }
-    found = [f"{journal.resumed[stage]} {what}" for stage, what in names.items() if stage in journal.resumed]
-    lines = [f"resuming: {', '.join(found)} (--fresh begins anew)"] if found else []
+    pieces = [f"{journal.resumed[stage]} {what}" for stage, what in names.items() if stage in journal.resumed]
+    lines = [f"resuming: {', '.join(pieces)} (--fresh begins anew)"] if pieces else []
     if other := other_inputs(journal):
         lines.append(f"an unfinished calibration of this name differs in {', '.join(other)}; it is not used")
     return lines

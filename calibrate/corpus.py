@@ -127,8 +127,8 @@ def _topics() -> Iterator[Document]:
 
 def paragraphs_of(documents: Iterable[Document]) -> frozenset[str]:
     """The paragraphs of documents, but for short ones that stand anywhere."""
-    found = (p.strip() for document in documents for p in document.text.split("\n\n"))
-    return frozenset(p for p in found if len(p) >= _MIN_SHARED_PARAGRAPH_CHARS)
+    paragraphs = (p.strip() for document in documents for p in document.text.split("\n\n"))
+    return frozenset(p for p in paragraphs if len(p) >= _MIN_SHARED_PARAGRAPH_CHARS)
 
 
 def without_paragraphs(document: Document, paragraphs: Collection[str]) -> Document:

@@ -176,7 +176,7 @@ def _build(**options: Any) -> None:
         folder = resolve_model(request.tokenizer)
         tokenizer = load_tokenizer(folder, trust_remote_code=request.trust_remote_code)
         with show_progress() as progress:
-            found = build(
+            store = build(
                 tokenizer,
                 documents_of(request.folders),
                 enough=request.tokens,
@@ -184,14 +184,14 @@ def _build(**options: Any) -> None:
                 progress=partial(progress, "tokens"),
             )
         path = request.out or datastore_path(request.name)
-        found.write(path)
-    if len(found) < request.tokens:
+        store.write(path)
+    if len(store) < request.tokens:
         click.echo(
-            f"this machine has {len(found)} tokens of text, fewer than {request.tokens}; "
+            f"this machine has {len(store)} tokens of text, fewer than {request.tokens}; "
             "--text adds folders of your own",
             err=True,
         )
-    click.echo(f"wrote {path}: {len(found)} tokens of {found.meta.documents} documents")
+    click.echo(f"wrote {path}: {len(store)} tokens of {store.meta.documents} documents")
 
 
 @datastore.command("show", context_settings=HELP)

@@ -56,24 +56,24 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
         yield move
 
 
-def summary_lines(found: Calibrated) -> list[str]:
+def summary_lines(calibrated: Calibrated) -> list[str]:
     """What was found, in a few lines of text."""
-    host = found.profile.host
-    lines = [_step_line(found.profile)]
+    host = calibrated.profile.host
+    lines = [_step_line(calibrated.profile)]
     lines += [_host_line(name, entry) for name, entry in host.operations.items()]
     lines += [_host_line(f"{name} (sampled)", entry) for name, entry in host.sampled.items()]
     lines += [
         f"overlap: {entry.device} {entry.operation} {(entry.slowdown - 1) * 100:+.1f} % slower beside "
         f"the {entry.while_busy}'s {entry.while_operation or 'work'}"
-        for entry in found.profile.overlap
+        for entry in calibrated.profile.overlap
     ]
-    for name, cost in found.profile.operations.items():
+    for name, cost in calibrated.profile.operations.items():
         error = cost.interpolation_error
         if error is not None:
             worst = f"median {error.median:.1%}, worst {error.worst:.1%}"
             lines.append(f"interpolation of {name}: {worst} on {error.held_out_points} points held out")
-    lines += _drift_lines(found.profile)
-    for temperature, trace in found.traces.items():
+    lines += _drift_lines(calibrated.profile)
+    for temperature, trace in calibrated.traces.items():
         lines += _greedy_lines(trace) if temperature == 0.0 else [_sampled_line(temperature, trace)]
     return lines
 
@@ -147,7 +147,7 @@ def _sampled_line(temperature: float, trace: Trace) -> str:
 
 
 def json_of(
-    found: Calibrated, profile: Path, traces: Mapping[float, Path], resumed: Mapping[str, int]
+    calibrated: Calibrated, profile: Path, traces: Mapping[float, Path], resumed: Mapping[str, int]
 ) -> dict[str, Any]:
     """What `--json` prints: where the files are, acceptance and hit curves by temperature.
 
@@ -158,8 +158,8 @@ def json_of(
         "profile": str(profile),
         "trace": str(next(iter(traces.values()))) if traces else None,
         "traces": {f"{t:g}": str(path) for t, path in traces.items()},
-        "acceptance": {f"{t:g}": _acceptance(t, trace) for t, trace in found.traces.items()},
-        "curves": asdict(hit_curves(found.trace.column("draft_rank"))) if traces else None,
+        "acceptance": {f"{t:g}": _acceptance(t, trace) for t, trace in calibrated.traces.items()},
+        "curves": asdict(hit_curves(calibrated.trace.column("draft_rank"))) if traces else None,
         "resumed": dict(resumed),
     }
 

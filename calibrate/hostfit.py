@@ -31,8 +31,8 @@ from calibrate.hostrecords import (
     LiveRecord,
     Observation,
     Tables,
-    told_s,
     trimmed_mean,
+    wait_and_work_s,
     without_extremes,
 )
 from hardware_profiles.optime import (
@@ -50,7 +50,7 @@ from hardware_profiles.surface import LEVELS, FloatArray, Forward, GridCost, Qua
 
 LEVER = 1.2
 """A slope is fitted if the longest expected operation is this many times the shortest."""
-LEAST_TOLD = 0.2
+LEAST_PREDICTED = 0.2
 """A fit that says less of an operation than this share of what its run's take is taken to say so much."""
 FEW = 50
 """Fewer samples than this cannot tell what idling costs."""
@@ -98,7 +98,7 @@ Labelled: TypeAlias = tuple[str, Timed]
 
 def predicted(host: OperationHost, sample: Sample) -> float:
     """Work of an operation by its fit, s."""
-    return told_s(host, sample.seen, sample.expected_s)[1]
+    return wait_and_work_s(host, sample.seen, sample.expected_s)[1]
 
 
 def fit_operation(name: str, samples: Sequence[Sample]) -> OperationHost:
@@ -108,7 +108,7 @@ def fit_operation(name: str, samples: Sequence[Sample]) -> OperationHost:
     expected, rows = np.array([(s.expected_s, s.seen.rows) for s in kept]).T
     # A regressor that hardly varies explains nothing: its coefficient stays at its neutral value.
     several = any(_varies(expected[rows == count]) for count in np.unique(rows))
-    found = regression(
+    fitted = regression(
         kept,
         [s.seen.work_s for s in kept],
         usual_work(kept),
@@ -118,7 +118,7 @@ def fit_operation(name: str, samples: Sequence[Sample]) -> OperationHost:
         token_s=POSITIVE if name not in ON_TARGET and _tokens_vary(kept) else NONE,
         row_s=POSITIVE if rows.max() > 1 else NONE,
     )
-    return with_spread(found | waits(samples) | {"idle_cap_s": _idle_cap(kept)}, chosen)
+    return with_spread(fitted | waits(samples) | {"idle_cap_s": _idle_cap(kept)}, chosen)
 
 
 def fit_sampled(name: str, samples: Sequence[Sample], greedy: OperationHost | None) -> OperationHost:
@@ -134,7 +134,7 @@ def fit_sampled(name: str, samples: Sequence[Sample], greedy: OperationHost | No
     slopes = (greedy or NEUTRAL).model_copy(update={"extra_s": 0.0})
     kept = trimmed(chosen)
     calls = [s.seen.calls for s in kept]
-    found = regression(
+    fitted = regression(
         kept,
         [s.seen.work_s - predicted(slopes, s) for s in kept],
         usual_work(kept),
@@ -142,8 +142,8 @@ def fit_sampled(name: str, samples: Sequence[Sample], greedy: OperationHost | No
         step_s=POSITIVE if max(calls) > min(calls) else NONE,
         token_s=POSITIVE if _tokens_vary(kept) else NONE,
     )
-    found["token_s"] += slopes.token_s
-    entry = with_spread(waits(samples) | found, chosen, slopes)
+    fitted["token_s"] += slopes.token_s
+    entry = with_spread(waits(samples) | fitted, chosen, slopes)
     if any(s.seen.tokens for s in kept):
         return entry
     # A settling feeds nothing, and does nothing where no row is open: the mean is what counts, and what it
@@ -166,7 +166,7 @@ def fit_own(samples: Sequence[Sample], borrowed: OperationHost, *, drafts: bool)
     kept = trimmed(samples)
     single = all(s.seen.rows == 1 for s in kept)
     expected, work = np.array([(s.expected_s, s.seen.work_s) for s in kept]).T
-    found = regression(
+    fitted = regression(
         kept,
         (work - expected).tolist(),
         np.maximum(expected, 0.1 * np.median(work)),
@@ -177,8 +177,8 @@ def fit_own(samples: Sequence[Sample], borrowed: OperationHost, *, drafts: bool)
     )
     waiting = waits([s for s in samples if s.seen.lead_s >= 0.0] or samples)
     if single:
-        found["row_s"], waiting["submit_row_s"] = borrowed.row_s, borrowed.submit_row_s
-    return with_spread(found | waiting | {"idle_cap_s": _idle_cap(kept)}, samples)
+        fitted["row_s"], waiting["submit_row_s"] = borrowed.row_s, borrowed.submit_row_s
+    return with_spread(fitted | waiting | {"idle_cap_s": _idle_cap(kept)}, samples)
 
 
 def _undisturbed(name: str, samples: Sequence[Sample]) -> list[Sample]:
@@ -193,8 +193,8 @@ def _idle_cap(samples: Sequence[Sample]) -> float:
 def _wake(samples: Sequence[Sample]) -> Bounds:
     """Of the cost of idling: none where it varies too little, or in too few samples, to tell."""
     shortest = float(np.quantile([s.seen.idle_s for s in samples], 0.1))
-    told = _idle_cap(samples) > 2.0 * shortest and len(samples) > FEW
-    return (0.0, MOST_WAKE if told else 0.0)
+    varies = _idle_cap(samples) > 2.0 * shortest and len(samples) > FEW
+    return (0.0, MOST_WAKE if varies else 0.0)
 
 
 def _tokens_vary(samples: Sequence[Sample]) -> bool:
@@ -247,7 +247,7 @@ def _run_means(samples: Sequence[Sample], values: Sequence[float]) -> FloatArray
     of_run: dict[Hashable, list[float]] = defaultdict(list)
     for sample, value in zip(samples, values, strict=True):
         of_run[sample.run].append(value)
-    means = {run: float(np.mean(found)) for run, found in of_run.items()}
+    means = {run: float(np.mean(own)) for run, own in of_run.items()}
     return np.array([means[sample.run] for sample in samples])
 
 
@@ -263,9 +263,9 @@ def with_spread(
     if len(samples) <= FEW:
         return host
     usual = usual_work(samples)
-    told = np.maximum([predicted(host, s) for s in samples], LEAST_TOLD * usual)
-    bias = _run_means(samples, (told / usual).tolist())
-    ratios = np.array([s.seen.work_s for s in samples]) / told * bias
+    predicted_s = np.maximum([predicted(host, s) for s in samples], LEAST_PREDICTED * usual)
+    bias = _run_means(samples, (predicted_s / usual).tolist())
+    ratios = np.array([s.seen.work_s for s in samples]) / predicted_s * bias
     spread: Quantiles = tuple(np.quantile(ratios, LEVELS).tolist())
     return host.model_copy(update={"spread": spread})
 
@@ -284,8 +284,8 @@ def regression(
         "step_s": [s.calls for s in seen],
     }
     design = np.array([columns[name] for name in bounds], dtype=np.float64).T
-    found = solve(design, np.array(values), relative_to, list(bounds.values()))
-    return dict(zip(bounds, found, strict=True))
+    coefficients = solve(design, np.array(values), relative_to, list(bounds.values()))
+    return dict(zip(bounds, coefficients, strict=True))
 
 
 def solve(
@@ -335,18 +335,18 @@ def fit_host(
         (o.device, o.operation, o.while_operation): o.slowdown for o in overlap if o.while_operation
     }
     plain = [r for r in records if r.settings.temperature == 0.0]
-    for kind, name in _TELLING:
+    for kind, name in _WITNESSES:
         if factors.get(("draft", kind, "forward"), 1.0) > 1.0:
             factors["draft", kind, "forward"] = _confirmed(plain, surfaces, factors, kind, name)
     greedy = _samples(plain, surfaces, factors)
     hot = _samples([r for r in records if r.settings.temperature > 0.0], surfaces, factors)
-    fitted = {name: fit_operation(name, found) for name, found in greedy.items()}
+    fitted = {name: fit_operation(name, samples) for name, samples in greedy.items()}
     host = Host(
         submit_s=float(np.mean([entry.submit_s for entry in fitted.values()])) if fitted else 0.0,
         report_s=float(np.mean([entry.report_s for entry in fitted.values()])) if fitted else 0.0,
         message_latency_s=latency,
         operations=fitted,
-        sampled={name: fit_sampled(name, found, fitted.get(name)) for name, found in hot.items()},
+        sampled={name: fit_sampled(name, samples, fitted.get(name)) for name, samples in hot.items()},
     )
     factors |= _target_slowdowns(factors, greedy, fitted)
     return host, [
@@ -357,7 +357,7 @@ def fit_host(
     ]
 
 
-_TELLING: tuple[tuple[Forward, HostOperation], ...] = (("forward", "continue"), ("tree", "prespeculate"))
+_WITNESSES: tuple[tuple[Forward, HostOperation], ...] = (("forward", "continue"), ("tree", "prespeculate"))
 """Kinds of the draft's forwards, and the operation whose live times tell what they suffer."""
 
 
@@ -397,14 +397,14 @@ def _samples(
     *,
     only: HostOperation | None = None,
 ) -> Samples:
-    found: Samples = defaultdict(list)
+    samples: Samples = defaultdict(list)
     for record in records:
         run = (record.settings, record.batch)
         for seen in record.observations:
             if only in {None, seen.operation}:
                 sample = Sample(run, seen, _expected(seen, surfaces, factors), record.alone)
-                found[seen.operation].append(sample)
-    return found
+                samples[seen.operation].append(sample)
+    return samples
 
 
 def _expected(seen: Observation, surfaces: Tables, factors: Slowdowns) -> float:
@@ -440,24 +440,24 @@ def _target_slowdowns(
     for name in ("decode", "verify"):
         for sample in trimmed([s for s in samples.get(name, []) if not s.alone]):
             assert isinstance(sample.seen, Observation)
-            told = sum(told_s(fitted[name], sample.seen, sample.expected_s))
+            work_s = sum(wait_and_work_s(fitted[name], sample.seen, sample.expected_s))
             group = beside_trees if "tree" in sample.seen.beside_s else beside_chains
-            group.append((sample.seen, told))
+            group.append((sample.seen, work_s))
     chain = _slowdown(beside_chains, "forward", 1.0)
     known = chain or probed.get(("target", "forward", "forward"), 1.0)
-    found = {"forward": chain, "tree": _slowdown(beside_trees, "tree", known)}
+    factors = {"forward": chain, "tree": _slowdown(beside_trees, "tree", known)}
     return {
         key: slowdown
         for key in probed
-        if key[:2] == ("target", "forward") and (slowdown := found.get(key[2])) is not None
+        if key[:2] == ("target", "forward") and (slowdown := factors.get(key[2])) is not None
     }
 
 
 def _slowdown(seen: Sequence[tuple[Observation, float]], kind: Forward, chain: float) -> float | None:
     """Slow-down beside one kind of work, that beside chains being known; None where it cannot be told."""
     work = took = beside = 0.0
-    for each, told in seen:
-        work += told
+    for each, full_s in seen:
+        work += full_s
         took += each.lead_s + each.work_s + each.report_s
         beside += each.beside_s.get(kind, 0.0)
         if kind != "forward":
@@ -517,19 +517,19 @@ def fit_kinds(
     kinds: dict[str, list[Labelled]] = defaultdict(list)
     for label, timed in seen:
         kinds[timed.kind].append((label, timed))
-    found = {}
+    timings = {}
     for kind, mine in kinds.items():
         names = dict.fromkeys(step.name for _, timed in mine for step in timed.steps)
         bare = OperationTiming(steps={name: _fit_step(name, mine) for name in names})
         samples = [Sample((label, timed.batch), timed, stepped(bare, timed)) for label, timed in mine]
         marks = [timed.mark_s for _, timed in mine if timed.mark_s >= 0.0]
         first = mine[0][1]
-        found[kind] = OperationTiming(
+        timings[kind] = OperationTiming(
             host=fit_own(samples, borrowed(first), drafts=first.role == "draft"),
             steps=bare.steps,
             mark_s=trimmed_mean(marks) if marks else None,
         )
-    return found
+    return timings
 
 
 def stepped(timing: OperationTiming, timed: Timed) -> float:
@@ -538,19 +538,19 @@ def stepped(timing: OperationTiming, timed: Timed) -> float:
 
 
 def _fit_step(name: str, seen: Sequence[Labelled]) -> StepTiming:
-    found = [
+    steps = [
         (label, timed, step)
         for label, timed in seen
         for step in timed.steps
         if step.name == name and step.calls
     ]
-    if not any(step.expected_s for _, _, step in found):
+    if not any(step.expected_s for _, _, step in steps):
         # What goes on in a lookup has a long tail that has nothing to do with it: medians.
-        each_s = [step.seconds / step.calls for _, _, step in found]
-        extra, row = line(each_s, [timed.rows - 1 for _, timed, _ in found], median)
+        each_s = [step.seconds / step.calls for _, _, step in steps]
+        extra, row = line(each_s, [timed.rows - 1 for _, timed, _ in steps], median)
         return StepTiming(extra_s=extra, row_s=row)
     groups: dict[tuple[str, int], list[StepTotal]] = defaultdict(list)
-    for label, timed, step in found:
+    for label, timed, step in steps:
         if step.expected_s > 0.0:
             groups[label, timed.batch].append(step)
     kept = [
@@ -589,7 +589,7 @@ class Gain:
 def gains(profile: Profile, settings: Sequence[Decisions], *, sampled: bool) -> list[Gain]:
     """What measured timing buys, setting by setting and batch by batch, on the timed runs themselves."""
     timed = _timed_beside(profile, settings)
-    every, found = _fit_settings(profile, timed, sampled=sampled), []
+    every, gained = _fit_settings(profile, timed, sampled=sampled), []
     for decisions in timed:
         others = [d for d in timed if d.label != decisions.label]
         unseen = _fit_settings(profile, others, sampled=sampled) if others else None
@@ -608,23 +608,23 @@ def gains(profile: Profile, settings: Sequence[Decisions], *, sampled: bool) -> 
                 for each in run
             }
             left_out = None if unseen is None else error_of(run, {**plain, **unseen})
-            found.append(Gain(decisions.label, batch, error_of(run, plain), error_of(run, every), left_out))
-    return found
+            gained.append(Gain(decisions.label, batch, error_of(run, plain), error_of(run, every), left_out))
+    return gained
 
 
 def error_of(run: Sequence[Timed], kinds: Mapping[str, OperationTiming]) -> float:
     """Told over measured seconds of all operations of a run, waits included, less 1."""
-    told = took = 0.0
+    predicted_s = took = 0.0
     for timed in run:
         timing = kinds[timed.kind]
-        told += sum(told_s(timing.host, timed, stepped(timing, timed)))
+        predicted_s += sum(wait_and_work_s(timing.host, timed, stepped(timing, timed)))
         took += max(0.0, timed.lead_s) + timed.work_s + timed.report_s
         if timed.lead_s < 0.0:
-            told -= timing.host.lead_s(timed.rows)
-    return told / took - 1.0
+            predicted_s -= timing.host.lead_s(timed.rows)
+    return predicted_s / took - 1.0
 
 
-def told(found: Sequence[Gain]) -> str:
+def gains_line(gained: Sequence[Gain]) -> str:
     """One line on what measured timing buys."""
 
     def middle(errors: Iterable[float | None]) -> str:
@@ -632,10 +632,10 @@ def told(found: Sequence[Gain]) -> str:
         return f"{median(known):.1%} (at most {max(known):.1%})" if known else "not known"
 
     line = (
-        f"error of the operations' time in {len(found)} timed runs: median "
-        f"{middle(g.borrowed for g in found)} with borrowed times, "
-        f"{middle(g.fitted for g in found)} with their own timing"
+        f"error of the operations' time in {len(gained)} timed runs: median "
+        f"{middle(g.borrowed for g in gained)} with borrowed times, "
+        f"{middle(g.fitted for g in gained)} with their own timing"
     )
-    if all(gain.unseen is None for gain in found):
+    if all(gain.unseen is None for gain in gained):
         return f"{line}; record a second setting to see how far one is predicted from another"
-    return f"{line}, {middle(g.unseen for g in found)} with that of the other settings"
+    return f"{line}, {middle(g.unseen for g in gained)} with that of the other settings"

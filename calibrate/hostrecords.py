@@ -159,11 +159,11 @@ def _kind(step: StepTime) -> Forward:
 
 def _steps(timing: Timing) -> tuple[Step, ...]:
     """Forwards with the context that each found: the committed text but its last token, then what was fed."""
-    context, found = timing.context - 1, []
+    context, steps = timing.context - 1, []
     for step in timing.steps:
-        found.append(Step(_kind(step), step.rows, step.width, context, step.tokens))
+        steps.append(Step(_kind(step), step.rows, step.width, context, step.tokens))
         context += step.width
-    return tuple(found)
+    return tuple(steps)
 
 
 class Tables:
@@ -235,7 +235,7 @@ class Surroundings:
         self._by_device: dict[str, list[Timing]] = defaultdict(list)
         for timing in sorted(timings, key=lambda t: t.start_s):
             self._by_device[timing.device].append(timing)
-        self._ends = {name: [t.end_s for t in found] for name, found in self._by_device.items()}
+        self._ends = {name: [t.end_s for t in own] for name, own in self._by_device.items()}
 
     def followed_prefill(self, timing: Timing) -> bool:
         """Whether the policy had just heard of a prefill, or of nothing yet."""
@@ -258,7 +258,7 @@ class Surroundings:
 
         An operation is what its current step is, up to the next one's start.
         """
-        found: dict[Forward, float] = {}
+        seconds: dict[Forward, float] = {}
         for other in self._neighbours(timing, timing.start_s, timing.end_s):
             if other.operation == "prefill" or not other.steps:
                 continue
@@ -266,8 +266,8 @@ class Surroundings:
             for step, start, end in zip(other.steps, starts[:-1], starts[1:], strict=True):
                 shared = min(timing.end_s, end) - max(timing.start_s, start)
                 if shared > 0.0:
-                    found[_kind(step)] = found.get(_kind(step), 0.0) + shared
-        return found
+                    seconds[_kind(step)] = seconds.get(_kind(step), 0.0) + shared
+        return seconds
 
     def full_s(
         self, timing: Timing, start_s: float, end_s: float, slowdown: Callable[[Timing, Timing], float]
@@ -281,10 +281,10 @@ class Surroundings:
 
     def _neighbours(self, timing: Timing, start_s: float, end_s: float) -> Iterator[Timing]:
         """The operations of the other role during a stretch of one."""
-        for name, found in self._by_device.items():
+        for name, timings in self._by_device.items():
             if role_of(name) == role_of(timing.device):
                 continue
-            for other in found[bisect_right(self._ends[name], start_s) :]:
+            for other in timings[bisect_right(self._ends[name], start_s) :]:
                 if other.start_s >= end_s:
                     break
                 yield other
@@ -308,7 +308,7 @@ def time_operations(world: LiveWorld, beside: Expectation, *, batch: int) -> lis
         mine, other = ((role_of(t.device), likes.get(t.operation, t.operation)) for t in pair)
         return beside.slowdown(*mine, *other)
 
-    found = []
+    timed = []
     for operation, replies, timing in sorted(done, key=lambda each: each[2].submit_s):
         if around.followed_prefill(timing):
             continue
@@ -320,7 +320,7 @@ def time_operations(world: LiveWorld, beside: Expectation, *, batch: int) -> lis
         for name, seconds in beside.steps(role_of(timing.device), work, timing.context):
             total = totals.get(name, StepTotal(name, 0, 0.0, taken[name]))
             totals[name] = total._replace(calls=total.calls + 1, expected_s=total.expected_s + seconds)
-        found.append(
+        timed.append(
             Timed(
                 kind=operation.kind,
                 role=role_of(timing.device),
@@ -336,7 +336,7 @@ def time_operations(world: LiveWorld, beside: Expectation, *, batch: int) -> lis
                 mark_s=_early_s(operation, timing),
             )
         )
-    return found
+    return timed
 
 
 def _early_s(operation: RowOperation, timing: Timing) -> float:
@@ -357,9 +357,9 @@ def at_usual_speed(timings: Iterable[Timed], drift: float) -> list[Timed]:
     for timed in timings:
         by_kind[timed.kind].append(timed)
     kept = []
-    for found in by_kind.values():
-        most = min(len(found), MOST_KEPT)
-        for timed in (found[i * len(found) // most] for i in range(most)):
+    for of_kind in by_kind.values():
+        most = min(len(of_kind), MOST_KEPT)
+        for timed in (of_kind[i * len(of_kind) // most] for i in range(most)):
             seconds: dict[str, Any] = {
                 name: usual(getattr(timed, name))
                 for name in ("lead_s", "work_s", "report_s", "idle_s", "mark_s")
@@ -372,7 +372,7 @@ def at_usual_speed(timings: Iterable[Timed], drift: float) -> list[Timed]:
     return kept
 
 
-def told_s(host: OperationHost, seen: Observation | Timed, expected_s: float) -> tuple[float, float]:
+def wait_and_work_s(host: OperationHost, seen: Observation | Timed, expected_s: float) -> tuple[float, float]:
     """Seconds of an operation by a fit, of whose forwards `expected_s` is expected: waits around it, work."""
     work = host.work_s(expected_s, rows=seen.rows, calls=seen.calls, tokens=seen.tokens, idle_s=seen.idle_s)
     return host.lead_s(seen.rows) + host.after_s(seen.tokens), work
@@ -383,8 +383,8 @@ def drift_of(timings: Sequence[Timing], profile: Profile, *, sampled: bool) -> f
     beside, ratios = Expectation(profile), []
     for seen in observe(timings):
         expected_s = sum(beside.seconds(seen.device, step) for step in seen.steps)
-        told = told_s(profile.host.of(seen.operation, sampled=sampled), seen, expected_s)
-        ratios.append((seen.lead_s + seen.work_s + seen.report_s) / sum(told))
+        predicted = wait_and_work_s(profile.host.of(seen.operation, sampled=sampled), seen, expected_s)
+        ratios.append((seen.lead_s + seen.work_s + seen.report_s) / sum(predicted))
     return trimmed_mean(ratios) if ratios else 1.0
 
 

@@ -171,8 +171,8 @@ def check_memories(job: Job, *, batch: int, length: int) -> None:
             for size, place in zip(job.sizes, job.placement.devices, strict=True)
         )
         need = models.memory_need(target, draft, batch=batch, length=length, precision=job.precision)
-        found = job.machine.device(device)
-        available = available_memory() if device == "cpu" else found.memory_bytes if found else None
+        local = job.machine.device(device)
+        available = available_memory() if device == "cpu" else local.memory_bytes if local else None
         models.check_memory(need, available, batch=batch, length=length)
 
 

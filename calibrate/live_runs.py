@@ -307,8 +307,8 @@ def measured_runs(records: Sequence[LiveRecord]) -> tuple[MeasuredRun, ...]:
     grouped: dict[tuple[Settings, int], list[LiveRecord]] = defaultdict(list)
     for record in sorted(records, key=lambda r: (r.settings.temperature, r.batch)):
         grouped[record.settings, record.batch].append(record)
-    found = {key: measure(group) for key, group in grouped.items()}
-    plain = {(s.temperature, batch): m.speed for (s, batch), m in found.items() if s.plain}
+    measurements = {key: measure(group) for key, group in grouped.items()}
+    plain = {(s.temperature, batch): m.speed for (s, batch), m in measurements.items() if s.plain}
     return tuple(
         MeasuredRun(
             policy=settings.policy,
@@ -321,5 +321,5 @@ def measured_runs(records: Sequence[LiveRecord]) -> tuple[MeasuredRun, ...]:
             tokens_per_second=measured.speed,
             speedup_vs_ar=measured.speed / plain[settings.temperature, batch],
         )
-        for (settings, batch), measured in found.items()
+        for (settings, batch), measured in measurements.items()
     )

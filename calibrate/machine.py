@@ -9,10 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from calibrate.live.accelerators import KINDS, Found, absent, find_accelerators, indexed
+from calibrate.live.accelerators import KINDS, LocalDevice, absent, find_accelerators, indexed
 from calibrate.live.errors import PlacementError
 from calibrate.live.placement import TORCH, Placement, available_cores, backend_kind, own_precision
-from calibrate.processes import run_apart
+from calibrate.processes import run_isolated
 from hardware_profiles.store import shipped_profiles
 
 VERSIONS_OF = ("torch", "transformers", "numpy")
@@ -43,16 +43,16 @@ class Machine:
     cores: tuple[int, ...]
     accelerators: tuple[str, ...]
     memory_bytes: int | None = None
-    devices: tuple[Found, ...] = ()
+    devices: tuple[LocalDevice, ...] = ()
 
     @property
     def name(self) -> str:
         """Short name in profiles: `cpu2` for two cores."""
         return f"cpu{len(self.cores)}"
 
-    def device(self, name: str) -> Found | None:
+    def device(self, name: str) -> LocalDevice | None:
         """What is behind a name such as `cuda` or `openvino:NPU`; None for the CPU, and where nothing is."""
-        known = {found.device: found for found in self.devices}
+        known = {each.device: each for each in self.devices}
         if own_precision(name) is not None:
             name = name.partition(":")[0]
         return known.get(name) or known.get(indexed(name))
@@ -70,13 +70,13 @@ class Machine:
         return f"was measured on {only_there}; this is {only_here}"
 
     def __str__(self) -> str:
-        found = f"{len(self.cores)} CPU cores ({self.processor})"
-        return found + ("; " + "; ".join(self.accelerators) if self.accelerators else "; no accelerator")
+        text = f"{len(self.cores)} CPU cores ({self.processor})"
+        return text + ("; " + "; ".join(self.accelerators) if self.accelerators else "; no accelerator")
 
 
 def find_machine() -> Machine:
     """Look at this machine; torch is asked in a process of its own."""
-    devices = tuple(run_apart(_devices, None, lambda _: None))
+    devices = tuple(run_isolated(_devices, None, lambda _: None))
     seen = [each for each in devices if each.device.partition(":")[0] in KINDS]
     accelerators = tuple(f"{each.device.partition(':')[0]}: {each.name}".removesuffix(": ") for each in seen)
     return Machine(_processor(), available_cores(), accelerators, total_memory(), devices)
@@ -126,11 +126,11 @@ def require_devices(
         )
 
 
-def _devices(_: Any, __: Callable[[Any], None]) -> list[Found]:
+def _devices(_: Any, __: Callable[[Any], None]) -> list[LocalDevice]:
     from calibrate.live.backends.installed import has_llamacpp, openvino_devices
 
     others = [f"openvino:{name}" for name in openvino_devices()] + ["llamacpp"] * has_llamacpp()
-    return [*find_accelerators(), *map(Found, others)]
+    return [*find_accelerators(), *map(LocalDevice, others)]
 
 
 def _processor() -> str:
@@ -149,11 +149,11 @@ def available_memory(
 
     None where the system does not say (other than Linux).
     """
-    found = _meminfo(meminfo, "MemAvailable:")
+    bounds = _meminfo(meminfo, "MemAvailable:")
     limit, used = cgroup / "memory.max", cgroup / "memory.current"
     if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
-        found.append(max(0, int(limit.read_text()) - int(used.read_text()) + _reclaimable(cgroup)))
-    return min(found, default=None)
+        bounds.append(max(0, int(limit.read_text()) - int(used.read_text()) + _reclaimable(cgroup)))
+    return min(bounds, default=None)
 
 
 def _reclaimable(cgroup: Path) -> int:

@@ -56,8 +56,8 @@ class Samples:
 
     def at(self, operation: str, at: tuple[int, ...]) -> np.ndarray:
         """All samples of a point, stragglers left out (see `robust`)."""
-        found = [s for repetition in self.repetitions for s in repetition.get((operation, at), [])]
-        return robust(np.array(found))
+        samples = [s for repetition in self.repetitions for s in repetition.get((operation, at), [])]
+        return robust(np.array(samples))
 
     def point(self, operation: str, at: tuple[int, ...]) -> Point:
         """Mean and quantiles of a point."""
@@ -80,8 +80,8 @@ class Samples:
 
 def quantiles(samples: np.ndarray) -> Quantiles:
     """Quantiles at `LEVELS`."""
-    found: Quantiles = tuple(np.quantile(samples, LEVELS).tolist())
-    return found
+    values: Quantiles = tuple(np.quantile(samples, LEVELS).tolist())
+    return values
 
 
 def robust(samples: np.ndarray) -> np.ndarray:
@@ -116,12 +116,12 @@ def measure_grids(
         due = [visit for visit in todo if number % _stride(visit, repetitions) == 0]
         done += len(todo) - len(due)
         if not journal.has(GRIDS_STAGE, number):
-            found = []
+            visits = []
             for grid, at in _shuffled(due, seed, number):
-                found.append([grid.operation, list(at), visit_point(grid, at, timer)])
+                visits.append([grid.operation, list(at), visit_point(grid, at, timer)])
                 done += 1
                 progress(done, total)
-            journal.put(found, GRIDS_STAGE, number)
+            journal.put(visits, GRIDS_STAGE, number)
         else:
             done += len(due)
             progress(done, total)
@@ -265,7 +265,7 @@ def measure_overlap(
     """
     journal = journal or Journal()
     cases = overlap_cases()
-    found: list[Json] = []
+    repetitions: list[Json] = []
 
     def once() -> Json:
         return [
@@ -274,19 +274,19 @@ def measure_overlap(
         ]
 
     for number in range(repeats):
-        found.append(journal.once(once, OVERLAP_STAGE, number))
+        repetitions.append(journal.once(once, OVERLAP_STAGE, number))
         progress(number + 1, repeats)
-    return slowdowns(cases, found)
+    return slowdowns(cases, repetitions)
 
 
-def slowdowns(cases: Sequence[OverlapCase], found: Sequence[Sequence[Sequence[Any]]]) -> list[Overlap]:
+def slowdowns(cases: Sequence[OverlapCase], repetitions: Sequence[Sequence[Sequence[Any]]]) -> list[Overlap]:
     """One entry per pair of operations: the geometric mean over its cases of a ratio of medians.
 
-    Found is, per repetition and case, (seconds alone, seconds beside the neighbour).
+    `repetitions`: per repetition and case, (seconds alone, seconds beside the neighbour).
     """
     ratios: dict[tuple[RoleName, str, RoleName, str], list[float]] = defaultdict(list)
     for index, case in enumerate(cases):
-        alone, beside = (np.median([s for repetition in found for s in repetition[index][i]]) for i in (0, 1))
+        alone, beside = (np.median([s for each in repetitions for s in each[index][i]]) for i in (0, 1))
         pair = (case.device, case.probe.step, case.other, case.neighbour.step)
         ratios[pair].append(float(beside / alone))
     return [

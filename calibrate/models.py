@@ -139,12 +139,12 @@ def _count_weights(file: Path) -> int:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = read_json(path)
+        content = read_json(path)
     except FileRefused as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ModelError(f"{path} cannot be read: it holds no object")
-    return found
+    return content
 
 
 def token_ids(folder: str) -> dict[str, int] | None:

@@ -79,7 +79,7 @@ class SubprocessError(RuntimeError):
     """The function failed or its process died; the message is its error, a note its traceback."""
 
 
-def run_apart(function: Function, argument: Any, report: Report) -> Any:
+def run_isolated(function: Function, argument: Any, report: Report) -> Any:
     """Call `function(argument, report)` in a fresh process and return what it returns.
 
     Everything that `function` reports arrives here, in order, by calling `report`.  The process is gone
@@ -92,7 +92,7 @@ def run_apart(function: Function, argument: Any, report: Report) -> Any:
 
 
 def run_many(function: Function, arguments: Sequence[Any], report: Report) -> list[Any]:
-    """As `run_apart` for every argument, side by side; the results in the order of the arguments.
+    """As `run_isolated` for every argument, side by side; the results in the order of the arguments.
 
     Raises:
         SubprocessError: One of them failed or died; the others are ended.
@@ -174,8 +174,8 @@ def claim_shared_folder() -> BinaryIO | None:
 
 def clear_leftovers(root: Path | None = None) -> list[Path]:
     """Remove the folders whose owners are dead, by default those for temporary files; returns them."""
-    found = [path for pattern in PATTERNS for path in (root or Path(tempfile.gettempdir())).glob(pattern)]
-    return [folder for folder in found if _cleared(folder)]
+    folders = [path for pattern in PATTERNS for path in (root or Path(tempfile.gettempdir())).glob(pattern)]
+    return [folder for folder in folders if _cleared(folder)]
 
 
 def _own(folder: Path) -> BinaryIO | None:

@@ -144,8 +144,8 @@ def _record_one(
 def draw(probabilities: np.ndarray, uniform: float) -> int:
     """The token at `uniform` of the cumulative distribution [V]; never one of probability zero."""
     cumulative = np.cumsum(probabilities)
-    found = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-    return min(found, int(np.flatnonzero(probabilities)[-1]))
+    token = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+    return min(token, int(np.flatnonzero(probabilities)[-1]))
 
 
 def _columns(ranks: int, token: int, p: Reader, q: Reader) -> dict[str, Any]:
@@ -356,13 +356,13 @@ def _record_missing(
     def missing() -> list[int]:
         return [i for i in share.numbers if not journal.has(*_key(share), i)]
 
-    def collect(found: PairFacts | Recording) -> None:
-        if isinstance(found, PairFacts):
-            journal.once(lambda: asdict(found), "pair")
+    def collect(recorded: PairFacts | Recording) -> None:
+        if isinstance(recorded, PairFacts):
+            journal.once(lambda: asdict(recorded), "pair")
             return
-        columns = {name: pack(values) for name, values in found.columns.items()}
-        piece = {"prompt": list(found.prompt), "ended": found.ended, "columns": columns}
-        journal.put(piece, *_key(share), found.request)
+        columns = {name: pack(values) for name, values in recorded.columns.items()}
+        piece = {"prompt": list(recorded.prompt), "ended": recorded.ended, "columns": columns}
+        journal.put(piece, *_key(share), recorded.request)
         progress(len(share.numbers) - len(missing()), len(share.numbers))
 
     todo = missing()

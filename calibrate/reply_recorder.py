@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from calibrate.hostfit import fit_timings, gains, told
+from calibrate.hostfit import fit_timings, gains, gains_line
 from calibrate.hostrecords import Expectation, at_usual_speed, drift_of, time_operations
 from calibrate.job import Job, worker_specs
 from calibrate.live.errors import WorkerError
@@ -75,7 +75,7 @@ class Recorder:
         chunks = {batch: chunked(self.requests, AT_ONCE * batch) for batch in self.batches}
         total = sum(map(len, chunks.values()))
         done = 0
-        decided: list[Decisions] = []
+        recordings: list[Decisions] = []
         timings: list[Timed] = []
         drifts: list[float] = []
         for batch, parts in chunks.items():
@@ -83,22 +83,22 @@ class Recorder:
             if self.profile is not None:
                 run(settings, self.requests[:batch])  # first calls of a shape are slower
             drifts.append(self._drift(settings, batch))
-            found: list[Timed] = []
+            timed: list[Timed] = []
             for part in parts:
                 moved(done, total)
                 decisions = run(settings, part).decisions
                 done += 1
                 if batch == self.batches[0]:
-                    decided.append(decisions)
+                    recordings.append(decisions)
                 if self.profile is not None:
-                    found += time_operations(self.world, Expectation(self.profile), batch=batch)
+                    timed += time_operations(self.world, Expectation(self.profile), batch=batch)
             drifts.append(self._drift(settings, batch))
-            timings += at_usual_speed(found, (drifts[-2] + drifts[-1]) / 2.0)
+            timings += at_usual_speed(timed, (drifts[-2] + drifts[-1]) / 2.0)
         moved(total, total)
         if self.profile is None:
-            return joined(decided)
+            return joined(recordings)
         beside = costs_fingerprint(self.profile)
-        return replace(joined(decided), timings=tuple(timings), timed_beside=beside, drift=tuple(drifts))
+        return replace(joined(recordings), timings=tuple(timings), timed_beside=beside, drift=tuple(drifts))
 
     def _drift(self, settings: Settings, batch: int) -> float:
         """How much longer plain decoding takes now than the profile says."""
@@ -166,7 +166,7 @@ def record_decisions(
     tokenizer = load_tokenizer(job.target, trust_remote_code=job.trust_remote_code)
     texts = [tuple(tokenizer(prompt.text)["input_ids"]) for prompt in job.prompts]
     requests = [Request(i, len(ids), job.max_tokens, ids) for i, ids in enumerate(texts)]
-    told_requests = tuple(
+    trace_requests = tuple(
         trace_request(i, prompt, ids, "limit")
         for i, (prompt, ids) in enumerate(zip(job.prompts, texts, strict=True))
     )
@@ -179,11 +179,11 @@ def record_decisions(
         for settings in asked.settings:
             label = settings.label
             try:
-                found = recorder.record(settings, partial(progress, label))
+                decisions = recorder.record(settings, partial(progress, label))
             except WorkerError as error:
                 failed[label] = str(error)
                 continue
-            keep(settings, DecisionTrace(told_requests, meta, {label: found}, job.max_tokens))
+            keep(settings, DecisionTrace(trace_requests, meta, {label: decisions}, job.max_tokens))
     return failed
 
 
@@ -238,13 +238,13 @@ class DecisionFiles:
     def holds(self, settings: Settings) -> bool:
         """Whether a setting is there as it is asked for: if it is to be timed, beside this profile."""
         held = self._held.get(self.path(settings))
-        found = held.settings.get(settings.label) if held is not None else None
-        if held is None or found is None or held.meta.sampling.get("seed") != settings.seed:
+        stored = held.settings.get(settings.label) if held is not None else None
+        if held is None or stored is None or held.meta.sampling.get("seed") != settings.seed:
             return False
         if not self.asked.timed:
             return True
-        timed = {each.batch for each in found.timings}
-        return found.timed_beside == costs_fingerprint(self.asked.profile) and timed >= {*self.asked.batches}
+        timed = {each.batch for each in stored.timings}
+        return stored.timed_beside == costs_fingerprint(self.asked.profile) and timed >= {*self.asked.batches}
 
     def keep(self, settings: Settings, trace: DecisionTrace) -> None:
         """Add a setting to its file, with the timing that follows from all that was timed."""
@@ -261,13 +261,13 @@ class DecisionFiles:
         if trace is None:
             return
         known = trace.operation_timings.policies if trace.operation_timings is not None else {}
-        for kind, timing in (each for found in known.values() for each in found.items()):
+        for kind, timing in (each for kinds in known.values() for each in kinds.items()):
             steps = ", ".join(_shown(name, step) for name, step in timing.steps.items())
             beyond = f"beyond its steps {timing.host.extra_s * 1e6:+.0f} us"
             yield f"timing of {kind}: {steps or 'no steps'}; {beyond}"
-        found = gains(self.asked.profile, list(trace.settings.values()), sampled=self.asked.sampled)
-        if found:
-            yield told(found)
+        gained = gains(self.asked.profile, list(trace.settings.values()), sampled=self.asked.sampled)
+        if gained:
+            yield gains_line(gained)
         drifts = [each.drift for each in trace.settings.values() if each.drift]
         every = [value for drift in drifts for value in drift]
         if not every:

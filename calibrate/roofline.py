@@ -84,10 +84,10 @@ def fit(
         fits = fit_profile(profile, _settings(profile, target, draft, device))
         carried = carry(fits, _measured(against)) if against else {}
     if as_json:
-        found: dict[str, Any] = {name: one.as_dict() for name, one in fits.items()}
+        operations: dict[str, Any] = {name: one.as_dict() for name, one in fits.items()}
         for name, error_of in carried.items():
-            found[name]["carried_error"] = error_of.model_dump()
-        click.echo(to_json({"profile": profile.name, "operations": found}, indent=2))
+            operations[name]["carried_error"] = error_of.model_dump()
+        click.echo(to_json({"profile": profile.name, "operations": operations}, indent=2))
         return
     _print(profile, fits, carried, against)
 

@@ -97,17 +97,17 @@ def forward(tables: Path | None, *, as_json: bool, **options: Any) -> None:
     request = typed(ForwardRequest, options)
     with refusals(kinds=BAD_INPUT):
         composer = composer_of(request, tables)
-        found = composer.forward(request.rows, request.tokens_per_row, request.context, head=request.head)
+        composed = composer.forward(request.rows, request.tokens_per_row, request.context, head=request.head)
     if as_json:
-        click.echo(to_json(_plain(request, composer, found), indent=2))
+        click.echo(to_json(_plain(request, composer, composed), indent=2))
         return
-    rows = [(p.name, f"{p.count:g}", f"{1e6 * p.seconds:.1f}", p.how, p.cells) for p in found.parts]
+    rows = [(p.name, f"{p.count:g}", f"{1e6 * p.seconds:.1f}", p.how, p.cells) for p in composed.parts]
     where = f"{composer.network.shape.name} on {request.tp} x {composer.tables.gpu.name}"
-    title = f"{where}: {1e3 * found.seconds:.3f} ms"
+    title = f"{where}: {1e3 * composed.seconds:.3f} ms"
     console = wide_console()
     console.print(wrapped_table(("kernel", "times", "us", "how", "cells"), rows, title=title, right=(1, 2)))
-    if found.floor_s:
-        click.echo(f"launched one by one: at least {1e3 * found.floor_s:.1f} ms whatever its kernels take")
+    if composed.floor_s:
+        click.echo(f"launched one by one: at least {1e3 * composed.floor_s:.1f} ms whatever its kernels take")
 
 
 def composer_of(request: ForwardRequest, tables: Path | None) -> Composer:
@@ -129,9 +129,9 @@ def composer_of(request: ForwardRequest, tables: Path | None) -> Composer:
     )
 
 
-def _plain(request: ForwardRequest, composer: Composer, found: Forward) -> dict[str, Any]:
+def _plain(request: ForwardRequest, composer: Composer, composed: Forward) -> dict[str, Any]:
     return {
-        "seconds": found.seconds,
+        "seconds": composed.seconds,
         "system": composer.tables.gpu.name,
         "model": composer.network.shape.name,
         "precision": composer.network.dtype,
@@ -140,10 +140,10 @@ def _plain(request: ForwardRequest, composer: Composer, found: Forward) -> dict[
         "tokens_per_row": request.tokens_per_row,
         "context": request.context,
         "tensor_parallel": request.tp,
-        "launch_floor_s": found.floor_s,
-        "kernels_s": sum(part.seconds for part in found.parts),
-        "shares": found.interpolated,
-        "cells": [part.as_dict() for part in found.parts],
+        "launch_floor_s": composed.floor_s,
+        "kernels_s": sum(part.seconds for part in composed.parts),
+        "shares": composed.interpolated,
+        "cells": [part.as_dict() for part in composed.parts],
         "tables": {"package": PACKAGE, "version": VERSION, "files": sorted(composer.tables.used)},
     }
 
@@ -181,25 +181,25 @@ def compose(tables: Path | None, out: Path, *, as_json: bool, **options: Any) ->
     options["host_gap_s"] = 1e-3 * options.pop("host_gap_ms")
     with refusals(kinds=BAD_INPUT):
         started = perf_counter()
-        profile, found = pair_profile(Pair(**options, tables=tables))
+        profile, origin = pair_profile(Pair(**options, tables=tables))
         spent = perf_counter() - started
         save_profile(profile, out)
-    _said(profile, out, found, spent, as_json=as_json)
+    _said(profile, out, origin, spent, as_json=as_json)
 
 
-def _said(profile: Profile, out: Path, found: str, spent: float, *, as_json: bool) -> None:
+def _said(profile: Profile, out: Path, origin: str, spent: float, *, as_json: bool) -> None:
     rests = {name: profile.provenance_of(name).note for name in profile.operations}
     if as_json:
         plain = {
             "name": profile.name,
             "out": str(out),
-            "origin": found,
+            "origin": origin,
             "seconds_to_compose": spent,
             "rests_on": rests,
         }
         click.echo(to_json(plain, indent=2))
         return
-    click.echo(f"{profile.description} ({found}, {spent:.1f} s)")
+    click.echo(f"{profile.description} ({origin}, {spent:.1f} s)")
     for name, note in rests.items():
         click.echo(f"  {name}: {note}")
     click.echo(f"wrote {out}\nnext: simulate --hw {out} --acceptance 0.8")

@@ -32,7 +32,7 @@ INSTALL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LocalDevice:
     """A device that is here; what torch does not say is empty or None.
 
     Attributes:
@@ -50,36 +50,36 @@ class Found:
         return f"{self.device} ({self.name})" if self.name else self.device
 
 
-def find_accelerators() -> list[Found]:
+def find_accelerators() -> list[LocalDevice]:
     """All accelerators that torch sees, the CPU not among them."""
     import torch
 
-    found: list[Found] = []
+    accelerators: list[LocalDevice] = []
     for kind in KINDS:
         backend = getattr(torch, kind, None)
         # `torch.mps` itself cannot be asked in all versions.
         asked: Any = torch.backends.mps if kind == "mps" else backend
         if backend is not None and asked.is_available():
             count = backend.device_count() if kind != "mps" else 1
-            found += [_describe(kind, backend, i) for i in range(count)]
-    return found
+            accelerators += [_describe(kind, backend, i) for i in range(count)]
+    return accelerators
 
 
-def _describe(kind: str, backend: Any, index: int) -> Found:
+def _describe(kind: str, backend: Any, index: int) -> LocalDevice:
     device = kind if kind == "mps" else f"{kind}:{index}"
     name = backend.get_device_name(index) if hasattr(backend, "get_device_name") else ""
     memory = None
     if hasattr(backend, "get_device_properties"):
         memory = getattr(backend.get_device_properties(index), "total_memory", None)
-    return Found(device, name, memory)
+    return LocalDevice(device, name, memory)
 
 
-def absent(device: str, found: list[Found]) -> PlacementError:
+def absent(device: str, devices: list[LocalDevice]) -> PlacementError:
     """The refusal of a device (`cuda:1`, or a backend such as `openvino:NPU`), with what there is instead."""
     kind = device.partition(":")[0]
-    there = ", ".join(["cpu", *map(str, found)])
+    there = ", ".join(["cpu", *map(str, devices)])
     hint = INSTALL.get(kind, "")
-    if any(each.device.partition(":")[0] == kind for each in found):
+    if any(each.device.partition(":")[0] == kind for each in devices):
         hint = "" if kind in KINDS else INSTALL["openvino"]
     return PlacementError(f"device {device!r} is not here; found: {there}" + (f". {hint}" if hint else ""))
 
@@ -94,10 +94,10 @@ def torch_device(name: str) -> torch.device:
 
     if name == "cpu":
         return torch.device("cpu")
-    found = find_accelerators()
+    devices = find_accelerators()
     wanted = indexed(name)
-    if wanted not in {each.device for each in found}:
-        raise absent(name, found)
+    if wanted not in {each.device for each in devices}:
+        raise absent(name, devices)
     return torch.device(wanted)
 
 

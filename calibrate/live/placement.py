@@ -119,7 +119,7 @@ class Placement:
     draft_device: str = "cpu"
 
     @property
-    def apart(self) -> bool:
+    def separate(self) -> bool:
         """Whether each model has a device, or cores, of its own; else they take turns."""
         if self.target_device != self.draft_device:
             return True

@@ -117,8 +117,8 @@ def _train(kind: HeadKind[Any, Any], folder: Path, work: Path | None, knobs: str
 
     training = Training(**how)
     work = work or cache_folder("pairs") / f"{kind.name}-{folder.resolve().name}{knobs}-{training.seed}"
-    for found in build_heads(kind, folder, work, training):
-        click.echo(found.line)
+    for trained in build_heads(kind, folder, work, training):
+        click.echo(trained.line)
 
 
 @pair.command()

@@ -39,12 +39,12 @@ _GROUP = 8
 
 Heads = TypeVar("Heads")
 """The module that is trained."""
-Found = TypeVar("Found", bound="DataclassInstance")
+HeadReport = TypeVar("HeadReport", bound="DataclassInstance")
 """What is reported of one of the heads."""
 
 
 @dataclass(frozen=True)
-class HeadKind(Generic[Heads, Found]):
+class HeadKind(Generic[Heads, HeadReport]):
     """A kind of heads.
 
     Attributes:
@@ -65,7 +65,7 @@ class HeadKind(Generic[Heads, Found]):
     make: Callable[[Any], Heads]
     loss: Callable[[Any, Heads, torch.Tensor], torch.Tensor]
     save: Callable[[Heads, int, Path], Path]
-    measure: Callable[..., list[Found]]
+    measure: Callable[..., list[HeadReport]]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Training:
 
 
 def train_heads(
-    kind: HeadKind[Heads, Found],
+    kind: HeadKind[Heads, HeadReport],
     model: Any,
     texts: Streams,
     checkpoint: Path,
@@ -106,11 +106,11 @@ def train_heads(
 
 
 def build_heads(
-    kind: HeadKind[Heads, Found],
+    kind: HeadKind[Heads, HeadReport],
     folder: Path,
     work: Path,
     training: Training,
-) -> list[Found]:
+) -> list[HeadReport]:
     """Train heads of the model in `folder` on the corpus, and write them and their report beside it.
 
     The checkpoint is in `work`; a second call with it goes on.
@@ -130,10 +130,10 @@ def build_heads(
         heads = train_heads(kind, model, texts, work / f"{kind.name}.pt", training, report=report)
     kind.save(heads, int(model.config.num_hidden_layers), folder)
     prompts = [encode(tokenizer, prompt.text) for prompt in load_prompts(PROMPTS["heldout"])]
-    found = [r for sampled in (False, True) for r in kind.measure(model, heads, prompts, sampled=sampled)]
-    text = to_json([asdict(r) for r in found], indent=2) + "\n"
+    reports = [r for sampled in (False, True) for r in kind.measure(model, heads, prompts, sampled=sampled)]
+    text = to_json([asdict(r) for r in reports], indent=2) + "\n"
     (folder / f"{kind.name}.json").write_text(text, encoding="utf-8")
-    return found
+    return reports
 
 
 WIDTHS = (1, 2, 4, 8, 16)
@@ -328,9 +328,9 @@ def measure_streams(
         places = torch.arange(start - 1, tokens.shape[1] - 1 - streams)
         ahead = places[:, None] + 2 + torch.arange(streams)  # what stream j of a place predicts
         kept = live[:, ahead[:, -1] - start]
-        found, right = streamed[:, places][kept], tokens[:, ahead][kept]
-        met = found.argmax(-1) == right
-        mass = found.softmax(-1).gather(-1, right[..., None])[..., 0]
+        logits, right = streamed[:, places][kept], tokens[:, ahead][kept]
+        met = logits.argmax(-1) == right
+        mass = logits.softmax(-1).gather(-1, right[..., None])[..., 0]
         sums += torch.stack([met.double().sum(0), met.double().cumprod(-1).sum(0), mass.double().sum(0)])
         positions += len(met)
     means = (sums / positions).tolist()

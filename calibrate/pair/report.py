@@ -160,10 +160,10 @@ def measure_pair(data: Path, *, documents: Iterable[Document] | None = None) -> 
         categories=[
             {
                 "category": category,
-                **{name: round(found[name][0] / found[name][1], 4) for name in MEASURES},
-                "positions": found["greedy_acceptance"][1],
+                **{name: round(ratios[name][0] / ratios[name][1], 4) for name in MEASURES},
+                "positions": ratios["greedy_acceptance"][1],
             }
-            for category, found in counts.items()
+            for category, ratios in counts.items()
         ],
         parameters={n: _parameters(model) for n, model in zip(names, models, strict=True)},
         weight_bytes={n: (data / n / "model.safetensors").stat().st_size for n in names},
@@ -218,9 +218,9 @@ def measure_steps(
         for (name, count), times in samples.items():
             # Two in a row and the second counts: the first pays for the caches of the turn.
             probe = Probe("forward", new_tokens=count, context=_CONTEXT, repeats=1, warmup=1)
-            (found,) = executors[name].execute(probe)
+            (probed,) = executors[name].execute(probe)
             if repeat >= _WARM_UP:
-                times.extend(found.durations_s)
+                times.extend(probed.durations_s)
     return [
         StepTimes(name, _parameters(model), {n: statistics.median(samples[name, n]) for n in tokens})
         for name, model in models.items()

@@ -108,7 +108,7 @@ class Loop:
 
 def find_loops(tokens: Sequence[int]) -> list[Loop]:
     """Every maximal loop in ``tokens``, by period; a phrase's multiples are listed as well."""
-    found = []
+    loops = []
     for period in range(1, min(MAX_PERIOD, len(tokens) // MIN_REPEATS) + 1):
         enough = max(MIN_REPEATS * period, MIN_COVER)
         start = 0  # of the periodic stretch that includes the token before `index`
@@ -116,9 +116,9 @@ def find_loops(tokens: Sequence[int]) -> list[Loop]:
             if index < len(tokens) and tokens[index] == tokens[index - period]:
                 continue
             if index - start >= enough:
-                found.append(Loop(start, index, period))
+                loops.append(Loop(start, index, period))
             start = index - period + 1
-    return found
+    return loops
 
 
 def tail_loop(tokens: Sequence[int]) -> Loop | None:

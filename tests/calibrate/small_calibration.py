@@ -10,7 +10,7 @@ from small_models import prompts
 
 from calibrate.calibration import open_work, run_calibration, write_all
 from calibrate.job import Job
-from calibrate.live.accelerators import Found
+from calibrate.live.accelerators import LocalDevice
 from calibrate.live.placement import available_cores, parse_placement
 from calibrate.machine import Machine
 from calibrate.plan import Grid, LivePart, Plan
@@ -20,8 +20,8 @@ from policies.pearl import PearlConfig
 from policies.sd import SdConfig
 from policies.ssd import SaguaroConfig
 
-GPU = Found("cuda:0", "Some GPU", 80 * 2**30)
-WITH_GPU = Machine("Some CPU", (0, 1, 2), ("cuda: Some GPU",), None, (GPU, Found("openvino:CPU")))
+GPU = LocalDevice("cuda:0", "Some GPU", 80 * 2**30)
+WITH_GPU = Machine("Some CPU", (0, 1, 2), ("cuda: Some GPU",), None, (GPU, LocalDevice("openvino:CPU")))
 PROMPTS = 4
 FORWARD: tuple[Axis, ...] = ("batch", "new_tokens", "context")
 SETTINGS = (

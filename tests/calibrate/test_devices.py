@@ -19,7 +19,7 @@ from small_calibration import WITH_GPU
 import calibrate.machine
 from calibrate.cli import main
 from calibrate.live import accelerators, loading, placement
-from calibrate.live.accelerators import Found, find_accelerators, synchroniser, torch_device
+from calibrate.live.accelerators import LocalDevice, find_accelerators, synchroniser, torch_device
 from calibrate.live.backends import torch as backend
 from calibrate.live.engine.executor import Executor
 from calibrate.live.errors import PlacementError
@@ -52,7 +52,7 @@ FORMS = [
 @pytest.mark.parametrize(("text", "cores", "devices", "apart"), FORMS, ids=[form[0] for form in FORMS])
 def test_placements(text: str, cores: Any, devices: tuple[str, str], apart: bool) -> None:
     found = parse_placement(text)
-    assert found.name == text and found.devices == devices and found.apart == apart
+    assert found.name == text and found.devices == devices and found.separate == apart
     assert (found.target_cores, found.draft_cores) == cores
     target, draft = pair_specs("a", "b", found, precision="bf16")
     assert (target.device, draft.device, target.cores, draft.cores) == (*devices, *cores)
@@ -62,7 +62,7 @@ def test_placements(text: str, cores: Any, devices: tuple[str, str], apart: bool
 def test_one_core_is_enough_for_two_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "available_cores", lambda: (3,))
     found = parse_placement("cuda:0+cpu")
-    assert (found.target_cores, found.draft_cores) == ((3,), (3,)) and found.apart
+    assert (found.target_cores, found.draft_cores) == ((3,), (3,)) and found.separate
 
 
 @pytest.mark.parametrize("bad", ["cpu", "cpu+cpu", "cuda:", "cuda:0+", "cuda:a", "gpu:0", "mps:1"])
@@ -120,7 +120,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("two_gpus")
 def test_accelerators_are_found() -> None:
-    assert find_accelerators() == [Found("cuda:0", "A", 2**30), Found("cuda:1", "B", 2**31)]
+    assert find_accelerators() == [LocalDevice("cuda:0", "A", 2**30), LocalDevice("cuda:1", "B", 2**31)]
     assert torch_device("cuda") == torch.device("cuda:0")
     assert torch_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(PlacementError, match=r"'cuda:2' is not here; found: cpu, cuda:0 \(A\), cuda:1 \("):
@@ -133,7 +133,7 @@ def test_apples_gpu_has_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerators, "KINDS", ("mps",))
     monkeypatch.setattr(torch.backends, "mps", stub(["?"]))
     monkeypatch.setattr(torch, "mps", SimpleNamespace())
-    assert find_accelerators() == [Found("mps")]
+    assert find_accelerators() == [LocalDevice("mps")]
     assert torch_device("mps") == torch.device("mps")
 
 
@@ -159,12 +159,12 @@ def test_what_is_not_there_is_refused(text: str, backend: str, words: list[str])
     assert all(word in str(caught.value) for word in words), caught.value
     require_devices(parse_placement("cuda:0+cpu"), WITH_GPU, "openvino:CPU")
     require_devices(parse_placement("cuda"), WITH_GPU)
-    with_llamacpp = replace(WITH_GPU, devices=(*WITH_GPU.devices, Found("llamacpp")))
+    with_llamacpp = replace(WITH_GPU, devices=(*WITH_GPU.devices, LocalDevice("llamacpp")))
     require_devices(parse_placement("split"), with_llamacpp, "llamacpp:q8_0")
 
 
 def test_what_a_device_cannot_do_is_refused() -> None:
-    machine = replace(WITH_GPU, devices=(*WITH_GPU.devices, Found("mps")))
+    machine = replace(WITH_GPU, devices=(*WITH_GPU.devices, LocalDevice("mps")))
     require_devices(parse_placement("mps"), machine)
     with pytest.raises(PlacementError, match=r"no double precision.*--temperature 0"):
         require_devices(parse_placement("cpu+mps"), machine, sampled=True)
@@ -174,7 +174,7 @@ def test_what_a_device_cannot_do_is_refused() -> None:
 
 def test_this_machine_is_looked_at_in_a_process_of_its_own() -> None:
     found = calibrate.machine.find_machine()
-    assert found.device("openvino:CPU") == Found("openvino:CPU")
+    assert found.device("openvino:CPU") == LocalDevice("openvino:CPU")
     kinds = [each.device.partition(":")[0] for each in found.devices]
     assert len(found.accelerators) == sum(kind not in {"openvino", "llamacpp"} for kind in kinds)
     assert (found.device("cuda") is not None) == torch.cuda.is_available()

@@ -24,7 +24,7 @@ import calibrate.models
 from calibrate.cli import main
 from calibrate.job import Job, worker_specs
 from calibrate.live import placement
-from calibrate.live.accelerators import Found
+from calibrate.live.accelerators import LocalDevice
 from calibrate.live.placement import available_cores
 from calibrate.machine import Machine
 from calibrate.pair.embed import Shape, embedded_config
@@ -38,7 +38,7 @@ from simulator.cli import main as simulate
 
 REPOSITORY = Path(__file__).parents[2]
 CORES = tuple(range(16))
-GPU = Machine("Some CPU", CORES, ("cuda: GPU",), None, (Found("cuda:0", "GPU", 140 * 10**9),))
+GPU = Machine("Some CPU", CORES, ("cuda: GPU",), None, (LocalDevice("cuda:0", "GPU", 140 * 10**9),))
 
 
 def commands() -> list[list[str]]:
@@ -73,7 +73,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(placement, "available_cores", lambda: CORES)
     monkeypatch.setattr(calibrate.job, "available_memory", lambda: 128 * 10**9)
-    found = replace(GPU, devices=(*GPU.devices, Found("openvino:CPU")))
+    found = replace(GPU, devices=(*GPU.devices, LocalDevice("openvino:CPU")))
     monkeypatch.setattr(calibrate.machine, "find_machine", lambda: found)
     monkeypatch.setattr(calibrate.calibration, "run_calibration", stop)
     monkeypatch.setattr("analysis.studies.validation.predictor", stop)
@@ -100,7 +100,7 @@ def test_calibrations_are_read_as_they_stand(call: list[str], machine: list[Job]
     assert job.name in {path.name.split(".")[1] for path in Path("gpu").glob(".*.partial")}
     assert job.random == ("shape:" in " ".join(call))
     on_cpu = job.placement.name == "cuda:0+cpu"
-    assert draft.device == ("cpu" if on_cpu else "cuda:0") and job.placement.apart == on_cpu
+    assert draft.device == ("cpu" if on_cpu else "cuda:0") and job.placement.separate == on_cpu
     assert len(draft.cores) == (15 if on_cpu else 1)
     assert draft.backend == ("openvino:CPU" if "openvino:CPU" in call else "torch")
     assert target.mode == ("compiled" if "compiled" in call else "eager")
@@ -148,7 +148,7 @@ def test_embed_calibrate_and_validate_in_small(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cores = available_cores()
-    here = Machine("Some CPU", cores, (), None, (Found("openvino:CPU"),))
+    here = Machine("Some CPU", cores, (), None, (LocalDevice("openvino:CPU"),))
     monkeypatch.setattr(calibrate.machine, "find_machine", lambda: here)
     configs = (ArConfig(), SdConfig(lookahead=2), PearlConfig(lookahead=2))
     least = replace(PLAN, repeats=1, overlap_repeats=1, live=(LivePart(configs, prompts=1, repeats=1),))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.hostfit import error_of, fit_kinds, fit_timings, gains, told
+from calibrate.hostfit import error_of, fit_kinds, fit_timings, gains, gains_line
 from calibrate.hostrecords import Expectation, at_usual_speed, drift_of, time_operations
 from calibrate.live.transport.device import Timing
 from calibrate.live.wire import StepTime
@@ -162,16 +162,15 @@ def test_what_timing_buys() -> None:
     # One row, two tree steps of 1 and, in the mean, 2.5 ms: borrowed 1 + 1 + (1 + 2 + 3.5) = 8.5 ms, measured
     # 0.5 + 0.2 + (0.3 + 2 + 0.2 + 7) = 10.2 ms.
     assert found[0].borrowed == pytest.approx(8.5 / 10.2 - 1.0)
-    assert "0.0% (at most 0.0%) with their own timing, 0.0% (at most 0.0%) with that of the other" in told(
-        found
-    )
+    line = gains_line(found)
+    assert "0.0% (at most 0.0%) with their own timing, 0.0% (at most 0.0%) with that of the other" in line
 
 
 def test_a_single_setting_leaves_none_out() -> None:
     here = profile()
     (gain, *_) = gains(here, [decisions(runs(1), "two", here)], sampled=False)
     assert gain.unseen is None
-    assert "record a second setting" in told([gain])
+    assert "record a second setting" in gains_line([gain])
 
 
 def test_times_beside_another_calibration_are_left_out() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from calibrate.live.errors import ModelError, last_error
-from calibrate.processes import Report, SubprocessError, clear_leftovers, run_apart, run_many
+from calibrate.processes import Report, SubprocessError, clear_leftovers, run_isolated, run_many
 
 
 def count(argument: int, report: Report) -> int:
@@ -52,7 +52,7 @@ def test_a_failure_brings_its_message_and_ends_the_others() -> None:
 
 def test_a_death_is_noticed() -> None:
     with pytest.raises(SubprocessError, match="exit code 3"):
-        run_apart(die, 3, lambda _: None)
+        run_isolated(die, 3, lambda _: None)
 
 
 def test_errors_of_ours_are_told_as_they_are_written() -> None:

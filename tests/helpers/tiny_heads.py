@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from calibrate.pair.heads import Found, HeadKind, Heads, Training, train_heads
+from calibrate.pair.heads import HeadKind, HeadReport, Heads, Training, train_heads
 from calibrate.pair.train import Streams
 
 
@@ -31,7 +31,7 @@ def counting_model(layers: int) -> LlamaForCausalLM:
 
 
 def check_training(
-    kind: HeadKind[Heads, Found], model: LlamaForCausalLM, folder: Path, training: Training
+    kind: HeadKind[Heads, HeadReport], model: LlamaForCausalLM, folder: Path, training: Training
 ) -> tuple[Heads, list[float]]:
     """Heads trained on texts in which t + 1 comes after t, and the losses; the model learns nothing."""
     texts = Streams({"code": (np.arange(4000) % 31 + 1).astype(np.uint16)}, seed=3)

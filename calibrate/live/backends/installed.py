@@ -32,18 +32,18 @@ def import_openvino() -> Any:
 def openvino_devices() -> list[str]:
     """Devices that OpenVINO finds here, e.g. `CPU`, `GPU.0`, `NPU`; empty where it is not installed."""
     try:
-        found: list[str] = import_openvino().Core().available_devices
+        devices: list[str] = import_openvino().Core().available_devices
     except ModelError:
         return []
-    return found
+    return devices
 
 
 def require_device(name: str) -> None:
     """Refuse a device that OpenVINO does not find (`ModelError`); `GPU` stands for the first of several."""
-    found = import_openvino().Core().available_devices
-    if name not in found and not any(each.startswith(f"{name}.") for each in found):
+    devices = import_openvino().Core().available_devices
+    if name not in devices and not any(each.startswith(f"{name}.") for each in devices):
         hint = "; an NPU needs its driver, firmware and the Level Zero loader" if name == "NPU" else ""
-        raise ModelError(f"OpenVINO finds no device {name!r} here, only {', '.join(found)}{hint}")
+        raise ModelError(f"OpenVINO finds no device {name!r} here, only {', '.join(devices)}{hint}")
 
 
 def is_static(device: str) -> bool:

@@ -145,10 +145,10 @@ def draw(weights: Tensor, uniforms: FloatArray) -> Tensor:
     hit = torch.searchsorted(heights, levels, right=True).clamp_(max=masses.shape[1] - 1)
     rest = levels - (heights - masses).gather(1, hit)
     inside = groups[torch.arange(count, device=weights.device), hit[:, 0]].double()
-    found = torch.searchsorted(inside.cumsum(dim=-1), rest, right=True)
+    offset = torch.searchsorted(inside.cumsum(dim=-1), rest, right=True)
     # Both sums round differently: a level just below a group's end may lie above its last token's height.
     last = width - 1 - (inside > 0.0).flip(-1).to(torch.uint8).argmax(dim=-1, keepdim=True)
-    tokens: Tensor = (hit * width + torch.minimum(found, last))[:, 0]
+    tokens: Tensor = (hit * width + torch.minimum(offset, last))[:, 0]
     return tokens
 
 
@@ -227,7 +227,7 @@ class DraftSampler:
             return logits.argmax(dim=-1)
         weights = drafted_weights(logits, self.sampling, 0 if self.shape is None else self.shape[step])
         keys = self.requests, self.positions + step
-        return self._drawn(weights, step, self._luck(*keys), *keys)
+        return self._drawn(weights, step, self._uniforms(*keys), *keys)
 
     def choose_at(
         self, logits: Tensor, texts: IntArray, offsets: IntArray, rounds: IntArray | None = None
@@ -241,7 +241,7 @@ class DraftSampler:
             return logits.argmax(dim=-1)
         weights = drafted_weights(logits, self.sampling)
         keys = (self.requests[texts], self.positions[texts] + offsets)
-        uniforms = self._luck(*keys, *(() if rounds is None else (rounds,)))
+        uniforms = self._uniforms(*keys, *(() if rounds is None else (rounds,)))
         return self._drawn(weights, (texts, offsets), uniforms, *keys)
 
     def choose_siblings(self, logits: Tensor, texts: IntArray, width: int) -> Tensor:
@@ -251,14 +251,14 @@ class DraftSampler:
         """
         weights = drafted_weights(logits, self.sampling).repeat_interleave(width, dim=0)
         keys, later = (self.requests[texts], self.positions[texts]), np.arange(len(texts)) % width
-        uniforms = np.where(later > 0, self._luck(*keys, later), self._luck(*keys))
+        uniforms = np.where(later > 0, self._uniforms(*keys, later), self._uniforms(*keys))
         return self._drawn(weights, (texts, np.zeros_like(texts)), uniforms, *keys)
 
     def seal(self) -> list[int]:
         """[N] handle of each text's distributions; NO_HANDLE where nothing was drawn."""
         return [NO_HANDLE] * len(self.requests) if self._block is None else self._block.seal()
 
-    def _luck(self, *keys: IntArray) -> FloatArray:
+    def _uniforms(self, *keys: IntArray) -> FloatArray:
         return keyed_uniforms(self.sampling.seed, DRAFTED, *keys)
 
     def _drawn(

@@ -217,9 +217,9 @@ class SlotLayout:
         starts = range(max(rows) - count + 2)
         start = max(starts, key=lambda first: sum(first <= row < first + count for row in rows))
         window = range(start, start + count)
-        apart = sorted(rows.difference(window))
+        outside = sorted(rows.difference(window))
         free = [row for row in window if row not in rows]
-        return list(zip(apart, free, strict=True))
+        return list(zip(outside, free, strict=True))
 
     def swap(self, one: int, other: int) -> None:
         """Exchange the slots of two rows."""

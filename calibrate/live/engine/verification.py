@@ -275,9 +275,9 @@ class TreeJudge:
     def _accept(self, p: Tensor, at: IntArray, candidates: Candidates, sibling: int) -> BoolArray:
         """[n] whether each passes by the distributions p[at]: strictly u * sigma(c) < p(c)."""
         key = (candidates.requests, candidates.positions)
-        luck = keyed_uniforms(self.sampling.seed, ACCEPTED, *key, *((sibling,) if sibling else ()))
+        uniforms = keyed_uniforms(self.sampling.seed, ACCEPTED, *key, *((sibling,) if sibling else ()))
         under_p = p[torch.from_numpy(at).to(p.device), torch.from_numpy(candidates.tokens).to(p.device)]
-        passed: BoolArray = luck * candidates.masses() < under_p.cpu().numpy()
+        passed: BoolArray = uniforms * candidates.masses() < under_p.cpu().numpy()
         return passed
 
 

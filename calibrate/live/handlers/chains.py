@@ -124,8 +124,8 @@ def settle(executor: Executor, operation: Settle) -> list[RowVerdict]:
 @handles(Draft)
 def draft(executor: Executor, operation: Draft) -> list[Drafted]:
     """Draft past each row's committed text; fewer tokens if stopped."""
-    rows, told = rows_of(operation.view), operation.unseen[operation.view.slots].tolist()
-    return _extend(executor, operation, rows, told, shape=operation.shape, stoppable=True)
+    rows, counts = rows_of(operation.view), operation.unseen[operation.view.slots].tolist()
+    return _extend(executor, operation, rows, counts, shape=operation.shape, stoppable=True)
 
 
 @handles(Continue)
@@ -146,7 +146,7 @@ def _extend(
     executor: Executor,
     operation: Draft | Continue,
     rows: Sequence[Row],
-    told: Sequence[int],
+    counts: Sequence[int],
     *,
     shape: tuple[int, ...] | None = None,
     stoppable: bool = False,
@@ -154,10 +154,10 @@ def _extend(
     """Feed what is unseen, then draft; `operation.lookahead` tokens per row in all, fewer if stopped.
 
     Raises:
-        AuditError: More or fewer tokens of a row are unseen than the policy was `told`.
+        AuditError: More or fewer tokens of a row are unseen than the policy said (`counts`).
     """
     feeds = [unseen(executor, row) for row in rows]
-    for fed, count in zip(feeds, told, strict=True):
+    for fed, count in zip(feeds, counts, strict=True):
         if len(fed) != count:
             kind = type(operation).__name__
             raise AuditError(f"{kind} was told of {count} unseen tokens but has to feed {len(fed)}")

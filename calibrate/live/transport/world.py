@@ -240,9 +240,9 @@ def clock_offset(link: WorkerLink) -> float:
 def _check_vocabularies(specs: Sequence[WorkerSpec], sizes: Mapping[str, int | None]) -> None:
     """Refuse a pair whose sizes (None: not known yet) differ."""
     if len({size for size in sizes.values() if size is not None}) > 1:
-        found = ", ".join(f"{spec.name} ({spec.model}) has {sizes[spec.name]}" for spec in specs)
+        stated = ", ".join(f"{spec.name} ({spec.model}) has {sizes[spec.name]}" for spec in specs)
         raise ModelError(
-            f"vocabularies differ: {found} token ids; speculation needs the same tokenizer on both sides"
+            f"vocabularies differ: {stated} token ids; speculation needs the same tokenizer on both sides"
         )
 
 
