@@ -237,13 +237,13 @@ def run_study(study: Study[Any], plan: Plan, progress: Progress, out: Path | Non
 
 def with_baselines(entries: Sequence[Entry]) -> list[Entry]:
     """The entries, with plain decoding first in every place, batch and temperature (and drift)."""
-    found: list[Entry] = []
+    complete: list[Entry] = []
     groups = grouped(entries, lambda entry: (entry.batch, plain(entry.settings), entry.place, entry.drift))
     for (batch, unit, place, drift), mine in groups.items():
         given = [e for e in mine if e.settings.plain]
-        found += given[:1] or [Entry(unit, batch, place, (("baseline", True),), drift)]
-        found += [e for e in mine if not e.settings.plain]
-    return list(dict.fromkeys(found))
+        complete += given[:1] or [Entry(unit, batch, place, (("baseline", True),), drift)]
+        complete += [e for e in mine if not e.settings.plain]
+    return list(dict.fromkeys(complete))
 
 
 @dataclass(frozen=True)
@@ -284,10 +284,10 @@ class Comparison:
     def parts(self, batch: int) -> list[Part]:
         """What is simulated and summed on its own: subsets, at batch 1 by category where the study asks."""
         category = {request.id: request.category for request in self.trace.requests}
-        apart = self.bench.study.by_category and batch == 1
+        by_category = self.bench.study.by_category and batch == 1
         parts = []
         for subset, ids in enumerate(self.subsets):
-            names = grouped(ids, lambda i: category[i] if apart else EVERY)
+            names = grouped(ids, lambda i: category[i] if by_category else EVERY)
             parts += [Part(tuple(mine), name, subset) for name, mine in names.items()]
         return parts
 
@@ -300,7 +300,7 @@ class Comparison:
             self.decisions = self._stored_decisions()
         elif bench.plan.live:
             self.runs = self._run(worlds())
-            self.decisions = {each.label: self._decided(each) for each in needed}
+            self.decisions = {each.label: self._live_decisions(each) for each in needed}
             for entry in (entry for entry in self.entries if not entry.drift):
                 mine = [run for run in self.runs if run.cell == entry.cell]
                 self.outcomes[MEASURED, entry] = {
@@ -311,14 +311,14 @@ class Comparison:
             recording = bench.sources.decisions.get(self.temperature) if bench.recorded else None
             known = {} if recording is None else recording.settings
             needed = [settings for settings in needed if needs_decisions(settings)]
-            found = {s.label: known[s.label] for s in needed if s.label in known}
+            recorded = {s.label: known[s.label] for s in needed if s.label in known}
             if missing := [s for s in needed if s.label not in known]:
                 requests = requests_of(self.trace, bench.limit)
                 recorder = Recorder(worlds()[SPLIT], requests, None)
-                found |= {
+                recorded |= {
                     s.label: recorder.record(s, self._progress(f"decisions of {s.label}")) for s in missing
                 }
-            self.decisions = {label: (decisions,) for label, decisions in found.items()}
+            self.decisions = {label: (decisions,) for label, decisions in recorded.items()}
 
     def _progress(self, stage: str) -> Callable[[int, int], None]:
         return lambda done, total: self.bench.progress(stage, done, total)
@@ -341,7 +341,7 @@ class Comparison:
             )
         return runs
 
-    def _decided(self, settings: Settings) -> tuple[Decisions, ...]:
+    def _live_decisions(self, settings: Settings) -> tuple[Decisions, ...]:
         """What a setting decided, one per repetition that decided anew: greedy ones all decide alike."""
         mine = [run for run in self.runs if run.settings == settings]
         where = min(run.batch for run in mine), mine[0].place
@@ -367,11 +367,11 @@ class Comparison:
         path = self.bench.plan.measured
         assert path is not None
         folder = path if path.is_dir() else path.parent
-        found: dict[str, tuple[Decisions, ...]] = {}
+        stored: dict[str, tuple[Decisions, ...]] = {}
         for repeat in range(len(list(folder.glob(self._file("*"))))):
             for label, each in read_decisions(folder / self._file(repeat)).settings.items():
-                found[label] = (*found.get(label, ()), each)
-        return found
+                stored[label] = (*stored.get(label, ()), each)
+        return stored
 
     def simulate(self) -> None:
         """Every setting in its own place in every simulated world."""
@@ -395,8 +395,8 @@ class Comparison:
         trace, seed = self.trace, self.bench.plan.seed
         if (known := self.decisions.get(settings.label)) is not None:
             limit = int(np.diff(trace.offsets).max())
-            for decided in known:
-                mine = self._trace_of([decided], limit).slice(part.ids)
+            for replayed in known:
+                mine = self._trace_of([replayed], limit).slice(part.ids)
                 yield varied(self._scenario(part, seed), decisions=mine)
         elif needs_decisions(settings):
             raise SettingError(f"nothing is known of what {settings.label} decides on these prompts: --live")
@@ -413,18 +413,18 @@ class Comparison:
 
     def rows(self) -> list[Row]:
         """One per entry; more by category, and by subset where there are several."""
-        found = []
+        rows = []
         for entry in self.entries:
             parts = self.parts(entry.batch)
-            found.append(self._row(entry, parts, EVERY))
+            rows.append(self._row(entry, parts, EVERY))
             if self.bench.study.by_category and entry.batch == 1:
                 names = dict.fromkeys(part.category for part in parts)
-                found += [self._row(entry, [p for p in parts if p.category == name], name) for name in names]
+                rows += [self._row(entry, [p for p in parts if p.category == name], name) for name in names]
             if len(self.subsets) > 1:
                 for number in range(len(self.subsets)):
                     chosen = [p for p in parts if p.subset == number]
-                    found.append({**self._row(entry, chosen, EVERY), "subset": number})
-        return found
+                    rows.append({**self._row(entry, chosen, EVERY), "subset": number})
+        return rows
 
     def _row(self, entry: Entry, parts: Sequence[Part], category: str) -> Row:
         settings, inputs = entry.settings, self.bench.law_inputs(entry)
@@ -531,10 +531,10 @@ class Comparison:
             for request in dict.fromkeys(run.rows.log.table()["request"].tolist())
         }
         rounds = {r: own for run in ran if run.repeat == 0 for r, own in run.rounds.items()}
-        found = compare_rounds(settings, expected, rounds, self.trace)
-        unexcused = sum(not d.excused for d in found.differences)
-        row["differences"] = [str(each) for each in found.differences]
-        return row | dict(zip(ROUNDS, (found.rounds, len(found.differences), unexcused), strict=True))
+        agreement = compare_rounds(settings, expected, rounds, self.trace)
+        unexcused = sum(not d.excused for d in agreement.differences)
+        row["differences"] = [str(each) for each in agreement.differences]
+        return row | dict(zip(ROUNDS, (agreement.rounds, len(agreement.differences), unexcused), strict=True))
 
 
 ROUNDS = ("rounds_compared", "round_differences", "unexcused_differences")

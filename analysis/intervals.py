@@ -64,17 +64,17 @@ FALLBACK = 0.04
 
 def block_factors(profile: Profile | None) -> dict[str, FloatArray]:
     """Block factors of the operations that a decode uses and that have any, of mean 1."""
-    found: dict[str, FloatArray] = {}
+    relative: dict[str, FloatArray] = {}
     for name, cost in (profile.operations if profile else {}).items():
         if isinstance(cost, GridCost) and len(cost.block_factors) > 1 and not name.endswith("prefill"):
             factors = np.array(cost.block_factors, dtype=np.float64)
-            found[name] = factors / factors.mean()
-    return found
+            relative[name] = factors / factors.mean()
+    return relative
 
 
 def outside_grid(run: Simulated) -> tuple[str, ...]:
     """Operations of a decode whose cost lay outside the measured grid, in words."""
-    return tuple(str(found) for found in run.extrapolated if not found.operation.endswith("prefill"))
+    return tuple(str(each) for each in run.extrapolated if not each.operation.endswith("prefill"))
 
 
 def chosen_requests(tokens: TokenModel, indices: IntArray) -> TokenModel:
@@ -196,8 +196,8 @@ class Bootstrap:
         """[R] tokens per second in each replicate, model error left out."""
         width = batch or self.batch
         if (settings, width) not in self._speeds:
-            found = self._alone(settings) if width == 1 else self._together(settings, width)
-            self._speeds[settings, width] = found
+            speeds = self._alone(settings) if width == 1 else self._together(settings, width)
+            self._speeds[settings, width] = speeds
         return self._speeds[settings, width]
 
     def predicted_speeds(self, settings: Settings, batch: int | None = None) -> FloatArray:
@@ -277,17 +277,17 @@ class Bootstrap:
         size = self.prompts.shape[1]
         served = min(size, max(MANY, 2 * batch))
         short = served < size
-        lucks = keyed_generator(self.seed, "bootstrap-lucks").integers(0, 2**31, self.count).tolist()
+        seeds = keyed_generator(self.seed, "bootstrap-lucks").integers(0, 2**31, self.count).tolist()
         speeds = np.array(
             [
                 self._batch_speed(
                     settings,
                     batch,
                     prompts,
-                    luck,
+                    seed,
                     {} if short else {name: float(values[i]) for name, values in self.factors.items()},
                 )
-                for i, (prompts, luck) in enumerate(zip(self.prompts[:, :served], lucks, strict=True))
+                for i, (prompts, seed) in enumerate(zip(self.prompts[:, :served], seeds, strict=True))
             ]
         )
         if not short:
@@ -302,7 +302,7 @@ class Bootstrap:
         )
 
     def _batch_speed(
-        self, settings: Settings, batch: int, prompts: IntArray, luck: int, drift: Mapping[str, float]
+        self, settings: Settings, batch: int, prompts: IntArray, seed: int, drift: Mapping[str, float]
     ) -> float:
         scenario = varied(
             self.scenario,
@@ -310,10 +310,10 @@ class Bootstrap:
             batch=min(batch, len(prompts)),
             requests=None,
             drift=drift,
-            seed=luck,
+            seed=seed,
         )
-        lucky = replace(settings, seed=luck) if settings.temperature > 0.0 else settings
-        return self._run(scenario, lucky).summary.tokens_per_second
+        seeded = replace(settings, seed=seed) if settings.temperature > 0.0 else settings
+        return self._run(scenario, seeded).summary.tokens_per_second
 
     def _run(self, scenario: Scenario, settings: Settings) -> Simulated:
         run = simulate(scenario, settings)
@@ -345,8 +345,8 @@ def known_model_error(profile: Profile, traces: Mapping[float, Trace]) -> float:
         return profile.model_error
     if profile.provenance.kind == "synthetic":
         return 0.0
-    found = model_error(profile, traces)
-    return FALLBACK if found is None else found
+    error = model_error(profile, traces)
+    return FALLBACK if error is None else error
 
 
 def model_error(profile: Profile, traces: Mapping[float, Trace]) -> float | None:
@@ -369,7 +369,7 @@ def log_errors(profile: Profile, traces: Mapping[float, Trace]) -> dict[tuple[Se
     The runs at one batch and temperature are simulated on the prompts that they ran on, if those are known.
     """
     known = (run for run in profile.measured_runs if run.policy != "ar" and run.temperature in traces)
-    found: dict[tuple[Settings, int], float] = {}
+    errors: dict[tuple[Settings, int], float] = {}
     for (temperature, batch), runs in grouped(known, lambda run: (run.temperature, run.batch)).items():
         part, limit = ran_on(traces[temperature], runs[0].tokens)
         scenario = Scenario(tokens=replay(part, limit=limit), profile=profile, batch=batch)
@@ -377,8 +377,8 @@ def log_errors(profile: Profile, traces: Mapping[float, Trace]) -> dict[tuple[Se
         for run in runs:
             settings = settings_of(run.model_dump())
             speed = simulate(scenario, settings).summary.tokens_per_second
-            found[settings, batch] = float(np.log(speed / ar / run.speedup_vs_ar))
-    return found
+            errors[settings, batch] = float(np.log(speed / ar / run.speedup_vs_ar))
+    return errors
 
 
 def ran_on(trace: Trace, tokens: int) -> tuple[Trace, int | None]:

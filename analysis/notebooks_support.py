@@ -47,8 +47,8 @@ def verdicts(paper: str) -> str:
 
 def tally(paper: str) -> str:
     """How many statements have which verdict."""
-    found: Counter[str] = Counter(statement.verdict for statement in statements(paper))
-    return ", ".join(f"{verdict} {found[verdict]}" for verdict in VERDICTS)
+    counts: Counter[str] = Counter(statement.verdict for statement in statements(paper))
+    return ", ".join(f"{verdict} {counts[verdict]}" for verdict in VERDICTS)
 
 
 def draw_law(axes: Any, name: str, *typed: str, part: str | None = None) -> None:
@@ -80,18 +80,18 @@ def load_predictions(paper: str) -> dict[str, Any]:
     Raises:
         OSError: There are none.
     """
-    found: dict[str, Any] = read_json(RESULTS / f"{paper}.json")
-    return found
+    predictions: dict[str, Any] = read_json(RESULTS / f"{paper}.json")
+    return predictions
 
 
-def account(found: Mapping[str, Any]) -> str:
+def account(predictions: Mapping[str, Any]) -> str:
     """What became of the printed values."""
-    return ", ".join(f"{number} {role}" for role, number in found["counts"].items())
+    return ", ".join(f"{number} {role}" for role, number in predictions["counts"].items())
 
 
-def errors(found: Mapping[str, Any]) -> str:
+def errors(predictions: Mapping[str, Any]) -> str:
     """The errors of law, simulation and naive guess by method, as a table."""
-    return markdown_of(SUMMARY[1:], found["summary"])
+    return markdown_of(SUMMARY[1:], predictions["summary"])
 
 
 def draw_rows(axes: Any, rows: Sequence[Row]) -> None:
@@ -122,15 +122,15 @@ def breaks(paper: str) -> Map:
     return Map(tuple(cell for cell in whole.cells if cell.law.startswith(prefix)), whole.seed, whole.tokens)
 
 
-def breaks_by_relaxation(found: Map) -> str:
+def breaks_by_relaxation(laws_map: Map) -> str:
     """The largest error under each relaxation, of laws that hold where nothing is relaxed."""
-    head, *rows = by_relaxation(found)
+    head, *rows = by_relaxation(laws_map)
     return markdown(head, rows)
 
 
-def breaks_of_law(found: Map, law: str) -> str:
+def breaks_of_law(laws_map: Map, law: str) -> str:
     """From what size of each relaxation on a law is off, and why."""
-    head, *rows = of_law(found, law)
+    head, *rows = of_law(laws_map, law)
     return markdown(head, rows)
 
 

@@ -102,8 +102,8 @@ def where(rows: Iterable[Row], **wanted: Any) -> list[Row]:
 
 def value_of(row: Row, name: str) -> Any:
     """A column of a row, else a knob of its setting; None where there is neither."""
-    found = row.get(name)
-    return parse_json(row.get("knobs") or "{}").get(name) if found is None else found
+    value = row.get(name)
+    return parse_json(row.get("knobs") or "{}").get(name) if value is None else value
 
 
 def in_world(rows: Iterable[Row], world: str) -> list[Row]:

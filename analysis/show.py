@@ -260,15 +260,15 @@ def draw_lines(
         name: Format of what a line is called.
         powers: See `finish`.
     """
-    found = list(figure.subplots(1, len(panels), squeeze=False)[0])
-    for axes, (column, y) in zip(found, panels.items(), strict=True):
+    all_axes = list(figure.subplots(1, len(panels), squeeze=False)[0])
+    for axes, (column, y) in zip(all_axes, panels.items(), strict=True):
         for colour, value in zip(COLOURS, dict.fromkeys(row[by] for row in rows), strict=False):
             mine = [row for row in rows if row[by] == value]
             draw_worlds(axes, mine, x, column, colour=colour, label=name.format(value))
         finish(axes, x=label, y=y, powers=powers)
         if column == "speedup_vs_ar":
             parity(axes)
-    return found
+    return all_axes
 
 
 def legend_below(axes: Any, *, columns: int) -> None:

@@ -121,20 +121,20 @@ def load_sources(
     beside = Path(hw).with_suffix(".parquet")  # of a profile that is a file
     own_file = Path(hw).name != hw and beside.is_file()
     first = trace or (str(beside) if own_file else named)
-    found = {first: read_trace(find_trace(first))}
+    by_name = {first: read_trace(find_trace(first))}
     for temperature in dict.fromkeys([1.0, *temperatures]):
         name = trace_name(first.removesuffix(".parquet"), temperature)
         name = f"{name}.parquet" if Path(name).name != name else name
         with contextlib.suppress(TraceError):  # whoever asks for that temperature is told what to do
-            found.setdefault(name, read_trace(find_trace(name)))
+            by_name.setdefault(name, read_trace(find_trace(name)))
     # The trace that was named wins over another one at its temperature.
-    names = {temperature_of(each): name for name, each in reversed(found.items())}
-    traces = {temperature: found[name] for temperature, name in names.items()}
+    names = {temperature_of(each): name for name, each in reversed(by_name.items())}
+    traces = {temperature: by_name[name] for temperature, name in names.items()}
     decisions, undecided = {}, {}
     for temperature in traces if decided is None else [t for t in decided if t in traces]:
-        found_there, undecided[temperature] = _decisions(named, hw, temperature, traces[temperature])
-        if found_there is not None:
-            decisions[temperature] = found_there
+        known, undecided[temperature] = _decisions(named, hw, temperature, traces[temperature])
+        if known is not None:
+            decisions[temperature] = known
     # Another pair's recording says nothing of how wrong this profile's predictions of its own runs are.
     own = {t: recorded for t, recorded in traces.items() if other_pair(profile, recorded.meta) is None}
     sources = Sources(
@@ -157,7 +157,7 @@ def _decisions(
     profile: str, hw: str, temperature: float, trace: Trace
 ) -> tuple[DecisionTrace | None, dict[str, str]]:
     """What policies decided on the prompts of a trace, and of whom that is not known, and why."""
-    found: DecisionTrace | None = None
+    merged: DecisionTrace | None = None
     missing: dict[str, str] = {}
     sampled = f" --temperature {temperature:g}" if temperature else ""
     prompts = [request.prompt for request in trace.requests]
@@ -174,7 +174,7 @@ def _decisions(
         try:
             one = read_decisions(path)
             if [request.prompt for request in one.requests] == prompts:
-                found = one if found is None else found.merged(one)
+                merged = one if merged is None else merged.merged(one)
             else:
                 missing[info.name] = (
                     f"its decisions ({name}) are of {len(one.requests)} prompts that are not the trace's "
@@ -182,7 +182,7 @@ def _decisions(
                 )
         except TraceError as error:
             missing[info.name] = f"its decisions ({name}) are of no use: {error}"
-    return found, missing
+    return merged, missing
 
 
 def only(sources: Sources, category: str) -> Sources:
@@ -192,8 +192,8 @@ def only(sources: Sources, category: str) -> Sources:
         TraceError: There is none; the message lists the categories.
     """
     kept = {temperature: trace.of_category(category) for temperature, trace in sources.traces.items()}
-    decided = {
-        temperature: found.slice([request.id for request in kept[temperature].requests])
-        for temperature, found in sources.decisions.items()
+    decisions = {
+        temperature: recorded.slice([request.id for request in kept[temperature].requests])
+        for temperature, recorded in sources.decisions.items()
     }
-    return replace(sources, traces=kept, category=category, decisions=decided)
+    return replace(sources, traces=kept, category=category, decisions=decisions)

@@ -108,8 +108,8 @@ def law_of(settings: Settings, tokens_per_round: float, ratio: float) -> float:
         ratio: C.
     """
     forwards = float(settings.lookahead or 1)
-    turns = settings.knobs["overlap"] == "off"
-    return tokens_per_round * ratio / (forwards + ratio if turns else max(forwards, ratio))
+    sequential = settings.knobs["overlap"] == "off"
+    return tokens_per_round * ratio / (forwards + ratio if sequential else max(forwards, ratio))
 
 
 def retrieval_time(name: str, trace: Trace, *, lookups: int = LOOKUPS) -> Row:
@@ -126,19 +126,19 @@ def retrieval_time(name: str, trace: Trace, *, lookups: int = LOOKUPS) -> Row:
     """
     prior = Datastore.open(datastore_path(name)) if name else None
     seconds: list[float] = []
-    found = 0
+    hits = 0
     for layers, token in islice(_emitted(trace, prior), lookups):
         start = time.perf_counter()
         tokens = layers.retrieve((), RETRIEVED)
         seconds.append(time.perf_counter() - start)
-        found += bool(tokens)
+        hits += bool(tokens)
         layers.accept((token,))
     return {
         "datastore": name,
         "tokens": 0 if prior is None else len(prior),
         "median_s": float(np.median(seconds)),
         "most_s": max(seconds),
-        "found": found / len(seconds),
+        "found": hits / len(seconds),
         "longest": LONGEST,
     }
 
@@ -203,7 +203,7 @@ def answer(bench: Bench) -> list[Row]:
     trace = bench.trace(plan.temperature[0])
     lookups = [retrieval_time(name, trace) for name in ("", *plan.datastore)]
     profile = rows[0]["profile"]
-    return rows + [{"part": "lookup", "policy": None, "profile": profile, **found} for found in lookups]
+    return rows + [{"part": "lookup", "policy": None, "profile": profile, **lookup} for lookup in lookups]
 
 
 def settings_rows(results: Results) -> list[Row]:

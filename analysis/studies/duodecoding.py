@@ -150,15 +150,15 @@ def profile_budgets(scenario: Scenario, budgets: Sequence[int]) -> list[Row]:
     ratio = inputs.ratio
     laws = {k: duo_speedup(inputs.acceptance, k, ratio) for k in budgets}
     pearl = {k: configure("pearl", lookahead=k) for k in budgets}
-    found: list[Row] = []
+    rows: list[Row] = []
     for name, effects in STAGES:
         stage = replace(scenario, effects=effects)
         plain = simulate(stage, configure("ar")).summary.tokens_per_second
         speedups = {k: simulate(stage, s).summary.tokens_per_second / plain for k, s in pearl.items()}
         known = best_budget(inputs.acceptance, ratio) if effects == NO_EFFECT else None
         world = {"part": "profile", "world": name, "ratio": ratio, "best_by_law": known}
-        found += budget_rows(world, speedups, laws)
-    return found
+        rows += budget_rows(world, speedups, laws)
+    return rows
 
 
 def budget_rows(world: Row, speedups: Mapping[int, float], laws: Mapping[int, float]) -> list[Row]:
@@ -202,7 +202,7 @@ def settings_for(ratio: float) -> list[Settings]:
     ]
 
 
-def doubt_of(decisions: Decisions, requests: Collection[int] | None = None) -> Row:
+def confidence_of(decisions: Decisions, requests: Collection[int] | None = None) -> Row:
     """What the threshold of a setting predicts, by the rounds that reached the position past the block.
 
     Args:
@@ -273,8 +273,8 @@ def columns(view: WorldView) -> Row:
     row["first_token_s"] = float(np.mean(first)) if first else None
     if view.settings.policy == "duo" and view.decisions and not view.live:
         with suppress(ValueError):  # too few tokens for a single round that got so far
-            doubt = doubt_of(view.decisions[0], {request.id for request in view.trace.requests})
-            row |= {f"doubt_{name}": value for name, value in doubt.items()}
+            confidence = confidence_of(view.decisions[0], {request.id for request in view.trace.requests})
+            row |= {f"doubt_{name}": value for name, value in confidence.items()}
     return row
 
 
@@ -289,8 +289,8 @@ def answer(bench: Bench) -> list[Row]:
     ratio = law_inputs(scenario).ratio
     rows += profile_budgets(scenario, around(ratio, MAX_LOOKAHEAD))
     if plan.live or bench.stored is not None:
-        found = bench.compare([Entry(settings) for settings in settings_for(ratio)])
-        rows += [{"part": "setting", **row} for row in found]
+        compared = bench.compare([Entry(settings) for settings in settings_for(ratio)])
+        rows += [{"part": "setting", **row} for row in compared]
     return [{"profile": bench.sources.profile.name, **row} for row in rows]
 
 
@@ -311,11 +311,11 @@ def about(results: Results) -> Row:
 def first_token(rows: Sequence[Row], world: str) -> dict[str, float]:
     """Times to the first token over plain decoding's in one world."""
     times = {row["setting"]: row[f"{world}_first_token_s"] for row in rows}
-    found = {label: seconds / times["ar"] for label, seconds in times.items()}
+    ratios = {label: seconds / times["ar"] for label, seconds in times.items()}
     sd, duo = where(rows, policy="sd"), where(rows, policy="duo")
     if sd and duo:
-        found["duo over sd"] = ttft_ratio(times[duo[0]["setting"]], times[sd[0]["setting"]])
-    return found
+        ratios["duo over sd"] = ttft_ratio(times[duo[0]["setting"]], times[sd[0]["setting"]])
+    return ratios
 
 
 BUDGETS = (

@@ -54,8 +54,8 @@ def measured_speedups(validations: Sequence[Results]) -> dict[ServedSetting, flo
     try:
         of = {(*(v.about[n] for n in names), v.about["summary"]["requests"]) for v in validations}
         compared = (row for row in rows if row["policy"] != "ar")
-        found = grouped(compared, lambda row: (settings_of(row), int(row["batch"])))
-        speedups = {s: [float(r["measured_speedup_vs_ar"]) for r in mine] for s, mine in found.items()}
+        by_setting = grouped(compared, lambda row: (settings_of(row), int(row["batch"])))
+        speedups = {s: [float(r["measured_speedup_vs_ar"]) for r in mine] for s, mine in by_setting.items()}
     except (KeyError, TypeError) as error:
         raise SettingError(f"no result of `validate --out`: {error!r}") from error
     if len(of) != 1:
@@ -89,16 +89,16 @@ def judge(bench: Bench, measured: Mapping[ServedSetting, float]) -> list[Row]:
         SettingError: It can predict none of them.
     """
     profile = bench.sources.profile
-    found: list[Row] = []
+    judged: list[Row] = []
     for done, ((settings, batch), speedup) in enumerate(measured.items()):
         with suppress(SettingError):
             rows = bench.compare([Entry(settings, batch)])
             row = next(r for r in rows if r["policy"] == settings.policy and r.get("subset") is None)
             off = {f"{w}_error": row[f"{w}_speedup_vs_ar"] / speedup - 1.0 for w in STUDY.worlds}
             own = {"measured_speedup_vs_ar": speedup, **off, "covered": not row["extrapolated"]}
-            found.append({"hw": bench.hw, **row, **own})
+            judged.append({"hw": bench.hw, **row, **own})
         bench.progress("settings", done + 1, len(measured))
-    if not found:
+    if not judged:
         raise SettingError(f"profile {profile.name} can predict none of the settings that were run live")
     grids = {
         operation: [error.median, error.worst]
@@ -106,7 +106,7 @@ def judge(bench: Bench, measured: Mapping[ServedSetting, float]) -> list[Row]:
         if (error := getattr(cost, "interpolation_error", None)) is not None
     }
     bench.notes.setdefault("profiles", {})[bench.hw] = {"command": profile.provenance.command, "grids": grids}
-    return found
+    return judged
 
 
 def efforts(results: Results) -> list[Row]:

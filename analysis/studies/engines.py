@@ -110,7 +110,7 @@ def compare(runs: Runs, pinned: str) -> list[Row]:
         name: np.array([sum(len(r.tokens) for r in row) / sum(r.seconds for r in row) for row in rows])
         for name, rows in runs.items()
     }
-    found = []
+    compared = []
     for name, rows in runs.items():
         pairs = [
             first_difference(run.tokens, other.tokens)
@@ -118,7 +118,7 @@ def compare(runs: Runs, pinned: str) -> list[Row]:
             for run, other in zip(row, others, strict=True)
         ]
         different = [position for position in pairs if position is not None]
-        found.append(
+        compared.append(
             {
                 "engine": name,
                 "tokens_per_second": float(np.median(speeds[name])),
@@ -129,7 +129,7 @@ def compare(runs: Runs, pinned: str) -> list[Row]:
                 "first_difference": min(different, default=None),
             }
         )
-    return found
+    return compared
 
 
 def _spread(ratios: np.ndarray) -> list[float]:
@@ -250,7 +250,7 @@ def answer_forwards(bench: Bench) -> list[Row]:
             seconds = time_shape(worlds[mode], device, kind, at, 4)[1:]
             samples.setdefault(name, {}).setdefault(mode, []).append(seconds)
             bench.progress("forwards", done + 1, len(visits))
-    return [summarise(name, found) for name, found in samples.items()]
+    return [summarise(name, by_mode) for name, by_mode in samples.items()]
 
 
 def summarise(name: str, samples: Mapping[str, Sequence[Sequence[float]]]) -> Row:
@@ -260,9 +260,9 @@ def summarise(name: str, samples: Mapping[str, Sequence[Sequence[float]]]) -> Ro
         name: Of the shape.
         samples: By mode [repetitions][samples] of seconds; the modes took turns.
     """
-    medians = {mode: [float(np.median(each)) for each in found] for mode, found in samples.items()}
+    medians = {mode: [float(np.median(each)) for each in repeats] for mode, repeats in samples.items()}
     ratios = [e / c for e, c in zip(medians["eager"], medians["compiled"], strict=True)]
-    seconds = {f"{mode}_s": float(np.median(found)) for mode, found in medians.items()}
+    seconds = {f"{mode}_s": float(np.median(values)) for mode, values in medians.items()}
     spread = [min(ratios), float(np.median(ratios)), max(ratios)]
     return {"forward": name, "context": CONTEXT, **seconds, "eager_over_compiled": spread}
 

@@ -152,8 +152,8 @@ def errors(rows: Sequence[Row]) -> Row:
     """Errors of law, simulation, and with content ignored; and the spread of the live runs."""
     every = [row for row in rows if row["category"] == EVERY and row["policy"] != "ar"]
     spreads = [s for row in every if (s := row["measured_spread"]) is not None]
-    found: Row = {world: errors_of(every, f"{world}_error") for world in WORLDS}
-    return found | {"median_spread": median(spreads), "largest_spread": max(spreads, default=None)}
+    summary: Row = {world: errors_of(every, f"{world}_error") for world in WORLDS}
+    return summary | {"median_spread": median(spreads), "largest_spread": max(spreads, default=None)}
 
 
 ORDERS = (
@@ -186,12 +186,12 @@ def show(results: Results) -> Iterator[Any]:
                 f"order; predicted best {order['predicted']}, measured best {order['best']}, regret "
                 f"{order['regret']:.1%}"
             )
-    if (found := results.about.get("errors")) is not None:
-        said = [f"median {e['median']:.1%}, largest {e['largest']:.1%}" for e in map(found.get, WORLDS) if e]
-        count = found["simulated"]["settings"]
+    if (totals := results.about.get("errors")) is not None:
+        said = [f"median {e['median']:.1%}, largest {e['largest']:.1%}" for e in map(totals.get, WORLDS) if e]
+        count = totals["simulated"]["settings"]
         yield f"{count} settings: error {said[0]}; with content ignored (coins) {said[1]}"
-        if found["median_spread"] is not None:
-            spreads = f"median {found['median_spread']:.1%}, largest {found['largest_spread']:.1%}"
+        if totals["median_spread"] is not None:
+            spreads = f"median {totals['median_spread']:.1%}, largest {totals['largest_spread']:.1%}"
             yield f"spread of the live runs {spreads}"
 
 

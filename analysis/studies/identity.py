@@ -57,16 +57,16 @@ def identity_settings(names: Sequence[str] = (), *, datastore: str = "") -> list
     Raises:
         SettingError: An unknown policy, or one that runs no models.
     """
-    found = []
+    settings = []
     for info in map(find_policy, names) if names else POLICIES.values():
         variants = info.variants
         if datastore and "datastore" in info.knobs:
             variants = (*variants, {"datastore": datastore})
         if "live" in info.worlds:
-            found += [configure(info.name, **knobs) for knobs in variants]
+            settings += [configure(info.name, **knobs) for knobs in variants]
         elif names:
             raise SettingError(f"policy {info.name!r} runs in the simulated world only, without models")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(settings))
 
 
 def answer(bench: Bench) -> list[Row]:

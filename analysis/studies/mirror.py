@@ -83,11 +83,11 @@ class MirrorPlan(CoinsPlan):
         mirrors: list[Row] = [{"kappa": kappa, "exit": exit_} for exit_ in self.exits for kappa in self.kappa]
         mirrors += [usual | {"overlap": "off"}, usual | {"candidates": "first"}]
         mirrors += [usual | {"acceptance_rule": "matching"}] if temperature > 0.0 else []
-        found = [configure("ar", **target)]
+        settings = [configure("ar", **target)]
         for k in self.lookahead:
-            found += rivals(k, **target)
-            found += [configure("mirror", lookahead=k, **target, **knobs) for knobs in mirrors]
-        return found
+            settings += rivals(k, **target)
+            settings += [configure("mirror", lookahead=k, **target, **knobs) for knobs in mirrors]
+        return settings
 
     @property
     def costs(self) -> TextbookCosts:
@@ -120,15 +120,15 @@ class StreamsPlan(CoinsPlan):
         target: Row = {"temperature": temperature, "seed": self.seed}
         streaming: Row = {"streams": self.streams}
         streaming |= {"stream_acceptance": self.stream_acceptance} if self.coins else {}
-        found = [configure("ar", **target)]
+        settings = [configure("ar", **target)]
         for k in self.lookahead:
-            found.append(configure("sd", lookahead=k, **target))
-            found += [
+            settings.append(configure("sd", lookahead=k, **target))
+            settings += [
                 configure("mirror", lookahead=k, kappa=self.kappa, overlap=overlap, **draft, **target)
                 for overlap in ("off", "on")
                 for draft in ({}, streaming)
             ]
-        return found
+        return settings
 
 
 def rivals(lookahead: int, **target: Any) -> list[Settings]:
@@ -190,8 +190,8 @@ def on_coins(plan: CoinsPlan, entries: Sequence[Entry]) -> list[Row]:
 
 def worlds_of(results: Results) -> dict[str, list[Row]]:
     """What ran in each world that anything ran in."""
-    found = {world: in_world(results.where(), world) for world in ("simulated", "measured")}
-    return {world: rows for world, rows in found.items() if rows}
+    by_world = {world: in_world(results.where(), world) for world in ("simulated", "measured")}
+    return {world: rows for world, rows in by_world.items() if rows}
 
 
 ACCOUNT = (
@@ -213,7 +213,7 @@ PASSES = (
     SETTING,
     BATCH,
     Column("tokens/pass", "passes_tokens_per_pass", "{:.2f}"),
-    Column("as shares of 1, 2, ...", "passes_shares", lambda found: " ".join(f"{s:.3f}" for s in found)),
+    Column("as shares of 1, 2, ...", "passes_shares", lambda shares: " ".join(f"{s:.3f}" for s in shares)),
     Column("right", "passes_acceptance", "{:.3f}"),
     Column("J", "passes_passes", "{:.2f}"),
     Column("by law", "passes_law_passes", "{:.2f}"),
@@ -228,10 +228,10 @@ def show(results: Results) -> Iterator[Any]:
     tokens = (Column(f"tokens/round,\n{world}", f"{world}_tokens_per_round", "{:.2f}") for world in worlds)
     speeds = (SETTING, BATCH, *(factor(world, world) for world in worlds), *tokens)
     yield table("speedup over plain decoding", used(speeds, rows), rows)
-    for world, found in worlds.items():
+    for world, mine in worlds.items():
         title = f"Mirror-SD, {world}: seconds per round, fallbacks (FF) and their bounds"
-        yield table(title, ACCOUNT, where(found, policy="mirror"))
-        if streaming := [row for row in found if row.get("passes_windows")]:
+        yield table(title, ACCOUNT, where(mine, policy="mirror"))
+        if streaming := [row for row in mine if row.get("passes_windows")]:
             title = f"passes of the streaming draft, {world}: counted, and by the law of coins"
             yield table(title, PASSES, streaming)
 

@@ -135,8 +135,8 @@ def _late(steps: Iterable[tuple[str, float]]) -> float:
     return sum(seconds for name, seconds in steps if name.startswith("late"))
 
 
-def _mean(found: Iterable[float]) -> float:
-    known = list(found)
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
     return float(np.mean(known)) if known else 0.0
 
 

@@ -72,12 +72,12 @@ class FiguresPlan(Plan):
             for k in (self.lookahead, *self.lookaheads)
         }
         beside = usual[self.lookahead]
-        turns = [Entry(mirror(lookahead=self.lookahead, overlap="off", **draft)) for draft in drafts]
+        sequential = [Entry(mirror(lookahead=self.lookahead, overlap="off", **draft)) for draft in drafts]
         parts = {
             "3a": [Entry(each) for k in self.lookaheads for each in usual[k]],
-            "4": [*map(Entry, beside), *turns],
+            "4": [*map(Entry, beside), *sequential],
             "5": [Entry(each, batch) for batch in self.batch for each in beside],
-            "6b": turns,
+            "6b": sequential,
             "7": [
                 Entry(mirror(lookahead=self.lookahead, kappa=kappa, exit=exit_))
                 for exit_ in self.exits
@@ -116,8 +116,8 @@ COLUMNS = (
 
 def show(results: Results) -> Iterator[Any]:
     """A row per place, setting and batch: all prompts together, simulated beside live."""
-    found = in_world(results.where(), best_world(results.rows))
-    rows = [row for row in found if row["policy"] != "ar"]
+    every = in_world(results.where(), best_world(results.rows))
+    rows = [row for row in every if row["policy"] != "ar"]
     yield table("speedup over plain decoding; milliseconds per round", COLUMNS, rows, left=("setting",))
 
 
@@ -171,8 +171,8 @@ class Drawing:
 
     def lines(self, axes: Any, x: str, y: Callable[[Row], float], **wanted: Any) -> list[Row]:
         """A line per policy and variant, Mirror-SD with overlap, on own cores; returns what was drawn."""
-        found = (row for row in self.usual(place=SPLIT, **wanted) if value_of(row, "overlap") != "off")
-        rows = sorted(found, key=itemgetter("lookahead", "batch"))
+        overlapped = (row for row in self.usual(place=SPLIT, **wanted) if value_of(row, "overlap") != "off")
+        rows = sorted(overlapped, key=itemgetter("lookahead", "batch"))
         for name in dict.fromkeys(row["name"] for row in rows):
             mine = where(rows, name=name)
             dash = "--s" if "streaming" in name else "-o"
@@ -210,26 +210,26 @@ class Drawing:
         frame(axes, x="batch", y="seconds without the target at work, over SD's")
         axes.set_ylim(bottom=0.0)
 
-    def by_category(self, axes: Any, place: str, *, turns: bool) -> None:
+    def by_category(self, axes: Any, place: str, *, sequential: bool) -> None:
         """Bars of every policy and variant, by category."""
-        found = {}
+        speeds = {}
         for category in self.categories:
             mine = self.usual(category=category, place=place, **self.at)
-            kept = [row for row in mine if turns or "in turns" not in row["name"]]
-            found[category] = {row["name"]: row["speedup_vs_ar"] for row in kept}
-        bars(axes, {category: own for category, own in found.items() if own}, bar_style)
+            kept = [row for row in mine if sequential or "in turns" not in row["name"]]
+            speeds[category] = {row["name"]: row["speedup_vs_ar"] for row in kept}
+        bars(axes, {category: own for category, own in speeds.items() if own}, bar_style)
         parity(axes)
         frame(axes, x="", y="speedup over plain decoding there", legend=0)
         axes.set_title(PLACES[place], fontsize=10)
 
     def draft_alone(self, axes: Any) -> None:
         """How much sooner a streaming draft is done, by category."""
-        found = {}
+        ratios = {}
         for category in self.categories:
             mine = self.pick(category=category, policy="mirror", place=SPLIT, overlap="off", **self.at)
             written = {value_of(row, "streams"): row["draft_s"] for row in mine}
-            found[category] = {"Mirror-SD, streaming": written["0"] / written[self.asked["streams"]]}
-        bars(axes, found, bar_style)
+            ratios[category] = {"Mirror-SD, streaming": written["0"] / written[self.asked["streams"]]}
+        bars(axes, ratios, bar_style)
         frame(axes, x="", y="draft's seconds per round, token by token over streaming", legend=0)
 
     def fallbacks(self, axes: Any, category: str) -> None:
@@ -248,11 +248,11 @@ class Drawing:
         by_batch = partial(self.speed_by, along="batch", label="batch", lookahead=gamma)
         panels: dict[str, list[Callable[[Any], None]]] = {
             "3a": [by_lookahead, self.exposed_by_accepted],
-            "4": [partial(self.by_category, place=SPLIT, turns=True)],
+            "4": [partial(self.by_category, place=SPLIT, sequential=True)],
             "5": [by_batch, self.overhead_by_batch],
             "6b": [self.draft_alone],
             "7": [partial(self.fallbacks, category=category) for category in single],
-            "8": [partial(self.by_category, place=place, turns=False) for place in places],
+            "8": [partial(self.by_category, place=place, sequential=False) for place in places],
         }
         mine = panels[name]
         for panel, axes in zip(mine, figure.subplots(1, len(mine), squeeze=False)[0], strict=True):
@@ -267,14 +267,14 @@ SIZES = {"6b": (6.5, 4.5), "7": (16.0, 3.6), "8": (13.0, 4.5)}
 
 def pictures(results: Results) -> dict[str, Picture]:
     """One per figure and temperature: `mirror-figures-3a.png`, above temperature 0 `-3a-t1`."""
-    found = {}
+    drawn = {}
     rows = [row for row in results.rows if row["policy"] != "ar"]
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         drawing = Drawing(where(rows, temperature=temperature), results.asked)
         for name in results.asked["figure"]:
             ending = f"-{name}" + (f"-t{temperature:g}" if temperature > 0.0 else "")
-            found[ending] = Picture(partial(drawing.draw, name=name), SIZES.get(name, (11.0, 4.5)))
-    return found
+            drawn[ending] = Picture(partial(drawing.draw, name=name), SIZES.get(name, (11.0, 4.5)))
+    return drawn
 
 
 STUDY = Study(

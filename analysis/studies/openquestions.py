@@ -239,11 +239,11 @@ def switch_laws(bench: Bench) -> dict[str, float | None]:
     times = step_times(scenario, saguaro(1, backup="primary"))
     t_primary = times.draft_s / times.verify_s
     e_hit, p_backup = known.tokens_per_round, float(known.after_nothing[1])
-    found = {
+    switches = {
         "b_printed": switch_batch_printed(p_primary, e_hit, 1.0, t_primary),
         "b_corrected": switch_batch(p_primary, p_backup, e_hit, 1.0, t_primary),
     }
-    return {name: value if math.isfinite(value) else None for name, value in found.items()}
+    return {name: value if math.isfinite(value) else None for name, value in switches.items()}
 
 
 def simulated_switch(bench: Bench) -> int | None:

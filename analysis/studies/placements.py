@@ -32,15 +32,15 @@ class PlacementsPlan(Plan):
 
 def contenders(lookaheads: Sequence[int], fanout: int) -> list[Entry]:
     """Everything that is compared."""
-    found = [Entry(configure("ar"), place=ONE), Entry(configure("ar"), place=BOTH)]
+    entries = [Entry(configure("ar"), place=ONE), Entry(configure("ar"), place=BOTH)]
     for lookahead in lookaheads:
-        found += [Entry(configure("sd", lookahead=lookahead), place=place) for place in (ONE, BOTH)]
-        found.append(Entry(configure("pearl", lookahead=lookahead)))
-        found += [
+        entries += [Entry(configure("sd", lookahead=lookahead), place=place) for place in (ONE, BOTH)]
+        entries.append(Entry(configure("pearl", lookahead=lookahead)))
+        entries += [
             Entry(configure("saguaro", lookahead=lookahead, fanout=(fanout,), backup=backup))
             for backup in ("primary", "plain")
         ]
-    return found
+    return entries
 
 
 def answer(bench: Bench) -> list[Row]:
@@ -54,14 +54,14 @@ def answer(bench: Bench) -> list[Row]:
 def _over(row: Row, units: dict[str, Row]) -> Row:
     if row.get("measured_tokens") is None:
         return {}
-    found: Row = {"overlap_ms_per_token": row["measured_overlap_s"] * 1e3 / row["measured_tokens"]}
+    over: Row = {"overlap_ms_per_token": row["measured_overlap_s"] * 1e3 / row["measured_tokens"]}
     for name, place in (("one_core", ONE), ("both_cores", BOTH)):
         unit = units[place]
         pairs = zip(unit["measured_repeat_seconds"], row["measured_repeat_seconds"], strict=True)
         ratios = [before / after for before, after in pairs]
-        found[f"speedup_vs_ar_{name}"] = unit["measured_seconds"] / row["measured_seconds"]
-        found |= {f"speedup_vs_ar_{name}_low": min(ratios), f"speedup_vs_ar_{name}_high": max(ratios)}
-    return found
+        over[f"speedup_vs_ar_{name}"] = unit["measured_seconds"] / row["measured_seconds"]
+        over |= {f"speedup_vs_ar_{name}_low": min(ratios), f"speedup_vs_ar_{name}_high": max(ratios)}
+    return over
 
 
 def _range(title: str, name: str) -> Column:

@@ -46,9 +46,9 @@ class RegretPlan(Plan):
 
 def choose(sources: Sources, category: str) -> tuple[Settings, tuple[float, float, float]]:
     """The setting recommended for a category (two devices, one request), and its predicted speedup."""
-    found = recommend(only(sources, category), Query(crossovers=False))
-    margin = found.winner.over_ar
-    return found.winner.settings, (margin.low, margin.middle, margin.high)
+    recommended = recommend(only(sources, category), Query(crossovers=False))
+    margin = recommended.winner.over_ar
+    return recommended.winner.settings, (margin.low, margin.middle, margin.high)
 
 
 def answer(bench: Bench) -> list[Row]:
@@ -70,7 +70,7 @@ def answer(bench: Bench) -> list[Row]:
 
 def cases(rows: Sequence[Row]) -> list[Row]:
     """One per profile and category: the choice beside the best setting tried, and SD with K = 5."""
-    found = []
+    judged = []
     for choice in (row for row in rows if row.get("chosen")):
         where = {name: choice[name] for name in ("profile", "category")}
         here = [row for row in rows if where.items() <= row.items()]
@@ -79,7 +79,7 @@ def cases(rows: Sequence[Row]) -> list[Row]:
             continue
         best = max(speeds, key=lambda label: speeds[label])
         own, default = speeds[choice["setting"]], speeds[DEFAULT_CHOICE.label]
-        found.append(
+        judged.append(
             {
                 **where,
                 "choice": choice["setting"],
@@ -92,17 +92,17 @@ def cases(rows: Sequence[Row]) -> list[Row]:
                 "regret_of_sd5": 1.0 - default / speeds[best],
             }
         )
-    return found
+    return judged
 
 
-def summary(found: Sequence[Row]) -> Row:
+def summary(judged: Sequence[Row]) -> Row:
     """Mean and worst regret of the recommendations, and of SD with K = 5."""
     names = ("regret", "regret_of_sd5", "gain_over_sd5")
-    values = {name: [case[name] for case in found] for name in names}
-    inside = [c["predicted"][0] <= c["measured_speedup_vs_ar"] <= c["predicted"][2] for c in found]
+    values = {name: [case[name] for case in judged] for name in names}
+    inside = [c["predicted"][0] <= c["measured_speedup_vs_ar"] <= c["predicted"][2] for c in judged]
     return {
-        "cases": len(found),
-        **{f"mean_{name}": sum(each) / len(found) for name, each in values.items()},
+        "cases": len(judged),
+        **{f"mean_{name}": sum(each) / len(judged) for name, each in values.items()},
         **{f"worst_{name}": max(values[name]) for name in names[:2]},
         "predicted_interval_holds": sum(inside),
     }
@@ -110,8 +110,8 @@ def summary(found: Sequence[Row]) -> Row:
 
 def about(results: Results) -> Row:
     """Cases and their summary; empty where nothing was measured."""
-    found = cases([row for row in results.rows if row["category"] != EVERY])
-    return {"summary": summary(found), "cases": found} if found else {}
+    judged = cases([row for row in results.rows if row["category"] != EVERY])
+    return {"summary": summary(judged), "cases": judged} if judged else {}
 
 
 def show(results: Results) -> Iterator[Any]:
@@ -131,10 +131,10 @@ def show(results: Results) -> Iterator[Any]:
         ),
         results.about.get("cases", ()),
     )
-    if (found := results.about.get("summary")) is not None:
+    if (overall := results.about.get("summary")) is not None:
         yield (
-            f"regret: mean {found['mean_regret']:.1%}, worst {found['worst_regret']:.1%}; always SD K=5: "
-            f"mean {found['mean_regret_of_sd5']:.1%}, worst {found['worst_regret_of_sd5']:.1%}"
+            f"regret: mean {overall['mean_regret']:.1%}, worst {overall['worst_regret']:.1%}; always SD K=5: "
+            f"mean {overall['mean_regret_of_sd5']:.1%}, worst {overall['worst_regret_of_sd5']:.1%}"
         )
 
 

@@ -68,7 +68,7 @@ class RetrievalPlan(Plan):
         """The rows of the tables asked for; all but that of sizes retrieve from the last datastore."""
         places: list[tuple[str, Row]] = [
             ("text", {}),
-            ("datastore", {"datastore": _found(self.datastore[-1])}),
+            ("datastore", {"datastore": _resolved(self.datastore[-1])}),
         ]
         tree: Row = {"tree_plan": "dynamic"}
         compared: list[tuple[str, str, str, Row]] = [
@@ -89,7 +89,7 @@ class RetrievalPlan(Plan):
                 for length in self.lengths
             ),
             *(
-                ("size", f"{policy}, datastore {store}", policy, {"datastore": _found(store)})
+                ("size", f"{policy}, datastore {store}", policy, {"datastore": _resolved(store)})
                 for policy in ("rest", "rasd")
                 for store in self.datastore
             ),
@@ -105,7 +105,7 @@ class RetrievalPlan(Plan):
         ]
 
 
-def _found(store: str) -> str:
+def _resolved(store: str) -> str:
     """A datastore as a worker finds it, which looks for a folder from where it was started."""
     return str(Path(store).resolve()) if Path(store).name != store else store
 

@@ -223,7 +223,7 @@ def foresee(rows: Sequence[Row], sources: Sources, bench: Bench, *, size: int) -
     plan = bench.plan_as(ValidationPlan)
     boots: dict[tuple[float, int], Bootstrap] = {}
     whole = [row for row in rows if row.get("subset") is None]
-    found = []
+    foreseen = []
     for done, row in enumerate(whole):
         temperature, batch, measured = (row[n] for n in ("temperature", "batch", "measured_speedup_vs_ar"))
         if (temperature, batch) not in boots:
@@ -238,7 +238,7 @@ def foresee(rows: Sequence[Row], sources: Sources, bench: Bench, *, size: int) -
         mine = [r for r in rows if (r["setting"], r["batch"]) == (row["setting"], batch)]
         parts = [r for r in mine if r.get("subset") is not None] or [{**row, "subset": 0}]
         runs = [_run(part, one) for part in parts]
-        found.append(
+        foreseen.append(
             {
                 **row,
                 **_predicted(several),
@@ -257,7 +257,7 @@ def foresee(rows: Sequence[Row], sources: Sources, bench: Bench, *, size: int) -
             }
         )
         bench.progress("intervals", done + 1, len(whole))
-    return found
+    return foreseen
 
 
 def intervals_of(
@@ -292,10 +292,10 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 
 def error_summary(rows: Sequence[Row]) -> Row:
     """Median and maximum absolute error of every opinion that has any."""
-    found = {name: errors_of(rows, column) for name, column in OPINIONS.items()}
+    errors = {name: errors_of(rows, column) for name, column in OPINIONS.items()}
     return {
         name: {"median": e["median"], "max": e["largest"], "settings": e["settings"]}
-        for name, e in found.items()
+        for name, e in errors.items()
         if e is not None
     }
 
@@ -382,8 +382,8 @@ def _columns(level: float) -> tuple[Column, ...]:
 
 def show(results: Results) -> Iterator[Any]:
     """The table for people, errors, coverage, and whether replay was exact."""
-    found = results.about["summary"]
-    columns = _columns(found["coverage"]["level"])
+    totals = results.about["summary"]
+    columns = _columns(totals["coverage"]["level"])
     *_, spread, _, alone, law, nearest, interval = (column.title for column in columns)
     yield table(
         "",
@@ -397,21 +397,21 @@ def show(results: Results) -> Iterator[Any]:
         },
     )
     for name in OPINIONS:
-        if name in found:
-            text = f"median {found[name]['median']:.1%}, max {found[name]['max']:.1%}"
+        if name in totals:
+            text = f"median {totals[name]['median']:.1%}, max {totals[name]['max']:.1%}"
             yield f"error, {name.replace('_', ' ')}: {text}"
-    inside = found["coverage"]
+    inside = totals["coverage"]
     if inside["runs"]:
         yield (
             f"intervals: {inside['covered']} of {inside['runs']} live runs ({inside['share']:.0%}) lie in "
             f"their {inside['level']:.0%} interval, which is {inside['median_width']:.0%} wide (median)"
         )
-    if found["identical_to_plain_decoding"] is not None:
-        exact = "" if found["replay_exact"] in {True, None} else " (NOT explained by rounding)"
+    if totals["identical_to_plain_decoding"] is not None:
+        exact = "" if totals["replay_exact"] in {True, None} else " (NOT explained by rounding)"
         yield (
-            f"replay: {found['rounds_compared']} rounds agree, {found['round_differences']} requests differ"
+            f"replay: {totals['rounds_compared']} rounds agree, {totals['round_differences']} requests differ"
             f"{exact}; text identical to plain decoding: "
-            f"{'yes' if found['identical_to_plain_decoding'] else 'NO'}"
+            f"{'yes' if totals['identical_to_plain_decoding'] else 'NO'}"
         )
     if any(row["temperature"] > 0.0 for row in results.rows):
         yield f"replay: {SAMPLED}"

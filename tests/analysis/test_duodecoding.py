@@ -10,7 +10,7 @@ from analysis.studies.duodecoding import (
     around,
     budget_rows,
     budget_table,
-    doubt_of,
+    confidence_of,
     settings_for,
     uneven_budget,
 )
@@ -84,15 +84,15 @@ DECISIONS = Decisions(
 
 
 def test_what_the_threshold_predicts() -> None:
-    found = doubt_of(DECISIONS)
+    found = confidence_of(DECISIONS)
     assert (found["sequences"], found["rounds_by_sequences"]) == ([1, 2], [2, 2])
     assert (found["leading_went_on"], found["any_went_on"]) == ([1, 1], [1, 2])
     assert found["actual_one_predicted_one"] == 0.25
     assert found["actual_several_predicted_several"] == 0.25
     assert found["drafted_per_round"] == pytest.approx((3 + 3 + 3 + 3 + 2) / 5)
-    assert doubt_of(DECISIONS, {0})["rounds_by_sequences"] == [1, 1]
+    assert confidence_of(DECISIONS, {0})["rounds_by_sequences"] == [1, 1]
     with pytest.raises(ValueError, match="no round"):
-        doubt_of(DECISIONS, {7})
+        confidence_of(DECISIONS, {7})
 
 
 def test_the_printed_budget_loses_what_the_best_one_gains() -> None:

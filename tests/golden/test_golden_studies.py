@@ -15,7 +15,7 @@ from analysis.execute import Bench
 from analysis.results import EVERY, Results, Row, load, read
 from analysis.sources import Sources, load_sources
 from analysis.studies.double import retrieved
-from analysis.studies.duodecoding import PAPERS_WORLDS, doubt_of, profile_budgets, uneven_budget
+from analysis.studies.duodecoding import PAPERS_WORLDS, confidence_of, profile_budgets, uneven_budget
 from analysis.studies.effort import judge, measured_speedups
 from analysis.studies.mirror import MirrorPlan, StreamsPlan, on_coins
 from analysis.studies.openquestions import compared
@@ -179,7 +179,7 @@ def test_accounts_of_recorded_decisions(golden: Golden, cpu2_x5: Sources) -> Non
                 did = retrieved(own)
                 found[own.label] = [did[name] for name in ("draft_matched", "target_matched", "drafted")]
             elif policy == "duo":
-                found[own.label] = doubt_of(own)
+                found[own.label] = confidence_of(own)
         if policy == "mirror":
             settings = [configure(policy, **own.knobs) for own in kept]
             sources = replace(cpu2_x5, traces={0.0: trace.slice(ids)}, decisions={0.0: part})
