@@ -133,12 +133,12 @@ class MixedLayers(Layers):
 
     def _mix(self, chunk: float, history: float, rows: float, context: float) -> float:
         """Seconds of one layer's attention, linear between the cells and beyond them."""
-        found, shares = [], []
+        lower, shares = [], []
         for tick, value in zip(self._ticks, (chunk, history, rows, context), strict=True):
             cell = min(max(bisect_right(tick, value) - 1, 0), len(tick) - 2)
-            found.append(cell)
+            lower.append(cell)
             shares.append((value - tick[cell]) / (tick[cell + 1] - tick[cell]))
-        a, b, c, d = found
+        a, b, c, d = lower
         near = self._cells[a : a + 2, b : b + 2, c : c + 2, d : d + 2]
         for share in shares:
             near = near[0] + share * (near[1] - near[0])

@@ -63,36 +63,36 @@ class MapPlan(Plan):
 
 def settings() -> list[Settings]:
     """What is compared in each cell."""
-    found = [configure("ar")]
+    choices = [configure("ar")]
     for lookahead in LOOKAHEADS:
-        found += [configure(name, lookahead=lookahead) for name in ("sd", "pearl")]
-        found += [configure("saguaro", lookahead=lookahead, fanout=(f,) * (lookahead + 1)) for f in FANOUTS]
-    return found
+        choices += [configure(name, lookahead=lookahead) for name in ("sd", "pearl")]
+        choices += [configure("saguaro", lookahead=lookahead, fanout=(f,) * (lookahead + 1)) for f in FANOUTS]
+    return choices
 
 
-def cell(apart: Profile, together: Profile, *, batch: int, context: int, acceptance: float) -> Row | None:
+def cell(own_gpu: Profile, together: Profile, *, batch: int, context: int, acceptance: float) -> Row | None:
     """The fastest setting of each policy at equal GPUs; None where plain decoding does not fit.
 
-    `apart` has the draft on a GPU of its own, `together` spread over the target's, for AR and SD.
+    `own_gpu` has the draft on a GPU of its own, `together` spread over the target's, for AR and SD.
     """
-    spread = apart.roles.target.tensor_parallel
+    spread = own_gpu.roles.target.tensor_parallel
     devices = spread * (spread + 1)
     searches = {}
-    for profile in (apart, together):
+    for profile in (own_gpu, together):
         sources = given_sources(profile, "", acceptance, length=TOKENS, prompt_length=context)
         searches[profile.name] = SettingSearch(sources.scenario(0.0), devices, batch * spread)
     tried = []
     for each in settings():
-        search = searches[(together if each.policy in ("ar", "sd") else apart).name]
-        if (found := search.try_out(each, max(6, 2 * batch))) is not None:
-            tried.append(found)
+        search = searches[(together if each.policy in ("ar", "sd") else own_gpu).name]
+        if (attempt := search.try_out(each, max(6, 2 * batch))) is not None:
+            tried.append(attempt)
     best: dict[str, Tried] = {}
-    for found in sorted(tried, key=lambda found: -found.tokens_per_second):
-        best.setdefault(found.settings.policy, found)
+    for attempt in sorted(tried, key=lambda each: -each.tokens_per_second):
+        best.setdefault(attempt.settings.policy, attempt)
     if "ar" not in best:
         return None
     plain = best["ar"].tokens_per_second
-    winner = max(best.values(), key=lambda found: found.tokens_per_second)
+    winner = max(best.values(), key=lambda each: each.tokens_per_second)
     speeds = {name: best[name].tokens_per_second / plain if name in best else None for name in POLICIES}
     collocated = max(best[name].tokens_per_second for name in ("ar", "sd") if name in best)
     own = [best[name].tokens_per_second for name in ("saguaro", "pearl") if name in best]
@@ -109,33 +109,33 @@ def cell(apart: Profile, together: Profile, *, batch: int, context: int, accepta
 def answer(bench: Bench) -> list[Row]:
     """Every cell of one GPU."""
     plan = bench.plan_as(MapPlan)
-    found: list[Row] = []
+    rows: list[Row] = []
     for done, name in enumerate(plan.pairs):
         target, draft, spread = PAIRS[name]
         try:
             pair = Pair(hw=bench.hw, target=target, draft=draft, tp=spread, tables=plan.tables)
-            apart, together = (pair_profile(replace(pair, draft_tp=count))[0] for count in (1, spread))
+            own_gpu, together = (pair_profile(replace(pair, draft_tp=count))[0] for count in (1, spread))
         except TablesError as error:
             bench.notes.setdefault("refused", {})[f"{bench.hw} {name}"] = str(error)
             continue
         for batch in plan.batch:
             for context in plan.contexts:
                 for acceptance in plan.acceptances:
-                    row = cell(apart, together, batch=batch, context=context, acceptance=acceptance)
+                    row = cell(own_gpu, together, batch=batch, context=context, acceptance=acceptance)
                     at = {"gpu": bench.hw, "pair": name, "batch": batch, "context": context}
                     if row is not None:
-                        found.append({**at, "acceptance": acceptance, **row})
+                        rows.append({**at, "acceptance": acceptance, **row})
         bench.progress(f"pairs on {bench.hw}", done + 1, len(plan.pairs))
-    return found
+    return rows
 
 
 def worth(rows: Sequence[Row]) -> list[Row]:
     """Per GPU and pair, how often a GPU for the draft pays, and what it brings where it does and at most."""
-    found = []
+    summary = []
     for (gpu, pair), mine in grouped(rows, lambda row: (row["gpu"], row["pair"])).items():
         gains = sorted(row["own_gpu_gain"] for row in mine if row["own_gpu_gain"] is not None)
         won = [gain for gain in gains if gain > 0.0]
-        found.append(
+        summary.append(
             {
                 "gpu": gpu,
                 "pair": pair,
@@ -146,7 +146,7 @@ def worth(rows: Sequence[Row]) -> list[Row]:
                 "batches": sorted({row["batch"] for row in mine if (row["own_gpu_gain"] or 0.0) > 0.0}),
             }
         )
-    return found
+    return summary
 
 
 def about_map(results: Results) -> Row:
