@@ -35,7 +35,7 @@ MOST_KEPT = 400
 DIGITS = 7
 """Seconds are kept to a tenth of a microsecond."""
 _FORWARDS: Mapping[tuple[RoleName, str], Forward] = {
-    (role, like): forward for (role, forward), likes in OPERATIONS.items() for like in likes
+    (role, kind): forward for (role, forward), kinds in OPERATIONS.items() for kind in kinds
 }
 _Item = TypeVar("_Item")
 
@@ -301,11 +301,11 @@ def time_operations(world: LiveWorld, beside: Expectation, *, batch: int) -> lis
             (operation, replies, timing)
             for (operation, replies, _), timing in zip(device.replies, timings, strict=True)
         ]
-    likes: dict[str, str] = {operation.kind: operation.cost_class for operation, _, _ in done}
+    classes: dict[str, str] = {operation.kind: operation.cost_class for operation, _, _ in done}
     around = Surroundings(world.timings())
 
     def slowdown(*pair: Timing) -> float:
-        mine, other = ((role_of(t.device), likes.get(t.operation, t.operation)) for t in pair)
+        mine, other = ((role_of(t.device), classes.get(t.operation, t.operation)) for t in pair)
         return beside.slowdown(*mine, *other)
 
     timed = []

@@ -184,22 +184,22 @@ def compared(
     keys = [f"{kept}_{latency}_ms" for latency in LATENCIES for kept in KEPT]
     for key in (*keys, "duration", "output_throughput"):
         row: Row = {"run": name, "metric": key, "measured": measured[key]}
-        for opinion, found in predicted.items():
-            row |= {opinion: found[key], f"{opinion}_error": found[key] / measured[key] - 1.0}
+        for opinion, values in predicted.items():
+            row |= {opinion: values[key], f"{opinion}_error": values[key] / measured[key] - 1.0}
         counts = {f"layers_{key}": predicted["layers"][key] for key in ("steps", "preemptions")}
         yield row | counts
 
 
 def about(results: Results) -> Row:
     """Largest error of each run by each opinion."""
-    found = {}
+    runs = {}
     for name in dict.fromkeys(row["run"] for row in results.rows):
         rows = [row for row in results.rows if row["run"] == name]
-        found[name] = {
+        runs[name] = {
             f"largest_error_{opinion}": max(abs(row[f"{opinion}_error"]) for row in rows)
             for opinion in ("layers", "profile")
         }
-    return {"aim": AIM, "runs": found}
+    return {"aim": AIM, "runs": runs}
 
 
 def show(results: Results) -> Iterator[Any]:
