@@ -34,7 +34,7 @@ import click
 
 from hardware_profiles.files import check_name
 from policies.config import Knob, SettingError, shown
-from policies.registry import KNOBS, POLICIES
+from policies.registry import KNOBS, POLICIES, find_policy
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -181,12 +181,38 @@ def _checked(param: click.Parameter) -> click.ParamType[Any]:
 
 
 class CheckedCommand(click.Command):
-    """A command whose numbers are checked, whose output fits its terminal, and whose output's end is told."""
+    """A command whose numbers are checked, whose output fits its terminal, and whose output's end is told.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Args:
+        headings: Names of options by the heading that help lists them below; what is under none comes last,
+            and knobs of policies by `--help-policy` alone.
+    """
+
+    def __init__(
+        self, *args: Any, headings: Mapping[str, Sequence[str]] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self.headings = headings or {}
         for param in self.params:
             param.type = _checked(param)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click does, but below the headings where there are any."""
+        if not self.headings:
+            super().format_options(ctx, formatter)
+            return
+        params = {param.name: param for param in self.get_params(ctx) if param.name not in self._knobs}
+        named = {name for names in self.headings.values() for name in names}
+        rest = {"Further options": [name for name in params if name not in named]}
+        for heading, names in {**self.headings, **rest}.items():
+            records = [params[name].get_help_record(ctx) for name in names if name in params]
+            with formatter.section(heading):
+                formatter.write_dl([record for record in records if record is not None])
+
+    @property
+    def _knobs(self) -> set[str]:
+        """Knobs that no heading names."""
+        return set(KNOBS) - {name for names in self.headings.values() for name in names}
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run as a program; a full disk or a name too long for a file is one line and exit status 2."""
@@ -408,8 +434,40 @@ def typed(kind: type[Request], options: Mapping[str, Any], **more: Any) -> Reque
 
 
 def knob_options(*, exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:
-    """A decorator that gives a click command an option for every knob of every policy."""
-    return with_options([_knob_option(knob) for name, knob in KNOBS.items() if name not in exclude])
+    """A decorator that gives a click command an option for every knob of every policy, and their help."""
+    knobs = [_knob_option(knob) for name, knob in KNOBS.items() if name not in exclude]
+    return with_options([*knobs, _HELP_POLICY])
+
+
+def _help_policy(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
+    """Print what a policy is and its knobs, and leave (a click callback)."""
+    if name is None:
+        return
+    try:
+        info = find_policy(name)
+    except SettingError as error:
+        raise Refusal(str(error)) from error
+    formatter = ctx.make_formatter()
+    formatter.write_text(f"{info.name}: {info.paper}")
+    facts = {"Predicts": info.predicts, "Drafts": info.drafts, "On a miss": info.on_miss}
+    with formatter.section("What it does"):
+        formatter.write_dl(list({**facts, "Verifies": info.verifies}.items()))
+    params = [param for param in ctx.command.get_params(ctx) if param.name in info.knobs]
+    records = [record for param in params if (record := param.get_help_record(ctx)) is not None]
+    with formatter.section("Knobs"):
+        formatter.write_dl(records or [("none", "what runs and on what decides")])
+    click.echo(formatter.getvalue().rstrip("\n"))
+    ctx.exit()
+
+
+_HELP_POLICY = click.option(
+    "--help-policy",
+    metavar="NAME",
+    is_eager=True,
+    expose_value=False,
+    callback=_help_policy,
+    help="Show what a policy does and its knobs, and leave.",
+)
 
 
 def with_options(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,22 @@ class Output:
     plot: Path | None = field(default=None, metadata=about("Write a picture.", type=FILE))
 
 
-@checked_command(epilog=EXAMPLES, context_settings=HELP)
+HEADINGS = {
+    "What runs": ("policy", "lookahead", "batch", "temperature", "list_policies", "help_policy"),
+    "On what": ("hw", "target", "draft", "tp", "draft_tp", "draft_placement", "placement"),
+    "What is accepted": (
+        *("acceptance", "run_length", "hit_rate", "trace", "prompt_category", "hit_exponent", "hit_scale"),
+        "hit_curve",
+    ),
+    "How much": ("requests", "max_tokens", "prompt_length", "seed"),
+    "What comes when, and how it is served": tuple(each.name for each in fields(TrafficRequest)),
+    "Output": ("as_json", "plot", "timeline", "help"),
+    "Fan-out computed, not given (saguaro)": ("shape", "budget", "find_switch"),
+}
+"""What `simulate --help` lists, most wanted first."""
+
+
+@checked_command(epilog=EXAMPLES, context_settings=HELP, headings=HEADINGS)
 @click.option("--policy", default="saguaro", show_default=True, help="Policy (see --list-policies).")
 @click.option(
     "--lookahead",
@@ -160,6 +175,7 @@ def main(**options: Any) -> None:
     """Predict the speed of a speculative-decoding policy on measured hardware.
 
     Prints the law's and the simulation's answer side by side, where the time goes, and why they differ.
+    A policy's own knobs: --help-policy NAME.
     """
     if options["list_policies"]:
         list_policies(as_json=options["as_json"])

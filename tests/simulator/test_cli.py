@@ -15,7 +15,8 @@ from simulate_command import answer, simulated
 
 from hardware_profiles.profile import load_profile, save_profile
 from hardware_profiles.store import find_profile, find_trace, user_profile, user_trace
-from policies.registry import POLICIES, configure
+from policies.registry import KNOBS, POLICIES, configure, find_policy
+from simulator.cli import main
 
 COIN = ["--target-time", "1", "--draft-time", "0.1", "--acceptance", "0.8", "--hit-exponent", "1"]
 FEW = ["--requests", "6", "--max-tokens", "48"]
@@ -336,3 +337,22 @@ def test_tables_have_fewer_columns_rather_than_shorter_values(
     assert "…" not in printed and "measured: `validate`" in printed
     assert ("no room for" in printed) == (width < 112)
     assert "tokens/s" in lines[2] and "vs AR" in lines[2], "speeds stay at any width"
+
+
+def test_help_lists_first_what_most_want_and_a_policys_knobs_apart() -> None:
+    text = simulated("--help").stdout
+    headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings[:3] == ["What runs:", "On what:", "What is accepted:"]
+    assert "  --fanout " not in text
+    listed = {word for line in text.splitlines() for word in re.findall(r"--[a-z][a-z-]+", line[:40])}
+    options = {o for param in main.params if param.name not in KNOBS for o in param.opts if o[:2] == "--"}
+    assert options <= listed  # no option is in no list
+
+
+def test_help_of_a_policy_has_its_own_knobs() -> None:
+    text = simulated("--help-policy", "ssd").stdout
+    assert all(f"--{knob.replace('_', '-')} " in text for knob in find_policy("saguaro").knobs)
+    assert "--kappa" not in text
+    assert "none" in simulated("--help-policy", "ar").stdout
+    refused = simulated("--help-policy", "sssd")
+    assert refused.exit_code == 2 and "unknown policy 'sssd'" in refused.stderr
