@@ -10,7 +10,7 @@ from typing import Any
 
 from analysis.intervals import Interval
 from analysis.recommend.answer import Optimum, Ranked, Recommendation, crossovers, time_per_token
-from analysis.recommend.search import requests_served
+from analysis.recommend.search import Tried, requests_served
 from analysis.results import Row
 from analysis.show import Column, table
 from analysis.sources import Sources
@@ -203,12 +203,24 @@ def engines(answer: Recommendation) -> tuple[dict[str, str], str | None]:
         return {}, f"no lines for engines, which cannot load {' and '.join(unknown)}"
     policy = answer.winner.settings.policy
     if policy in METHOD_OF:
-        return engine_lines(answer.winner.settings, *models), None
-    lines = engine_lines(answer.best["sd"].settings, *models)
+        return engine_lines(answer.winner.settings, *models) | forced(answer.winner, models[1]), None
+    best = answer.best["sd"]
+    lines = engine_lines(best.settings, *models)
     note = f"neither vLLM nor SGLang has {policy!r}; their lines are of the best SD"
     if policy == "ar":
         note = "engines decode plainly unless told otherwise; the lines are of the best SD"
-    return {f"{engine} (best SD)": line for engine, line in lines.items()}, note
+    named = {f"{engine} (best SD)": line for engine, line in lines.items()}
+    return named | (forced(best, models[1]) if lines else {}), note
+
+
+def forced(tried: Tried, draft: str) -> dict[str, str]:
+    """What prints how to make engines run at the acceptance predicted, so that times alone are tested."""
+    settings, rounds = tried.settings, tried.summary.tokens_per_round
+    if METHOD_OF.get(settings.policy) != "draft_model" or not rounds:
+        return {}
+    words = ("python", "-m", "simulator.imports", "export")
+    line = _line(*words, lookahead=settings.lookahead, draft=draft, tokens_per_round=f"{rounds:.4g}")
+    return {"acceptance forced": line}
 
 
 def commands(

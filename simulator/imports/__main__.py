@@ -36,6 +36,7 @@ Examples:
   python -m simulator.imports export --lookahead 3 --method ngram --engine vllm
   python -m simulator.imports export --lookahead 4 --draft DRAFT --by-batch 1:4,8:2,32:0
   python -m simulator.imports export --simulated answer.json --draft DRAFT --json
+  python -m simulator.imports export --lookahead 4 --draft DRAFT --tokens-per-round 3.2
 """
 
 
@@ -178,6 +179,11 @@ def formats(*, as_json: bool) -> None:
 @click.option("--by-batch", metavar="B:K,...", help="K from each batch on; 0: plain decoding (vLLM).")
 @click.option("--largest-batch", type=POSITIVE, help="Where the last K ends.  [default: the last batch]")
 @click.option(
+    "--tokens-per-round",
+    type=click.FloatRange(min=1),
+    help="Make engines accept so many, the target's own token counted: such a run tests times alone.",
+)
+@click.option(
     "--engine", type=click.Choice(["vllm", "sglang", "llama.cpp"]), help="Only this engine.  [default: all]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, by engine.")
@@ -190,6 +196,7 @@ def export(
     draft: str | None,
     by_batch: str | None,
     largest_batch: int | None,
+    tokens_per_round: float | None,
     engine: str | None,
     as_json: bool,
 ) -> None:
@@ -199,10 +206,16 @@ def export(
         if engine not in (None, "vllm") and (schedule or largest_batch):
             raise ImportRefused(f"only vLLM takes a lookahead by batch; {engine} has one for all")
         depth = _depth(lookahead, simulated, schedule)
-        lines = Speculation(depth, method, draft, by_batch=schedule, largest_batch=largest_batch).flags
+        asked = Speculation(
+            depth, method, draft, by_batch=schedule, largest_batch=largest_batch, forced=tokens_per_round
+        )
+        lines = asked.flags
         if engine is not None and engine not in lines:
             raise ImportRefused("llama.cpp's flags are printed for the method draft_model with a --draft")
-    lines = {name: line for name, line in lines.items() if engine in (None, name)}
+    if tokens_per_round is not None:
+        lines.pop("llama.cpp", None)  # has no such option
+        lines |= {f"{name}, before the command": line for name, line in asked.environment.items()}
+    lines = {name: line for name, line in lines.items() if engine in (None, name.partition(",")[0])}
     if as_json:
         click.echo(to_json(lines, indent=2))
         return

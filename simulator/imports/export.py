@@ -54,6 +54,7 @@ class Speculation:
     draft_sampled: bool = False  # vLLM drafts greedily unless told otherwise
     by_batch: Mapping[int, int] | None = None  # K by batch from which on it holds; 0 is plain decoding
     largest_batch: int | None = None  # end of the last range; the largest batch of `by_batch` by default
+    forced: float | None = None  # tokens per round, the target's own counted, that engines are made to accept
 
     def __post_init__(self) -> None:
         """Refuse what no engine takes."""
@@ -70,6 +71,9 @@ class Speculation:
                 f"a lookahead by batch exceeds the {self.lookahead} that are drafted: {dict(self.by_batch)}"
             )
 
+        if self.forced is not None and not 1.0 <= self.forced <= self.lookahead + 1.0:
+            raise ImportRefused(f"{self.lookahead} drafted tokens make no rounds of {self.forced:g} tokens")
+
     @property
     def vllm_config(self) -> str:
         """The value of vLLM's `--speculative-config`."""
@@ -81,6 +85,8 @@ class Speculation:
             config |= {"prompt_lookup_max": NGRAM_WORDS, "prompt_lookup_min": 1}
         if self.draft_sampled:
             config["draft_sample_method"] = "probabilistic"
+        if self.forced is not None:
+            config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": self.forced}
         if self.by_batch:
             config["num_speculative_tokens_per_batch_size"] = schedule(self.by_batch, self.largest_batch)
         return to_json(config)
@@ -102,6 +108,21 @@ class Speculation:
             depth = f"--draft-max {self.lookahead} --draft-min {self.lookahead} --draft-p-min 0"
             flags["llama.cpp"] = f"--model-draft {shlex.quote(self.model)} {depth}"
         return flags
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What is set in front of the command that serves, by engine, to force `forced` tokens per round.
+
+        A run so tests the time model alone; what it writes is no text.  vLLM is told by its flags.
+        TensorRT-LLM counts accepted drafts, without the target's own token.
+        """
+        if self.forced is None:
+            return {}
+        return {
+            "sglang": f"SGLANG_SIMULATE_ACC_LEN={self.forced:g} SGLANG_SIMULATE_ACC_METHOD=match-expected "
+            "SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token",
+            "tensorrt-llm": f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={self.forced - 1.0:g}",
+        }
 
 
 def engine_lines(settings: Settings, target: str, draft: str) -> dict[str, str]:

@@ -75,3 +75,26 @@ def test_lookahead_by_batch_of_timed_rounds() -> None:
     timed = str(SAMPLES / "vllm/dynamic_speculative_config_eagle1.json")
     line = run("export", "--measured", timed, "--method", "eagle", "--draft", "e", "--engine", "vllm").output
     assert '"num_speculative_tokens_per_batch_size": [[1, 63, 3], [64, 64, 2]]' in line
+
+
+def test_acceptance_that_engines_are_made_to_have() -> None:
+    asked = Speculation(4, "draft_model", "d", forced=3.5)
+    assert '"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.5' in asked.flags["vllm"]
+    assert asked.environment["sglang"].startswith("SGLANG_SIMULATE_ACC_LEN=3.5 ")
+    # TensorRT-LLM counts the drafts accepted: one token fewer.
+    assert asked.environment["tensorrt-llm"] == "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS=2.5"
+    assert Speculation(4, "draft_model", "d").environment == {}
+    with pytest.raises(ImportRefused, match="4 drafted tokens make no rounds of 6 tokens"):
+        Speculation(4, "draft_model", "d", forced=6.0)
+
+
+def test_the_command_forces_acceptance() -> None:
+    asked = ["export", "--lookahead", "4", "--draft", "d", "--tokens-per-round", "3.5"]
+    lines = run(*asked).stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "vllm",
+        "sglang",
+        "sglang, before the command",
+        "tensorrt-llm, before the command",
+    ]
+    assert len(run(*asked, "--engine", "sglang").stdout.splitlines()) == 2
