@@ -43,6 +43,7 @@ STUDIES = {
     **dict.fromkeys(("engines", "forwards", "speed"), "engines"),
     "gpu-oracle": "gpu_oracle",
     "serving": "serving",
+    "load": "load",
     "gpu-map": "gpu_map",
 }
 """Modules of `analysis.studies` by name of the study."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -148,9 +149,9 @@ class _Run:
         self.waiting_s += queued * (now - began)
         finished = scheduler.commit(step, accepted, drafted, now)
         gaps = self._gaps
-        for last_s in before:
+        for last_s, count in Counter(before).items():
             gap = now - last_s
-            gaps[gap] = gaps.get(gap, 0) + 1
+            gaps[gap] = gaps.get(gap, 0) + count
         for row in finished:
             self._finish(row, now)
         return len(finished)

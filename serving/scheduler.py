@@ -82,12 +82,16 @@ class Row:
         computed: Of these, how many are in the KV cache.
         drafted: Tokens drafted for its next step.
         blocks: Its KV blocks.
+        room: Tokens that these hold.
+        named: How many of these are known to hold a full text.
+        names_at: Tokens computed from which on there may be another.
         first_s: When its first token came; -1 before.
         last_s: When its last one came.
     """
 
     __slots__ = (
-        "blocks", "computed", "drafted", "end", "first_s", "known", "last_s", "named", "place", "request",
+        "blocks", "computed", "drafted", "end", "first_s", "known", "last_s", "named", "names_at", "place",
+        "request", "room",
     )  # fmt: skip
 
     def __init__(self, place: int, request: ServedRequest) -> None:
@@ -98,6 +102,8 @@ class Row:
         self.computed = 0
         self.drafted = 0
         self.named = 0
+        self.names_at = 0.0
+        self.room = 0
         self.blocks: list[int] = []
         self.first_s = -1.0
         self.last_s = -1.0
@@ -123,7 +129,6 @@ class Step:
         chunks: (row, tokens, tokens of its text before them) of rows that read their text.
         decode_tokens: Sum of the widths.
         contexts: Sum of the tokens that the verifying rows have in the cache.
-        longest: The most that one of them has.
         chunk_tokens: Sum over chunks.
         finishing: Rows whose text is read to its end by this step; they say a token, too.
     """
@@ -133,7 +138,6 @@ class Step:
     chunks: list[tuple[Row, int, int]] = field(default_factory=list)
     decode_tokens: int = 0
     contexts: int = 0
-    longest: int = 0
     chunk_tokens: int = 0
     finishing: int = 0
 
@@ -141,6 +145,11 @@ class Step:
     def tokens(self) -> int:
         """That go through the model."""
         return self.decode_tokens + self.chunk_tokens
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a verifying row has in the cache, before the step is committed."""
+        return max((row.computed for row in self.decodes), default=0)
 
     @property
     def answers(self) -> int:
@@ -208,26 +217,29 @@ class Scheduler:
         return step
 
     def _continue_running(self, step: Step, budget: int) -> int:
-        size, running = self.options.block_size, self.running
-        place = 0
+        """Rows that run, in the order in which they came; returns what is left of the budget."""
+        running, place = self.running, 0
+        decodes, widths, verified, contexts = step.decodes, step.widths, 0, 0
         while place < len(running) and budget > 0:
             row = running[place]
             place += 1
-            left = row.known - row.computed
-            decoding = left == 1 and row.known > row.request.prompt
+            computed = row.computed
+            left = row.known - computed
+            decoding = left == 1 and row.first_s >= 0.0
             tokens = min(1 + row.drafted if decoding else left, budget)
-            if row.computed + tokens > len(row.blocks) * size and not self._grow(row, tokens):
+            if computed + tokens > row.room and not self._grow(row, tokens):
                 break
-            if decoding:
-                step.decodes.append(row)
-                step.widths.append(tokens)
-                step.decode_tokens += tokens
-                step.contexts += row.computed
-                step.longest = max(step.longest, row.computed)
-                self._name(row, row.computed + 1)
-            else:
-                self._chunk(step, row, tokens)
             budget -= tokens
+            if not decoding:
+                self._chunk(step, row, tokens)
+                continue
+            decodes.append(row)
+            widths.append(tokens)
+            verified += tokens
+            contexts += computed
+            if computed + 1 >= row.names_at:
+                self._name(row, computed + 1)
+        step.decode_tokens, step.contexts = verified, contexts
         return budget
 
     def _chunk(self, step: Step, row: Row, tokens: int) -> None:
@@ -245,13 +257,14 @@ class Scheduler:
             if newest is row:
                 return False
         row.blocks += self.pool.take(needed)
+        row.room = len(row.blocks) * self.options.block_size
         return True
 
     def _preempt(self, row: Row) -> None:
         self.pool.give_back(row.blocks)
         self.counts.preemptions += 1
         self.counts.lost += row.computed
-        row.blocks, row.computed, row.drafted, row.named = [], 0, 0, 0
+        row.blocks, row.computed, row.drafted, row.named, row.room, row.names_at = [], 0, 0, 0, 0, 0.0
         self.waiting.appendleft(row)
 
     def _admit(self, step: Step, budget: int) -> None:
@@ -271,6 +284,7 @@ class Scheduler:
             self.waiting.popleft()
             pool.share(hits)
             row.blocks = [*hits, *pool.take(-(-(cached + tokens) // size) - len(hits))]
+            row.room = len(row.blocks) * size
             row.computed = cached
             row.named = len(hits)
             self.counts.hit += cached
@@ -291,13 +305,16 @@ class Scheduler:
 
     def _name(self, row: Row, computed: int) -> None:
         """Note what blocks hold that are full after this step."""
-        full = computed // self.options.block_size
-        if full <= row.named or not self.options.enable_prefix_caching:
-            return
-        for block in range(row.named, full):
-            if self._names_all or block < len(row.request.blocks):
-                self.pool.name(row.blocks[block], row.text(block, self.options.block_size))
-        row.named = full
+        size, most = self.options.block_size, float("inf")
+        if self.options.enable_prefix_caching:
+            most = most if self._names_all else len(row.request.blocks)
+            full = computed // size
+            for block in range(row.named, int(min(full, most))):
+                self.pool.name(row.blocks[block], row.text(block, size))
+            row.named = max(row.named, full)
+            row.names_at = (full + 1) * size if full < most else float("inf")
+        else:
+            row.names_at = most
 
     def commit(self, step: Step, accepted: list[int], drafted: int, now: float) -> list[Row]:
         """Note what a step brought; returns the rows that are finished.
@@ -308,7 +325,7 @@ class Scheduler:
             drafted: Tokens drafted for every row that said something.
             now: Seconds at which it ended.
         """
-        counts, finished = self.counts, list[Row]()
+        counts, finished, emitted = self.counts, list[Row](), 0
         counts.read += step.chunk_tokens
         counts.verified += step.decode_tokens
         counts.rounds += len(step.decodes)
@@ -316,24 +333,27 @@ class Scheduler:
         for row, tokens, _ in step.chunks:
             row.computed += tokens
             if row.computed == row.known:
-                self._say(row, 1, drafted, now, finished)
-        for row, width, run in zip(step.decodes, step.widths, accepted, strict=True):
-            said = min(run + 1, row.end - row.known)
-            counts.rejected += width - said
+                if row.first_s < 0.0:
+                    row.first_s = now
+                row.known += 1
+                row.drafted = drafted
+                row.last_s = now
+                counts.emitted += 1
+                if row.known == row.end:
+                    finished.append(row)
+        for row, run in zip(step.decodes, accepted, strict=True):
+            said = min(run + 1, row.end - row.known) if run else 1
             row.computed += said
-            self._say(row, said, drafted, now, finished)
+            row.known += said
+            row.drafted = drafted
+            row.last_s = now
+            emitted += said
+            if row.known == row.end:
+                finished.append(row)
+        counts.emitted += emitted
+        counts.rejected += step.decode_tokens - emitted
         if finished:
             self.running = [row for row in self.running if row.known < row.end]
             for row in finished:
                 self.pool.give_back(row.blocks)
         return finished
-
-    def _say(self, row: Row, said: int, drafted: int, now: float, finished: list[Row]) -> None:
-        row.known += said
-        row.drafted = drafted
-        self.counts.emitted += said
-        if row.first_s < 0.0:
-            row.first_s = now
-        row.last_s = now
-        if row.known >= row.end:
-            finished.append(row)
