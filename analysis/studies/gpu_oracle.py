@@ -29,7 +29,7 @@ from analysis.show import Column, table
 from analysis.stats import grouped
 from analysis.studies.gpu_serving import serving_rows
 from analysis.study import Plan, Study
-from hardware_profiles.composed import HOST_GAP_S, Composer
+from hardware_profiles.composed import EAGER_LAYER_S, HOST_GAP_S, Composer
 from hardware_profiles.files import read_text
 from hardware_profiles.kernels import Tables, TablesError, find_tables
 from hardware_profiles.networks import find_network
@@ -169,14 +169,15 @@ class Oracle:
         if kind is None or cell.gpu is None or not cell.row["tp"] or not cell.row["batch"]:
             return None
         try:
-            printed, composed, roofline = getattr(self, f"_{'step' if kind in STEPS else kind.lower()}_cell")(
-                cell
-            )
+            how = {"speedup": self._speedup_cell, "C": self._c_cell}.get(kind, self._step_cell)
+            printed, composed, roofline = how(cell)
         except (KeyError, TablesError):
             return None
         row = {
             name: cell.row[name] for name in ("source", "gpu", "engine", "model", "tp", "batch", "K", "note")
         }
+        if kind == "C":
+            row["note"] = self.ratios(cell)
         return {
             **row,
             "kind": kind,
@@ -225,11 +226,26 @@ class Oracle:
     def _c_cell(self, cell: Cell) -> tuple[float, float, float | None]:
         """Target step over draft step where a library launches every kernel from Python."""
         found = [self.composer(cell, cell.model, cell.count("tp")), self.composer(cell, cell.draft, 1)]
-        floors = [ENGINES["transformers"].layer_s * each.network.shape.layers for each in found]
-        steps = [self.step(each, self._at(cell, 1)) for each in found]
-        target, draft = (max(step[0], floor) for step, floor in zip(steps, floors, strict=True))
-        (_, first), (_, second) = steps
-        return float(cell.row["value"]), target / draft, first / second if first and second else None
+        first, second = (self.step(each, self._at(cell, 1))[1] for each in found)
+        composed = self._ratio(cell, ENGINES["transformers"].layer_s)
+        return float(cell.row["value"]), composed, first / second if first and second else None
+
+    def _ratio(self, cell: Cell, layer_s: float) -> float:
+        """Target step over draft step where launching a layer takes `layer_s` at least."""
+        seconds = []
+        for name, spread in ((cell.model, cell.count("tp")), (cell.draft, 1)):
+            composer = self.composer(cell, name, spread)
+            composer.eager = layer_s > 0.0
+            rows, new, cached = self._at(cell, 1)
+            kernels = sum(part.seconds for part in composer.forward(rows, new, cached).parts)
+            seconds.append(max(kernels, layer_s * composer.network.shape.layers))
+        return seconds[0] / seconds[1]
+
+    def ratios(self, cell: Cell) -> str:
+        """C of a pair by how its kernels are launched: what an engine makes of one pair of models."""
+        ways = {"captured": 0.0, "eager vLLM": EAGER_LAYER_S, "transformers": ENGINES["transformers"].layer_s}
+        said = ", ".join(f"{self._ratio(cell, layer_s):.1f} {way}" for way, layer_s in ways.items())
+        return f"{cell.model} with {cell.draft}: C = {cell.row['value']} printed; {said}"
 
 
 STEPS = ("forward", "verify", "prefill", "plain")
@@ -373,6 +389,9 @@ def show(results: Results) -> Iterator[Any]:
     )
     for why, rows in grouped([r for r in results.rows if r["cause"]], lambda row: row["cause"]).items():
         yield f"{len(rows)} cells: {why}"
+    for row in results.rows:
+        if row["kind"] == "C":
+            yield row["note"]
     served = sum(row["kind"].startswith("serving") for row in results.rows)
     left = results.about["published"] - results.about["cells"] + served
     yield f"{left} figures say too little (GPU, tensor parallelism, acceptance), or no table is of their GPU"

@@ -80,6 +80,17 @@ def test_what_a_cell_is(change: dict[str, str], kind: str | None) -> None:
     assert cell(**change).kind == kind
 
 
+def test_a_ratio_by_how_kernels_are_launched(systems: Path) -> None:
+    oracle = Oracle(systems, ())
+    ratio = cell(kind="ratio", metric="C", value="1.5", draft="EAGLE3", K="0", graph="0")
+    found = oracle.answer(ratio)
+    # Launching two layers takes 0.89 ms, more than their kernels; the head's output matrix takes longer than
+    # that.
+    head = Composer(Tables(systems, "h100"), eagle_head(NETWORK)).forward(2, 1, 50)
+    assert found is not None and found["composed"] == pytest.approx(2 * 445e-6 / head.seconds)
+    assert oracle.ratios(ratio).startswith("tiny with eagle3:tiny: C = 1.5 printed; ")
+
+
 def test_what_says_too_little_is_left_out(systems: Path) -> None:
     oracle = Oracle(systems, (PLAIN,))
     for change in ({"gpu": "not stated"}, {"tp": ""}, {"batch": ""}, {"tp": "4"}):
