@@ -27,13 +27,16 @@ def lines() -> Iterator[tuple[str, str]]:
                     yield str(path.relative_to(ROOT)), part.strip().removesuffix(" &")
 
 
-def parse(program: click.Command, arguments: list[str]) -> None:
-    """Read arguments as the command would, without running anything."""
-    context = program.make_context("x", list(arguments), resilient_parsing=False)
+def parse(program: click.Command, arguments: list[str], above: click.Context | None = None) -> None:
+    """Read arguments as the command would, without running anything.
+
+    `above`: of the group that the command is in, whose settings hold for it, too; a command keeps them.
+    """
+    context = program.make_context("x", list(arguments), above, resilient_parsing=False)
     if isinstance(program, click.Group) and (rest := [*context._protected_args, *context.args]):
         name, command, rest = program.resolve_command(context, rest)
         assert command is not None, name
-        parse(command, rest)
+        parse(command, rest, context)
 
 
 COMMANDS = sorted(set(lines()))
