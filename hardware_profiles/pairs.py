@@ -8,6 +8,7 @@ under a name that has the digest of everything it was made of.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
@@ -60,8 +61,7 @@ class Pair:
     @property
     def gpu(self) -> str:
         """The GPU without its number."""
-        name, _, count = self.hw.lower().rpartition("x")
-        return name if name and count.isdecimal() else self.hw.lower()
+        return self._parts[0]
 
     @property
     def devices(self) -> int:
@@ -70,11 +70,16 @@ class Pair:
         Raises:
             TablesError: `hw` and `tp` differ.
         """
-        _, _, count = self.hw.lower().rpartition("x")
-        said = int(count) if count.isdecimal() and self.gpu != self.hw.lower() else None
+        said = self._parts[1]
         if said is not None and self.tp not in (None, said):
             raise TablesError(f"{self.hw} are {said} GPUs, and --tp says {self.tp}: give one of them")
         return said or self.tp or 1
+
+    @property
+    def _parts(self) -> tuple[str, int | None]:
+        """GPU and number; `rtx4090` has none."""
+        parts = re.fullmatch(r"(.+)x(\d{1,3})", self.hw.lower())
+        return (parts[1], int(parts[2])) if parts else (self.hw.lower(), None)
 
     def name(self, target: Network, draft: Network) -> str:
         """Of the profile; what is usual is not in it."""

@@ -238,3 +238,12 @@ def test_the_usual_pairs_are_shipped(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         TablesError, match=r"no kernel tables are installed: .*; shipped for l40s: l40sx1-llama"
     ):
         pair_profile(Pair(hw="l40s", target="qwen3-8b", draft="qwen3-0.6b"))
+
+
+@pytest.mark.parametrize(
+    ("hw", "gpu", "devices"),
+    [("h100", "h100", 1), ("H100x4", "h100", 4), ("rtx4090", "rtx4090", 1), ("rtx4090x2", "rtx4090", 2)],
+)
+def test_a_number_of_gpus_is_no_part_of_a_name(hw: str, gpu: str, devices: int) -> None:
+    pair = Pair(hw=hw, target="", draft="")
+    assert (pair.gpu, pair.devices) == (gpu, devices)
