@@ -377,9 +377,7 @@ class ProfileCosts:
 
     def _prefill(self, name: str, view: View) -> float:
         """Seconds of a prefill; nothing if it was not measured."""
-        return self._prefilled(name, self._counted(len(view.slots)), int(view.contexts.max()))
-
-    def _prefilled(self, name: str, rows: int, tokens: int) -> float:
+        rows, tokens = self._counted(len(view.slots)), int(view.contexts.max())
         if (name, rows, tokens) not in self._prefills:
             surface = self.surfaces.get(name)
             seconds = 0.0 if surface is None else surface.seconds(batch=rows, new_tokens=tokens)
@@ -472,8 +470,14 @@ class ProfileCosts:
 
     def prefills(self, name: str, rows: IntArray, tokens: IntArray) -> FloatArray:
         """[n] seconds of prefills of [n] rows and prompt tokens; nothing if it was not measured."""
-        pairs = zip(self.counts(rows).tolist(), tokens.tolist(), strict=True)
-        return np.array([self._prefilled(name, *pair) for pair in pairs])
+        if name not in self.surfaces:
+            return np.zeros(len(rows))
+        counted = self.counts(rows)
+        for axis, values in (("batch", counted), ("new_tokens", tokens)):
+            self._note(name, axis, int(values.min()))
+            self._note(name, axis, int(values.max()))
+        seconds = self.surfaces[name].lines.seconds(counted, tokens, np.zeros_like(tokens))
+        return seconds * self.drift.get(name, 1.0)
 
     def noise_factors(self, name: str, count: int) -> FloatArray | None:
         """[count] noise of the next operations; None without any."""

@@ -7,11 +7,10 @@ Fits say how sure they are, and a wish that cannot be met says what can.  The pa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq, least_squares
 
 from policies.laws.law import FloatArray, law, peak
 from policies.laws.ssd import expected_tokens, sd_speedup, ssd_speedup
@@ -58,6 +57,8 @@ def fit_sd(lookahead: Sequence[int], speedup: Sequence[float], *, t_verify: floa
     Raises:
         ValueError: Too few settings, or values outside the domain.
     """
+    from scipy.optimize import least_squares
+
     drafted, measured = _sweep(lookahead, speedup)
 
     def misfit(parameters: FloatArray) -> FloatArray:
@@ -99,9 +100,7 @@ def acceptance_from_tokens(tokens_per_round: float, lookahead: int) -> float:
         return 0.0
     if tokens_per_round == lookahead + 1.0:
         return 1.0
-    return float(
-        brentq(lambda a: expected_tokens(float(a), lookahead) - tokens_per_round, 0.0, 1.0, xtol=1e-15)
-    )
+    return _root(lambda a: expected_tokens(a, lookahead) - tokens_per_round)
 
 
 @law()
@@ -127,7 +126,7 @@ def required_hit_rate(
         )
     if speedup <= never:
         return 0.0
-    return float(brentq(lambda p: reached(float(p)) - speedup, 0.0, 1.0, xtol=1e-15))
+    return _root(lambda p: reached(p) - speedup)
 
 
 @law(longest="at least 0")
@@ -152,6 +151,13 @@ def _sd_curve(parameters: FloatArray, lookahead: FloatArray, t_verify: float) ->
     a, t_draft = float(parameters[0]), float(parameters[1])
     tokens = np.power(a, np.arange(lookahead.max() + 1.0)).cumsum()[lookahead.astype(int)]
     return np.asarray(tokens / (lookahead * t_draft + t_verify), dtype=np.float64)
+
+
+def _root(function: Callable[[float], float]) -> float:
+    """The root in 0..1 of a function that changes sign there."""
+    from scipy.optimize import brentq  # which takes longer to import than all else here
+
+    return float(brentq(lambda x: function(float(x)), 0.0, 1.0, xtol=1e-15))
 
 
 def _sweep(lookahead: Sequence[int], speedup: Sequence[float]) -> tuple[FloatArray, FloatArray]:

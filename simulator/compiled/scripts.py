@@ -210,25 +210,26 @@ class _ScriptedWorld:
 
     def _note(self, number: int, device: int, operation: Operation, replies: list[Any]) -> None:
         view = operation.view
-        rows, first = len(view.slots), int(view.contexts[0] - view.positions[0])
+        contexts = view.contexts.tolist()
+        rows, first = len(contexts), contexts[0] - int(view.positions[0])
         tokens, longest, add = operation.tokens_fed, 0, self.calls.append
         match operation:
             case RowOperation():
                 work = [reply.work for reply in replies]
-                tokens = sum(fed for each in work for _, fed in each)
-                for name, there, widest in row_calls(work):
-                    add((number, NAMES.number(name), there, widest, widest))
+                tokens = sum([fed for each in work for _, fed in each])
+                calls = row_calls(work) if rows > 1 else ((name, 1, fed) for name, fed in work[0])
+                self.calls += [(number, NAMES.number(n), there, fed, fed) for n, there, fed in calls]
             case Draft():
                 unseen = int(operation.unseen[view.slots].max())
                 for step in range(operation.lookahead):
                     add((number, NAMES.number("draft"), rows, 1 if step else unseen, 1))
             case Prefill():
-                longest = int(view.contexts.max())
+                longest = max(contexts)
             case _:
                 raise NotScriptedError(f"{operation.kind} in a policy of row operations")
         early = NAMES.number(operation.early_after) if operation.early else -1
         names = NAMES.number(operation.kind), NAMES.number(operation.cost_class)
-        facts = (rows, int(view.contexts.sum()), first, tokens, longest, early)
+        facts = (rows, sum(contexts), first, tokens, longest, early)
         self.ops.append((device, *names, *facts))
 
 
