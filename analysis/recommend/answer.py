@@ -13,16 +13,28 @@ are tossed at the acceptance wanted, with the hit curve fitted to the trace.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import click
 import numpy as np
 
 from analysis.intervals import LEVEL, Bootstrap, Interval, interval
 from analysis.recommend.given import LENGTH, given_sources
-from analysis.recommend.search import FEW, SettingSearch, Tried, best_of, grid, leaders, refine, values_of
+from analysis.recommend.search import (
+    COARSE,
+    FEW,
+    FULL,
+    SettingSearch,
+    Tried,
+    best_of,
+    grid,
+    leaders,
+    refine,
+    values_of,
+)
 from analysis.results import Row
 from analysis.sources import Sources, load_sources
 from analysis.study import POSITIVE, option
@@ -30,6 +42,7 @@ from calibrate.options import Progress, quiet
 from hardware_profiles.profile import Profile, load_profile
 from hardware_profiles.store import find_profile, origin, other_pair
 from hardware_profiles.trace import Trace
+from policies.commandline import about
 from policies.registry import SettingError, Settings, configure
 from policies.sampling import FloatArray, keyed_uniforms
 from policies.summary import Summary
@@ -73,6 +86,10 @@ class Query(PairOptions):
         True,
         "Look at other batches and acceptances, or not; the second pair is the earlier name.",
         spelled=("--crossovers/--no-crossovers", "--flips/--no-flips"),
+    )
+    grid: Literal["coarse", "full"] = field(
+        default="coarse",
+        metadata=about("Where the search begins: some hundred settings, or ten thousand."),
     )
     seed: int = option(0, "Same seed, same answer.")
 
@@ -263,7 +280,7 @@ def recommend(sources: Sources, query: Query, progress: Progress = quiet) -> Rec
         SettingError: No trace at the temperature, or no policy can run.
     """
     search = query.search(sources, progress)
-    found = refine(search)
+    found = refine(search, FULL if query.grid == "full" else COARSE)
     for policy in ("ar", "sd"):
         if best_of(found, policy) is None:
             reason = next((why for s, why in search.refused.items() if s.policy == policy), "it was refused")

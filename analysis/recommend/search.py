@@ -30,7 +30,7 @@ from policies.registry import MAX_LOOKAHEAD, SettingError, Settings, configure
 from policies.sampling import Sampling
 from policies.summary import Summary
 from simulator.needs import count_devices
-from simulator.probe import DraftRule, round_statistics
+from simulator.probe import DraftRule, RoundStatistics, round_statistics
 from simulator.run import Scenario, simulate
 from simulator.tokens import TokenModel
 
@@ -83,11 +83,13 @@ class GridSpan:
         lookaheads: K.
         fanouts: Uniform fan-outs.
         guesses: Budgets of exact shapes, in guesses per position.
+        everything: Every backup, and every other knob that changes anything beside it.
     """
 
     lookaheads: tuple[int, ...]
     fanouts: tuple[int, ...]
     guesses: tuple[int, ...] = ()
+    everything: bool = False
 
 
 COARSE = GridSpan(lookaheads=(1, 2, 3, 4, 6, 8), fanouts=(1, 3), guesses=(1, 2))
@@ -95,7 +97,11 @@ FEW = GridSpan(lookaheads=(1, 3, 6), fanouts=(1, 3))
 """For sweeps over traffic."""
 BACKUPS = ("primary", "plain")
 OTHER_BACKUPS = ("random", "ngram")
-"""Tried beside a good setting only."""
+"""Tried beside a good setting only, but in a full grid."""
+FULL = GridSpan(
+    lookaheads=tuple(range(1, 17)), fanouts=tuple(range(1, 17)), guesses=tuple(range(1, 9)), everything=True
+)
+"""Ten thousand settings with one draft device."""
 
 
 def grid(
@@ -111,19 +117,28 @@ def grid(
             found += [configure(name, lookahead=k, temperature=temperature) for k in span.lookaheads]
     for k in span.lookaheads:
         shapes = [(f,) * (k + 1) for f in span.fanouts if f <= tokens.max_fanout]
-        shapes += [exact_shape(tokens, k, g * (k + 1), temperature) for g in span.guesses]
-        found += [
-            configure(
-                "saguaro",
-                lookahead=k,
-                fanout=shape,
-                backup=backup,
-                draft_devices=count,
-                temperature=temperature,
-            )
-            for shape, backup, count in product(shapes, BACKUPS, range(1, draft_devices + 1))
-        ]
+        known = round_statistics(tokens, k, DraftRule(Sampling(temperature))) if span.guesses else None
+        shapes += [best_shape(known, g * (k + 1)) for g in span.guesses if known is not None]
+        for shape, count in product(dict.fromkeys(shapes), range(1, draft_devices + 1)):
+            alike = {"lookahead": k, "fanout": shape, "draft_devices": count, "temperature": temperature}
+            choices = every_backup(tokens, shape) if span.everything else [{"backup": b} for b in BACKUPS]
+            found += [configure("saguaro", **alike, **knobs) for knobs in choices]
     return list(dict.fromkeys(found))
+
+
+def every_backup(tokens: TokenModel, shape: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Knobs of Saguaro that change something beside a fan-out, with every backup that the tokens decide."""
+    recorded = tokens.vocabulary > 0
+    sets = ("others", "top") if recorded else ("others",)
+    found: list[dict[str, Any]] = [{"backup": "primary", "cache_set": each} for each in sets]
+    first = min(sum(shape), tokens.max_fanout)  # nothing is drafted, or accepted: all guesses on position 0
+    after_backup = (None, (first, *(0,) * (len(shape) - 1)))
+    guesses = OTHER_BACKUPS if recorded and tokens.decides_guesses else ()
+    for backup, begin, fanout, each in product(
+        ("plain", *guesses), ("primary", "backup"), after_backup, sets
+    ):
+        found.append({"backup": backup, "first": begin, "fanout_backup": fanout, "cache_set": each})
+    return found
 
 
 def recorded_settings(scenario: Scenario, temperature: float) -> list[Settings]:
@@ -164,11 +179,15 @@ def exact_shape(tokens: TokenModel, lookahead: int, budget: int, temperature: fl
 
     One guess on the likeliest outcome at least: a cache without any is no Saguaro.
     """
-    known = round_statistics(tokens, lookahead, DraftRule(Sampling(temperature)))
+    return best_shape(round_statistics(tokens, lookahead, DraftRule(Sampling(temperature))), budget)
+
+
+def best_shape(known: RoundStatistics, budget: int) -> tuple[int, ...]:
+    """As `exact_shape`, of rounds that are known."""
     fanout = exact_fanout(known.weights, known.after_primary, budget)
     if sum(fanout) == 0:
         best = int(np.argmax(known.weights))
-        return tuple(int(k == best) for k in range(lookahead + 1))
+        return tuple(int(k == best) for k in range(known.lookahead + 1))
     return fanout
 
 
@@ -305,11 +324,11 @@ KEPT = (8, 5)
 """Settings that the first and the second stage leave."""
 
 
-def refine(search: SettingSearch) -> list[Tried]:
+def refine(search: SettingSearch, span: GridSpan = COARSE) -> list[Tried]:
     """All settings that got to the last stage, fastest first; the best of each policy are among them."""
     tokens, roles = search.scenario.tokens, search.profile.roles
     drafts = (search.devices - roles.target.tensor_parallel) // roles.draft.tensor_parallel
-    settings = grid(tokens, search.temperature, draft_devices=min(max(1, drafts), MOST_DRAFTS))
+    settings = grid(tokens, search.temperature, span, draft_devices=min(max(1, drafts), MOST_DRAFTS))
     settings += recorded_settings(search.scenario, search.temperature)
     per_row = max(search.batch // max(1, search.devices // (2 * roles.target.tensor_parallel)), 1)
     sizes = [max(r * per_row, n) for r, n in zip(ROUNDS_OF_REQUESTS, LEAST_REQUESTS, strict=True)]

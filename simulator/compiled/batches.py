@@ -217,12 +217,20 @@ class Lineup:
 
     @cached_property
     def counts(self) -> RoundCounts:
-        """What a summary counts of them."""
-        lengths = self.ends - self.begins
-        owners = np.repeat(np.arange(len(self.own)), lengths)
-        offsets = np.arange(self.rounds) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        runs_on = self.settings.policy == "pearl"
-        return count_rounds(self._columns(self.begins[owners] + offsets, owners), runs_on=runs_on)
+        """What a summary counts of them, in columns as narrow as they are kept: there may be millions."""
+        walks, lengths = self.walks, (self.ends - self.begins).astype(np.int32)
+        rounds = np.repeat((self.begins - np.cumsum(lengths) + lengths).astype(np.int32), lengths)
+        rounds += np.arange(self.rounds, dtype=np.int32)
+        accepted = walks.accepted[rounds]
+        left = np.repeat(self.limits.astype(np.int32), lengths) - walks.positions[rounds]
+        table = {
+            "length": walks.lengths[rounds],
+            "source": _sources(self.settings).astype(np.int8)[walks.states[rounds]],
+            "accepted": accepted,
+            "emitted": np.minimum(accepted + 1, left).astype(np.int16),
+            "hit": walks.hits[rounds],
+        }
+        return count_rounds(table, runs_on=self.settings.policy == "pearl")
 
     def _columns(self, rounds: np.ndarray, owners: np.ndarray) -> dict[str, IntArray]:
         walks, tokens = self.walks, self.tokens.tokens

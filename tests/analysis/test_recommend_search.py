@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tiny_profiles import profile, trace
@@ -40,6 +42,29 @@ def test_requests_are_spread_over_groups(settings, devices, batch, words, widths
     found = deploy(settings, profile(), devices=devices, batch=batch)
     assert found is not None
     assert (found.words, dict(found.widths)) == (words, widths)
+
+
+def test_a_full_grid_has_every_knob_that_changes_anything() -> None:
+    # Of 2 lookaheads and 1 fan-out: plain decoding, 2 SD, 2 prompt lookup and 2 PEARL; Saguaro with 2 cached
+    # sets after a redraft, and with 3 other backups x 2 beginnings x 2 fan-outs after them x 2 sets.
+    tokens = replay(trace([[0, 1, 0, 2, 0, 0, 1, 0]]))
+    found = grid(tokens, 0.0, GridSpan((1, 2), (2,), everything=True))
+    assert len(found) == 1 + 2 + 2 + 2 + 2 * (2 + 3 * 2 * 2 * 2)
+    scenario = Scenario(tokens, profile=profile(), batch=1)
+    exhaustive = [s for s in found if SettingSearch(scenario, 2, 1).try_out(s) is not None]
+    assert exhaustive == found  # none is refused
+
+
+def test_the_compiled_search_finds_the_winner_of_the_event_world() -> None:
+    rng = np.random.default_rng(3)
+    tokens = replay(trace([rng.choice([0, 0, 0, 1, 3], 20).tolist() for _ in range(3)]))
+    scenario = Scenario(tokens, profile=profile(draft_s=0.2), batch=1)
+    settings = grid(tokens, 0.0, GridSpan((1, 3), (1, 2)))
+    ranked = [
+        [choice.settings for choice in SettingSearch(replace(scenario, engine=engine), 2, 1).best(settings)]
+        for engine in ("event", "compiled")
+    ]
+    assert ranked[0][:3] == ranked[1][:3]
 
 
 def test_one_device_has_no_room_for_a_second_model_unless_the_profile_shares_it() -> None:
