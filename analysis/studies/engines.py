@@ -320,8 +320,8 @@ def scenarios(batch: int) -> dict[str, Scenario]:
     tokens = replay(read_trace(find_trace("cpu2-x5"), columns=("draft_rank", "draft_top_ids")))
     profile, requests = load_profile(find_profile("cpu2-x5")), max(batch, TOKENS // 128)
     return {
-        "textbook": Scenario(coins, textbook=TextbookCosts(1.0, 0.1), batch=batch),
-        "cpu2-x5": Scenario(tokens, profile=profile, batch=batch, requests=requests),
+        "textbook": Scenario(coins, textbook=TextbookCosts(1.0, 0.1), batch=batch, engine="event"),
+        "cpu2-x5": Scenario(tokens, profile=profile, batch=batch, requests=requests, engine="event"),
     }
 
 
@@ -388,7 +388,7 @@ def show_speed(results: Results) -> Iterator[Any]:
 
 SPEED = Study(
     "speed",
-    "How fast is the simulator itself, and where does its time go?",
+    "How fast is the event world, and where does its time go?",
     SpeedPlan,
     answer=answer_speed,
     show=show_speed,
