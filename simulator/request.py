@@ -295,6 +295,10 @@ def _tokens(
 ) -> tuple[TokenModel, str]:
     if isinstance(request.acceptance, Path):
         from simulator.tokens.acceptance import acceptance_tokens
+        from simulator.tokens.accepted import SUFFIX, accepted_tokens
+
+        if request.acceptance.suffix == SUFFIX:
+            return accepted_tokens(request.acceptance, request.query.settings, limit=request.max_tokens)
 
         return acceptance_tokens(
             request.acceptance,

@@ -315,7 +315,9 @@ def kernel_formats(folder: Path) -> Iterator[Format]:
     from hardware_profiles.kernels import Tables, find_tables
     from hardware_profiles.layers import Layers, forwards_profile
     from hardware_profiles.networks import find_network, network_of_config
+    from policies.registry import configure
     from simulator.imports.lengths import COLUMNS, read_lengths
+    from simulator.tokens.accepted import accepted_tokens
 
     wheel = write_tables(folder / "wheel")
     data = wheel / "aiconfigurator_core/systems/data/h100_sxm"
@@ -359,6 +361,17 @@ def kernel_formats(folder: Path) -> Iterator[Format]:
     ]
     (folder / "lengths.csv").write_text("\n".join(",".join(row) for row in (COLUMNS, *rows)))
     yield Format("acceptance lengths", folder / "lengths.csv", read_lengths)
+    recorded = {
+        "prompt_token_ids": [1],
+        "generated_token_ids": [5, 6, 7],
+        "acc_eagle": {"acc_len": [1, 2, 1]},
+    }
+    (folder / "accepted.jsonl").write_text(json.dumps(recorded) + "\n" + json.dumps(recorded))
+    yield Format(
+        "accepted lengths",
+        folder / "accepted.jsonl",
+        lambda p: accepted_tokens(p, configure("sd", lookahead=2)),
+    )
 
 
 def import_formats() -> Iterator[Format]:
