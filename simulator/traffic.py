@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,8 +26,9 @@ import numpy as np
 from hardware_profiles.mixed import MixedLayers
 from hardware_profiles.optime import Host, HostOperation
 from hardware_profiles.surface import LatencySurface
-from policies.config import SettingError
+from policies.config import LookaheadConfig, SettingError
 from policies.registry import Settings
+from serving.lookahead import LookaheadByBatch
 from serving.loop import serve
 from serving.metrics import Served
 from serving.scheduler import EngineOptions, Step
@@ -67,7 +68,7 @@ class TextbookTimes:
 
     def draft_s(self, step: Step, lookahead: int, unseen: int) -> float:
         """See `StepTimes`."""
-        return lookahead * self.costs.draft_s
+        return max(1, lookahead) * self.costs.draft_s
 
 
 class Forwards:
@@ -215,8 +216,7 @@ class ProfileTimes:
 
     def draft_s(self, step: Step, lookahead: int, unseen: int) -> float:
         """See `StepTimes`."""
-        if self.draft is None or not lookahead:
-            return 0.0
+        assert self.draft is not None
         rows = len(step.decodes)
         fed = rows * unseen
         seconds = self.draft.mixed(rows, fed, step.contexts, step.chunks)
@@ -225,8 +225,9 @@ class ProfileTimes:
         if rows and lookahead > 1:
             mean = contexts // rows + (lookahead + 1) // 2
             seconds += (lookahead - 1) * self.draft.seconds(rows, 1, mean)
-        fed += step.chunk_tokens + rows * (lookahead - 1)
-        self._idle_s = self._with_host("draft", "draft", _Work(seconds, rows, lookahead, fed))
+        calls = max(1, lookahead)
+        fed += step.chunk_tokens + rows * (calls - 1)
+        self._idle_s = self._with_host("draft", "draft", _Work(seconds, rows, calls, fed))
         return self._idle_s
 
     def _with_host(self, device: str, kind: HostOperation, work: _Work) -> float:
@@ -251,7 +252,8 @@ class SimulatedEngine:
         runs: [positions] accepted run of the draft's tokens from each; next ones by request.
         starts: Its first position.
         lengths: How many it has.
-        lookahead: K.
+        lookahead: K, the largest one where it depends on the load.
+        by_batch: K by the rows of a step; None: always the same.
         now: Seconds.
     """
 
@@ -260,11 +262,17 @@ class SimulatedEngine:
     starts: list[int]
     lengths: list[int]
     lookahead: int
+    by_batch: LookaheadByBatch | None = None
     now: float = 0.0
-    _known: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, times: StepTimes, tokens: TokenModel, settings: Settings) -> SimulatedEngine:
+    def of(
+        cls,
+        times: StepTimes,
+        tokens: TokenModel,
+        settings: Settings,
+        by_batch: LookaheadByBatch | None = None,
+    ) -> SimulatedEngine:
         """An engine that accepts what a token model says of a policy.
 
         Raises:
@@ -273,7 +281,7 @@ class SimulatedEngine:
         rule = Rule(tokens, settings)
         ids = [request.id for request in tokens.requests]
         starts, lengths = tokens.starts[ids].tolist(), tokens.lengths[ids].tolist()
-        return cls(times, rule.runs().tolist(), starts, lengths, settings.lookahead or 0)
+        return cls(times, rule.runs().tolist(), starts, lengths, settings.lookahead or 0, by_batch)
 
     def wait_until(self, at_s: float) -> None:
         """See `serving.loop.Engine`."""
@@ -291,9 +299,12 @@ class SimulatedEngine:
                 if run >= width - 1:
                     unseen = 2  # the last drafted token was never fed to the draft
         self.now += self.times.target_s(step)
-        if self.lookahead:
-            self.now += self.times.draft_s(step, self.lookahead, unseen)
-        return accepted, self.lookahead
+        drafted = self.lookahead
+        if self.by_batch is not None:
+            drafted = self.by_batch.of(len(step.decodes) + step.finishing)
+        if self.lookahead:  # with none now, the draft still reads what was said
+            self.now += self.times.draft_s(step, drafted, unseen)
+        return accepted, drafted
 
 
 def serve_traffic(
@@ -301,6 +312,7 @@ def serve_traffic(
     settings: Settings,
     traffic: Traffic,
     options: EngineOptions,
+    by_batch: LookaheadByBatch | None = None,
     **more: Any,
 ) -> tuple[Served, tuple[Extrapolation, ...]]:
     """Serve traffic with a policy in simulated time; also where its costs lay outside what was measured.
@@ -310,6 +322,7 @@ def serve_traffic(
         settings: The policy.
         traffic: Requests and when they come.
         options: Of the engine.
+        by_batch: K by the rows of a step, in place of the policy's.
         more: As `serving.loop.serve` takes it.
 
     Raises:
@@ -318,6 +331,10 @@ def serve_traffic(
     """
     if settings.policy not in SERVED:
         raise SettingError(f"traffic is served with {' or '.join(SERVED)}, not yet with {settings.policy!r}")
+    if by_batch is not None:
+        if not isinstance(settings.config, LookaheadConfig):
+            raise SettingError(f"policy {settings.policy!r} has no lookahead")
+        settings = replace(settings, config=settings.config.deeper(max(1, *by_batch.lookaheads)))
     times: StepTimes
     costs = scenario.costs
     if isinstance(costs, ProfileCosts):
@@ -325,7 +342,8 @@ def serve_traffic(
     else:
         assert isinstance(costs, TextbookCosts)
         times = TextbookTimes(costs)
-    served = serve(traffic, options, SimulatedEngine.of(times, scenario.tokens, settings), **more)
+    engine = SimulatedEngine.of(times, scenario.tokens, settings, by_batch)
+    served = serve(traffic, options, engine, **more)
     return served, times.extrapolated() if isinstance(times, ProfileTimes) else ()
 
 

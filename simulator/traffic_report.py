@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +14,13 @@ import numpy as np
 
 from policies.commandline import POSITIVE, about, fitted_table, option
 from policies.registry import SettingError, Settings
+from serving.lookahead import LookaheadByBatch, parse_lookaheads
 from serving.metrics import metrics, parse_slo
 from serving.scheduler import EngineOptions
 from serving.traces import TRACE_FORMATS, TraceFormat, read_traffic
 from serving.traffic import ARRIVALS, Arrivals, Traffic, arrival_times, generated
 from simulator.request import SimulationRequest, build_scenario
 from simulator.run import baseline_settings
-from simulator.scenario import Scenario
 from simulator.traffic import serve_traffic
 
 if TYPE_CHECKING:
@@ -67,6 +69,9 @@ class TrafficRequest:
         None, "Factor on the times of a trace: 0.5 doubles its load.", type=ABOVE_0
     )
     duration: float | None = option(None, "Only what comes in the first so many seconds.", type=ABOVE_0)
+    lookahead_by_batch: str | None = option(
+        None, "K by the rows of a step, in place of --lookahead: 1:4,8:2,32:0, or vLLM's table."
+    )
     slo: str | None = option(None, "Objectives of goodput, s: ttft=1,tpot=0.04,e2el=20.")
     max_num_seqs: int | None = option(None, "Most rows of a step.  [default: 256]", type=POSITIVE)
     max_num_batched_tokens: int | None = option(
@@ -159,6 +164,7 @@ class TrafficReport:
         plain: Those of plain decoding; None where the policy is that.
         offered: Requests a second, from the first arrival to the last; None if all come at once.
         sources: Where the numbers come from, in words.
+        by_batch: K by the rows of a step; None: always the policy's.
     """
 
     settings: Settings
@@ -167,6 +173,7 @@ class TrafficReport:
     found: Mapping[str, Any]
     plain: Mapping[str, Any] | None
     sources: dict[str, str]
+    by_batch: LookaheadByBatch | None = None
 
     @property
     def offered(self) -> float | None:
@@ -187,6 +194,9 @@ class TrafficReport:
             "offered_rate": self.offered,
             **self.found,
             "engine_options": asdict(self.options),
+            "num_speculative_tokens_per_batch_size": None
+            if self.by_batch is None
+            else self.by_batch.as_vllm(self.options.max_num_seqs),
             "skipped": dict(self.traffic.skipped),
             "ar": self.plain,
             "sources": self.sources,
@@ -204,6 +214,7 @@ def serve_asked(request: SimulationRequest, asked: TrafficRequest) -> TrafficRep
     settings = request.query.settings
     traffic = asked.requests(request.requests, settings.seed)
     slo = parse_slo(asked.slo) if asked.slo else None
+    table = parse_lookaheads(asked.lookahead_by_batch) if asked.lookahead_by_batch else None
     if isinstance(request.acceptance, float) or request.run_length is not None:
         request = replace(request, requests=COIN_TEXTS, max_tokens=COIN_TOKENS)
     else:
@@ -211,17 +222,34 @@ def serve_asked(request: SimulationRequest, asked: TrafficRequest) -> TrafficRep
     scenario, sources = build_scenario(request)
     sources |= _said(traffic, asked)
 
-    def run(scenario: Scenario, settings: Settings) -> dict[str, Any]:
-        served, beyond = serve_traffic(
-            scenario, settings, traffic, asked.options, max_concurrency=asked.max_concurrency
-        )
+    def run(settings: Settings, by_batch: LookaheadByBatch | None = None) -> dict[str, Any]:
+        with _bar(settings.policy, len(traffic.requests)) as progress:
+            served, beyond = serve_traffic(
+                scenario,
+                settings,
+                traffic,
+                asked.options,
+                by_batch,
+                max_concurrency=asked.max_concurrency,
+                progress=progress,
+            )
         found = metrics(served, slo, num_gpu_blocks=asked.num_gpu_blocks)
         return {**found, "extrapolated": [asdict(entry) for entry in beyond]}
 
-    found = run(scenario, settings)
+    found = run(settings, table)
     ar, _ = baseline_settings(settings)
-    plain = None if settings.policy == "ar" else run(scenario, ar)
-    return TrafficReport(settings, traffic, asked.options, found, plain, sources)
+    plain = None if settings.policy == "ar" else run(ar)
+    return TrafficReport(settings, traffic, asked.options, found, plain, sources, table)
+
+
+@contextmanager
+def _bar(name: str, requests: int) -> Iterator[Callable[[int], None] | None]:
+    """A progress bar on a terminal; elsewhere none."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with click.progressbar(length=requests, label=name, file=sys.stderr) as bar:
+        yield lambda done: bar.update(done - bar.pos)
 
 
 def _refuse_closed(request: SimulationRequest) -> None:
@@ -257,10 +285,9 @@ TITLES = ("ms", "mean", "median", "p90", "p95", "p99")
 
 def print_traffic(report: TrafficReport, console: Console) -> None:
     """Tables for people."""
+    label = report.settings.label if report.by_batch is None else f"{report.settings.policy} K by batch"
     offered = "all at once" if report.offered is None else f"{report.offered:.3g} requests/s offered"
-    console.print(
-        f"[bold]{report.settings.label}[/bold] · {len(report.traffic.requests)} requests, {offered}"
-    )
+    console.print(f"[bold]{label}[/bold] · {len(report.traffic.requests)} requests, {offered}")
     for kind, source in report.sources.items():
         console.print(f"[dim]{kind}: {source}[/dim]", highlight=False)
     runs = {report.settings.policy: report.found} | ({"ar": report.plain} if report.plain else {})

@@ -15,6 +15,7 @@ from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile
 from hardware_profiles.surface import GridCost, LatencySurface, Point
 from policies.registry import configure
+from serving.lookahead import parse_lookaheads
 from serving.metrics import metrics
 from serving.scheduler import EngineOptions
 from serving.traffic import ServedRequest, Traffic, generated
@@ -94,6 +95,21 @@ def test_saturated_decoding_is_the_full_batchs() -> None:
         step_s = (served.last_s - served.first_s).sum() / served.counts.rounds
         assert step_s == pytest.approx(full.seconds / full.batch_rounds, rel=0.02)
         assert found["mean_tpot_ms"] == pytest.approx(1e3 * 4 / full.tokens_per_second, rel=0.05)
+
+
+def test_lookahead_by_batch() -> None:
+    """2 tokens drafted for one row, none for two: but the draft reads on, as long as for one token."""
+    traffic = generated(2, 8, 6, [0.0, 2.0])
+    table = parse_lookaheads("1:2,2:0")
+    scenario = Scenario(coin(0.0, exponent=1.0, scale=1.0, requests=1, length=64, prompt_length=8, seed=1),
+                        textbook=TextbookCosts(1.0, 0.1))  # fmt: skip
+    served, _ = serve_traffic(scenario, configure("sd"), traffic, EngineOptions(), table)
+    # Nothing is accepted: a token a step. Steps of one row take 1.2 s, of two 1.1: the first row has said two
+    # tokens when the second comes, and says its last four beside it; the second has two left then.
+    assert served.last_s.tolist() == pytest.approx([2.4 + 4 * 1.1, 2.4 + 4 * 1.1 + 2 * 1.2])
+    # Drafted for a row that is alone: after the first and the second token of the first row, and after the
+    # fifth of the second.
+    assert served.counts.verified - served.counts.rounds == 2 + 2 + 2
 
 
 def asked(*options: str) -> Any:
