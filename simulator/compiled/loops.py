@@ -64,11 +64,14 @@ class Loop:
     def __call__(self, turns: int, *arguments: Any) -> Any:
         """Run it; `turns` is about how often it goes round."""
         Loop.turns += turns
-        if self.compiles:
-            if self._compiled is None:
+        if self.compiles and self._compiled is None:
+            try:
                 import numba
-
+            except ImportError:  # it is there, but not for this Python or numpy
+                Loop.mode = "python"
+            else:
                 self._compiled = numba.njit(cache=True, nogil=True)(self.function)
+        if self.compiles and self._compiled is not None:
             return self._compiled(*arguments)
         plain = [each.tolist() if isinstance(each, np.ndarray) else each for each in arguments]
         result = self.function(*plain)

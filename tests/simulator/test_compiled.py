@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -255,6 +256,15 @@ def test_loops_do_the_same_compiled(mode: Mode) -> None:
     scenario = Scenario(recorded("cpu2-x5", 20), profile=shipped("cpu2-x5"), batch=3, requests=7)
     for knobs in ({}, {"stall": "rows"}, {"draft_devices": 2, "backup": "ngram"}):
         check_equal(scenario, configure("saguaro", **knobs))
+
+
+def test_a_numba_that_does_not_import_leaves_it_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)  # importing it is an error
+    Loop.mode = "numba"
+    loop = Loop(lambda n, out: out.__setitem__(0, n), 1)
+    out = np.zeros(1)
+    loop(1, 7.0, out)
+    assert (out[0], Loop.mode) == (7.0, "python")
 
 
 # Policies of row operations, by a script of what they submit and await
