@@ -446,13 +446,8 @@ class ProfileCosts:
         narrow = name != TREE_SURFACE and not wide
         if narrow:
             width = np.ones_like(width)
-        for axis, values in (
-            ("context", context),
-            ("batch", counted),
-            ("branches" if name == TREE_SURFACE else "new_tokens", width),
-        ):
-            self._note(name, axis, int(values.min()))
-            self._note(name, axis, int(values.max()))
+        wide_axis = "branches" if name == TREE_SURFACE else "new_tokens"
+        self._note_all(name, context=context, batch=counted, **{wide_axis: width})
         return self.surfaces[name].lines.seconds(counted, width, context) * self.drift.get(name, 1.0)
 
     def repeated(
@@ -463,25 +458,28 @@ class ProfileCosts:
         """
         if not grows.any():
             return times * self.forwards(name, rows, width, context)
-        seconds = self.forwards(name, rows, width, context)
-        for step in range(1, times):
-            seconds = seconds + self.forwards(name, rows, width, context + step * grows)
-        return seconds
+        contexts = (context[:, None] + grows[:, None] * np.arange(times)).ravel()
+        every = self.forwards(name, np.repeat(rows, times), np.repeat(width, times), contexts)
+        return np.asarray(every.reshape(len(rows), times).sum(axis=1))
 
     def prefills(self, name: str, rows: IntArray, tokens: IntArray) -> FloatArray:
         """[n] seconds of prefills of [n] rows and prompt tokens; nothing if it was not measured."""
         if name not in self.surfaces:
             return np.zeros(len(rows))
         counted = self.counts(rows)
-        for axis, values in (("batch", counted), ("new_tokens", tokens)):
-            self._note(name, axis, int(values.min()))
-            self._note(name, axis, int(values.max()))
+        self._note_all(name, batch=counted, new_tokens=tokens)
         seconds = self.surfaces[name].lines.seconds(counted, tokens, np.zeros_like(tokens))
         return seconds * self.drift.get(name, 1.0)
 
     def noise_factors(self, name: str, count: int) -> FloatArray | None:
         """[count] noise of the next operations; None without any."""
         return None if self._noise is None else self._noise.factors(name, self.surfaces[name].spread, count)
+
+    def _note_all(self, name: str, **coordinates: IntArray) -> None:
+        """Remember the ranges of many coordinates."""
+        for axis, values in coordinates.items():
+            self._note(name, axis, int(values.min()))
+            self._note(name, axis, int(values.max()))
 
     def _note(self, name: str, axis: str, value: int) -> None:
         """Remember the range of coordinates that was asked of an operation."""
