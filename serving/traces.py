@@ -31,6 +31,8 @@ TraceFormat: TypeAlias = Literal[
 TRACE_FORMATS: tuple[TraceFormat, ...] = get_args(TraceFormat)
 MOONCAKE_BLOCK = 512
 """Prompt tokens that one of Mooncake's hash ids stands for."""
+MOST_TOKENS = 16_777_216
+"""Of a text: no published model reads a longer one."""
 SHORTEST, LONGEST_PROMPT, LONGEST_SUM = 4, 1024, 2048
 """What `vllm bench serve` keeps of ShareGPT, in tokens."""
 
@@ -98,22 +100,29 @@ class _Line:
 
     def whole(self, name: str, least: int = 0) -> int:
         value = self.number(name)
-        if value != int(value) or value < least:
+        if value != int(value) or not least <= value <= MOST_TOKENS:
             raise TrafficError(
-                f"{self.where}: {name}: expected a whole number of at least {least}, got {value:g}"
+                f"{self.where}: {name}: expected a whole number, {least} to {MOST_TOKENS:,}, got {value:g}"
             )
         return int(value)
 
-    def list_of(self, name: str) -> list[Any]:
+    def list_of(self, name: str, kind: type[Any]) -> list[Any]:
         value = self.values.get(name)
-        if not isinstance(value, list):
-            raise TrafficError(f"{self.where}: {name}: expected a list")
+        if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
+            raise TrafficError(f"{self.where}: {name}: expected a list of {_KINDS[kind]}")
         return value
 
 
+_KINDS: Mapping[type[Any], str] = {int: "whole numbers", dict: "objects"}
+
+
 def _csv(path: Path, text: str) -> Iterator[_Line]:
-    for number, row in enumerate(csv.DictReader(text.splitlines()), 2):
-        yield _Line(path, number, row)
+    number = 1
+    try:
+        for number, row in enumerate(csv.DictReader(text.splitlines()), 2):
+            yield _Line(path, number, row)
+    except csv.Error as error:
+        raise TrafficError(f"{path}:{number}: {error}") from error
 
 
 def _jsonl(path: Path, text: str) -> Iterator[_Line]:
@@ -150,7 +159,7 @@ def _mooncake(path: Path, text: str, block_size: int) -> Traffic:
         raise TrafficError(f"{path}: its blocks have {MOONCAKE_BLOCK} tokens, no multiple of {block_size}")
     parts, requests, name = MOONCAKE_BLOCK // block_size, [], _Names()
     for line in _jsonl(path, text):
-        prompt, ids = line.whole("input_length", 1), line.list_of("hash_ids")
+        prompt, ids = line.whole("input_length", 1), line.list_of("hash_ids", int)
         if len(ids) != -(-prompt // MOONCAKE_BLOCK):
             raise TrafficError(
                 f"{line.where}: {len(ids)} hash_ids for {prompt} tokens, expected one per started "
@@ -247,11 +256,11 @@ def _llmservingsim(path: Path, text: str, block_size: int) -> Traffic:
         arrival = 1e-9 * line.number("arrival_time_ns")
         calls = [line]
         if "sub_requests" in line.values:
-            calls = [_Line(path, 0, call) for call in line.list_of("sub_requests") if isinstance(call, dict)]
+            calls = [_Line(path, 0, call) for call in line.list_of("sub_requests", dict)]
         after, pause = None, 0.0
         for call in calls:
             call.where = line.where
-            tokens = call.values.get("input_tok_ids") or ()
+            tokens = call.list_of("input_tok_ids", int) if "input_tok_ids" in call.values else ()
             blocks = name.chained(tokens, block_size)
             requests.append(
                 ServedRequest(

@@ -12,6 +12,10 @@ Arrivals: TypeAlias = Literal["poisson", "constant", "gamma"]
 ARRIVALS: tuple[Arrivals, ...] = get_args(Arrivals)
 
 
+LATEST_S = 1e9
+"""Thirty years: beyond it a clock of 64 bits no longer tells steps apart."""
+
+
 class TrafficError(ValueError):
     """Traffic cannot be read or served; the message names the file and line, or the request."""
 
@@ -62,8 +66,11 @@ class Traffic:
                 raise TrafficError(
                     f"{where} has {request.prompt} prompt and {request.output} output tokens: at least 1 each"
                 )
-            if not 0.0 <= request.arrival_s < float("inf") or not 0.0 <= request.pause_s < float("inf"):
-                raise TrafficError(f"{where} arrives at {request.arrival_s:g} s: expected at least 0")
+            for seconds in (request.arrival_s, request.pause_s):
+                if not 0.0 <= seconds <= LATEST_S:
+                    raise TrafficError(
+                        f"{where} comes at {seconds:g} s: expected a time from 0 to {LATEST_S:g} s"
+                    )
             if request.after is not None and not 0 <= request.after < place:
                 raise TrafficError(f"{where} waits for request {request.after}, which is not before it")
             if request.after is None and request.arrival_s < before:

@@ -22,6 +22,7 @@ from calibrate.live.errors import ModelError  # noqa: E402  # after the path
 
 DATA = ROOT / "hardware_profiles" / "data"
 SAMPLES = ROOT / "tests" / "data" / "imports"
+TRAFFIC = ROOT / "tests" / "data" / "traffic"
 MUTATIONS = 12
 """Of each format."""
 
@@ -397,9 +398,17 @@ def import_formats() -> Iterator[Format]:
         yield Format(f"import {name} ({path.name})", path, reader(name))
 
 
+def traffic_formats() -> Iterator[Format]:
+    """Traces of requests, whose layout is found out."""
+    from serving.traces import read_traffic
+
+    for path in sorted(p for p in TRAFFIC.iterdir() if p.suffix != ".yaml"):
+        yield Format(f"traffic ({path.name})", path, read_traffic)
+
+
 def all_formats(folder: Path) -> list[Format]:
     """Every format."""
-    return [*own_formats(folder), *import_formats()]
+    return [*own_formats(folder), *import_formats(), *traffic_formats()]
 
 
 if __name__ == "__main__":

@@ -92,6 +92,8 @@ def test_blis_serves_what_was_ok() -> None:
     assert traffic.span_s == pytest.approx(10.0)
 
 
+MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": %s}\n'
+CALL = '{"input_toks": 5, "output_toks": 3, "arrival_time_ns": 0, %s}\n'
 HEAD = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
 
 
@@ -111,6 +113,12 @@ HEAD = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
             "1 hash_ids for 600",
         ),
         ('{"input_toks": 5', "x.csv:1"),
+        (HEAD + "0,1e300,5\n", "0 to 16,777,216, got 1e\\+300"),
+        (HEAD + "1e20,5,5\n", "expected a time from 0 to 1e"),
+        (MOONCAKE % "[[1], 2]", "hash_ids: expected a list of whole numbers"),
+        (MOONCAKE % "7", "hash_ids: expected a list of whole numbers"),
+        (CALL % '"input_tok_ids": "hello"', "input_tok_ids: expected a list of whole numbers"),
+        ('{"sub_requests": [1], "arrival_time_ns": 3}', "sub_requests: expected a list of objects"),
     ],
 )
 def test_bad_traffic(tmp_path: Path, text: str, says: str) -> None:
