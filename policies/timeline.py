@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +22,16 @@ class Span:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def chrome_trace(spans: Iterable[Span], *, title: str) -> str:
+def chrome_trace(
+    spans: Iterable[Span],
+    *,
+    title: str,
+    counters: Mapping[str, Iterable[tuple[float, float]]] | None = None,
+) -> str:
     """Chrome trace-event JSON of `spans`, to be opened in Perfetto or chrome://tracing.
 
-    `title` names the process row, e.g. `simulated saguaro K=4`.
+    `title` names the process row, e.g. `simulated saguaro K=4`; `counters` are (seconds, value) by name, each
+    drawn as a curve.
     """
     spans = list(spans)
     tracks = {device: i for i, device in enumerate(sorted({s.device for s in spans}, reverse=True))}
@@ -48,6 +54,11 @@ def chrome_trace(spans: Iterable[Span], *, title: str) -> str:
             "args": span.details,
         }
         for span in spans
+    ]
+    events += [
+        {"ph": "C", "name": name, "pid": 1, "ts": round(at_s * MICROSECONDS, 3), "args": {name: value}}
+        for name, values in (counters or {}).items()
+        for at_s, value in values
     ]
     return to_json({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
 

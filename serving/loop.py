@@ -6,7 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -42,6 +42,18 @@ class Engine(Protocol):
         ...
 
 
+class StepRecord(NamedTuple):
+    """A step as it was: when, verifying rows, tokens of prompts; rows, waiting requests and blocks in use."""
+
+    began_s: float
+    ended_s: float
+    verifying: int
+    chunk_tokens: int
+    running: int
+    waiting: int
+    blocks: int
+
+
 @dataclass(slots=True)
 class _Queue:
     """Requests that have not come yet.
@@ -73,6 +85,7 @@ def serve(
     *,
     max_concurrency: int | None = None,
     progress: Callable[[int], None] | None = None,
+    watch: Callable[[StepRecord], None] | None = None,
 ) -> Served:
     """Serve all requests.
 
@@ -83,12 +96,13 @@ def serve(
         max_concurrency: Users: so many requests at most are under way, and the next one comes when one ends,
             not before its own time (a closed loop).
         progress: Told how many requests are finished.
+        watch: Told of every step.
 
     Raises:
         TrafficError: A request can never be served.
     """
     options.check(traffic, engine.lookahead)
-    run = _Run(traffic, options, engine, max_concurrency)
+    run = _Run(traffic, options, engine, max_concurrency, watch)
     done = 0
     while True:
         run.receive()
@@ -110,9 +124,15 @@ class _Run:
     """A run, and the account of it."""
 
     def __init__(
-        self, traffic: Traffic, options: EngineOptions, engine: Engine, max_concurrency: int | None
+        self,
+        traffic: Traffic,
+        options: EngineOptions,
+        engine: Engine,
+        max_concurrency: int | None,
+        watch: Callable[[StepRecord], None] | None,
     ) -> None:
         self.traffic = traffic
+        self.watch = watch
         self.engine = engine
         self.users = max_concurrency or len(traffic.requests)
         self.scheduler = Scheduler(options)
@@ -140,8 +160,11 @@ class _Run:
         rows, queued = len(scheduler.running), len(scheduler.waiting)
         before = [row.last_s for row in step.decodes]
         before += [row.last_s for row, n, h in step.chunks if row.first_s >= 0.0 and n + h == row.known]
+        blocks = scheduler.pool.used
         accepted, drafted = self.engine.run(step)
         now = self.engine.now
+        if self.watch is not None:
+            self.watch(StepRecord(began, now, len(step.decodes), step.chunk_tokens, rows, queued, blocks))
         self.receive()  # what came meanwhile found all those here that end only now
         self.steps += 1
         self.busy_s += now - began

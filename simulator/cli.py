@@ -36,7 +36,7 @@ from simulator.law import law_inputs, law_prediction, waterfall
 from simulator.report import Report, plot, print_report, write_timeline
 from simulator.request import SimulationRequest, build_scenario
 from simulator.run import baselines, simulate
-from simulator.traffic_report import TrafficRequest, print_traffic, serve_asked
+from simulator.traffic_report import TrafficRequest, print_traffic, serve_asked, write_steps
 
 LINE = 79
 """Characters of a line in lists."""
@@ -219,9 +219,11 @@ def answer(request: SimulationRequest, output: Output) -> None:
 
 def answer_traffic(request: SimulationRequest, traffic: TrafficRequest, output: Output) -> None:
     """Serve the traffic that is asked for, and print it."""
-    if output.timeline or output.plot:
-        raise SettingError("traffic has no --timeline and no --plot yet")
-    report = serve_asked(request, traffic)
+    if output.plot:
+        raise SettingError("traffic has no --plot yet")
+    report = serve_asked(request, traffic, timeline=output.timeline is not None)
+    if output.timeline:
+        write_steps(report, output.timeline)
     if output.as_json:
         click.echo(to_json(report.as_dict(), indent=2))
     else:

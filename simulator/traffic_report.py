@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from hardware_profiles.files import atomic_write
 from policies.commandline import POSITIVE, about, fitted_table, option
 from policies.registry import SettingError, Settings
+from policies.timeline import Span, chrome_trace
 from serving.lookahead import LookaheadByBatch, parse_lookaheads
+from serving.loop import StepRecord
 from serving.metrics import metrics, parse_slo
 from serving.scheduler import EngineOptions
 from serving.traces import TRACE_FORMATS, TraceFormat, read_traffic
@@ -165,6 +168,7 @@ class TrafficReport:
         offered: Requests a second, from the first arrival to the last; None if all come at once.
         sources: Where the numbers come from, in words.
         by_batch: K by the rows of a step; None: always the policy's.
+        steps: Of the policy's run, where a timeline is asked for.
     """
 
     settings: Settings
@@ -174,6 +178,7 @@ class TrafficReport:
     plain: Mapping[str, Any] | None
     sources: dict[str, str]
     by_batch: LookaheadByBatch | None = None
+    steps: Sequence[StepRecord] = ()
 
     @property
     def offered(self) -> float | None:
@@ -203,8 +208,10 @@ class TrafficReport:
         }
 
 
-def serve_asked(request: SimulationRequest, asked: TrafficRequest) -> TrafficReport:
-    """Serve what the command line asks for, and plain decoding beside it.
+def serve_asked(
+    request: SimulationRequest, asked: TrafficRequest, *, timeline: bool = False
+) -> TrafficReport:
+    """Serve what the command line asks for, and plain decoding beside it; `timeline` keeps the steps.
 
     Raises:
         SettingError: Options contradict each other, or the policy or profile cannot be served.
@@ -222,7 +229,11 @@ def serve_asked(request: SimulationRequest, asked: TrafficRequest) -> TrafficRep
     scenario, sources = build_scenario(request)
     sources |= _said(traffic, asked)
 
-    def run(settings: Settings, by_batch: LookaheadByBatch | None = None) -> dict[str, Any]:
+    steps = list[StepRecord]()
+
+    def run(
+        settings: Settings, by_batch: LookaheadByBatch | None = None, watch: Any = None
+    ) -> dict[str, Any]:
         with _bar(settings.policy, len(traffic.requests)) as progress:
             served, beyond = serve_traffic(
                 scenario,
@@ -232,14 +243,15 @@ def serve_asked(request: SimulationRequest, asked: TrafficRequest) -> TrafficRep
                 by_batch,
                 max_concurrency=asked.max_concurrency,
                 progress=progress,
+                watch=watch,
             )
         found = metrics(served, slo, num_gpu_blocks=asked.num_gpu_blocks)
         return {**found, "extrapolated": [asdict(entry) for entry in beyond]}
 
-    found = run(settings, table)
+    found = run(settings, table, steps.append if timeline else None)
     ar, _ = baseline_settings(settings)
     plain = None if settings.policy == "ar" else run(ar)
-    return TrafficReport(settings, traffic, asked.options, found, plain, sources, table)
+    return TrafficReport(settings, traffic, asked.options, found, plain, sources, table, steps)
 
 
 @contextmanager
@@ -277,6 +289,25 @@ def _said(traffic: Traffic, asked: TrafficRequest) -> dict[str, str]:
         said["kv cache"] = "always enough blocks; --num-gpu-blocks says how many there are"
     said["replies"] = "the n-th request is accepted like the n-th recorded or tossed one, over and over"
     return said
+
+
+def write_steps(report: TrafficReport, path: Path) -> None:
+    """Chrome-trace JSON of the steps, with rows, queue and KV blocks as curves."""
+    spans = [
+        Span(
+            "engine",
+            "step",
+            step.began_s,
+            step.ended_s,
+            {"verifying": step.verifying, "chunk_tokens": step.chunk_tokens},
+        )
+        for step in report.steps
+    ]
+    names = ("running", "waiting", "blocks")
+    counters = {name: [(step.began_s, getattr(step, name)) for step in report.steps] for name in names}
+    text = chrome_trace(spans, title=f"traffic, {report.settings.label}", counters=counters)
+    with atomic_write(path) as file:
+        file.write(text)
 
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")

@@ -142,6 +142,20 @@ def test_the_table_says_what_the_json_says() -> None:
     assert "always enough blocks" in table
 
 
+def test_the_timeline_has_the_queue(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    result = asked("--policy", "ar", "--target-time", "1", "--draft-time", "0.1", "--max-concurrency", "3",
+                   "--requests", "3", "--output", "2", "--prompt", "8", "--max-num-seqs", "2",
+                   "--timeline", str(path))  # fmt: skip
+    assert result.exit_code == 0, result.output
+    events = json.loads(path.read_text())["traceEvents"]
+    steps = [event for event in events if event["ph"] == "X"]
+    assert [step["ts"] for step in steps] == [0, 1e6, 2e6, 3e6]  # two rows for two steps, then the third
+    curves = {name: [e["args"][name] for e in events if e["ph"] == "C" and e["name"] == name]
+              for name in ("running", "waiting", "blocks")}  # fmt: skip
+    assert curves == {"running": [2, 2, 1, 1], "waiting": [1, 1, 0, 0], "blocks": [2, 2, 1, 1]}
+
+
 def test_same_seed_same_answer() -> None:
     options = ("--policy", "ar", "--rate", "2", "--requests", "30", "--output", "20", "--json")
     assert asked(*options).output == asked(*options).output != asked(*options, "--seed", "1").output
@@ -160,7 +174,7 @@ def test_same_seed_same_answer() -> None:
         (("--traffic", str(DATA / "vidur.csv"), "--prompt", "5"), "--prompt changes nothing"),
         (("--traffic", str(DATA / "vidur.csv"), "--num-gpu-blocks", "100"), r"request 3 .* needs 145 KV"),
         (("--rate", "1", "--max-model-len", "100"), "longer than max_model_len"),
-        (("--rate", "1", "--timeline", "x.json"), "--timeline"),
+        (("--rate", "1", "--plot", "x.png"), "--plot"),
         (("--rate", "1", "--engine", "event"), "--engine"),
     ],
 )  # fmt: skip
