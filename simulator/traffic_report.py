@@ -232,7 +232,9 @@ def serve_asked(
     steps = list[StepRecord]()
 
     def run(
-        settings: Settings, by_batch: LookaheadByBatch | None = None, watch: Any = None
+        settings: Settings,
+        by_batch: LookaheadByBatch | None = None,
+        watch: Callable[[StepRecord], None] | None = None,
     ) -> dict[str, Any]:
         with _bar(settings.policy, len(traffic.requests)) as progress:
             served, beyond = serve_traffic(
