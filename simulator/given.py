@@ -13,8 +13,6 @@ from typing import Literal
 
 import click
 
-from hardware_profiles.composed import CAPTURE_LIMIT
-from hardware_profiles.pairs import Pair, pair_profile
 from hardware_profiles.profile import Profile
 from policies.commandline import POSITIVE, about, option
 from policies.registry import SettingError
@@ -70,6 +68,10 @@ class PairOptions:
             ValueError: As `pair_profile`.
         """
         if self.target is not None and self.draft is not None and hw is not None:
+            # Here and not at the top: most runs name no models.
+            from hardware_profiles.composed import CAPTURE_LIMIT
+            from hardware_profiles.pairs import Pair, pair_profile
+
             return pair_profile(
                 Pair(
                     hw=hw,
