@@ -22,7 +22,7 @@ The rule, the same for all:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -41,6 +41,7 @@ from analysis.study import RECORDED, SPLIT, Entry, Plan, PlanT, Study
 from calibrate.calibration import requests_of
 from calibrate.job import Job, like_profile, make_job, worker_specs
 from calibrate.live.placement import WorkerSpec, available_cores, parse_placement
+from calibrate.live.transport.emulated import Emulation
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_runs import LiveRun, joined, run_matrix
 from calibrate.options import CalibrationRequest, Progress, quiet
@@ -61,6 +62,8 @@ DRAWS = 8
 of a speed over a thousand tokens."""
 AR_PER_SETTINGS = 6
 """Plain decoding runs once more per this many settings."""
+EMULATED = Effects(overlap=False, jitter=False)
+"""What is simulated of a machine that live devices emulate: they do not slow each other, and never vary."""
 FIGURES = ("tokens_per_round", "cache_hit_rate", "acceptance_rate")
 """Figures of a summary that every row has, once per world."""
 MOST_TOKENS = 64
@@ -89,6 +92,8 @@ class Bench:
         given_sources: Profile and calibration traces in place of those that `hw` names.
         given_job: The live pair in place of the profile's own, as it was measured.
         subsets: Parts that the prompts are split into, each run and predicted on its own.
+        time_scale: Real seconds per second of the profile, whose times live devices then emulate; None: they
+            are this machine's own.
         out: Folder in which live runs are kept before anything is made of them.
         notes: What is kept beside what was asked, e.g. the machine.
     """
@@ -100,6 +105,7 @@ class Bench:
     given_sources: Sources | None = None
     given_job: Job | None = None
     subsets: int = 1
+    time_scale: float | None = None
     out: Path | None = None
     notes: Row = field(default_factory=dict)
     comparisons: list[Comparison] = field(default_factory=list)
@@ -170,7 +176,9 @@ class Bench:
     def scenario_of(self, trace: Trace, temperature: float, seed: int) -> Scenario:
         """A recording on the profile's hardware."""
         profile = self.sources.profile
-        tokens, timings = replay(trace, limit=self.limit, seed=seed), find_timings(profile, temperature)
+        tokens = replay(trace, limit=self.limit, seed=seed)
+        # Of real rounds of the profile's own pair; emulated devices know the steps of operations only.
+        timings = None if self.time_scale is not None else find_timings(profile, temperature)
         return Scenario(tokens, profile=profile, seed=seed, measured_timings=timings)
 
     def law_inputs(self, entry: Entry) -> LawInputs:
@@ -187,6 +195,13 @@ class Bench:
         target, draft = (dict(entry.drift).get(f"{role}.forward", 1.0) for role in ("target", "draft"))
         return replace(inputs, target_s=inputs.target_s * target, draft_s=inputs.draft_s * draft)
 
+    def emulation(self, entries: Sequence[Entry]) -> Emulation | None:
+        """What live devices emulate: the profile's times, as they are simulated in `EMULATED`."""
+        if self.time_scale is None:
+            return None
+        scenario = varied(self.scenario(entries[0].settings.temperature), effects=EMULATED)
+        return Emulation(scenario.live_prices, self.time_scale)
+
     def compare(self, entries: Sequence[Entry]) -> list[Row]:
         """Law, simulation and, where the plan says so, measurement of every setting, plain decoding first.
 
@@ -199,9 +214,11 @@ class Bench:
         groups = [Comparison(self, by_temperature[t], trace) for t, trace in traces.items()]
         self.comparisons += groups
         with ExitStack() as stack:
-            worlds = cache(lambda: live_worlds(self.job, entries, stack))
+            worlds = cache(lambda: live_worlds(self.job, entries, stack, self.emulation(entries)))
             for group in groups:
                 group.gather(worlds)
+            if self.time_scale is not None:
+                self.notes["emulated"] = kept_time(worlds().values(), self.time_scale)
         if self.out is not None and self.plan.live:
             # Before anything is simulated: it can be predicted again whatever comes.
             rows = tuple(row for group in groups for row in group.rows())
@@ -568,7 +585,9 @@ def spread_requests(trace: Trace, count: int | None) -> Trace:
     return trace.slice([request.id for request in spread(trace.requests, count)])
 
 
-def live_worlds(job: Job, entries: Sequence[Entry], stack: ExitStack) -> dict[str, LiveWorld]:
+def live_worlds(
+    job: Job, entries: Sequence[Entry], stack: ExitStack, emulation: Emulation | None = None
+) -> dict[str, LiveWorld]:
     """The live worlds of some entries, one per place, with as many drafts and rows as any needs."""
     worlds = {}
     widest = max(entry.batch for entry in entries)
@@ -576,8 +595,26 @@ def live_worlds(job: Job, entries: Sequence[Entry], stack: ExitStack) -> dict[st
     for place in dict.fromkeys(entry.place for entry in entries if not entry.drift):
         there = job if place == SPLIT else replace(job, placement=parse_placement(place))
         target, draft = worker_specs(there, batch=widest)
-        worlds[place] = stack.enter_context(LiveWorld(target, more_drafts(draft, drafts)))
+        live = LiveWorld(target, more_drafts(draft, drafts), emulation=emulation)
+        worlds[place] = stack.enter_context(live)
     return worlds
+
+
+def kept_time(worlds: Iterable[LiveWorld], scale: float) -> Row:
+    """How well emulated devices kept their times, over all runs so far.
+
+    `late_reports` are those that came after they were to be noticed, and by how many real seconds at most;
+    `missed_runs` were repeated, since real work was not done in time.
+    """
+    every = list(worlds)
+    behind = [scale * s for world in every for device in world.devices for s in device.behind_s]
+    return {
+        "time_scale": scale,
+        "missed_runs": sum(world.missed for world in every),
+        "reports": len(behind),
+        "late_reports": sum(s > 0.0 for s in behind),
+        "latest_s": max(behind, default=0.0),
+    }
 
 
 def more_drafts(draft: WorkerSpec, count: int) -> list[WorkerSpec]:

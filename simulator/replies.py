@@ -4,7 +4,7 @@ recording or coins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -33,7 +33,7 @@ DECODE = "decode"
 """What a verification of nothing is called by profiles."""
 
 
-RowReplies: TypeAlias = "Recorded | Synthetic"
+RowReplies: TypeAlias = "Recorded | Synthetic | Answered"
 """Replies of row operations, without their time."""
 
 
@@ -62,11 +62,11 @@ class SimulatedCache:
         return _drafted(_marked(self.operation), 1)
 
 
-class Replies:
-    """Times and answers of operations; one object serves all devices of a world.
+class OperationTimes:
+    """What operations take: their steps and host time; one object serves all devices of a world.
 
     Args:
-        rows: Replies of row operations; None where no policy asks for any.
+        rows: Replies of row operations, whose steps they tell; None where no policy asks for any.
         timings: What their kinds take in real rounds; others take what `costs` says of their steps, and the
             host time of their cost class.
         noise: Of whole operations whose spread in real rounds is known; None: they take their means.
@@ -75,7 +75,6 @@ class Replies:
     def __init__(
         self,
         costs: Costs,
-        tokens: TokenModel,
         host: Host,
         *,
         rows: RowReplies | None = None,
@@ -87,7 +86,6 @@ class Replies:
         self.costs = costs
         self.rows = rows
         self.host = host
-        self.tokens = tokens
         self._hosts: dict[tuple[str, bool], OperationHost] = {}
         self._common = None if host.operations or host.sampled else host.of("verify")
 
@@ -167,6 +165,18 @@ class Replies:
         if key not in self._hosts:
             self._hosts[key] = self.host.of(cast("HostOperation", key[0]), sampled=key[1])
         return self._hosts[key]
+
+
+class Replies(OperationTimes):
+    """Times and answers of operations; `more` as `OperationTimes` takes it.
+
+    Args:
+        tokens: What is accepted.
+    """
+
+    def __init__(self, costs: Costs, tokens: TokenModel, host: Host, **more: Any) -> None:
+        super().__init__(costs, host, **more)
+        self.tokens = tokens
 
     def answer(self, operation: Operation, completed: int | None) -> Any:
         """Answer of a finished operation; `completed` steps if it was stopped early, else None."""
@@ -256,6 +266,40 @@ class Recorded:
                 f"position {position}: it is of another run; record it again with `calibrate decide`"
             )
         return replies[key]
+
+
+class Answered:
+    """The replies of the one operation that a live worker has just answered.
+
+    Steps of it that call no model take no time: they are not the emulated device's.
+
+    Attributes:
+        said: [n] the reply of each row; none yet before it is done.
+    """
+
+    def __init__(self) -> None:
+        self.said: Sequence[Any] = ()
+        self.seconds: Mapping[str, float] = {}
+
+    def replies(self, operation: RowOperation) -> list[Any]:
+        """[n] the reply of each row."""
+        return list(self.said)
+
+    def early(self, operation: RowOperation) -> list[Any]:
+        """Never asked: a worker answers by itself."""
+        raise NotImplementedError("live workers say their early results themselves")
+
+
+class LivePrices(OperationTimes):
+    """What operations take, for live devices that are to last as long: the same code as in the simulation."""
+
+    def __init__(self, costs: Costs, host: Host) -> None:
+        self._answered = Answered()
+        super().__init__(costs, host, rows=self._answered)
+
+    def answered(self, replies: Sequence[Any]) -> None:
+        """The next questions are about an operation with these replies; none: it is not done yet."""
+        self._answered.said = replies
 
 
 def revive(reply: type[Any], plain: Any) -> Any:

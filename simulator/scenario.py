@@ -15,6 +15,7 @@ from policies.registry import SettingError
 from policies.values import Request
 from simulator.compiled.scripts import Script
 from simulator.costs import STRATA, Costs, Effects, KeyedNoise, ProfileCosts, TextbookCosts
+from simulator.replies import LivePrices
 from simulator.tokens import TokenModel
 from simulator.world import SimulatedWorld, Slowdowns
 
@@ -128,6 +129,11 @@ class Scenario:
         return ProfileCosts(
             self.surfaces, effects=self.effects, seed=self.seed, drift=self.drift, origins=origins
         )
+
+    @property
+    def live_prices(self) -> LivePrices:
+        """What live devices that emulate this scenario's hardware make their operations last."""
+        return LivePrices(self.costs, self.host or Host())
 
     def world(self, tokens: TokenModel, draft_devices: int | None = None, **more: Any) -> SimulatedWorld:
         """A fresh world with these costs, host time and contention; `more` as `SimulatedWorld` takes it."""

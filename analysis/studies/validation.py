@@ -17,7 +17,7 @@ from typing import Any
 import click
 import numpy as np
 
-from analysis.execute import LIVE, Bench, Comparison
+from analysis.execute import EMULATED, LIVE, Bench, Comparison
 from analysis.intervals import Bootstrap, Interval
 from analysis.results import Results, Row, settings_of
 from analysis.show import Column, draw_marks, legend_below, parity, table, values
@@ -28,7 +28,7 @@ from calibrate.calibration import open_work, run_calibration, write_all
 from calibrate.job import Job, like_profile, make_job
 from hardware_profiles.files import atomic_write
 from hardware_profiles.profile import MeasuredRun, load_profile
-from hardware_profiles.store import user_profile, user_trace
+from hardware_profiles.store import find_profile, origin, user_profile, user_trace
 from policies.registry import POLICIES, SettingError, Settings, configure, find_policy
 from policies.timeline import chrome_trace
 from simulator.costs import Effects
@@ -62,6 +62,8 @@ class ValidationPlan(Plan):
     prompts: str = option("heldout", "Shipped set or Spec-Bench JSONL.")
     count: int | None = option(12, "Prompts to use.", type=POSITIVE)
     hw: tuple[str, ...] = option(("auto",), "Profile to predict with; auto: this machine's.")
+    emulate: str = option("", "Profile whose times live devices take; it predicts, too.")
+    time_scale: float = option(4.0, "Real seconds per emulated one.", type=click.FloatRange(0, min_open=True))
     trace: str = option("", "Calibration trace.  [default: the profile's]")
     target: str = option("pair:x20", "Model name or folder.")
     draft: str = option("pair:draft", "Model name or folder.")
@@ -144,16 +146,17 @@ def answer(bench: Bench) -> list[Row]:
     same = ("target", "draft", "temperature", "placement", "seed", "trust_remote_code")
     asked = {name: getattr(plan, name) for name in same}
     job = make_job(replace(LIVE, max_tokens=plan.max_tokens or 0, **asked))
-    sources = predictor(job, plan, bench)
-    warn_of_another_machine(job, sources)
-    for temperature in plan.temperature:
-        sources.trace(temperature)  # fails before anything slow begins
-    here = replace(
-        bench,
-        given_sources=sources,
-        given_job=like_profile(job, sources.profile),
-        subsets=min(plan.subsets, len(prompts)),
-    )
+    here = replace(bench, given_job=job, subsets=min(plan.subsets, len(prompts)))
+    if plan.emulate:
+        sources = emulated_sources(plan)
+        study = replace(bench.study, worlds=dict.fromkeys(bench.study.worlds, EMULATED))
+        here = replace(here, given_sources=sources, study=study, time_scale=plan.time_scale)
+    else:
+        sources = predictor(job, plan, bench)
+        warn_of_another_machine(job, sources)
+        for temperature in plan.temperature:
+            sources.trace(temperature)  # fails before anything slow begins
+        here = replace(here, given_sources=sources, given_job=like_profile(job, sources.profile))
     rows = here.compare([Entry(s, batch) for batch in plan.batch for s in settings])
     if bench.out is not None:
         for comparison in here.comparisons:
@@ -161,6 +164,7 @@ def answer(bench: Bench) -> list[Row]:
     bench.notes |= {
         "machine": str(job.machine),
         "profile_machine": sources.profile.provenance.machine,
+        "emulate": plan.emulate or None,
         "files": {str(kind): file for kind, file in sources.origins.items()},
         "model_error": sources.model_error,
     }
@@ -181,6 +185,18 @@ def predictor(job: Job, plan: ValidationPlan, bench: Bench) -> Sources:
                 journal.discard()
         hw, trace = str(path), trace or str(own)
     return load_sources(hw, trace=trace, temperatures=plan.temperature)
+
+
+def emulated_sources(plan: ValidationPlan) -> Sources:
+    """The profile that is emulated; what is accepted is recorded of the pair that runs.
+
+    Raises:
+        SettingError: Another profile, a trace or stored live runs are given, which have no part in it.
+    """
+    if plan.hw != ("auto",) or plan.trace or plan.measured is not None:
+        raise SettingError("--emulate predicts with what it emulates: leave out --hw, --trace and --measured")
+    path = find_profile(plan.emulate)
+    return Sources(load_profile(path), {}, 0.0, hw=plan.emulate, origins={"profile": origin(path)})
 
 
 def warn_of_another_machine(job: Job, sources: Sources) -> None:
@@ -226,15 +242,19 @@ def foresee(rows: Sequence[Row], sources: Sources, bench: Bench, *, size: int) -
     foreseen = []
     for done, row in enumerate(whole):
         temperature, batch, measured = (row[n] for n in ("temperature", "batch", "measured_speedup_vs_ar"))
-        if (temperature, batch) not in boots:
+        if sources.traces and (temperature, batch) not in boots:
             longest = int(np.diff(sources.trace(temperature).offsets).max())
             # Where the calibration did not record as much, all that it recorded.
             limit = plan.max_tokens if longest >= (plan.max_tokens or longest) else None
             boots[temperature, batch] = sources.bootstrap(
                 temperature, batch=batch, size=size, limit=limit, level=plan.level, seed=plan.seed
             )
-        several, one = intervals_of(boots[temperature, batch], settings_of(row), bench.subsets)
-        nearest = nearest_measured(settings_of(row), sources.profile.measured_runs, batch)
+        several: Interval | None = None
+        one: Interval | None = None
+        nearest = None
+        if sources.traces:  # else it is emulated: nothing was calibrated
+            several, one = intervals_of(boots[temperature, batch], settings_of(row), bench.subsets)
+            nearest = nearest_measured(settings_of(row), sources.profile.measured_runs, batch)
         mine = [r for r in rows if (r["setting"], r["batch"]) == (row["setting"], batch)]
         parts = [r for r in mine if r.get("subset") is not None] or [{**row, "subset": 0}]
         runs = [_run(part, one) for part in parts]
@@ -345,6 +365,7 @@ def about(results: Results) -> Row:
     return {
         "profile": rows[0]["profile"],
         **{name: asked[name] for name in ("files", "profile_machine", "machine", "target", "draft")},
+        **{name: asked[name] for name in ("emulate", "emulated") if asked.get(name)},
         "prompts": Path(asked["prompts"]).stem,
         "summary": summary(results),
         "live_runs": [run for row in compared(rows) for run in row["live_runs"]],
@@ -405,6 +426,13 @@ def show(results: Results) -> Iterator[Any]:
         yield (
             f"intervals: {inside['covered']} of {inside['runs']} live runs ({inside['share']:.0%}) lie in "
             f"their {inside['level']:.0%} interval, which is {inside['median_width']:.0%} wide (median)"
+        )
+    if kept := results.about.get("emulated"):
+        yield (
+            f"emulated: {results.asked['emulate']}, {kept['time_scale']:g} real seconds per second, devices "
+            f"that do not slow each other; {kept['missed_runs']} runs missed a deadline and were repeated; "
+            f"{kept['late_reports']} of {kept['reports']} reports came late, by {kept['latest_s']:.3f} s "
+            "at most"
         )
     if totals["identical_to_plain_decoding"] is not None:
         exact = "" if totals["replay_exact"] in {True, None} else " (NOT explained by rounding)"
@@ -498,5 +526,6 @@ STUDY = Study(
         "--policies sd,saguaro --lookahead 2,4,7 --fanout 1,3 --backup primary,plain",
         "--target pair:x5 --batch 1,4,8 --temperature 0,1 --count 16 --max-tokens 64",
         "--policies duo,double,mirror --target pair:x5 --count 8 --json",
+        "--emulate h100x4+1 --time-scale 8 --target pair:target    # live, at an H100's times",
     ),
 )

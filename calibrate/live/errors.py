@@ -46,6 +46,33 @@ class WorkerDied(LiveError):
         return f"worker {self.device!r} died with exit code {self.exit_code}{words}"
 
 
+class DeadlineMissed(LiveError):
+    """Real work took longer than the emulated operation.
+
+    Args:
+        device: Name of the device.
+        operation: Kind of the operation that needs the largest scale.
+        real_s: Real seconds that it took.
+        had_s: Real seconds that it had.
+        scale: The time scale that would have sufficed for every operation.
+    """
+
+    def __init__(self, device: str, operation: str, real_s: float, had_s: float, scale: float) -> None:
+        super().__init__(device, operation, real_s, had_s, scale)
+        self.device = device
+        self.operation = operation
+        self.real_s = real_s
+        self.had_s = had_s
+        self.scale = scale
+
+    def __str__(self) -> str:
+        return (
+            f"{self.operation} on emulated device {self.device!r} took {1e3 * self.real_s:.1f} ms of real "
+            f"time and had {1e3 * self.had_s:.1f} ms: the smallest usable time scale is {self.scale:.2g} "
+            "here; give --time-scale that, and room"
+        )
+
+
 class StuckPolicy(LiveError):
     """A policy waits for something that nobody will ever do."""
 

@@ -179,17 +179,23 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Work(Envelope, frozen=True):
-    """To the worker: do the operation of a kind that is packed in `body`."""
+    """To the worker: do the operation of a kind that is packed in `body`.
+
+    `at_s`: when it was submitted, on an emulated device, in the emulated machine's seconds (as all of these
+    messages' times are there).
+    """
 
     number: int
     kind: str
     body: bytes
+    at_s: float | None = None
 
 
 class Stop(Envelope, frozen=True):
-    """To the worker: end work `number` at its next step boundary."""
+    """To the worker: end work `number` at its next step boundary; asked for at `at_s`, see `Work`."""
 
     number: int
+    at_s: float | None = None
 
 
 class Exit(Envelope, frozen=True):
@@ -206,20 +212,26 @@ class Ready(Envelope, frozen=True):
 
 
 class Report(Envelope, frozen=True):
-    """From the worker: work `number` is done; `body` holds its replies."""
+    """From the worker: work `number` is done; `body` holds its replies.
+
+    An emulated device says when that is to be noticed, and when its own work really began and ended.
+    """
 
     number: int
     start: float
     end: float
     steps: tuple[StepTime, ...]
     body: bytes
+    noticed_s: float | None = None
+    real_s: tuple[float, float] | None = None
 
 
 class Early(Envelope, frozen=True):
-    """From the worker: the early result of work `number`."""
+    """From the worker: the early result of work `number`; to be noticed at, see `Report`."""
 
     number: int
     body: bytes
+    noticed_s: float | None = None
 
 
 class Failure(Envelope, frozen=True):

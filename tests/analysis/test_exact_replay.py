@@ -10,17 +10,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tiny_profiles import profile
 
+from analysis.execute import EMULATED
 from analysis.rounds import compare_rounds
 from calibrate.calibration import requests_of
 from calibrate.job import Job
 from calibrate.live.placement import available_cores, pair_specs, parse_placement
+from calibrate.live.transport.emulated import Emulation
 from calibrate.live.transport.world import LiveWorld
-from calibrate.live_runs import LiveRun, run_live
+from calibrate.live_runs import LiveRun, run_in_time, run_live
 from calibrate.machine import Machine
 from calibrate.prompts import choose_prompts
 from calibrate.record import record_trace
 from calibrate.shipped import resolve_model
+from hardware_profiles.optime import Host
+from hardware_profiles.reply_trace import DecisionTrace
 from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure
 from policies.rows import Round
@@ -129,3 +134,36 @@ def test_a_planted_bug_is_caught(
     wrong = simulated(bug(replay(trace)), settings)
     found = compare_rounds(settings, wrong, rounds_of(live[settings, 1]), trace)
     assert not found.exact
+
+
+HOST = Host(submit_s=0.125, report_s=0.0625)
+EMULATED_SETTINGS = [
+    (configure("pearl", lookahead=3), 2),
+    (configure("saguaro", lookahead=3, fanout=(2,), backup="primary"), 2),
+    (configure("double", lookahead=3), 1),
+]
+
+
+def test_an_emulated_machine_spends_its_time_as_simulated(trace: Trace) -> None:
+    """Every operation of both devices begins and ends live when the simulation says so, in batches, too.
+
+    Costs grow with the batch; rounds, admissions and who waits for whom are those of the real pair.
+    """
+    slow = profile(target_s=1.0, draft_s=0.25, linear=True, host=HOST)
+    part = trace.slice([request.id for request in trace.requests[:3]])
+    scenario = Scenario(replay(part, limit=8), profile=slow, effects=EMULATED)
+    target, draft = pair_specs(
+        str(resolve_model("pair:target")), str(resolve_model("pair:draft")), parse_placement("shared:0")
+    )
+    draft = replace(draft, cores=available_cores()[-1:])
+    with LiveWorld(target, draft, emulation=Emulation(scenario.live_prices, 0.1)) as world:
+        for settings, batch in EMULATED_SETTINGS:
+            run = run_in_time(world, settings, requests_of(part, 8), batch=batch)
+            decided = DecisionTrace(part.requests, part.meta, {run.decisions.label: run.decisions}, 8)
+            predicted = simulate(replace(scenario, batch=batch, decisions=decided), settings, timeline=True)
+            # The run's beginning is read off the clock, before its first submission.
+            first = run.spans[0].start_s - predicted.spans[0].start_s
+            live = sorted((s.device, s.start_s - first, s.end_s - first, s.name) for s in run.spans)
+            simulated = sorted((s.device, s.start_s, s.end_s, s.name) for s in predicted.spans)
+            assert [span[::3] for span in live] == [span[::3] for span in simulated], settings.label
+            assert np.allclose([s[1:3] for s in live], [s[1:3] for s in simulated], atol=1e-6), settings.label

@@ -34,7 +34,7 @@ from analysis.studies.validation import (
 )
 from calibrate.live_runs import Cell
 from calibrate.machine import Machine
-from hardware_profiles.profile import MeasuredRun
+from hardware_profiles.profile import MeasuredRun, Overlap
 from policies.registry import SettingError, configure
 
 TEXTS = trace([[0, 0, 1, 0, 2, 0] * 2] * 4)
@@ -250,6 +250,29 @@ def test_a_profile_of_another_machine_is_warned_about(
     assert "warning" not in call("--json").stderr
 
 
+def test_an_emulated_machine_is_predicted_by_what_it_emulates(
+    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices do not slow each other there, nothing was calibrated, and it is said how well time was kept."""
+    contended = TINY.model_copy(
+        update={"overlap": (Overlap(device="target", operation="forward", while_busy="draft", slowdown=2.0),)}
+    )
+    monkeypatch.setattr(validation, "find_profile", Path)
+    monkeypatch.setattr(validation, "origin", str)
+    monkeypatch.setattr(validation, "load_profile", lambda path: contended)
+    monkeypatch.setattr(execute.Bench, "trace", lambda self, temperature: TEXTS)
+    result = CliRunner().invoke(main, [*ASKED, "--emulate", "tiny", "--time-scale", "3", "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    for row in told["rows"]:
+        assert row["predicted_low"] is None and row["nearest_setting_error"] is None
+        # Live runs are simulated ones on the profile without contention, 10 % slower but for plain decoding.
+        assert row["error"] == pytest.approx(0.0 if row["policy"] == "ar" else 0.1, abs=0.011)
+        assert row["error"] == row["error_without_contention"]
+    kept = {"time_scale": 3.0, "missed_runs": 0, "reports": 0, "late_reports": 0, "latest_s": 0.0}
+    assert (told["emulate"], told["emulated"]) == ("tiny", kept)
+
+
 def test_machines_differ_in_what_they_do_not_share() -> None:
     here = Machine("AMD EPYC", (0, 1), ("cuda: A100",))
     assert here.differs_from("2 CPU cores (AMD EPYC); cuda: A100") == ""
@@ -271,6 +294,9 @@ def test_machines_differ_in_what_they_do_not_share() -> None:
         (["--temperature", "warm"], "comma-separated list"),
         (["--temperature", "-1"], "temperature must be at least 0"),
         (["--hw", ""], "--hw"),
+        (["--emulate", "tiny", "--hw", "cpu2-x5"], "--emulate predicts with what it emulates"),
+        (["--emulate", "nowhere"], "nowhere"),
+        (["--emulate", "textbook", "--time-scale", "0"], "--time-scale"),
     ],
 )
 def test_bad_input_is_refused(arguments: list[str], message: str) -> None:

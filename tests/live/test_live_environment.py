@@ -54,6 +54,9 @@ class PaperPort:
             raise WorkerDied("paper", -9, "last words")
         return self.received
 
+    def happens_s(self, report: object, arrival_s: float) -> float:
+        return arrival_s
+
     def deliver(self, report: object, arrival_s: float) -> None:
         self.delivered += 1
         self.tasks[self.delivered - 1].succeed((report, arrival_s))

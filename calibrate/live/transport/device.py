@@ -5,15 +5,24 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import simpy
 
 from calibrate.live.errors import AuditError, WorkerError
 from calibrate.live.transport.environment import LiveEnvironment
 from calibrate.live.transport.worker import WorkerLink
-from calibrate.live.wire import Early, Failure, Report, StepTime, Work, pack_operation, unpack_replies
-from policies.operation import Operation, RowOperation
+from calibrate.live.wire import (
+    NO_ROWS,
+    Early,
+    Failure,
+    Report,
+    StepTime,
+    Work,
+    pack_operation,
+    unpack_replies,
+)
+from policies.operation import Operation, Prefill, RowOperation
 from policies.timeline import Span
 
 
@@ -61,6 +70,21 @@ class Timing:
         return self.arrival_s - self.end_s
 
 
+class Miss(NamedTuple):
+    """An operation of an emulated device that was not done in time, in the emulated machine's seconds.
+
+    Attributes:
+        work_s: What its real work took.
+        since_s: From its beginning, for which its work may have been late, to the end of its work.
+        had_s: What it lasts.
+    """
+
+    operation: str
+    work_s: float
+    since_s: float
+    had_s: float
+
+
 class Task(simpy.Event):
     """A submitted operation.  Fires exactly once, with the operation's answer or its failure."""
 
@@ -94,17 +118,30 @@ class LiveDevice:
         environment: Where its tasks fire; it has to be attached there.
         link: The worker.
         clock_offset_s: Worker's clock plus this is this process's clock.
+        emulated: Whether it lasts as another machine's would; its worker was told so, too.
 
     Attributes:
+        misses: Operations but prefills whose real work took longer than they last, where that is not nothing.
+        behind_s: By how much each report came after it was to be noticed, 0 where it was waiting for that.
         timings: Every finished operation, in order.
         spans: The same as spans of a timeline.
         replies: Every finished `RowOperation` with its rows' replies, and with their early ones.
     """
 
-    def __init__(self, environment: LiveEnvironment, link: WorkerLink, clock_offset_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        environment: LiveEnvironment,
+        link: WorkerLink,
+        clock_offset_s: float = 0.0,
+        *,
+        emulated: bool = False,
+    ) -> None:
         self.environment = environment
         self.link = link
         self.clock_offset_s = clock_offset_s
+        self.emulated = emulated
+        self.misses: list[Miss] = []
+        self.behind_s: list[float] = []
         self.timings: list[Timing] = []
         self.spans: list[Span] = []
         self.replies: list[tuple[RowOperation, tuple[Any, ...], tuple[Any, ...] | None]] = []
@@ -133,8 +170,9 @@ class LiveDevice:
 
     def submit(self, operation: Operation) -> Task:
         """Queue an operation and return at once; see `pack_operation` for what is refused."""
-        submit_s = self.environment.elapsed()
-        work = Work(next(self._numbers), operation.kind, pack_operation(operation))
+        submit_s = self._present_s()
+        at_s = submit_s - self._shift if self.emulated and operation.view is not NO_ROWS else None
+        work = Work(next(self._numbers), operation.kind, pack_operation(operation), at_s)
         task = Task(self, work.number)
         self._pending.append(_Pending(task, operation, submit_s, queued=bool(self._pending)))
         self.link.post(work)
@@ -143,11 +181,29 @@ class LiveDevice:
     def stop(self, task: Task) -> None:
         """See `Task.stop`."""
         if any(pending.task is task for pending in self._pending):
-            self.link.stop(task.number)
+            self.link.stop(task.number, self._present_s() - self._shift if self.emulated else None)
+
+    @property
+    def _shift(self) -> float:
+        """Worker's clock plus this is the environment's time."""
+        return self.clock_offset_s - self.environment.origin
+
+    def _present_s(self) -> float:
+        """When the policy does what it is doing: on the clock, or of an emulated one at once."""
+        return float(self.environment.now) if self.emulated else self.environment.elapsed()
 
     def receive(self) -> object:
         """Read one report; see `environment.Port`."""
         return self.link.receive()
+
+    def happens_s(self, report: object, arrival_s: float) -> float:
+        """See `environment.Port`."""
+        noticed_s = getattr(report, "noticed_s", None)
+        if noticed_s is None:
+            return arrival_s
+        happens_s = float(noticed_s + self._shift)
+        self.behind_s.append(max(0.0, arrival_s - happens_s))
+        return happens_s
 
     def deliver(self, report: object, arrival_s: float) -> None:
         """Fire the task (or its early event) that a report is about: the oldest, since the worker is FIFO."""
@@ -172,13 +228,20 @@ class LiveDevice:
         task.succeed(operation.answer(replies))
 
     def clear_records(self) -> None:
-        """Forget timings, spans and replies."""
+        """Forget timings, spans, replies and missed deadlines."""
+        self.misses.clear()
         self.replies.clear()
         self.timings.clear()
         self.spans.clear()
 
     def _record(self, pending: _Pending, report: Report | Failure, arrival_s: float) -> None:
-        shift = self.clock_offset_s - self.environment.origin
+        shift = self._shift
+        if isinstance(report, Report) and report.real_s is not None:
+            (began_s, done_s), had_s = report.real_s, report.end - report.start
+            kind = pending.operation.kind
+            # A late prefill delays what follows, which has to be in time; decode time leaves prefills out.
+            if done_s > report.end > report.start and not isinstance(pending.operation, Prefill):
+                self.misses.append(Miss(kind, done_s - began_s, done_s - report.start, had_s))
         steps = report.steps if isinstance(report, Report) else ()
         view = pending.operation.view
         timing = Timing(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 from multiprocessing.connection import wait as wait_for_connections
 from typing import Any, Protocol
 
@@ -15,6 +16,9 @@ from calibrate.live.errors import StuckPolicy
 
 Clock = Callable[[], float]
 Wait = Callable[[Sequence[Any], float | None], list[Any]]
+
+SPIN_S = 0.0003
+"""Real seconds before a held report's moment in which nothing is slept through."""
 
 
 class Port(Protocol):
@@ -34,6 +38,10 @@ class Port(Protocol):
         """Read the report that lies ready; `WorkerDied` if there is none, and there never will be."""
         ...
 
+    def happens_s(self, report: object, arrival_s: float) -> float:
+        """When a report happens that arrived now: now, or on an emulated device when it is to be noticed."""
+        ...
+
     def deliver(self, report: object, arrival_s: float) -> None:
         """Trigger the task that `report` is about; `now` is already the time of its arrival."""
         ...
@@ -42,23 +50,30 @@ class Port(Protocol):
 class LiveEnvironment(simpy.Environment):
     """An environment whose `now` is seconds since it began, of the moment the current event happened.
 
-    A timeout happens when it is due, a report when it arrives here.  Both are worked off in the order
+    A timeout happens when it is due, a report when it arrives here, or at the moment that it names (of an
+    emulated device).  Both are worked off in the order
     of these moments, so that `now` never runs backwards even if this process was late to notice one.
     Events that a policy triggers itself happen at `now`.
 
     Args:
         clock: Monotonic seconds.
+        scale: Real seconds per second of the clock.
         wait: As `multiprocessing.connection.wait`; replaceable for tests.
     """
 
-    def __init__(self, *, clock: Clock = time.perf_counter, wait: Wait = wait_for_connections) -> None:
+    def __init__(
+        self, *, clock: Clock = time.perf_counter, wait: Wait = wait_for_connections, scale: float = 1.0
+    ) -> None:
         super().__init__(0.0)
         self._clock = clock
+        self._scale = scale
         self._wait = wait
         self.origin = clock()
         """The clock's reading at `now == 0`."""
         self._ports: list[Port] = []
-        self._arrivals: deque[tuple[float, Port, object]] = deque()
+        self._arrivals: list[tuple[float, int, Port, object]] = []
+        self._numbers = itertools.count()
+        self._held = False  # whether reports are held until they are to be noticed
 
     def attach(self, port: Port) -> None:
         """From now on wait for the reports of `port`, too."""
@@ -101,8 +116,10 @@ class LiveEnvironment(simpy.Environment):
 
     def _due(self) -> bool:
         """Whether the head of the queue has happened; first moves an earlier arrival into the queue."""
-        if self._arrivals and self._arrivals[0][0] < self.peek():
-            arrival_s, port, report = self._arrivals.popleft()
+        if self._held and self.peek() > self._now:
+            self._take_in(0.0)  # what is to be noticed first may have arrived last
+        if self._arrivals and self._arrivals[0][0] < self.peek() and self._arrivals[0][0] <= self.elapsed():
+            arrival_s, _, port, report = heappop(self._arrivals)
             self._now = max(float(self._now), arrival_s)
             port.deliver(report, arrival_s)
         head = self.peek()
@@ -110,19 +127,26 @@ class LiveEnvironment(simpy.Environment):
         return head <= self._now or head <= self.elapsed()
 
     def _listen(self) -> None:
-        """Wait until the head of the queue is due or reports have arrived; take in the reports."""
-        head = float(self.peek())
+        """Wait until the head of the queue is due, a held report happens or others have arrived."""
+        head = min(float(self.peek()), self._arrivals[0][0] if self._arrivals else simpy.core.Infinity)
         if head == simpy.core.Infinity:
             if not any(port.outstanding for port in self._ports):
                 raise StuckPolicy(
                     "nothing is scheduled and no worker has anything outstanding: the policy waits for "
                     "an event that nobody will trigger"
                 )
-            timeout = None
-        else:
-            timeout = max(0.0, head - self.elapsed())
+            self._take_in(None)
+            return
+        left_s = (head - self.elapsed()) * self._scale
+        self._take_in(max(0.0, left_s - SPIN_S if self._held else left_s))
+
+    def _take_in(self, timeout: float | None) -> None:
+        """Wait for reports, in real seconds, and take in those that have arrived."""
         ready = self._wait([h for port in self._ports for h in port.handles], timeout)
         arrival_s = self.elapsed()
         for port in self._ports:
             if any(handle in ready for handle in port.handles):
-                self._arrivals.append((arrival_s, port, port.receive()))
+                report = port.receive()
+                happens_s = port.happens_s(report, arrival_s)
+                self._held = self._held or happens_s != arrival_s
+                heappush(self._arrivals, (happens_s, next(self._numbers), port, report))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import math
 import os
 import select
 import signal
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from calibrate.live.errors import LiveError, WorkerDied, WorkerError
 from calibrate.live.placement import WorkerSpec
 from calibrate.live.shared_probs import ProbsReader, ProbsWriter, Segment
+from calibrate.live.transport.emulated import EmulatedWork, Emulation
 from calibrate.live.wire import (
     Early,
     Echo,
@@ -66,6 +68,7 @@ class WorkerPlan:
         end_token_ids: Tokens that end a request; None: as the model says.
         rings: Memory for the distributions of sampled tokens, of each draft.
         draft: Which of the drafts this worker is; None for the target.
+        emulation: The machine whose times its operations take; None: their own.
     """
 
     spec: WorkerSpec
@@ -73,6 +76,7 @@ class WorkerPlan:
     end_token_ids: tuple[int, ...] | None
     rings: tuple[Segment, ...] = ()
     draft: int | None = None
+    emulation: Emulation | None = None
 
 
 class ParentGone(Exception):
@@ -85,7 +89,7 @@ class Inbox:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._queue: deque[Work | Exit] = deque()
-        self._stopped: set[int] = set()
+        self._stopped: dict[int, float] = {}
         self._running = -1
         self._poller: Any = None
         if hasattr(select, "poll"):
@@ -100,14 +104,16 @@ class Inbox:
         work = self._queue.popleft()
         if isinstance(work, Work):
             self._running = work.number
-            self._stopped = {number for number in self._stopped if number >= work.number}
+            self._stopped = {n: at_s for n, at_s in self._stopped.items() if n >= work.number}
         return work
 
-    def stopped(self) -> bool:
-        """Whether the running work was asked to stop; reads what has arrived, without waiting."""
+    def stopped(self, by_s: float = math.inf) -> bool:
+        """Whether the running work was asked to stop, on an emulated device until a moment; reads what has
+        arrived, without waiting.
+        """
         while self._ready():
             self._read()
-        return self._running in self._stopped
+        return self._stopped.get(self._running, math.inf) <= by_s and self._running in self._stopped
 
     def _ready(self) -> bool:
         return bool(self._poller.poll(0)) if self._poller is not None else self._connection.poll()
@@ -118,7 +124,7 @@ class Inbox:
         except (EOFError, OSError):
             raise ParentGone from None
         if isinstance(message, Stop):
-            self._stopped.add(message.number)
+            self._stopped[message.number] = -math.inf if message.at_s is None else message.at_s
         else:
             self._queue.append(message)
 
@@ -136,12 +142,18 @@ def worker_main(plan: WorkerPlan, connection: Connection) -> None:
     executor.stopped = inbox.stopped
     try:
         _send(connection, ready)
-        serve(inbox, executor, connection)
+        emulated = None
+        if plan.emulation is not None:
+            send = partial(_send, connection)
+            emulated = EmulatedWork(plan.spec.name, plan.emulation, executor, inbox.stopped, send)
+        serve(inbox, executor, connection, emulated)
     except (ParentGone, BrokenPipeError, ConnectionResetError):
         return  # nobody is left to tell
 
 
-def serve(inbox: Inbox, executor: Executor, connection: Connection) -> None:
+def serve(
+    inbox: Inbox, executor: Executor, connection: Connection, emulated: EmulatedWork | None = None
+) -> None:
     """Execute work until told to exit.  An operation that raises is reported; the worker lives on."""
     from calibrate.live.engine.executor import handled
 
@@ -149,14 +161,21 @@ def serve(inbox: Inbox, executor: Executor, connection: Connection) -> None:
         start, number = time.perf_counter(), work.number
         executor.say_early = partial(_say_early, connection, number)
         try:
-            replies = executor.execute(unpack(work.body, handled(work.kind).operation))
+            operation = unpack(work.body, handled(work.kind).operation)
+            placed = emulated if work.at_s is not None else None
+            if placed is not None:
+                placed.begin(work, operation)
+            replies = executor.execute(operation)
         except ParentGone:
             raise
         except Exception:
             _send(connection, Failure(number, start, time.perf_counter(), traceback.format_exc()))
         else:
-            end = time.perf_counter()
-            _send(connection, Report(number, start, end, tuple(executor.steps), pack(replies)))
+            end, body = time.perf_counter(), pack(replies)
+            if placed is not None:
+                _send(connection, placed.finish(replies, body))
+            else:
+                _send(connection, Report(number, start, end, tuple(executor.steps), body))
 
 
 def _say_early(connection: Connection, number: int, replies: Sequence[Any]) -> None:
@@ -281,9 +300,9 @@ class WorkerLink:
         self._window.popleft()
         self._flush()
 
-    def stop(self, number: int) -> None:
-        """Ask for the end of work `number`; overtakes all work."""
-        self._send(Stop(number))
+    def stop(self, number: int, at_s: float | None = None) -> None:
+        """Ask for the end of work `number`; overtakes all work.  `at_s`: see `Work`."""
+        self._send(Stop(number, at_s))
 
     def dismiss(self) -> None:
         """Ask the worker to end when it has nothing else to do; does not wait."""

@@ -10,10 +10,11 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from calibrate.live.errors import LiveError, ModelError, WorkerDied, WorkerError
+from calibrate.live.errors import DeadlineMissed, LiveError, ModelError, WorkerDied, WorkerError
 from calibrate.live.placement import WorkerSpec, local_vocabulary
 from calibrate.live.shared_probs import DEFAULT_BYTES, Segment
 from calibrate.live.transport.device import LiveDevice, Timing
+from calibrate.live.transport.emulated import Emulation
 from calibrate.live.transport.environment import LiveEnvironment
 from calibrate.live.transport.worker import WorkerLink, WorkerPlan
 from calibrate.live.wire import Ready
@@ -41,6 +42,8 @@ class LiveWorld:
         start_timeout_s: How long loading a model may take.
         ring_bytes: Address space, per draft, for the distributions of sampled tokens; memory is taken as
             needed, a few times batch * outcomes * lookahead * vocabulary * 4 bytes.
+        emulation: The machine whose times all operations take (`transport.emulated`); then all times here
+            are its seconds.  None: this machine's.
 
     Raises:
         ModelError: A model is not there, or the vocabularies differ.
@@ -56,6 +59,7 @@ class LiveWorld:
         end_token_ids: Sequence[int] | None = None,
         start_timeout_s: float = 300.0,
         ring_bytes: int = DEFAULT_BYTES,
+        emulation: Emulation | None = None,
     ) -> None:
         drafts = [] if draft is None else [draft] if isinstance(draft, WorkerSpec) else list(draft)
         specs = [target, *drafts]
@@ -77,7 +81,8 @@ class LiveWorld:
             for i, spec in enumerate(specs):  # one by one, so that `close` knows each
                 number = i - 1 if i else None
                 stderr = str(self._folder / f"{spec.name}.stderr")
-                self._links.append(WorkerLink(WorkerPlan(spec, stderr, ends, tuple(self._rings), number)))
+                plan = WorkerPlan(spec, stderr, ends, tuple(self._rings), number, emulation)
+                self._links.append(WorkerLink(plan))
             self.workers: dict[str, Ready] = {
                 link.spec.name: link.wait_ready(start_timeout_s) for link in self._links
             }
@@ -86,9 +91,15 @@ class LiveWorld:
         except BaseException:
             self.close(gently=False)
             raise
-        self.environment = LiveEnvironment()
+        self.missed = 0
+        """Runs in which a deadline was missed so far."""
+        self._scale = 1.0 if emulation is None else emulation.scale
+        self._emulated = emulation is not None
+        self.environment = (
+            LiveEnvironment(clock=emulation.clock, scale=self._scale) if emulation else LiveEnvironment()
+        )
         self.devices = [
-            LiveDevice(self.environment, link, offset)
+            LiveDevice(self.environment, link, offset / self._scale, emulated=self._emulated)
             for link, offset in zip(self._links, offsets, strict=True)
         ]
         for device in self.devices:
@@ -115,8 +126,11 @@ class LiveWorld:
 
     @property
     def now(self) -> float:
-        """Seconds since the world began, of the moment the current event happened."""
-        return float(self.environment.now)
+        """Seconds since the world began, of the moment the current event happened.
+
+        Of emulated devices this is read off the clock: what they were to take is what is to be tested.
+        """
+        return self.environment.elapsed() if self._emulated else float(self.environment.now)
 
     @property
     def vocabulary(self) -> int:
@@ -133,6 +147,9 @@ class LiveWorld:
 
         Whatever it raises, or a worker reports, comes out of here; work left behind is then waited for, so
         that the next policy finds idle workers.  After a `WorkerDied` the world is of no further use.
+
+        Raises:
+            DeadlineMissed: Real work took longer than an emulated operation lasts; said at the end.
         """
         if self._closed:
             raise LiveError("the world is closed")
@@ -151,6 +168,24 @@ class LiveWorld:
                 self._settle()
                 raise
             self._settle()
+        self._check_deadlines()
+
+    def _check_deadlines(self) -> None:
+        """Refuse a run in which real work of an emulated device was not done in time.
+
+        Once something is late, what follows begins late, too: only the first operation counts with that.
+        """
+        missed = [
+            (scale, device.name, miss)
+            for device in self.devices
+            for number, miss in enumerate(device.misses)
+            for scale in [(miss.since_s if number == 0 else miss.work_s) / miss.had_s * self._scale]
+        ]
+        if missed:
+            self.missed += 1
+            scale, name, miss = max(missed)
+            real_s, had_s = scale * miss.had_s, self._scale * miss.had_s
+            raise DeadlineMissed(name, miss.operation, real_s, had_s, scale)
 
     @property
     def spans(self) -> list[Span]:
