@@ -138,6 +138,7 @@ def test_a_stop_takes_effect_at_the_first_boundary_after_it() -> None:
         bench.asked_to_stop = stop_s
         report = bench.do(Prespeculate, 0.0, (0.1, 0.1, 0.1), early_after=0)
         assert (report.end, len(report.steps)) == (end_s, steps), stop_s
+        assert report.real_s is not None and report.real_s[1] <= end_s  # it waited, but worked in time
         assert [(early.number, early.noticed_s) for early in bench.sent] == [(0, 1.8125)]
 
 

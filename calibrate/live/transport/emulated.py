@@ -120,6 +120,7 @@ class EmulatedWork:
         """When this one's real work began."""
         self._stopped = stopped
         self._cut = False
+        self._worked_s = 0.0
         self._early: Sequence[Any] | None = None
         executor.stopped = self.stopped
 
@@ -139,7 +140,8 @@ class EmulatedWork:
 
     def finish(self, replies: Sequence[Any], body: bytes) -> Report:
         """The report of the operation whose work is done, with its place in time."""
-        done_s, operation = self.emulation.clock(), self.operation
+        # What was cut waited for its stop after its work.
+        done_s, operation = self._worked_s if self._cut else self.emulation.clock(), self.operation
         self.prices.answered(replies)
         if isinstance(operation, RowOperation):
             self.steps = self._steps()
@@ -162,7 +164,7 @@ class EmulatedWork:
         """Asked between two steps: whether the operation was asked to stop before the first of them ended."""
         if not self.operation.early:
             return False
-        done = len(self.executor.steps)
+        done, self._worked_s = len(self.executor.steps), self.emulation.clock()
         boundary_s = self.boundary(done)
         self.emulation.wait(boundary_s + GRACE * (self.boundary(done + 1) - boundary_s))
         self._cut = self._stopped(boundary_s)
