@@ -186,7 +186,9 @@ def pictures(results: Results) -> Mapping[str, Picture]:
                 axes.plot(list(by_load), means, marker="D", markersize=4, color=colour, label=hw)
             axes.axhline(1.0, color="#555555", linewidth=0.8)
             axes.set_title(f"K = {lookahead}", fontsize=9)
-            frame(axes, x="load, share of plain decoding's capacity", y="mean latency of AR / SD", legend=7)
+            frame(axes, x="load, share of plain decoding's capacity", y="mean latency of AR / SD", legend=0)
+        lines, names = panels[0].get_legend_handles_labels()
+        figure.legend(lines, names, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
 
     return {"": Picture(draw)}
 
