@@ -174,7 +174,7 @@ def test_kept_guidance_does_not_even_come_so_far(prior: str, monkeypatch: pytest
 def test_a_position_that_is_drafted_again_has_new_luck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rejected tokens are retrieved: they must not tell what is drafted in their place."""
     seen: dict[tuple[int, int], dict[int, float]] = {}
-    correct = DraftSampler._luck
+    correct = DraftSampler._uniforms
 
     def spy(self: DraftSampler, requests: Any, positions: Any, rounds: Any) -> Any:
         uniforms = correct(self, requests, positions, rounds)
@@ -183,7 +183,7 @@ def test_a_position_that_is_drafted_again_has_new_luck(monkeypatch: pytest.Monke
             seen.setdefault((request, position), {})[when] = uniform
         return uniforms
 
-    monkeypatch.setattr(DraftSampler, "_luck", spy)
+    monkeypatch.setattr(DraftSampler, "_uniforms", spy)
     sampled_texts(sampled(**CASES[0]), requests=250)
     again = [draws for draws in seen.values() if len(draws) > 1]
     assert len(again) > 100
