@@ -41,6 +41,11 @@ TERMINAL = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TT
 _home = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """`-n auto`: one more than there are cores, since tests of live worlds wait for worker processes."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Make the home of the session; workers of pytest-xdist share that of the process that started them."""
     for name in THREADS:
