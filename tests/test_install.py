@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -24,3 +26,18 @@ def test_nobody_is_sent_to_an_extra_for_a_picture() -> None:
         path for folder in folders for path in (ROOT / folder).rglob("*.*") if path.suffix in {".py", ".md"}
     ]
     assert [path.name for path in [*files, ROOT / "README.md"] if "spectwin[plot]" in path.read_text()] == []
+
+
+def test_commands_start_with_the_main_install_alone() -> None:
+    """Whatever an extra alone would bring is made impossible to import."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = [re.split(r"[<>=]", entry)[0] for name in ("live", "fast", "openvino") for entry in extras[name]]
+    scripts = [target.partition(":")[0] for target in project["scripts"].values()]
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({named!r}))\n"
+        f"import importlib; [importlib.import_module(name) for name in {scripts!r}]\n"
+        "from analysis.__main__ import main; main(['list'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
