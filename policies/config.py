@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -408,7 +408,8 @@ class PolicyInfo:
         needs_draft: Whether it uses the draft device.
         collocated: Whether its devices take turns, so that one is enough.
         worlds: Where it runs.
-        aliases: Other names it goes by.
+        aliases: Other names it goes by; engines' among them.
+        implied: Knobs that an alias says, e.g. `eagle3` the kind of heads; what is given comes first.
         colour: In pictures.
         variants: Knobs of the settings that stand for it where its output is compared with plain decoding;
             every named value that changes how a greedy run goes is in one.
@@ -427,6 +428,7 @@ class PolicyInfo:
     collocated: bool = False
     worlds: tuple[WorldName, ...] = ("simulated", "live")
     aliases: tuple[str, ...] = ()
+    implied: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     colour: str = "#777777"
     variants: tuple[Mapping[str, Any], ...] = ({},)
 

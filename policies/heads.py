@@ -98,4 +98,10 @@ INFO = PolicyInfo(
     needs_draft=False,
     collocated=True,
     worlds=("simulated",),
+    aliases=("eagle", "eagle2", "eagle3", "mtp", "nextn", "medusa", "hydra"),
+    implied={
+        **{name: {"heads": name} for name in ("eagle2", "eagle3", "medusa", "hydra")},
+        # A module per drafted token, one after the other, in a chain.
+        **{name: {"heads": "eagle3", "tree_widths": (1, 1, 1)} for name in ("mtp", "nextn")},
+    },
 )

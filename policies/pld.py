@@ -129,7 +129,7 @@ INFO = PolicyInfo(
     order=3,
     needs_draft=False,
     collocated=True,
-    aliases=("prompt-lookup", "ngram"),
+    aliases=("prompt-lookup", "prompt_lookup", "ngram"),
     colour="#64b5cd",
     variants=({"lookahead": 5},),
 )

@@ -94,6 +94,7 @@ def configure(
     """
     info = find_policy(policy)
     given = {name: value for name, value in knobs.items() if value is not None}
+    given = {**info.implied.get(policy.lower(), {}), **given}
     _refuse_strangers(info, given)
     if top_p != 1.0 and temperature == 0.0:
         raise SettingError("top_p changes nothing at temperature 0; give a temperature, e.g. 1")

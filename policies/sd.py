@@ -60,7 +60,7 @@ INFO = PolicyInfo(
     verifies="chain",
     order=2,
     collocated=True,
-    aliases=("vanilla", "speculative"),
+    aliases=("vanilla", "speculative", "draft_model", "draft-model", "standalone"),
     colour="#4c72b0",
     variants=({"lookahead": 1}, {"lookahead": 5}),
 )

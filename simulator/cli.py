@@ -232,7 +232,7 @@ def answer_traffic(request: SimulationRequest, traffic: TrafficRequest, output: 
 
 def list_policies(*, as_json: bool) -> None:
     """Print the registry."""
-    fields = ("name", "paper", "predicts", "drafts", "on_miss", "verifies", "replay", "knobs")
+    fields = ("name", "paper", "predicts", "drafts", "on_miss", "verifies", "replay", "knobs", "aliases")
     if as_json:
         rows = [
             {**{f: getattr(info, f) for f in fields}, "worlds": list(info.worlds)}
@@ -244,6 +244,7 @@ def list_policies(*, as_json: bool) -> None:
     for info in POLICIES.values():
         click.echo(textwrap.fill(f"{info.name}: {info.paper}", LINE, subsequent_indent=" " * 4))
         for title, value in (
+            ("also", ", ".join(info.aliases)),
             ("who predicts", info.predicts),
             ("drafts", info.drafts),
             ("on a miss", info.on_miss),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tiny_worlds import run, tokens_by_hand
 
+from policies.commandline import parse_setting
 from policies.config import knobs_of
 from policies.registry import KNOBS, POLICIES, SettingError, configure, find_policy
 from policies.ssd import SaguaroConfig
@@ -16,9 +17,26 @@ def test_defaults_are_filled_in() -> None:
     assert configure("ar").lookahead is None
 
 
-@pytest.mark.parametrize("alias", ["ssd", "SSD", "Saguaro"])
-def test_aliases(alias: str) -> None:
-    assert find_policy(alias).name == "saguaro"
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [("ssd", "saguaro"), ("SSD", "saguaro"), ("Saguaro", "saguaro"), ("ngram", "pld"), ("draft_model", "sd")]
+    + [(alias, "heads") for alias in ("eagle3", "mtp", "medusa")],
+)
+def test_aliases(alias: str, name: str) -> None:
+    assert find_policy(alias).name == configure(alias).policy == name
+    assert configure(parse_setting(alias)[0]).policy == name
+
+
+def test_no_alias_is_of_two_policies_nor_a_policys_name() -> None:
+    names = [*POLICIES, *(alias for info in POLICIES.values() for alias in info.aliases)]
+    assert len(set(names)) == len(names)
+    assert all(set(info.implied) <= set(info.aliases) for info in POLICIES.values())
+
+
+def test_an_alias_says_its_knobs_and_what_is_given_comes_first() -> None:
+    assert configure("EAGLE3").knobs["heads"] == "eagle3" and configure("heads").knobs["heads"] == "eagle2"
+    assert configure("mtp").knobs["tree_widths"] == (1, 1, 1)
+    assert configure("mtp", tree_widths=(2,)).knobs["tree_widths"] == (2,)
 
 
 def test_labels_tell_settings_apart() -> None:
