@@ -24,6 +24,8 @@ from simulator.tokens import TokenModel, accepted_runs
 
 KEPT_ROUNDS = 4_000_000
 """Rounds of rows that are kept of a token model, over all settings."""
+KEPT_WALKS = 512
+"""Settings of which that is."""
 BACKUP_LONGEST = 3
 """Longest ending that an n-gram backup searches for, as `policies.pld.guess_from_text` has it."""
 
@@ -134,7 +136,21 @@ class Rule:
         return tokens.sampled.outcomes(self.sampling, Source.PRIMARY, self.shape).need_after(accepted, at)
 
     def guesses(self, requests: Sequence[Request]) -> Guesses:
-        """What is guessed at every position of some requests."""
+        """What is guessed at every position of some requests; kept, since fan-outs do not change it."""
+        kept, whole = _kept_of(self.tokens).guesses, tuple(self.identities(requests))
+        key = (self.guessed, self.depth, self.longest, self.sampling, self._keeps_rejected, whole)
+        if key in kept:
+            return kept[key]
+        found = self._guesses(requests)
+        if len(kept) * len(found.runs) <= KEPT_ROUNDS // 8:  # most are of the same requests
+            kept[key] = found
+        return found
+
+    @property
+    def _keeps_rejected(self) -> bool:
+        return isinstance(self.config, SaguaroConfig) and self.config.cache_set == "top"
+
+    def _guesses(self, requests: Sequence[Request]) -> Guesses:
         tokens, limits = self.tokens, np.array([request.limit for request in requests])
         begins = np.cumsum(limits) - limits
         offsets = np.arange(int(limits.sum())) - np.repeat(begins, limits)
@@ -168,8 +184,7 @@ class Rule:
                 rejected = self._random_tokens(ids, offsets + runs)
                 need = need - self._outranks(at, rejected, need)
         whole = runs >= lengths
-        keep = isinstance(self.config, SaguaroConfig) and self.config.cache_set == "top"
-        needs = np.where(whole | keep, tokens.need_free[at], need)
+        needs = np.where(whole | self._keeps_rejected, tokens.need_free[at], need)
         return Guesses(begins, lengths, runs, needs)
 
     def _random_tokens(self, ids: IntArray, positions: IntArray) -> IntArray:
@@ -241,22 +256,34 @@ class Walks:
         return np.array([self.requests[key] for key in keys], dtype=np.int64)
 
 
-def walks_of(rule: Rule) -> Walks:
-    """The rounds of a setting.
+@dataclass
+class _Kept:
+    """What is kept of a token model: batches, profiles, seeds of latency and resamples share it.
 
-    They are kept with the token model: batches, profiles, seeds of latency and resamples share them.
+    Attributes:
+        walks: By what a setting's rounds depend on.
+        guesses: By backup, lookahead, sampling and requests.
+        rounds: Of all walks, as counted last.
     """
-    kept = rule.tokens.replays
-    if rule.key not in kept:
-        _make_room(kept)
-        kept[rule.key] = Walks()
-    walks: Walks = kept[rule.key]
-    return walks
+
+    walks: dict[Hashable, Walks] = field(default_factory=dict)
+    guesses: dict[Hashable, Guesses] = field(default_factory=dict)
+    rounds: int = 0
 
 
-def _make_room(kept: dict[Hashable, Walks]) -> None:
-    while sum(len(walks.positions) for walks in kept.values()) > KEPT_ROUNDS or len(kept) > 512:
-        kept.pop(next(iter(kept)))
+def _kept_of(tokens: TokenModel) -> _Kept:
+    kept: _Kept = tokens.replays.setdefault("content", _Kept())
+    return kept
+
+
+def walks_of(rule: Rule) -> Walks:
+    """The rounds of a setting, kept with the token model."""
+    kept = _kept_of(rule.tokens)
+    if rule.key not in kept.walks:
+        while kept.walks and (kept.rounds > KEPT_ROUNDS or len(kept.walks) > KEPT_WALKS):
+            kept.rounds -= len(kept.walks.pop(next(iter(kept.walks))).positions)
+        kept.walks[rule.key] = Walks()
+    return kept.walks[rule.key]
 
 
 def _last_occurrences(text: IntArray, longest: int) -> IntArray:
@@ -311,6 +338,7 @@ def _append(walks: Walks, rule: Rule, keys: list[Hashable], requests: list[Reque
         *fresh.columns(),
     )
     before = len(walks.positions)
+    _kept_of(tokens).rounds += count
     for name in ("positions", "states", "lengths", "accepted", "hits"):
         setattr(walks, name, np.concatenate([getattr(walks, name), getattr(fresh, name)[:count]]))
     walks.ends = np.concatenate([walks.ends, before + fresh.ends])
