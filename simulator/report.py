@@ -30,6 +30,9 @@ METHOD = (
     "SD baseline: same lookahead, same devices"
 )
 
+FIRST = ("hardware", "latency", "tokens")
+"""Sources that are named before the answer; the others follow it."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -122,6 +125,8 @@ class Report:
 
 def print_report(report: Report, console: Console) -> None:
     """Tables for people."""
+    from rich.markup import escape
+
     run, unequal = report.run, _unequal(report)
 
     def say(text: str) -> None:
@@ -132,10 +137,10 @@ def print_report(report: Report, console: Console) -> None:
         f"{len(report.requests)} requests, prompts of {report.prompt_length:.0f}"
     )
     for kind, text in report.warnings.items():
-        say(f"[bold yellow]{kind}: {text}[/bold yellow]")
-    for kind, source in report.sources.items():
-        if kind not in report.warnings:
-            say(f"[dim]{kind}: {source}[/dim]")
+        say(f"[bold yellow]{kind}: {escape(text)}[/bold yellow]")
+    said = {kind: text for kind, text in report.sources.items() if kind not in report.warnings}
+    for kind in [kind for kind in said if kind in FIRST]:
+        say(f"[dim]{kind}: {escape(said.pop(kind))}[/dim]")
     for choice in report.choices:
         value = ",".join(map(str, choice.value)) if isinstance(choice.value, tuple) else choice.value
         say(f"[cyan]{choice.knob} {value}[/cyan]: {choice.why}")
@@ -155,6 +160,8 @@ def print_report(report: Report, console: Console) -> None:
         console.print(f"no law: {report.law.reason}")
     for entry in run.extrapolated:
         say(f"[yellow]extrapolated: {entry}[/yellow]")
+    for kind, source in said.items():
+        say(f"[dim]{kind}: {escape(source)}[/dim]")
     console.print(f"[dim]{METHOD}[/dim]")
 
 

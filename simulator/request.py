@@ -11,6 +11,7 @@ from hardware_profiles.reply_trace import DecisionTrace, OperationTimings, read_
 from hardware_profiles.store import (
     SHIPPED,
     decisions_name,
+    find_acceptance,
     find_decisions,
     find_profile,
     find_trace,
@@ -29,7 +30,11 @@ from simulator.given import FLAT, PairOptions, acceptance_of_run
 from simulator.run import Engine, Scenario, find_timings
 from simulator.tokens import REPLAY_COLUMNS, TokenModel, check_sampling, coin, replay
 
-DEFAULT_PROFILE = "cpu2-x5"
+DEFAULT_PROFILE = "h100x4-llama-3.1-70b+llama-3.2-1b"
+DEFAULT_ACCEPTANCE = "llama-3.1-70b+llama-3.2-1b"
+"""Published for the default profile's pair: what is accepted where neither it nor hardware is named."""
+RECORDED_PROFILE = "cpu2-x5"
+"""A pair that was calibrated and validated: hardware for what only recordings answer."""
 LENGTH = 128
 """Tokens of a prompt and of its continuation where neither is recorded."""
 GREEDY_COLUMNS = ("draft_rank", "draft_top_ids")
@@ -51,7 +56,9 @@ class SimulationRequest(PairOptions):
     query: SettingsQuery
     batch: int = option(1, "Rows served at once.")
     hw: str | None = option(
-        None, f"Hardware profile: a name, shipped:NAME or a file.  [default: {DEFAULT_PROFILE}]"
+        None,
+        f"Hardware profile: a name, shipped:NAME or a file.  [default: {DEFAULT_PROFILE}, composed, with the "
+        "acceptance published for that pair]",
     )
     target_shape: str | None = option(
         None, "Another target on the profile's device, scaled by roofline: a name or config."
@@ -108,9 +115,10 @@ def build_scenario(request: SimulationRequest) -> tuple[Scenario, dict[str, str]
     Raises:
         SettingError: Options that contradict each other or lack their partner.
     """
+    request, sources = with_default_pair(request)
     request = with_measured_rates(request)
     _refuse_contradictions(request)
-    profile, textbook, sources = None, None, {}
+    profile, textbook = None, None
     if request.target_time is not None and request.draft_time is not None:
         textbook = TextbookCosts(request.target_time, request.draft_time)
         sources["latency"] = (
@@ -143,6 +151,38 @@ def build_scenario(request: SimulationRequest) -> tuple[Scenario, dict[str, str]
     if profile is not None and policy.needs_decisions:
         sources["pace"] = scenario.timing_note(policy.name)
     return scenario, sources
+
+
+def with_default_pair(request: SimulationRequest) -> tuple[SimulationRequest, dict[str, str]]:
+    """The request with the default pair where it names no hardware, and what that is, for people.
+
+    Raises:
+        SettingError: It asks for what recordings alone answer; the default pair has none.
+    """
+    if request.hw is not None or request.target_time is not None or request.draft_time is not None:
+        return request, {}
+    if request.target is not None or request.draft is not None:
+        return request, {}  # refused where the pair is composed
+    settings = request.query.settings
+    asked = {
+        "--trace": request.trace,
+        "--decisions": request.decisions,
+        "--prompt-category": request.prompt_category,
+        "--temperature": settings.temperature or None,
+        f"policy {settings.policy!r}": settings.config.reads_text or None,
+    }
+    if recorded := [name for name, value in asked.items() if value is not None]:
+        raise SettingError(
+            f"{recorded[0]} needs recordings, and the default pair ({DEFAULT_PROFILE}) has none: name the "
+            f"hardware, e.g. --hw {RECORDED_PROFILE}, a calibrated pair"
+        )
+    said = {
+        "hardware": f"none named, so {DEFAULT_PROFILE}; --hw {RECORDED_PROFILE}: a small pair on two "
+        "CPU cores, measured and validated live"
+    }
+    if request.acceptance is not None or request.run_length is not None:
+        return replace(request, hw=DEFAULT_PROFILE), said
+    return replace(request, hw=DEFAULT_PROFILE, acceptance=find_acceptance(DEFAULT_ACCEPTANCE)), said
 
 
 def with_measured_rates(request: SimulationRequest) -> SimulationRequest:
@@ -223,7 +263,7 @@ def _measured_timings(request: SimulationRequest, profile: Profile | None) -> Op
 
 def _recorded_as(request: SimulationRequest, profile: Profile | None) -> str:
     """Name under which the recordings that belong to the profile are looked for."""
-    return name_beside(request.hw, profile.name if profile else DEFAULT_PROFILE)
+    return name_beside(request.hw, profile.name if profile else RECORDED_PROFILE)
 
 
 def _refuse_contradictions(request: SimulationRequest) -> None:

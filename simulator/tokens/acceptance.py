@@ -56,6 +56,7 @@ class AcceptanceFile(Frozen):
         tokens_per_round: As measured, bonus token counted; None if not said.
         rounds: How many rounds it rests on; None if not said.
         histogram: [K + 1] rounds by accepted tokens; None if not said.
+        hit_curve: (r, c) of a speculation cache's hit probability 1 - c F^-r; None if not said.
         speeds: Times and throughputs, for people; the simulation takes its times from a hardware profile.
         assumed: What was assumed on top of the source.
         missing: What the source does not say.
@@ -71,6 +72,7 @@ class AcceptanceFile(Frozen):
     tokens_per_round: float | None = Field(default=None, ge=1.0)
     rounds: int | None = Field(default=None, ge=1)
     histogram: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    hit_curve: tuple[Annotated[float, Field(gt=0.0)], Share] | None = None
     speeds: dict[str, Any] = Field(default_factory=dict)
     assumed: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -139,7 +141,7 @@ def acceptance_tokens(
         path: Of the file.
         settings: What is to run; a speculation cache needs a hit curve, which no engine measures.
         open_lookahead: Whether any lookahead may run.
-        hit_curve: (exponent r, scale c) of an assumed hit probability 1 - c F^-r; None for none.
+        hit_curve: (exponent r, scale c) of an assumed hit probability 1 - c F^-r; None: the file's, if any.
         requests: How many.
         length: Tokens of each.
         prompt_length: Tokens of its prompt.
@@ -150,7 +152,7 @@ def acceptance_tokens(
     """
     acceptance = load_acceptance(path)
     policy, cached = settings.policy, "fanout" in find_policy(settings.policy).knobs
-    if cached and hit_curve is None:
+    if cached and hit_curve is None and acceptance.hit_curve is None:
         raise SettingError(
             f"policy {policy!r} needs the hit curve of a speculation cache, which {acceptance.source.file} "
             f"({acceptance.source.engine}) does not say; assume one with --hit-curve R,C, or record a "
@@ -164,9 +166,12 @@ def acceptance_tokens(
     if (MAX_LOOKAHEAD if open_lookahead else settings.config.longest_run) > known:
         assumed.append(f"positions past {known} like that one")
     if hit_curve is not None:
+        assumed.append(f"hit curve 1 - {hit_curve[1]:g} F^-{hit_curve[0]:g}")
+    elif acceptance.hit_curve is not None:  # of trees, too: what a node's further children are worth
+        hit_curve = acceptance.hit_curve
+    if hit_curve is not None:
         check_power_law(*hit_curve)
         curve = power_law_curve(*hit_curve)
-        assumed.append(f"hit curve 1 - {hit_curve[1]:g} F^-{hit_curve[0]:g}")
     model = histogram(
         acceptance.acceptance_at_position,
         rejected=[curve],

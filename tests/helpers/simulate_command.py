@@ -1,4 +1,4 @@
-"""The `simulate` command, called in this process."""
+"""The `simulate` command, called in this process; on a pair with recordings where no hardware is named."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from simulator.cli import main
+from simulator.request import RECORDED_PROFILE
+
+HARDWARE = {"--hw", "--target-time", "--draft-time", "--target", "--draft"}
 
 
 def simulated(*arguments: str) -> Result:
+    named = {argument.partition("=")[0] for argument in arguments} & HARDWARE
+    return as_typed(*arguments, *([] if named else ["--hw", RECORDED_PROFILE]))
+
+
+def as_typed(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments))
 
 

@@ -117,13 +117,13 @@ def test_shapes() -> None:
 def test_the_command_replays_static_trees_on_the_path() -> None:
     """Without a decision trace, in greedy decoding; heads need an acceptance."""
     shown = CliRunner().invoke(
-        main, ["--policy", "tree", "--tree-widths", "3,1", "--requests", "2", "--json"]
+        main, ["--policy", "tree", "--tree-widths", "3,1", "--requests", "2", "--json", "--hw", "cpu2-x5"]
     )
     assert shown.exit_code == 0, shown.output
     assert "recorded by plain decoding" in shown.output
     sampled = ["--temperature", "1", "--hw", "cpu2-x20"]  # nothing was decided there
     for options, missing in (
-        (["--policy", "heads"], "has no model here"),
+        (["--policy", "heads", "--hw", "cpu2-x5"], "has no model here"),
         (["--policy", "tree", *sampled], "`calibrate decide --policy tree --temperature 1` records one"),
     ):
         refused = CliRunner().invoke(main, options)
