@@ -146,6 +146,12 @@ class Forwards:
             self._noise = [1.0] * BLOCK if factors is None else factors[::-1].tolist()
         return self._noise.pop()
 
+    def saw(self, rows: int, width: int, context: int, prompt: int) -> None:
+        """Note the largest coordinates that somebody else asked for in its name."""
+        self._most = [rows, width, context]
+        if prompt:
+            self._prompts[prompt] = 0.0
+
     def noted(self) -> None:
         """Let the costs know the largest coordinates asked for."""
         rows, width, context = (np.array([value]) for value in self._most)
@@ -329,6 +335,16 @@ def serve_traffic(
         SettingError: The policy is not served yet, or the profile lacks what its steps consist of.
         serving.traffic.TrafficError: A request can never be served.
     """
+    engine = engine_of(scenario, settings, by_batch)
+    served = serve(traffic, options, engine, **more)
+    times = engine.times
+    return served, times.extrapolated() if isinstance(times, ProfileTimes) else ()
+
+
+def engine_of(
+    scenario: Scenario, settings: Settings, by_batch: LookaheadByBatch | None = None
+) -> SimulatedEngine:
+    """The engine of a policy; see `serve_traffic`."""
     if settings.policy not in SERVED:
         raise SettingError(f"traffic is served with {' or '.join(SERVED)}, not yet with {settings.policy!r}")
     if by_batch is not None:
@@ -342,9 +358,7 @@ def serve_traffic(
     else:
         assert isinstance(costs, TextbookCosts)
         times = TextbookTimes(costs)
-    engine = SimulatedEngine.of(times, scenario.tokens, settings, by_batch)
-    served = serve(traffic, options, engine, **more)
-    return served, times.extrapolated() if isinstance(times, ProfileTimes) else ()
+    return SimulatedEngine.of(times, scenario.tokens, settings, by_batch)
 
 
 @dataclass(slots=True)

@@ -22,9 +22,9 @@ from serving.metrics import metrics, parse_slo
 from serving.scheduler import EngineOptions
 from serving.traces import TRACE_FORMATS, TraceFormat, read_traffic
 from serving.traffic import ARRIVALS, Arrivals, Traffic, arrival_times, generated
+from simulator.flat_traffic import serve_traffic
 from simulator.request import SimulationRequest, build_scenario
 from simulator.run import baseline_settings
-from simulator.traffic import serve_traffic
 
 if TYPE_CHECKING:
     from rich.console import Console

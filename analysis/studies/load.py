@@ -25,9 +25,9 @@ from policies.registry import Settings, configure
 from serving.metrics import metrics
 from serving.scheduler import EngineOptions
 from serving.traffic import Traffic, arrival_times, generated
+from simulator.flat_traffic import serve_traffic
 from simulator.scenario import Scenario
 from simulator.tokens import TokenModel, coin
-from simulator.traffic import serve_traffic
 
 PAIRS = (
     "h100x1-llama-3.1-8b+llama-3.2-1b",
