@@ -91,6 +91,68 @@ def test_a_ratio_by_how_kernels_are_launched(systems: Path) -> None:
     assert oracle.ratios(ratio).startswith("tiny with eagle3:tiny: C = 1.5 printed; ")
 
 
+def _script(source: str, tp: str, **more: str) -> Cell:
+    return cell(
+        source=source,
+        tp=tp,
+        batch=more.pop("batch", "1"),
+        kind="e2e",
+        metric="tok_per_s",
+        engine="sglang",
+        **more,
+    )
+
+
+def test_host_time_is_that_of_the_other_sources(systems: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_oracle, "SCRIPT", {"a": None, "b": None, "c": None})
+    # A kernel of 1 ms whatever is asked: steps of 3, 5 and 9 ms take 2, 4 and 8 beyond it at TP 1, 2 and 4.
+    monkeypatch.setattr(Oracle, "_kernels", lambda self, cell, rows=None: (1e-3, None))
+    cells = [
+        _script(source, tp, K="0", value=str(1 / seconds))
+        for source, tp, seconds in (("a", "1", 3e-3), ("b", "2", 5e-3), ("c", "4", 9e-3))
+    ]
+    oracle = Oracle(systems, tuple(cells))
+    # On a line over log2 of TP: 2 and 8 at 0 and 2 make 5 at 1; 2 and 4 at 0 and 1 make 6 at 2.
+    assert [oracle._host_s(each, 0.0) for each in cells] == pytest.approx([0.0, 5e-3, 6e-3])
+
+
+def test_a_run_ends_with_a_row_alone(systems: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_oracle, "SCRIPT", {"a": 8})
+    # A step takes 1 ms and 1 ms more a row; a fifth of the tokens is decoded alone, at 2 ms each.
+    monkeypatch.setattr(
+        Oracle, "_kernels", lambda self, cell, rows=None: (1e-3 * (1 + (rows or self._rows(cell))), None)
+    )
+    # Four rows: 5 / 4 ms a token; sixteen requests are never more than eight rows: 9 / 8 ms a token.
+    per_token = {"4": 0.2 * 2e-3 + 0.8 * 1.25e-3, "16": 0.2 * 2e-3 + 0.8 * 1.125e-3}
+    cells = [_script("a", "1", batch=b, K="0", value=str(1 / s)) for b, s in per_token.items()]
+    oracle = Oracle(systems, tuple(cells))
+    assert [oracle._alone(each) for each in cells] == pytest.approx([0.2, 0.2])
+    assert [oracle._token(each)[0] for each in cells] == pytest.approx(
+        [4 * per_token["4"], 16 * per_token["16"]]
+    )
+
+
+def test_a_round_of_ssd_by_hand(systems: Path) -> None:
+    ssd = cell(kind="e2e", K="2", tokens_per_row="3", fanout="4", hit_rate="0.75", accept_length="2",
+               engine="ssd", draft="EAGLE3", metric="tok_per_s", value="900")  # fmt: skip
+    target, draft = (Composer(Tables(systems, "h100"), network) for network in (NETWORK, eagle_head(NETWORK)))
+    gap = DRAFT_GAPS["ssd"]
+    ahead = draft.forward(2, 3, 50).seconds + 2 * draft.forward(2, 12, 50).seconds + 3 * gap
+    hit = max(target.forward(2, 3, 50).seconds + HOST_GAP_S, ahead)
+    spent = hit + 0.25 * 2 * (draft.forward(2, 1, 50).seconds + gap)
+    assert Oracle(systems, (ssd,))._token(ssd)[0] == pytest.approx(spent / 2)
+
+
+def test_what_a_source_compares_with(systems: Path) -> None:
+    plain = cell(kind="e2e", K="0", metric="tok_per_s", value="100")
+    first, second = (cell(**{**TREE, "K": k, "value": v, "against": a}, draft="EAGLE3", accept_length="2")
+                     for k, v, a in (("3", "900", ""), ("5", "450", "900")))  # fmt: skip
+    oracle = Oracle(systems, (plain, first, second))
+    assert oracle.baseline(first) is plain and oracle.baseline(second) is first
+    found = oracle.answer(second)
+    assert found is not None and found["printed"] == 0.5
+
+
 def test_what_says_too_little_is_left_out(systems: Path) -> None:
     oracle = Oracle(systems, (PLAIN,))
     for change in ({"gpu": "not stated"}, {"tp": ""}, {"batch": ""}, {"tp": "4"}):
