@@ -187,10 +187,14 @@ class Prefill(Operation, cost_class="prefill"):
 
     The last prompt token is fed by the first verification, so that every emitted token comes out of
     a round and all rounds look alike.  `prompts` is None in a world without token ids.
+
+    Of texts that are read in parts, `starts` [n] are the tokens that the slots hold already; contexts end one
+    token behind the part, and `prompts` begin after `starts`.  None: the slots are new requests'.
     """
 
     view: View
     prompts: tuple[tuple[int, ...], ...] | None = None
+    starts: IntArray | None = None
 
     def answer(self, replies: Sequence[None]) -> None:
         """Nothing."""

@@ -79,7 +79,9 @@ def pearl(world: World, rows: Rows, config: PearlConfig, sampling: Sampling = GR
     rows.log.runs_on = True
     open_end = sampling.draft_sampled
     while rows.active:
-        yield from admit(world, rows)
+        fresh = yield from admit(world, rows)
+        if fresh.any():  # who sat there before may have been preempted
+            pending = pending.merge(Speculation.empty(rows.width), fresh)
         view = rows.view()
         verify = world.target.submit(Verify(view, pending, sampling, leave_open=open_end))
         draft = world.draft.submit(Continue(view, pending, config.lookahead, sampling))

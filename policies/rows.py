@@ -77,6 +77,23 @@ class Rows:
         self._full = bool(self.alive.all())
         return fresh
 
+    def refill(self, world: World, *, drafts: bool) -> Steps:
+        """See `policies.rows.admit`."""
+        fresh = self.admit(world.now)
+        if fresh.any():
+            view = self.view(fresh)
+            yield from self._read(world, Prefill(view, self.prompts(view)), drafts=drafts)
+        return fresh
+
+    def _read(self, world: World, prefill: Prefill, *, drafts: bool) -> Steps:
+        """Let the devices read prompts, and wait for all of them."""
+        started = world.now
+        everyone: Event = world.target.submit(prefill)
+        for draft in world.drafts if drafts else ():
+            everyone = everyone & draft.submit(prefill)
+        yield everyone
+        self.log.prefill_s += world.now - started
+
     def view(self, rows: BoolArray | None = None) -> View:
         """Snapshot of the rows marked in `rows` [width], by default of all unfinished ones."""
         if rows is None and self._full:  # the usual case: nothing to select
@@ -138,17 +155,7 @@ def admit(world: World, rows: Rows, *, drafts: bool = True) -> Steps:
 
     `drafts`: whether the draft devices read the prompts too; a target-only policy pays for none.
     """
-    fresh = rows.admit(world.now)
-    if fresh.any():
-        view = rows.view(fresh)
-        prefill = Prefill(view, rows.prompts(view))
-        started = world.now
-        everyone: Event = world.target.submit(prefill)
-        for draft in world.drafts if drafts else ():
-            everyone = everyone & draft.submit(prefill)
-        yield everyone
-        rows.log.prefill_s += world.now - started
-    return fresh
+    return (yield from rows.refill(world, drafts=drafts))
 
 
 NO_CACHE = -1

@@ -193,6 +193,8 @@ def saguaro(world: World, rows: Rows, config: SaguaroConfig, sampling: Sampling 
         fresh = yield from admit(world, rows)
         if fresh.any():
             backup: Backup = "primary" if config.first == "primary" else config.backup
+            # Who sat there before may have been preempted.
+            speculation = speculation.merge(Speculation.empty(rows.width), fresh)
             speculation = yield from fall_back(
                 world, rows, speculation, fresh, config, sampling=sampling, backup=backup
             )

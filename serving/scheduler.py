@@ -190,10 +190,14 @@ class Scheduler:
 
     Args:
         options: Of the engine.
+        ahead: None: a step reads prompts beside the rows that verify.  A number: prompts are read in forwards
+            of their own before the round, all but their last token, so that every token comes out of one;
+            each row verifies at most so many drafted tokens in it.
     """
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions, ahead: int | None = None) -> None:
         self.options = options
+        self.ahead = ahead
         self.pool = BlockPool(options.num_gpu_blocks, caching=options.enable_prefix_caching)
         self.waiting: deque[Row] = deque()
         self.running: list[Row] = []
@@ -211,7 +215,8 @@ class Scheduler:
             return None
         step = Step()
         before = self.counts.preemptions
-        budget = self._continue_running(step, self.options.max_num_batched_tokens)
+        go_on = self._continue_running if self.ahead is None else self._continue_rounds
+        budget = go_on(step, self.options.max_num_batched_tokens)
         if self.counts.preemptions == before:
             self._admit(step, budget)
         return step
@@ -241,6 +246,41 @@ class Scheduler:
                 self._name(row, computed + 1)
         step.decode_tokens, step.contexts = verified, contexts
         return budget
+
+    def _continue_rounds(self, step: Step, budget: int) -> int:
+        """Every row that is read verifies, then the others read on; returns what is left of the budget."""
+        running, place = self.running, 0
+        while place < len(running):
+            row = running[place]
+            place += 1
+            if row.known - row.computed > 1:
+                continue
+            if row.known + row.drafted > row.room and not self._grow(row, 1 + row.drafted):
+                break
+            budget -= self._verify(step, row)
+        for row in running:
+            if row.known - row.computed > 1 and budget > 0:
+                budget -= self._read_on(step, row, budget)
+        return budget
+
+    def _verify(self, step: Step, row: Row) -> int:
+        """Let a row verify in this round; returns the tokens that are set aside for it."""
+        step.decodes.append(row)
+        step.widths.append(1 + row.drafted)
+        step.decode_tokens += 1 + row.drafted
+        step.contexts += row.known - 1
+        if row.known >= row.names_at:
+            self._name(row, row.known)
+        return 1 + row.drafted
+
+    def _read_on(self, step: Step, row: Row, budget: int) -> int:
+        """Read a row's text up to its last token, and if that is done let it verify; returns the tokens."""
+        left = row.known - 1 - row.computed
+        tokens = min(left, budget)
+        self._chunk(step, row, tokens)
+        if tokens == left and budget - tokens > row.drafted:
+            return tokens + self._verify(step, row)
+        return tokens
 
     def _chunk(self, step: Step, row: Row, tokens: int) -> None:
         step.chunks.append((row, tokens, row.computed))
@@ -274,24 +314,31 @@ class Scheduler:
             row = self.waiting[0]
             hits = self._hits(row)
             cached = len(hits) * size
-            left = row.known - cached
+            row.drafted = self.ahead or 0
+            left = row.known - cached - (self.ahead is not None)
             if left > budget and not options.enable_chunked_prefill:
                 break
             # A row that waits beside others has to find room for all that it has to say now.
-            if -(-row.known // size) - len(hits) + pool.unused(hits) > pool.free:
+            whole = -(-(row.known + row.drafted) // size)
+            if whole - len(hits) + pool.unused(hits) > pool.free:
                 break
             tokens = min(left, budget)
             self.waiting.popleft()
             pool.share(hits)
-            row.blocks = [*hits, *pool.take(-(-(cached + tokens) // size) - len(hits))]
+            # What is read ahead of rounds is not given up halfway.
+            needed = -(-(cached + tokens) // size) if self.ahead is None else whole
+            row.blocks = [*hits, *pool.take(needed - len(hits))]
             row.room = len(row.blocks) * size
             row.computed = cached
             row.named = len(hits)
             self.counts.hit += cached
             self.counts.asked += row.known
             self.running.append(row)
-            self._chunk(step, row, tokens)
-            budget -= tokens
+            if self.ahead is None:
+                self._chunk(step, row, tokens)
+                budget -= tokens
+            else:
+                budget -= self._read_on(step, row, budget)
 
     def _hits(self, row: Row) -> list[int]:
         """Blocks that hold the row's text from its beginning, all but its last token."""
@@ -343,6 +390,8 @@ class Scheduler:
                     finished.append(row)
         for row, run in zip(step.decodes, accepted, strict=True):
             said = min(run + 1, row.end - row.known) if run else 1
+            if row.first_s < 0.0:
+                row.first_s = now
             row.computed += said
             row.known += said
             row.drafted = drafted

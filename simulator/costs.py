@@ -31,7 +31,17 @@ import numpy as np
 from hardware_profiles.optime import base_name, share_of
 from hardware_profiles.surface import LatencySurface, varied
 from policies.config import SettingError
-from policies.operation import Continue, Draft, Operation, Prespeculate, Settle, Verify, Work, row_calls
+from policies.operation import (
+    Continue,
+    Draft,
+    Operation,
+    Prefill,
+    Prespeculate,
+    Settle,
+    Verify,
+    Work,
+    row_calls,
+)
 from policies.protocols import role_of
 from policies.sampling import FloatArray, keyed_generator
 from policies.values import IntArray, View
@@ -286,7 +296,8 @@ class ProfileCosts:
             case Settle():
                 return []
             case _:
-                return [("prefill", self._prefill(f"{role_of(device)}.prefill", operation.view))]
+                assert isinstance(operation, Prefill)
+                return [("prefill", self._prefill(f"{role_of(device)}.prefill", operation))]
 
     def row_steps(
         self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
@@ -375,16 +386,25 @@ class ProfileCosts:
                 steps.append((name, share * call_s))
         return steps
 
-    def _prefill(self, name: str, view: View) -> float:
-        """Seconds of a prefill; nothing if it was not measured."""
-        rows, tokens = self._counted(len(view.slots)), int(view.contexts.max())
+    def _prefill(self, name: str, operation: Prefill) -> float:
+        """Seconds of a prefill; nothing if it was not measured.
+
+        Tokens that the slots hold already are looked at by each new one.
+        """
+        contexts, starts = operation.view.contexts, operation.starts
+        rows = self._counted(len(contexts))
+        tokens = int((contexts if starts is None else contexts - starts).max())
         if (name, rows, tokens) not in self._prefills:
             surface = self.surfaces.get(name)
             seconds = 0.0 if surface is None else surface.seconds(batch=rows, new_tokens=tokens)
             self._prefills[name, rows, tokens] = seconds * self.drift.get(name, 1.0)
             self._note(name, "batch", rows)
             self._note(name, "new_tokens", tokens)
-        return self._prefills[name, rows, tokens]
+        whole = self._prefills[name, rows, tokens]
+        if starts is None or not starts.any() or name not in self.surfaces:
+            return whole
+        history = float(((contexts - starts) * starts).sum())
+        return whole + curvature(self.surfaces[name]) * history * self.drift.get(name, 1.0)
 
     def counts(self, rows: IntArray) -> IntArray:
         """[n] rows as they are priced."""
@@ -505,6 +525,20 @@ class ProfileCosts:
             return 1.0
         factor = self._noise.factor(name, self.surfaces[name].spread)
         return 1.0 + (factor - 1.0) / math.sqrt(forwards)
+
+
+def curvature(prefills: LatencySurface) -> float:
+    """Seconds that each token of a prompt takes for each one before it, by the three longest ones measured.
+
+    A prompt of N tokens takes a + b N + c N^2 / 2: over the two pieces between them the slopes differ by c
+    times the distance of their middles.  0 where noise has it negative, or there are fewer than three.
+    """
+    lengths = prefills.ticks("new_tokens")[-3:]
+    if len(lengths) < 3:
+        return 0.0
+    taken = [prefills.seconds(batch=1, new_tokens=tokens) for tokens in lengths]
+    first, second = np.diff(taken) / np.diff(lengths)
+    return max(0.0, float(second - first) / (0.5 * float(lengths[2] - lengths[0])))
 
 
 def _no_surface(name: str) -> SettingError:

@@ -55,7 +55,8 @@ def serve_traffic(
 ) -> tuple[Served, tuple[Extrapolation, ...]]:
     """As `simulator.traffic.serve_traffic`; compiled where that is worth it and covers what is asked."""
     more |= {"max_concurrency": max_concurrency, "progress": progress}
-    steps = _compiled(traffic) if settings.policy in COVERED and more.get("watch") is None else None
+    covered = settings.policy in COVERED and more.get("watch") is None and not more.get("rounds")
+    steps = _compiled(traffic) if covered else None
     if steps is None or any(request.after is not None for request in traffic.requests):
         return plain.serve_traffic(scenario, settings, traffic, options, by_batch, **more)
     engine = plain.engine_of(scenario, settings, by_batch)

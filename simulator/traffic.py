@@ -12,6 +12,9 @@ B verifying rows of w tokens over contexts of c in the mean, and chunks of n_i t
 where c_0 is the shortest context measured and `a`, the seconds that a token of a prompt takes for each token
 before it, is the curvature of the measured prefill times.  A step without chunks is forward(B, w, c).  Where
 layers or kernels are known one by one, `hardware_profiles.mixed` puts the forward together instead.
+
+That is for plain decoding and SD.  A policy whose devices work at the same time serves traffic with its own
+generator in the simulated world; its prompts are read in forwards of their own before a round.
 """
 
 from __future__ import annotations
@@ -25,21 +28,22 @@ import numpy as np
 
 from hardware_profiles.mixed import MixedLayers
 from hardware_profiles.optime import Host, HostOperation
-from hardware_profiles.surface import LatencySurface
 from policies.config import LookaheadConfig, SettingError
 from policies.registry import Settings
 from serving.lookahead import LookaheadByBatch
 from serving.loop import serve
 from serving.metrics import Served
+from serving.rounds import check_rounds, serve_rounds
 from serving.scheduler import EngineOptions, Step
 from serving.traffic import Traffic
 from simulator.compiled.content import Rule
-from simulator.costs import Extrapolation, KeyedNoise, ProfileCosts, TextbookCosts
+from simulator.costs import Extrapolation, KeyedNoise, ProfileCosts, TextbookCosts, curvature
+from simulator.needs import check_profile, check_tokens
 from simulator.scenario import Scenario
 from simulator.tokens import TokenModel
 
-SERVED = ("ar", "sd")
-"""Policies that can be served to traffic."""
+STEPPED = ("ar", "sd")
+"""Policies whose rounds are steps of the engine; others run their own (`serving.rounds`)."""
 BLOCK = 1024
 """Factors of noise that are drawn at once."""
 
@@ -159,20 +163,6 @@ class Forwards:
             self.costs.forwards(self.name, rows, width, context)
         if self._prompts:
             self.costs.prefills(self.prefill_name, np.array([1]), np.array([max(self._prompts)]))
-
-
-def curvature(prefills: LatencySurface) -> float:
-    """Seconds that each token of a prompt takes for each one before it, by the three longest ones measured.
-
-    A prompt of N tokens takes a + b N + c N^2 / 2: over the two pieces between them the slopes differ by c
-    times the distance of their middles.  0 where noise has it negative, or there are fewer than three.
-    """
-    lengths = prefills.ticks("new_tokens")[-3:]
-    if len(lengths) < 3:
-        return 0.0
-    taken = [prefills.seconds(batch=1, new_tokens=tokens) for tokens in lengths]
-    first, second = np.diff(taken) / np.diff(lengths)
-    return max(0.0, float(second - first) / (0.5 * float(lengths[2] - lengths[0])))
 
 
 class _Work(NamedTuple):
@@ -319,6 +309,8 @@ def serve_traffic(
     traffic: Traffic,
     options: EngineOptions,
     by_batch: LookaheadByBatch | None = None,
+    *,
+    rounds: bool | None = None,
     **more: Any,
 ) -> tuple[Served, tuple[Extrapolation, ...]]:
     """Serve traffic with a policy in simulated time; also where its costs lay outside what was measured.
@@ -329,12 +321,17 @@ def serve_traffic(
         traffic: Requests and when they come.
         options: Of the engine.
         by_batch: K by the rows of a step, in place of the policy's.
+        rounds: Whether the policy's own rounds serve it, and not steps of the engine; None: if they have to.
         more: As `serving.loop.serve` takes it.
 
     Raises:
-        SettingError: The policy is not served yet, or the profile lacks what its steps consist of.
+        SettingError: The policy is not served, or the profile lacks what its steps consist of.
         serving.traffic.TrafficError: A request can never be served.
     """
+    if rounds or (rounds is None and settings.policy not in STEPPED):
+        if by_batch is not None:
+            raise SettingError(f"K by the rows of a step goes with sd, not with {settings.policy!r}")
+        return _serve_rounds(scenario, settings, traffic, options, **more)
     engine = engine_of(scenario, settings, by_batch)
     served = serve(traffic, options, engine, **more)
     times = engine.times
@@ -345,8 +342,10 @@ def engine_of(
     scenario: Scenario, settings: Settings, by_batch: LookaheadByBatch | None = None
 ) -> SimulatedEngine:
     """The engine of a policy; see `serve_traffic`."""
-    if settings.policy not in SERVED:
-        raise SettingError(f"traffic is served with {' or '.join(SERVED)}, not yet with {settings.policy!r}")
+    if settings.policy not in STEPPED:
+        raise SettingError(
+            f"an engine's steps are rounds of {' or '.join(STEPPED)}, not of {settings.policy!r}"
+        )
     if by_batch is not None:
         if not isinstance(settings.config, LookaheadConfig):
             raise SettingError(f"policy {settings.policy!r} has no lookahead")
@@ -359,6 +358,64 @@ def engine_of(
         assert isinstance(costs, TextbookCosts)
         times = TextbookTimes(costs)
     return SimulatedEngine.of(times, scenario.tokens, settings, by_batch)
+
+
+def _serve_rounds(
+    scenario: Scenario, settings: Settings, traffic: Traffic, options: EngineOptions, **more: Any
+) -> tuple[Served, tuple[Extrapolation, ...]]:
+    """See `serve_traffic`."""
+    check_rounds(settings, options)
+    keep = settings.config.reads_text
+    tokens = arriving_texts(scenario.tokens, traffic, keep_tokens=keep)
+    if scenario.profile is not None:
+        if "target.prefill" not in scenario.profile.operations:
+            raise SettingError("this profile has no target.prefill: it does not say how long prompts take")
+        check_profile(scenario.profile, settings)
+    check_tokens(tokens, settings)
+    world = scenario.world(tokens, settings.draft_devices, noise=scenario.noise)
+    served, _ = serve_rounds(world, settings, traffic, options, tokens.requests, keep_tokens=keep, **more)
+    return served, world.costs.extrapolated() if isinstance(world.costs, ProfileCosts) else ()
+
+
+def arriving_texts(tokens: TokenModel, traffic: Traffic, *, keep_tokens: bool = False) -> TokenModel:
+    """A token model of the requests of some traffic: the texts of another one in turn, as long as asked.
+
+    A longer reply goes on from its text's beginning, as in `SimulatedEngine`.
+
+    Raises:
+        SettingError: A reply is longer than its text, and its tokens are looked at or sampled.
+    """
+    count, served = len(traffic.requests), traffic.requests
+    tokens = tokens.repeated(count) if count > len(tokens.requests) else tokens
+    pairs = list(zip(tokens.requests[:count], served, strict=True))
+    requests = [replace(text, prompt_length=each.prompt, limit=each.output) for text, each in pairs]
+    lengths = tokens.lengths[[text.id for text in requests]]
+    beyond = np.flatnonzero(lengths < [request.limit for request in requests])
+    if not len(beyond):
+        return replace(tokens, requests=tuple(requests))
+    if keep_tokens or tokens.sampled is not None or tokens.by_depth is not None:
+        place = int(beyond[0])
+        raise SettingError(
+            f"request {place} has a reply of {requests[place].limit} tokens, its recorded text has "
+            f"{lengths[place]}: this policy or sampling needs the text itself; ask for shorter replies "
+            "(--output), or give --acceptance"
+        )
+    starts = tokens.starts[[text.id for text in requests]]
+    spans = zip(starts, lengths, (request.limit for request in requests), strict=True)
+    at = np.concatenate([start + np.arange(limit) % length for start, length, limit in spans])
+    return TokenModel.of(
+        requests,
+        [request.limit for request in requests],
+        run=tokens.run[at],
+        need_rejected=tokens.need_rejected[at],
+        need_free=tokens.need_free[at],
+        max_fanout=tokens.max_fanout,
+        tokens=None if tokens.tokens is None else tokens.tokens[at],
+        ranked=None if tokens.ranked is None else tokens.ranked[at % len(tokens.ranked)],
+        vocabulary=tokens.vocabulary,
+        power_law=tokens.power_law,
+        setting=tokens.setting,
+    )
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from serving.traffic import ARRIVALS, Arrivals, Traffic, arrival_times, generate
 from simulator.flat_traffic import serve_traffic
 from simulator.request import SimulationRequest, build_scenario
 from simulator.run import baseline_settings
+from simulator.traffic import STEPPED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -222,12 +223,14 @@ def serve_asked(
     traffic = asked.requests(request.requests, settings.seed)
     slo = parse_slo(asked.slo) if asked.slo else None
     table = parse_lookaheads(asked.lookahead_by_batch) if asked.lookahead_by_batch else None
+    rounds = request.engine == "event" or settings.policy not in STEPPED
     if isinstance(request.acceptance, float) or request.run_length is not None:
-        request = replace(request, requests=COIN_TEXTS, max_tokens=COIN_TOKENS)
+        longest = max(each.output for each in traffic.requests)
+        request = replace(request, requests=COIN_TEXTS, max_tokens=max(COIN_TOKENS, longest))
     else:
         request = replace(request, requests=None)
     scenario, sources = build_scenario(request)
-    sources |= _said(traffic, asked)
+    sources |= _said(traffic, asked, rounds=rounds)
 
     steps = list[StepRecord]()
 
@@ -243,6 +246,7 @@ def serve_asked(
                 traffic,
                 asked.options,
                 by_batch,
+                rounds=rounds,
                 max_concurrency=asked.max_concurrency,
                 progress=progress,
                 watch=watch,
@@ -273,8 +277,8 @@ def _refuse_closed(request: SimulationRequest) -> None:
         raise SettingError("nothing can be left to `auto` with traffic yet: give --lookahead a number")
     if request.batch != 1:
         raise SettingError("--batch is a full batch: with traffic give --max-num-seqs or --max-concurrency")
-    if request.engine != "auto":
-        raise SettingError("--engine chooses who simulates a full batch: leave it out with traffic")
+    if request.engine == "compiled":
+        raise SettingError("--engine compiled simulates full batches: with traffic give event, or none")
     for name in ("prompt_length", "max_tokens", "prompt_category"):
         if getattr(request, name) is not None:
             raise SettingError(
@@ -282,13 +286,18 @@ def _refuse_closed(request: SimulationRequest) -> None:
             )
 
 
-def _said(traffic: Traffic, asked: TrafficRequest) -> dict[str, str]:
+def _said(traffic: Traffic, asked: TrafficRequest, *, rounds: bool) -> dict[str, str]:
     dropped = "".join(f"; {count} {why}, left out" for why, count in traffic.skipped)
     said = {"traffic": f"{traffic.source}{dropped}"}
     if asked.traffic_format == "sharegpt" or traffic.source.endswith("sharegpt.json"):
         said["traffic"] += "; words in place of tokens"
     if asked.num_gpu_blocks is None:
         said["kv cache"] = "always enough blocks; --num-gpu-blocks says how many there are"
+    said["prompts"] = (
+        "read in forwards of their own before a round, by target and draft at once"
+        if rounds
+        else "read in the steps that verify, by the draft in its own"
+    )
     said["replies"] = "the n-th request is accepted like the n-th recorded or tossed one, over and over"
     return said
 

@@ -296,14 +296,18 @@ class SimulatedWorld:
         """Simulated seconds."""
         return float(self.env.now)
 
-    def run(self, steps: Steps) -> None:
+    def until(self, at_s: float) -> Event:
+        """A moment, or now where it has passed."""
+        return self.env.timeout(max(0.0, at_s - self.now))
+
+    def run(self, policy_steps: Steps) -> None:
         """Run a policy to its end.
 
         Raises:
             RuntimeError: The policy waits for something that nobody will do.
         """
         # A policy yields this world's own events, which are simpy's.
-        process = self.env.process(cast("Generator[Event, Any, Any]", steps))
+        process = self.env.process(cast("Generator[Event, Any, Any]", policy_steps))
         try:
             self.env.run(until=process)
         except RuntimeError as error:

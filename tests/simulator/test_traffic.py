@@ -20,11 +20,11 @@ from serving.metrics import metrics
 from serving.scheduler import EngineOptions
 from serving.traffic import ServedRequest, Traffic, generated
 from simulator.cli import main
-from simulator.costs import Effects, ProfileCosts, TextbookCosts
+from simulator.costs import Effects, ProfileCosts, TextbookCosts, curvature
 from simulator.run import simulate
 from simulator.scenario import Scenario
 from simulator.tokens import coin
-from simulator.traffic import Forwards, curvature, serve_traffic
+from simulator.traffic import Forwards, serve_traffic
 
 DATA = Path(__file__).parents[1] / "data" / "traffic"
 
@@ -167,7 +167,8 @@ def test_same_seed_same_answer() -> None:
         (("--slo", "ttft=1"), "--slo goes with --traffic"),
         (("--rate", "1", "--batch", "4"), "--max-num-seqs"),
         (("--rate", "1", "--lookahead", "auto"), "auto"),
-        (("--rate", "1", "--policy", "pearl"), "'ar' or 'sd'|ar or sd"),
+        (("--rate", "1", "--policy", "double"), "ar, sd, pld, pearl, saguaro"),
+        (("--rate", "1", "--policy", "pearl", "--lookahead-by-batch", "1:2"), "goes with sd"),
         (("--rate", "1", "--burstiness", "2"), "--arrivals gamma"),
         (("--rate", "1", "--time-scale", "2"), "--time-scale goes with --traffic"),
         (("--traffic", str(DATA / "vidur_no_arrivals.csv")), "give --rate"),
@@ -175,7 +176,7 @@ def test_same_seed_same_answer() -> None:
         (("--traffic", str(DATA / "vidur.csv"), "--num-gpu-blocks", "100"), r"request 3 .* needs 145 KV"),
         (("--rate", "1", "--max-model-len", "100"), "longer than max_model_len"),
         (("--rate", "1", "--plot", "x.png"), "--plot"),
-        (("--rate", "1", "--engine", "event"), "--engine"),
+        (("--rate", "1", "--engine", "compiled"), "--engine compiled"),
     ],
 )  # fmt: skip
 def test_refusals(options: tuple[str, ...], says: str) -> None:

@@ -30,7 +30,9 @@ from policies.values import Drafted, Outcome, Prepared, RowVerdict
 def prefill(executor: Executor, operation: Prefill) -> list[None]:
     """Feed all of each prompt but its last token, which the first verification feeds."""
     slots, prompts = operation.view.slots.tolist(), operation.prompts or ()
-    executor.begin(slots)
+    held = [0] * len(slots) if operation.starts is None else operation.starts.tolist()
+    if new := [slot for slot, start in zip(slots, held, strict=True) if start == 0]:
+        executor.begin(new)
     longer = [i for i, prompt in enumerate(prompts) if len(prompt) > 1]
     if longer:
         feed(executor, "prefill", [slots[i] for i in longer], [prompts[i][:-1] for i in longer])

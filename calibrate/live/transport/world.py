@@ -23,7 +23,7 @@ from policies.protocols import Steps, World
 from policies.timeline import Span
 
 if TYPE_CHECKING:
-    from simpy.events import ProcessGenerator
+    from simpy.events import Event, ProcessGenerator
 
 HANDSHAKES = 5
 PATIENCE_S = 2.0
@@ -141,6 +141,10 @@ class LiveWorld:
     def end_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a request."""
         return self.workers[self.target.name].end_token_ids
+
+    def until(self, at_s: float) -> Event:
+        """A moment, or now where it has passed."""
+        return self.environment.timeout(max(0.0, at_s - self.environment.now))
 
     def run(self, policy_steps: Steps) -> None:
         """Run a policy to its end.
