@@ -202,6 +202,41 @@ class DraftTree(RowOperation, cost_class="draft", reply=TreeDrafted):
     root_top: int = 0
 
 
+class TreeRound(NamedTuple):
+    """Reply of an operation that makes a tree of what the target said earlier, and verifies it at once.
+
+    Attributes:
+        verdict: As of `TreeVerdict`, like `path` and `work`.
+        tree: What was verified, deterministic.
+    """
+
+    verdict: RowVerdict
+    path: tuple[int, ...]
+    tree: TokenTree
+    work: Work
+
+
+def own_rounds(
+    world: World, rows: Rows, sampling: Sampling, ask: Callable[[View, tuple[Path, ...]], RowOperation]
+) -> Steps:
+    """Rounds of a target that drafts for itself: one operation each, without a draft.
+
+    Args:
+        world: Where.
+        rows: What to serve; their tokens have to be known.
+        sampling: How tokens are chosen.
+        ask: From the rows, and the prompts of those that begin, to an operation with `TreeRound` replies.
+    """
+    while rows.active:
+        yield from admit(world, rows, drafts=False)
+        view = rows.view()
+        begun = zip(view.requests.tolist(), view.positions.tolist(), strict=True)
+        prompts = tuple(() if position else rows.text(request) for request, position in begun)
+        replies = yield world.target.submit(ask(view, prompts))
+        trees = [tree_of(replies[slot]) for slot in view.slots.tolist()]
+        commit_trees(world, rows, view, trees, replies)
+
+
 Propose: TypeAlias = Callable[[View, tuple[Path, ...]], Generator[Event, Any, list[TokenTree]]]
 """(rows, what the draft has not seen of each) to steps that return the rows' trees."""
 
@@ -233,7 +268,11 @@ def tree_rounds(
 
 
 def commit_trees(
-    world: World, rows: Rows, view: View, trees: Sequence[TokenTree], replies: Mapping[int, TreeVerdict]
+    world: World,
+    rows: Rows,
+    view: View,
+    trees: Sequence[TokenTree],
+    replies: Mapping[int, TreeVerdict | TreeRound],
 ) -> dict[int, Path]:
     """Commit a round of trees; by slot the tokens that each row emitted.
 
@@ -250,7 +289,7 @@ def commit_trees(
     return {slot: verdict.emitted for slot, verdict in verdicts.items()}
 
 
-def levels_tried(tree: TokenTree, reply: TreeVerdict) -> int:
+def levels_tried(tree: TokenTree, reply: TreeVerdict | TreeRound) -> int:
     """Accepted and emitted nodes, and one more level if all children of the last of them failed."""
     accepted, emitted, *_ = reply.verdict
     if len(emitted) == accepted:  # cut before any failure

@@ -115,6 +115,7 @@ def grid(
     for name in ("sd", "pld", "pearl"):
         if name != "pld" or tokens.vocabulary > 0:
             found += [configure(name, lookahead=k, temperature=temperature) for k in span.lookaheads]
+    found += [configure("suffix", temperature=temperature)] if tokens.vocabulary > 0 else []
     for k in span.lookaheads:
         shapes = [(f,) * (k + 1) for f in span.fanouts if f <= tokens.max_fanout]
         known = round_statistics(tokens, k, DraftRule(Sampling(temperature))) if span.guesses else None

@@ -45,11 +45,11 @@ def test_requests_are_spread_over_groups(settings, devices, batch, words, widths
 
 
 def test_a_full_grid_has_every_knob_that_changes_anything() -> None:
-    # Of 2 lookaheads and 1 fan-out: plain decoding, 2 SD, 2 prompt lookup and 2 PEARL; Saguaro with 2 cached
-    # sets after a redraft, and with 3 other backups x 2 beginnings x 2 fan-outs after them x 2 sets.
+    # Of 2 lookaheads and 1 fan-out: plain decoding, suffix decoding, 2 SD, 2 prompt lookup, 2 PEARL; Saguaro
+    # with 2 cached sets after a redraft and with 3 other backups x 2 beginnings x 2 fan-outs after x 2 sets.
     tokens = replay(trace([[0, 1, 0, 2, 0, 0, 1, 0]]))
     found = grid(tokens, 0.0, GridSpan((1, 2), (2,), everything=True))
-    assert len(found) == 1 + 2 + 2 + 2 + 2 * (2 + 3 * 2 * 2 * 2)
+    assert len(found) == 2 + 2 + 2 + 2 + 2 * (2 + 3 * 2 * 2 * 2)
     scenario = Scenario(tokens, profile=profile(), batch=1)
     exhaustive = [s for s in found if SettingSearch(scenario, 2, 1).try_out(s) is not None]
     assert exhaustive == found  # none is refused
@@ -98,7 +98,7 @@ def test_shapes_follow_the_recorded_outcomes() -> None:
     near = neighbours(configure("saguaro", lookahead=2, fanout=(2,)), tokens)
     assert {s.lookahead for s in near} == {1, 2, 3}
     assert {"primary", "plain", "random", "ngram"} <= {s.backup for s in near}
-    assert len(grid(tokens, 0.0, GridSpan((1, 2), (1,)))) == 1 + 2 + 2 + 2 + 4
+    assert len(grid(tokens, 0.0, GridSpan((1, 2), (1,)))) == 2 + 2 + 2 + 2 + 4
 
 
 def hard(length: int = 24) -> list[list[int]]:
@@ -132,7 +132,7 @@ def test_a_draft_that_is_always_right_means_ssd_for_one_request_and_sd_replicas_
 def test_one_device_allows_plain_decoding_and_sd_only() -> None:
     sources = Sources(profile(), {0.0: trace(easy())}, model_error=0.0)
     found = recommend(sources, Query(max_devices=1, crossovers=False))
-    assert set(found.best) == {"ar", "sd", "pld"} and found.winner.settings.policy == "sd"
+    assert set(found.best) == {"ar", "sd", "pld", "suffix"} and found.winner.settings.policy == "sd"
 
 
 def test_winner_and_runner_up_that_do_not_differ_are_not_told_apart() -> None:

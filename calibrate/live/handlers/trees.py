@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from torch import Tensor
 
 from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import Row, rows_of
@@ -11,8 +15,12 @@ from calibrate.live.engine.trees import Branching, TreeGrower
 from calibrate.live.engine.verification import TreeJudge, cut, judge_greedy
 from calibrate.live.errors import AuditError, ModelError
 from hardware_profiles.datastore import Datastore, datastore_path
+from policies.operation import RowOperation
 from policies.retrieval import PROMPT, Retrieved, RetrieveTree, retrieve
-from policies.tokentree import ROOT, DraftTree, TreeDrafted, TreeVerdict, VerifyTree
+from policies.tokentree import ROOT, DraftTree, Path, TokenTree, TreeDrafted, TreeVerdict, VerifyTree
+from policies.values import RowVerdict
+
+T = TypeVar("T")
 
 
 @handles(DraftTree)
@@ -55,26 +63,73 @@ def _rewind(executor: Executor, row: Row, unseen: tuple[int, ...]) -> None:
 @handles(VerifyTree)
 def verify_trees(executor: Executor, operation: VerifyTree) -> list[TreeVerdict]:
     """One forward over the last committed token and all nodes of each row's tree."""
-    rows, trees = rows_of(operation.view), operation.inputs
+    trees = operation.inputs
+    verdicts, paths, _ = judged_trees(executor, operation, trees)
+    return [
+        TreeVerdict(verdict, path, (("verify", 1 + len(tree.tokens)),))
+        for verdict, path, tree in zip(verdicts, paths, trees, strict=True)
+    ]
+
+
+def judged_trees(
+    executor: Executor,
+    operation: RowOperation,
+    trees: Sequence[TokenTree],
+    beside: Sequence[TokenTree] | None = None,
+) -> tuple[list[RowVerdict], list[tuple[int, ...]], Tensor]:
+    """Verify a tree per row in one forward, and feed further trees in it that nothing is accepted of.
+
+    Returns:
+        [R] verdicts; [R] accepted nodes; [R, n, V] logits, of each row after the last committed token, after
+        its tree's nodes, and after those `beside`.
+    """
+    rows = rows_of(operation.view)
     for row in rows:
         executor.rewind(row)
     # The last committed token is node 0, from which the trees grow.
-    tokens = [(row.tail[-1], *tree.tokens) for row, tree in zip(rows, trees, strict=True)]
-    parents = [(ROOT, *(1 + parent for parent in tree.parents)) for tree in trees]
+    tokens, parents = [], []
+    for row, *own in zip(rows, trees, beside or [TokenTree()] * len(rows), strict=True):
+        tokens.append([row.tail[-1]])
+        parents.append([ROOT])
+        for tree in own:
+            first = len(tokens[-1])
+            parents[-1] += [0 if parent == ROOT else first + parent for parent in tree.parents]
+            tokens[-1] += tree.tokens
     with executor.step("verify", tokens):
         branching = Branching(executor.runner, [row.slot for row in rows])
         logits = branching.feed(tokens, parents)
         if operation.sampling.greedy:
-            verdicts = judge_greedy(logits, trees)
+            judged = judge_greedy(logits, trees)
         else:
-            verdicts = TreeJudge(rows, trees, operation.sampling, executor.reader).judge(logits)
-        branching.keep([(0, *(1 + node for node in own.path)) for own in verdicts])
-    replies = []
-    for row, tree, own in zip(rows, trees, verdicts, strict=True):
-        tokens_on = [tree.tokens[node] for node in own.path]
-        verdict = cut(tokens_on, own.bonus, row.room, executor.end_token_ids)
-        replies.append(TreeVerdict(verdict, own.path, (("verify", 1 + len(tree.tokens)),)))
-    return replies
+            judged = TreeJudge(rows, trees, operation.sampling, executor.reader).judge(logits)
+        branching.keep([(0, *(1 + node for node in own.path)) for own in judged])
+    verdicts = [
+        cut([tree.tokens[node] for node in own.path], own.bonus, row.room, executor.end_token_ids)
+        for row, tree, own in zip(rows, trees, judged, strict=True)
+    ]
+    return verdicts, [own.path for own in judged], logits
+
+
+def own_states(executor: Executor, operation: RowOperation, begin: Callable[[Path, int], T]) -> list[T]:
+    """[R] what the target keeps of each row for trees of its own: begun from the prompt, found again later.
+
+    Args:
+        executor: Keeps them by slot.
+        operation: Its inputs are the prompts of rows that begin, () of others.
+        begin: (prompt, request) to the state of a new row.
+
+    Raises:
+        AuditError: A row goes on that never began.
+    """
+    kept = executor.once(f"states of {operation.kind}", dict[int, tuple[int, T]])
+    states = []
+    for row, prompt in zip(rows_of(operation.view), operation.inputs, strict=True):
+        if prompt:
+            kept[row.slot] = row.request, begin(prompt, row.request)
+        if row.slot not in kept or kept[row.slot][0] != row.request:
+            raise AuditError(f"slot {row.slot} has no state of request {row.request} ({operation.kind})")
+        states.append(kept[row.slot][1])
+    return states
 
 
 @handles(RetrieveTree)
