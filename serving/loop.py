@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -32,12 +32,12 @@ class Engine(Protocol):
         """Do nothing until then."""
         ...
 
-    def run(self, step: Step) -> tuple[list[int], int]:
+    def run(self, step: Step) -> tuple[list[int], int | Mapping[int, int]]:
         """Run a step to its end.
 
         Returns:
-            Of each verifying row, how many of its drafted tokens were accepted; and how many were drafted
-            then for every row that said something.
+            Of each verifying row, how many of its drafted tokens were accepted; and how many are to be
+            verified next of every row that said something, or by its place.
         """
         ...
 
@@ -197,7 +197,7 @@ class Run:
         self._begun = _Begun(now, rows, queued, scheduler.pool.used, last_s)
         return step
 
-    def end(self, step: Step, accepted: list[int], drafted: int, now: float) -> None:
+    def end(self, step: Step, accepted: list[int], drafted: int | Mapping[int, int], now: float) -> None:
         """Note what a step brought, which users see now; see `Scheduler.commit`."""
         begun, gaps = self._begun, self._gaps
         if self.watch is not None:

@@ -11,6 +11,7 @@ it has said already included.  A waiting row is admitted if the blocks of its wh
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -363,13 +364,15 @@ class Scheduler:
         else:
             row.names_at = most
 
-    def commit(self, step: Step, accepted: list[int], drafted: int, now: float) -> list[Row]:
+    def commit(
+        self, step: Step, accepted: list[int], drafted: int | Mapping[int, int], now: float
+    ) -> list[Row]:
         """Note what a step brought; returns the rows that are finished.
 
         Args:
             step: As it was scheduled.
             accepted: Of each verifying row, how many of its drafted tokens the target accepted.
-            drafted: Tokens drafted for every row that said something.
+            drafted: Tokens to be verified next: of every row that said something, or by its place.
             now: Seconds at which it ended.
         """
         counts, finished, emitted = self.counts, list[Row](), 0
@@ -383,7 +386,7 @@ class Scheduler:
                 if row.first_s < 0.0:
                     row.first_s = now
                 row.known += 1
-                row.drafted = drafted
+                row.drafted = drafted if isinstance(drafted, int) else drafted[row.place]
                 row.last_s = now
                 counts.emitted += 1
                 if row.known == row.end:
@@ -394,7 +397,7 @@ class Scheduler:
                 row.first_s = now
             row.computed += said
             row.known += said
-            row.drafted = drafted
+            row.drafted = drafted if isinstance(drafted, int) else drafted[row.place]
             row.last_s = now
             emitted += said
             if row.known == row.end:

@@ -13,7 +13,7 @@ from hardware_profiles.optime import HostOperation, OperationHost
 from hardware_profiles.surface import LatencySurface
 from policies.registry import Settings
 from policies.sampling import FloatArray
-from serving.lookahead import LookaheadByBatch
+from serving.lookahead import Adapt, LookaheadByBatch
 from serving.metrics import Served
 from serving.scheduler import Counts, EngineOptions
 from serving.traffic import Traffic
@@ -47,7 +47,7 @@ def serve_traffic(
     settings: Settings,
     traffic: Traffic,
     options: EngineOptions,
-    by_batch: LookaheadByBatch | None = None,
+    by_load: LookaheadByBatch | Adapt | None = None,
     *,
     max_concurrency: int | None = None,
     progress: Callable[[int], None] | None = None,
@@ -55,15 +55,20 @@ def serve_traffic(
 ) -> tuple[Served, tuple[Extrapolation, ...]]:
     """As `simulator.traffic.serve_traffic`; compiled where that is worth it and covers what is asked."""
     more |= {"max_concurrency": max_concurrency, "progress": progress}
-    covered = settings.policy in COVERED and more.get("watch") is None and not more.get("rounds")
+    covered = (
+        settings.policy in COVERED
+        and more.get("watch") is None
+        and not more.get("rounds")
+        and not isinstance(by_load, str)
+    )
     steps = _compiled(traffic) if covered else None
     if steps is None or any(request.after is not None for request in traffic.requests):
-        return plain.serve_traffic(scenario, settings, traffic, options, by_batch, **more)
-    engine = plain.engine_of(scenario, settings, by_batch)
+        return plain.serve_traffic(scenario, settings, traffic, options, by_load, **more)
+    engine = plain.engine_of(scenario, settings, by_load)
     options.check(traffic, engine.lookahead)
     run = FlatRun(traffic, options, engine, max_concurrency)
     if run.blocks > MOST_BLOCKS:
-        return plain.serve_traffic(scenario, settings, traffic, options, by_batch, **more)
+        return plain.serve_traffic(scenario, settings, traffic, options, by_load, **more)
     served, times = run.serve(steps, progress), engine.times
     return served, times.extrapolated() if isinstance(times, ProfileTimes) else ()
 
@@ -150,16 +155,27 @@ class FlatRun:
     def serve(self, steps: Callable[..., int], progress: Callable[[int], None] | None = None) -> Served:
         """The finished run; `steps` is `run_steps`, compiled or not."""
         slots, engine, prices = len(self.rows), self.engine, self.prices
-        table = engine.by_batch or LookaheadByBatch((1,), (engine.lookahead,))
+        table = engine.by_load or LookaheadByBatch((1,), (engine.lookahead,))
+        assert isinstance(table, LookaheadByBatch)
         runs, starts, lengths = (
             np.asarray(each, dtype=np.int64) for each in (engine.runs, engine.starts, engine.lengths)
         )
         noise, kept = prices.noise(), np.zeros((0, 2))
         arguments = (
             *(self.options, self.prompt, self.output, self.arrival, self.begins, self.shared),
-            *(runs, starts, lengths, np.array(table.rows), np.zeros(1, dtype=np.int64)),
-            *(np.array(table.lookaheads)[:, None], prices.roles, prices.lines, prices.cuts, prices.prompts),
-            *(prices.hosts, noise, self.whole, self.seconds, self.came, self.first, self.last, self.rows),
+            *(runs, starts, lengths, np.array(table.rows), np.array(table.contexts)),
+            *(np.reshape(table.lookaheads, (len(table.rows), -1)), prices.roles, prices.lines, prices.cuts),
+            *(
+                prices.prompts,
+                prices.hosts,
+                noise,
+                self.whole,
+                self.seconds,
+                self.came,
+                self.first,
+                self.last,
+                self.rows,
+            ),
             *(np.zeros((slots, 2)), *np.zeros((2, slots), dtype=np.int64), np.arange(slots)[::-1].copy()),
             *(self.held, self.own, self.found, self.users, self.names, self.links, self.drawn, self.most),
             *(*np.zeros((2, slots), dtype=np.int64), np.zeros((slots, 3), dtype=np.int64), self.gaps),

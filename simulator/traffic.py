@@ -20,7 +20,7 @@ generator in the simulated world; its prompts are read in forwards of their own 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -30,7 +30,7 @@ from hardware_profiles.mixed import MixedLayers
 from hardware_profiles.optime import Host, HostOperation
 from policies.config import LookaheadConfig, SettingError
 from policies.registry import Settings
-from serving.lookahead import LookaheadByBatch
+from serving.lookahead import Adapt, LookaheadByBatch, Lookaheads, adaptive
 from serving.loop import serve
 from serving.metrics import Served
 from serving.rounds import check_rounds, serve_rounds
@@ -59,6 +59,10 @@ class StepTimes(Protocol):
         """The draft's: `lookahead` for every row that said something, of which `unseen` are new to it."""
         ...
 
+    def expected_s(self, rows: int, tokens: int, context: int, drafted: int) -> float:
+        """Both, as a cost curve says them; see `serving.lookahead.StepSeconds`."""
+        ...
+
 
 @dataclass(slots=True)
 class TextbookTimes:
@@ -73,6 +77,10 @@ class TextbookTimes:
     def draft_s(self, step: Step, lookahead: int, unseen: int) -> float:
         """See `StepTimes`."""
         return max(1, lookahead) * self.costs.draft_s
+
+    def expected_s(self, rows: int, tokens: int, context: int, drafted: int) -> float:
+        """See `StepTimes`."""
+        return self.costs.target_s + max(1, drafted) * self.costs.draft_s
 
 
 class Forwards:
@@ -116,14 +124,21 @@ class Forwards:
         self._most[2] = max(self._most[2], context)
         return self.drift * max(start + slope * context, self.surface.least_s)
 
+    def over(self, rows: int, tokens: int, context: int) -> float:
+        """A forward over `tokens` tokens of `rows` rows: between those over as many in each."""
+        width, rest = divmod(tokens, rows)
+        seconds = self.seconds(rows, width, context)
+        if rest:
+            seconds += rest / rows * (self.seconds(rows, width + 1, context) - seconds)
+        return seconds
+
     def mixed(self, rows: int, tokens: int, contexts: int, chunks: Sequence[tuple[Any, int, int]]) -> float:
         """A forward over `tokens` tokens of `rows` verifying rows, and over chunks of prompts beside them."""
         if rows:
-            width, context = -(-tokens // rows), contexts // rows
-            whole = self.seconds(rows, width, context)
+            whole = self.over(rows, tokens, contexts // rows)
             if not chunks:
                 return whole * self._factor()
-            least = self.seconds(rows, width, self.shortest)
+            least = self.over(rows, tokens, self.shortest)
         else:
             whole = least = 0.0
         own, before, squares = tokens, 0, 0
@@ -226,12 +241,24 @@ class ProfileTimes:
         self._idle_s = self._with_host("draft", "draft", _Work(seconds, rows, calls, fed))
         return self._idle_s
 
+    def expected_s(self, rows: int, tokens: int, context: int, drafted: int) -> float:
+        """See `StepTimes`."""
+        assert self.draft is not None
+        mean, calls = context // rows, max(1, drafted)
+        target = self.target.over(rows, tokens, mean)
+        draft = calls * self.draft.seconds(rows, 1, mean)
+        kind: HostOperation = "verify" if tokens > rows else "decode"
+        return self._with_host("", kind, _Work(target, rows, 1, tokens)) + self._with_host(
+            "", "draft", _Work(draft, rows, calls, rows * calls)
+        )
+
     def _with_host(self, device: str, kind: HostOperation, work: _Work) -> float:
+        """Of a device's work; without a device, its mean."""
         host, rows = self.host.of(kind, sampled=self.sampled), max(1, work.rows)
         seconds = host.work_s(
             work.expected_s, rows=rows, calls=work.calls, tokens=work.tokens, idle_s=work.idle_s
         )
-        if self.noise is not None and host.spread is not None:
+        if device and self.noise is not None and host.spread is not None:
             seconds *= self.noise.factor(f"{device}-{kind}", host.spread)
         return host.lead_s(rows) + seconds + host.after_s(work.tokens)
 
@@ -249,7 +276,7 @@ class SimulatedEngine:
         starts: Its first position.
         lengths: How many it has.
         lookahead: K, the largest one where it depends on the load.
-        by_batch: K by the rows of a step; None: always the same.
+        by_load: Chooses K by what a step serves; None: always the same.
         now: Seconds.
     """
 
@@ -258,7 +285,7 @@ class SimulatedEngine:
     starts: list[int]
     lengths: list[int]
     lookahead: int
-    by_batch: LookaheadByBatch | None = None
+    by_load: Lookaheads | None = None
     now: float = 0.0
 
     @classmethod
@@ -267,7 +294,7 @@ class SimulatedEngine:
         times: StepTimes,
         tokens: TokenModel,
         settings: Settings,
-        by_batch: LookaheadByBatch | None = None,
+        by_load: Lookaheads | None = None,
     ) -> SimulatedEngine:
         """An engine that accepts what a token model says of a policy.
 
@@ -277,13 +304,13 @@ class SimulatedEngine:
         rule = Rule(tokens, settings)
         ids = [request.id for request in tokens.requests]
         starts, lengths = tokens.starts[ids].tolist(), tokens.lengths[ids].tolist()
-        return cls(times, rule.runs().tolist(), starts, lengths, settings.lookahead or 0, by_batch)
+        return cls(times, rule.runs().tolist(), starts, lengths, settings.lookahead or 0, by_load)
 
     def wait_until(self, at_s: float) -> None:
         """See `serving.loop.Engine`."""
         self.now = max(self.now, at_s)
 
-    def run(self, step: Step) -> tuple[list[int], int]:
+    def run(self, step: Step) -> tuple[list[int], int | Mapping[int, int]]:
         """See `serving.loop.Engine`."""
         accepted, unseen = [0] * len(step.decodes), 1
         if step.decode_tokens > len(step.decodes):
@@ -295,12 +322,23 @@ class SimulatedEngine:
                 if run >= width - 1:
                     unseen = 2  # the last drafted token was never fed to the draft
         self.now += self.times.target_s(step)
-        drafted = self.lookahead
-        if self.by_batch is not None:
-            drafted = self.by_batch.of(len(step.decodes) + step.finishing)
+        drafted: int = self.lookahead
+        verified: int | Mapping[int, int] = drafted
+        if self.by_load is not None:
+            drafted, verified = self._choose(self.by_load, step, accepted)
         if self.lookahead:  # with none now, the draft still reads what was said
             self.now += self.times.draft_s(step, drafted, unseen)
-        return accepted, drafted
+        return accepted, verified
+
+    @staticmethod
+    def _choose(by_load: Lookaheads, step: Step, accepted: list[int]) -> tuple[int, int | Mapping[int, int]]:
+        """Let it learn of this step and choose for the rows that said something."""
+        read = [(row.place, n + h) for row, n, h in step.chunks if n + h == row.known]
+        for row, width, run in zip(step.decodes, step.widths, accepted, strict=True):
+            if width > 1:
+                by_load.learn(row.place, width - 1, run)
+        places = [*(row.place for row in step.decodes), *(place for place, _ in read)]
+        return by_load.choose(places, step.contexts + sum(tokens for _, tokens in read))
 
 
 def serve_traffic(
@@ -308,7 +346,7 @@ def serve_traffic(
     settings: Settings,
     traffic: Traffic,
     options: EngineOptions,
-    by_batch: LookaheadByBatch | None = None,
+    by_load: LookaheadByBatch | Adapt | None = None,
     *,
     rounds: bool | None = None,
     **more: Any,
@@ -320,7 +358,7 @@ def serve_traffic(
         settings: The policy.
         traffic: Requests and when they come.
         options: Of the engine.
-        by_batch: K by the rows of a step, in place of the policy's.
+        by_load: K by the rows of a step, in place of the policy's, or what chooses it, at most the policy's.
         rounds: Whether the policy's own rounds serve it, and not steps of the engine; None: if they have to.
         more: As `serving.loop.serve` takes it.
 
@@ -329,27 +367,27 @@ def serve_traffic(
         serving.traffic.TrafficError: A request can never be served.
     """
     if rounds or (rounds is None and settings.policy not in STEPPED):
-        if by_batch is not None:
-            raise SettingError(f"K by the rows of a step goes with sd, not with {settings.policy!r}")
+        if by_load is not None:
+            raise SettingError(f"K by load goes with sd, not with {settings.policy!r}")
         return _serve_rounds(scenario, settings, traffic, options, **more)
-    engine = engine_of(scenario, settings, by_batch)
+    engine = engine_of(scenario, settings, by_load)
     served = serve(traffic, options, engine, **more)
     times = engine.times
     return served, times.extrapolated() if isinstance(times, ProfileTimes) else ()
 
 
 def engine_of(
-    scenario: Scenario, settings: Settings, by_batch: LookaheadByBatch | None = None
+    scenario: Scenario, settings: Settings, by_load: LookaheadByBatch | Adapt | None = None
 ) -> SimulatedEngine:
     """The engine of a policy; see `serve_traffic`."""
     if settings.policy not in STEPPED:
         raise SettingError(
             f"an engine's steps are rounds of {' or '.join(STEPPED)}, not of {settings.policy!r}"
         )
-    if by_batch is not None:
-        if not isinstance(settings.config, LookaheadConfig):
-            raise SettingError(f"policy {settings.policy!r} has no lookahead")
-        settings = replace(settings, config=settings.config.deeper(max(1, *by_batch.lookaheads)))
+    if by_load is not None and not isinstance(settings.config, LookaheadConfig):
+        raise SettingError(f"policy {settings.policy!r} has no lookahead")
+    if isinstance(by_load, LookaheadByBatch) and isinstance(settings.config, LookaheadConfig):
+        settings = replace(settings, config=settings.config.deeper(max(1, by_load.most)))
     times: StepTimes
     costs = scenario.costs
     if isinstance(costs, ProfileCosts):
@@ -357,7 +395,10 @@ def engine_of(
     else:
         assert isinstance(costs, TextbookCosts)
         times = TextbookTimes(costs)
-    return SimulatedEngine.of(times, scenario.tokens, settings, by_batch)
+    if isinstance(by_load, str):
+        chooser: Lookaheads = adaptive(by_load, settings.lookahead or 0, times.expected_s)
+        return SimulatedEngine.of(times, scenario.tokens, settings, chooser)
+    return SimulatedEngine.of(times, scenario.tokens, settings, by_load)
 
 
 def _serve_rounds(
@@ -440,5 +481,9 @@ class LayerTimes:
         )
 
     def draft_s(self, step: Step, lookahead: int, unseen: int) -> float:
+        """See `StepTimes`."""
+        raise SettingError("these layers are the target's alone")
+
+    def expected_s(self, rows: int, tokens: int, context: int, drafted: int) -> float:
         """See `StepTimes`."""
         raise SettingError("these layers are the target's alone")

@@ -16,7 +16,7 @@ from hardware_profiles.files import atomic_write
 from policies.commandline import POSITIVE, about, fitted_table, option
 from policies.registry import SettingError, Settings
 from policies.timeline import Span, chrome_trace
-from serving.lookahead import LookaheadByBatch, parse_lookaheads
+from serving.lookahead import ADAPTS, Adapt, LookaheadByBatch, parse_lookaheads
 from serving.loop import StepRecord
 from serving.metrics import metrics, parse_slo
 from serving.scheduler import EngineOptions
@@ -75,6 +75,14 @@ class TrafficRequest:
     duration: float | None = option(None, "Only what comes in the first so many seconds.", type=ABOVE_0)
     lookahead_by_batch: str | None = option(
         None, "K by the rows of a step, in place of --lookahead: 1:4,8:2,32:0, or vLLM's table."
+    )
+    adapt: Adapt | None = field(
+        default=None,
+        metadata=about(
+            "Choose by load, at most --lookahead: how many tokens all rows draft, by expected goodput "
+            "(SmartSpec), or which of them are verified (vLLM's adaptive verification).",
+            type=click.Choice(ADAPTS),
+        ),
     )
     slo: str | None = option(None, "Objectives of goodput, s: ttft=1,tpot=0.04,e2el=20.")
     max_num_seqs: int | None = option(None, "Most rows of a step.  [default: 256]", type=POSITIVE)
@@ -170,6 +178,7 @@ class TrafficReport:
         sources: Where the numbers come from, in words.
         by_batch: K by the rows of a step; None: always the policy's.
         steps: Of the policy's run, where a timeline is asked for.
+        adapt: What chooses K, or what is verified, by load.
     """
 
     settings: Settings
@@ -180,6 +189,7 @@ class TrafficReport:
     sources: dict[str, str]
     by_batch: LookaheadByBatch | None = None
     steps: Sequence[StepRecord] = ()
+    adapt: Adapt | None = None
 
     @property
     def offered(self) -> float | None:
@@ -203,6 +213,7 @@ class TrafficReport:
             "num_speculative_tokens_per_batch_size": None
             if self.by_batch is None
             else self.by_batch.as_vllm(self.options.max_num_seqs),
+            "adapt": self.adapt,
             "skipped": dict(self.traffic.skipped),
             "ar": self.plain,
             "sources": self.sources,
@@ -223,6 +234,8 @@ def serve_asked(
     traffic = asked.requests(request.requests, settings.seed)
     slo = parse_slo(asked.slo) if asked.slo else None
     table = parse_lookaheads(asked.lookahead_by_batch) if asked.lookahead_by_batch else None
+    if table is not None and asked.adapt is not None:
+        raise SettingError("give either --lookahead-by-batch or --adapt, not both")
     rounds = request.engine == "event" or settings.policy not in STEPPED
     if isinstance(request.acceptance, float) or request.run_length is not None:
         longest = max(each.output for each in traffic.requests)
@@ -236,7 +249,7 @@ def serve_asked(
 
     def run(
         settings: Settings,
-        by_batch: LookaheadByBatch | None = None,
+        by_load: LookaheadByBatch | Adapt | None = None,
         watch: Callable[[StepRecord], None] | None = None,
     ) -> dict[str, Any]:
         with _bar(settings.policy, len(traffic.requests)) as progress:
@@ -245,7 +258,7 @@ def serve_asked(
                 settings,
                 traffic,
                 asked.options,
-                by_batch,
+                by_load,
                 rounds=rounds,
                 max_concurrency=asked.max_concurrency,
                 progress=progress,
@@ -254,10 +267,10 @@ def serve_asked(
         found = metrics(served, slo, num_gpu_blocks=asked.num_gpu_blocks)
         return {**found, "extrapolated": [asdict(entry) for entry in beyond]}
 
-    found = run(settings, table, steps.append if timeline else None)
+    found = run(settings, table or asked.adapt, steps.append if timeline else None)
     ar, _ = baseline_settings(settings)
     plain = None if settings.policy == "ar" else run(ar)
-    return TrafficReport(settings, traffic, asked.options, found, plain, sources, table, steps)
+    return TrafficReport(settings, traffic, asked.options, found, plain, sources, table, steps, asked.adapt)
 
 
 @contextmanager
@@ -328,6 +341,7 @@ TITLES = ("ms", "mean", "median", "p90", "p95", "p99")
 def print_traffic(report: TrafficReport, console: Console) -> None:
     """Tables for people."""
     label = report.settings.label if report.by_batch is None else f"{report.settings.policy} K by batch"
+    label += f", adaptive {report.adapt}" if report.adapt else ""
     offered = "all at once" if report.offered is None else f"{report.offered:.3g} requests/s offered"
     console.print(f"[bold]{label}[/bold] · {len(report.traffic.requests)} requests, {offered}")
     for kind, source in report.sources.items():

@@ -55,6 +55,20 @@ def _seconds(
     return seconds
 
 
+def _over(
+    roles: Any, lines: Any, cuts: Any, most: Any, role: int, rows: int, tokens: int, context: int
+) -> float:
+    """`simulator.traffic.Forwards.over`."""
+    width = tokens // rows
+    rest = tokens - width * rows
+    seconds = _seconds(roles, lines, cuts, most, role, rows, width, context)
+    if rest:
+        seconds += (
+            rest / rows * (_seconds(roles, lines, cuts, most, role, rows, width + 1, context) - seconds)
+        )
+    return seconds
+
+
 def _mixed(
     whole: Any,
     roles: Any,
@@ -70,11 +84,10 @@ def _mixed(
     rows = whole[DECODES]
     all_s = least_s = 0.0
     if rows:
-        width, context = -(-tokens // rows), whole[CONTEXTS] // rows
-        all_s = _seconds(roles, lines, cuts, most, role, rows, width, context)
+        all_s = _over(roles, lines, cuts, most, role, rows, tokens, whole[CONTEXTS] // rows)
         if not whole[CHUNKS]:
             return all_s
-        least_s = _seconds(roles, lines, cuts, most, role, rows, width, int(roles[role, SHORTEST]))
+        least_s = _over(roles, lines, cuts, most, role, rows, tokens, int(roles[role, SHORTEST]))
     own, before, squares = tokens, 0, 0
     for i in range(whole[CHUNKS]):
         n, history = chunks[i, 1], chunks[i, 2]
@@ -461,7 +474,7 @@ def run_steps(
         row, column = 0, 0
         while row + 1 < len(table_rows) and table_rows[row + 1] <= said:
             row += 1
-        while column + 1 < len(table_contexts) and table_contexts[column + 1] * said <= contexts:
+        while column + 1 < len(table_contexts) and table_contexts[column + 1] <= contexts / max(said, 1):
             column += 1
         drafted = table[row, column]
         if options[CONSTANT]:
@@ -581,7 +594,7 @@ def run_steps(
             whole[DONE] += 1
 
 
-HELPERS = (_seconds, _pop, _unlink, _append, _mixed, _with_host, _take, _give_back, _name, _chunk)
+HELPERS = (_seconds, _over, _pop, _unlink, _append, _mixed, _with_host, _take, _give_back, _name, _chunk)
 
 
 @lru_cache(maxsize=1)

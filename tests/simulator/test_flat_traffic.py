@@ -27,10 +27,12 @@ from simulator.tokens import coin
 
 TOKENS = coin(0.7, exponent=1.0, scale=1.0, requests=3, length=9, prompt_length=1, seed=1)
 TABLE = LookaheadByBatch((1, 2, 4), (3, 1, 0))
+BY_CONTEXT = LookaheadByBatch((1, 3), (2, 0, 1, 3), (0, 12))
 SETTINGS = {
     "ar": (configure("ar"), None),
     "sd": (configure("sd", lookahead=2), None),
     "by batch": (configure("sd"), TABLE),
+    "by context": (configure("sd"), BY_CONTEXT),
 }
 
 

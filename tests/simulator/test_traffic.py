@@ -112,6 +112,23 @@ def test_lookahead_by_batch() -> None:
     assert served.counts.verified - served.counts.rounds == 2 + 2 + 2
 
 
+@pytest.mark.parametrize("adapt", ["goodput", "verification"])
+def test_adapting_to_load(adapt: Any) -> None:
+    """Where verification is free all is drafted; where nothing is accepted, rows soon verify nothing."""
+    traffic = generated(4, 8, 100, np.zeros(4))
+    options = EngineOptions()
+    fixed, _ = serve_traffic(textbook(), configure("sd", lookahead=3), traffic, options)
+    found, _ = serve_traffic(textbook(), configure("sd", lookahead=3), traffic, options, adapt)
+    assert found.counts.accepted >= 0.95 * fixed.counts.accepted
+    profile = load_profile(find_profile("cpu2-x5"))
+    tokens = coin(0.0, exponent=1.0, scale=1.0, requests=4, length=512, prompt_length=8, seed=1)
+    scenario = Scenario(tokens, profile=profile)
+    fixed, _ = serve_traffic(scenario, configure("sd", lookahead=3), traffic, options)
+    found, _ = serve_traffic(scenario, configure("sd", lookahead=3), traffic, options, adapt)
+    assert found.counts.verified - found.counts.rounds < 0.2 * (fixed.counts.verified - fixed.counts.rounds)
+    assert found.end_s < fixed.end_s
+
+
 def asked(*options: str) -> Any:
     return CliRunner().invoke(main, ["--acceptance", "0.8", *options])
 
@@ -177,6 +194,7 @@ def test_same_seed_same_answer() -> None:
         (("--rate", "1", "--max-model-len", "100"), "longer than max_model_len"),
         (("--rate", "1", "--plot", "x.png"), "--plot"),
         (("--rate", "1", "--engine", "compiled"), "--engine compiled"),
+        (("--rate", "1", "--adapt", "goodput", "--lookahead-by-batch", "1:2"), "either"),
     ],
 )  # fmt: skip
 def test_refusals(options: tuple[str, ...], says: str) -> None:
