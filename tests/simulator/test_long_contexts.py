@@ -25,8 +25,8 @@ from simulator.tokens import coin, replay
 
 LONGEST = 200_000
 EDGES = (1, PAGE - 2, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE + 1, LONGEST)
-UNRECORDED = {"lookahead", "recycling"}
-"""Policies that look words up, of which no recording is shipped."""
+UNRECORDED = {"gated", "lookahead", "recycling"}
+"""Policies that coins cannot stand in for, of which no recording is shipped."""
 POLICY_NAMES = sorted(POLICIES.keys() - UNRECORDED)
 TOSSED = coin(0.8, exponent=1.0, scale=1.0, requests=2, length=6, prompt_length=1, seed=0)
 TEXT = trace([[0, 0, 5, 0, 0, 0], [5, 0, 0, 0, 5, 0]])
