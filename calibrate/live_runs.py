@@ -107,14 +107,7 @@ def run_live(
     Raises:
         SettingError: The policy runs without models, or needs more draft devices than the world has.
     """
-    info, devices = find_policy(settings.policy), settings.draft_devices or 1
-    if "live" not in info.worlds:
-        raise SettingError(f"policy {settings.policy!r} runs in the simulated world only, without models")
-    if info.needs_draft and devices > len(world.drafts):
-        raise SettingError(
-            f"{settings.label} needs {devices} draft device{'s' * (devices > 1)}, this world has "
-            f"{len(world.drafts)}"
-        )
+    check_live(world, settings)
     seed = settings.seed + (repeat if fresh_seed and settings.temperature > 0.0 else 0)
     rows = Rows(requests, min(batch, len(requests)), keep_tokens=True)
     world.clear_records()
@@ -137,6 +130,22 @@ def run_live(
         timings=world.timings(),
         decisions=collect_decisions(world, settings),
     )
+
+
+def check_live(world: LiveWorld, settings: Settings) -> None:
+    """Refuse what a live world cannot run.
+
+    Raises:
+        SettingError: The policy runs without models, or needs more draft devices than the world has.
+    """
+    info, devices = find_policy(settings.policy), settings.draft_devices or 1
+    if "live" not in info.worlds:
+        raise SettingError(f"policy {settings.policy!r} runs in the simulated world only, without models")
+    if info.needs_draft and devices > len(world.drafts):
+        raise SettingError(
+            f"{settings.label} needs {devices} draft device{'s' * (devices > 1)}, this world has "
+            f"{len(world.drafts)}"
+        )
 
 
 def run_in_time(world: LiveWorld, *what: Any, **more: Any) -> LiveRun:

@@ -127,21 +127,23 @@ class ServedRows(Rows):
     def _prefill(self, step: Step) -> Prefill:
         """What is read of prompts ahead of the round; of preempted rows what they said, too."""
         rows = [row for row, _, _ in step.chunks]
-        requests = [self.requests[row.place] for row in rows]
+        slots = [self._slot(row) for row in rows]
+        requests = [self.requests[row.place].id for row in rows]
         starts = np.array([held for _, _, held in step.chunks])
-        contexts = starts + np.array([tokens for _, tokens, _ in step.chunks]) + 1
+        ends = starts + np.array([tokens for _, tokens, _ in step.chunks]) + 1
+        parts: tuple[tuple[int, ...], ...] | None = None
+        if self.keep_tokens:
+            spans = zip(requests, starts.tolist(), ends.tolist(), strict=True)
+            parts = tuple(self.text(request)[start:end] for request, start, end in spans)
         view = View(
-            slots=np.array([self._slot(row) for row in rows]),
-            requests=np.array([request.id for request in requests]),
+            slots=np.array(slots),
+            requests=np.array(requests),
             positions=np.array([row.emitted for row in rows]),
-            contexts=contexts,
+            contexts=ends,
             rooms=np.array([row.end - row.known for row in rows]),
+            tails=None if parts is None else tuple(part[-2:] for part in parts),
         )
-        if not self.keep_tokens:
-            return Prefill(view, None, starts)
-        texts = [self.text(request.id) for request in requests]
-        spans = zip(texts, starts.tolist(), contexts.tolist(), strict=True)
-        return Prefill(view, tuple(text[start:end] for text, start, end in spans), starts)
+        return Prefill(view, parts, starts)
 
     def _slot(self, row: Row) -> int:
         """A row's slot, the first free one where it has none."""
