@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import MISSING, field, fields
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -425,6 +426,49 @@ def _click_option(name: str, hint: Any, default: Any = None, **details: Any) -> 
     return click.option(*spelled, name, **{"show_default": visible, **details})
 
 
+class Several(tuple[Any, ...]):
+    """Values of an option that was given more than one (`Listed`)."""
+
+    __slots__ = ()
+
+
+class Listed(click.Option):
+    """An option of one value that also takes several, `1,8,32` or `1-8`: each is read as it is alone."""
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """As every click option; `Several` where several values are given."""
+        read = super().process_value
+        if not isinstance(value, str) or len(parts := _listed(value)) < 2 or Path(value).is_file():
+            return read(ctx, value)
+        return Several(dict.fromkeys(read(ctx, part) for part in parts))
+
+
+MOST_LISTED = 1_000
+"""Values of an option."""
+
+
+def _listed(text: str) -> list[str]:
+    """`1-3,8` as 1, 2, 3 and 8, in words."""
+    parts: list[str] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if dash and first.isdecimal() and last.isdecimal():
+            if not 0 <= int(last) - int(first) < MOST_LISTED:
+                raise click.BadParameter(
+                    f"{_short(part)!r} goes from less to more, over {MOST_LISTED:,} at most"
+                )
+            parts += map(str, range(int(first), int(last) + 1))
+        else:
+            parts.append(part.strip())
+    return parts
+
+
+def combinations(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The options once for each choice among the values of those that have `Several`, the last fastest."""
+    axes = {name: value for name, value in options.items() if isinstance(value, Several)}
+    return [{**options, **dict(zip(axes, at, strict=True))} for at in product(*axes.values())]
+
+
 def typed(kind: type[Request], options: Mapping[str, Any], **more: Any) -> Request:
     """What a command is asked, as one frozen value: click's options by the names of its fields.
 
@@ -433,9 +477,14 @@ def typed(kind: type[Request], options: Mapping[str, Any], **more: Any) -> Reque
     return kind(**({each.name: options[each.name] for each in fields(kind) if each.name in options} | more))
 
 
-def knob_options(*, exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:
-    """A decorator that gives a click command an option for every knob of every policy, and their help."""
-    knobs = [_knob_option(knob) for name, knob in KNOBS.items() if name not in exclude]
+def knob_options(
+    *, exclude: tuple[str, ...] = (), cls: type[click.Option] = click.Option
+) -> Callable[[Command], Command]:
+    """A decorator that gives a click command an option for every knob of every policy, and their help.
+
+    `cls`: of options that take one value.
+    """
+    knobs = [_knob_option(knob, cls) for name, knob in KNOBS.items() if name not in exclude]
     return with_options([*knobs, _HELP_POLICY])
 
 
@@ -484,15 +533,27 @@ def with_options(options: Sequence[Callable[[Command], Command]]) -> Callable[[C
 _HINTS: dict[str, Any] = {"integer": int, "number": float, "text": str, "integers": tuple[int, ...]}
 
 
-def _knob_option(knob: Knob) -> Callable[[Command], Command]:
+def _knob_option(knob: Knob, cls: type[click.Option]) -> Callable[[Command], Command]:
     having = ", ".join(info.name for info in POLICIES.values() if knob.name in info.knobs)
     default = "" if knob.default is None else f"; default: {shown(knob.default)}"
     details: dict[str, Any] = {"help": f"{knob.help}  [{having}{default}]"}
-    if knob.kind == "name":
-        return _click_option(knob.name, str, type=click.Choice(knob.choices), **details)
     if knob.kind == "integers":
         details["metavar"] = "F,..."
+    else:
+        details["cls"] = cls
+    if knob.kind == "name":
+        return _click_option(knob.name, str, type=click.Choice(knob.choices), **details)
     return _click_option(knob.name, _HINTS[knob.kind], **details)
+
+
+@contextmanager
+def progress_bar(name: str, count: int) -> Iterator[Callable[[int], None] | None]:
+    """A progress bar on a terminal, moved by how many are done; elsewhere none."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with click.progressbar(length=count, label=name, file=sys.stderr) as bar:
+        yield lambda done: bar.update(done - bar.pos)
 
 
 def wide_console(*, stderr: bool = False) -> Console:

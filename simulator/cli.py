@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,24 +19,30 @@ from policies.commandline import (
     HELP,
     INCOMPLETE,
     Finite,
+    Listed,
+    Several,
     about,
     checked_command,
     click_options,
+    combinations,
     integer_or_auto,
     knob_options,
     option,
+    progress_bar,
     refusals,
     typed,
     wide_console,
     with_options,
 )
-from policies.registry import KNOBS, POLICIES, SettingError
+from policies.registry import KNOBS, POLICIES, SettingError, find_policy
 from simulator.auto import resolve, settings_query
 from simulator.fanout import SHAPES
 from simulator.law import law_inputs, law_prediction, waterfall
 from simulator.report import Report, plot, print_report, write_timeline
 from simulator.request import SimulationRequest, build_scenario
 from simulator.run import baselines, simulate
+from simulator.sweep import Sweeper, write_rows
+from simulator.sweep_report import plot_rows, print_rows
 from simulator.traffic_report import TrafficRequest, print_traffic, serve_asked, write_steps
 
 LINE = 79
@@ -49,7 +56,7 @@ Examples:
   simulate --policy saguaro --lookahead 7 --fanout 3 --fanout-backup 12,0,0,0,0,0,0,0 --backup plain --json
   simulate --policy saguaro --temperature 1 --scale 0.7 --budget 12
   simulate --policy saguaro --draft-devices 2 --budget auto
-  simulate --policy pearl --lookahead auto
+  simulate --policy sd,pearl,saguaro --batch 1,8,32,128 --lookahead 1-8 --out rows.parquet --plot rows.png
   simulate --policy sd --lookahead 7 --hw cpu2-x20 --prompt-length 400
   simulate --policy saguaro --target-time 1 --draft-time 0.1 --acceptance 0.8 --hit-exponent 1
   simulate --policy sd --acceptance acceptance.json --lookahead 5
@@ -101,6 +108,9 @@ class Output:
     as_json: bool = option(False, "Print one JSON object.", spelled=("--json",))
     timeline: Path | None = field(default=None, metadata=about("Write a Chrome trace.", type=FILE))
     plot: Path | None = field(default=None, metadata=about("Write a picture.", type=FILE))
+    out: Path | None = field(
+        default=None, metadata=about("Write a table, a row per setting: .parquet, .csv or .json.", type=FILE)
+    )
 
 
 HEADINGS = {
@@ -112,28 +122,33 @@ HEADINGS = {
     ),
     "How much": ("requests", "max_tokens", "prompt_length", "seed"),
     "What comes when, and how it is served": tuple(each.name for each in fields(TrafficRequest)),
-    "Output": ("as_json", "plot", "timeline", "help"),
+    "Output": ("as_json", "plot", "out", "timeline", "help"),
     "Fan-out computed, not given (saguaro)": ("shape", "budget", "find_switch"),
 }
 """What `simulate --help` lists, most wanted first."""
 
 
 @checked_command(epilog=EXAMPLES, context_settings=HELP, headings=HEADINGS)
-@click.option("--policy", default="saguaro", show_default=True, help="Policy (see --list-policies).")
+@click.option(
+    "--policy", default="saguaro", show_default=True, help="Policy (see --list-policies).", cls=Listed
+)
 @click.option(
     "--lookahead",
+    cls=Listed,
     metavar="N|auto",
     callback=integer_or_auto,
     help="K, drafted tokens per round; auto: the fastest (pearl: the balanced one).  [default: 4]",
 )
 @click.option(
     "--shape",
+    cls=Listed,
     type=click.Choice(SHAPES),
     help="Compute both fan-outs instead, from a budget: spread evenly, by the paper's closed form, or "
     "optimally for the recording.  [default with --budget: exact]",
 )
 @click.option(
     "--budget",
+    cls=Listed,
     metavar="N|auto",
     callback=integer_or_auto,
     help="Cached outcomes per row; auto: as many as the target's verification leaves time for.  "
@@ -142,9 +157,10 @@ HEADINGS = {
 @click.option(
     "--find-switch", is_flag=True, help="With --backup auto: find the batch to switch at by simulation, too."
 )
-@knob_options(exclude=("lookahead",))
+@knob_options(exclude=("lookahead",), cls=Listed)
 @click.option(
     "--temperature",
+    cls=Listed,
     type=float,
     default=0.0,
     show_default=True,
@@ -155,6 +171,7 @@ HEADINGS = {
 )
 @click.option(
     "--acceptance",
+    cls=Listed,
     metavar="A|FILE|NAME",
     callback=number_or_file,
     help="Toss coins with this acceptance, or with that of a file which `python -m simulator.imports` wrote, "
@@ -175,26 +192,46 @@ def main(**options: Any) -> None:
     """Predict the speed of a speculative-decoding policy on measured hardware.
 
     Prints the law's and the simulation's answer side by side, where the time goes, and why they differ.
-    A policy's own knobs: --help-policy NAME.
+    A policy's own knobs: --help-policy NAME.  Lists and ranges (--batch 1,8 --lookahead 1-8 --policy
+    sd,pearl) make a table, a row per setting.
     """
     if options["list_policies"]:
         list_policies(as_json=options["as_json"])
         return
     with refusals(INCOMPLETE, BAD_INPUT):
-        knobs = {name: options[name] for name in (*KNOBS, "temperature", "top_p", "seed")}
-        query = settings_query(
-            options["policy"],
-            shape=options["shape"],
-            budget=options["budget"],
-            find_switch=options["find_switch"],
-            **knobs,
-        )
-        request = typed(SimulationRequest, options, query=query)
+        axes = {name: value for name, value in options.items() if isinstance(value, Several)}
         traffic, output = typed(TrafficRequest, options), typed(Output, options)
-        if traffic.asked:
-            answer_traffic(request, traffic, output)
+        if traffic.asked and (axes or output.out):
+            raise SettingError("traffic is served for one setting at a time, without --out")
+        policies = options["policy"] if "policy" in axes else (options["policy"],)
+        requests = [_request(_of_policy(each, policies)) for each in combinations(options)]
+        if axes:
+            answer_sweep(requests, axes, output)
+        elif traffic.asked:
+            answer_traffic(requests[0], traffic, output)
         else:
-            answer(request, output)
+            answer(requests[0], output)
+
+
+def _of_policy(options: Mapping[str, Any], policies: Iterable[str]) -> dict[str, Any]:
+    """The options without knobs that its policy lacks and another one that is tried has."""
+    own = find_policy(options["policy"]).knobs
+    others = {knob for name in policies for knob in find_policy(name).knobs} - set(own)
+    strange = others | ({"shape", "budget", "find_switch"} if "fanout" in others else set())
+    return {**options, **{name: None for name in strange if options.get(name) != "auto" or name in others}}
+
+
+def _request(options: Mapping[str, Any]) -> SimulationRequest:
+    """What is asked, as one value."""
+    knobs = {name: options[name] for name in (*KNOBS, "temperature", "top_p", "seed")}
+    query = settings_query(
+        options["policy"],
+        shape=options["shape"],
+        budget=options["budget"],
+        find_switch=options["find_switch"],
+        **knobs,
+    )
+    return typed(SimulationRequest, options, query=query)
 
 
 def answer(request: SimulationRequest, output: Output) -> None:
@@ -211,10 +248,33 @@ def answer(request: SimulationRequest, output: Output) -> None:
         write_timeline(report, output.timeline)
     if output.plot:
         plot(report, output.plot)
+    if output.out:
+        write_rows([Sweeper().row(request)], output.out)
     if output.as_json:
         click.echo(to_json(report.as_dict(), indent=2))
         return
     print_report(report, wide_console())
+
+
+def answer_sweep(
+    requests: Iterable[SimulationRequest], axes: Mapping[str, Sequence[Any]], output: Output
+) -> None:
+    """Simulate each of several settings, and print or write one table."""
+    if output.timeline:
+        raise SettingError("a --timeline is of one setting: give no list")
+    different = list(dict.fromkeys(requests))
+    with progress_bar("settings", len(different)) as done:
+        rows = Sweeper().rows(different, done)
+    if all(row["refused"] for row in rows):
+        raise SettingError(rows[0]["refused"])
+    if output.out:
+        write_rows(rows, output.out)
+    if output.plot:
+        plot_rows(rows, list(axes), output.plot)
+    if output.as_json:
+        click.echo(to_json({"axes": axes, "rows": rows}, indent=1))
+    else:
+        print_rows(rows, list(axes), wide_console())
 
 
 def answer_traffic(request: SimulationRequest, traffic: TrafficRequest, output: Output) -> None:

@@ -80,6 +80,8 @@ def law_inputs(scenario: Scenario, settings: Settings | None = None) -> LawInput
         target_s = scenario.surfaces["target.forward"].seconds(**at)
         draft = scenario.surfaces.get("draft.forward")
         draft_s = draft.seconds(**at) if draft is not None else 0.0
+        target_s *= scenario.drift.get("target.forward", 1.0)
+        draft_s *= scenario.drift.get("draft.forward", 1.0)
     return LawInputs(
         acceptance=mean_acceptance(tokens, rule),
         exponent=None if curve is None else curve.exponent,

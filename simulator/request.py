@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import click
 
 from hardware_profiles.profile import Profile, ProfileError, load_profile, unmeasured
 from hardware_profiles.reply_trace import DecisionTrace, OperationTimings, read_decisions
@@ -20,15 +23,15 @@ from hardware_profiles.store import (
     other_pair,
     trace_name,
 )
-from hardware_profiles.trace import TraceError, TraceMeta, read_trace
-from policies.commandline import POSITIVE, about, option
+from hardware_profiles.trace import Trace, TraceError, TraceMeta, read_trace
+from policies.commandline import POSITIVE, Listed, about, option
 from policies.registry import SettingError, find_policy
 from policies.ssd import SaguaroConfig
 from simulator.auto import SettingsQuery
 from simulator.costs import Effects, TextbookCosts
 from simulator.given import FLAT, PairOptions, acceptance_of_run
 from simulator.run import Engine, Scenario, find_timings
-from simulator.tokens import REPLAY_COLUMNS, TokenModel, check_sampling, coin, replay
+from simulator.tokens import REPLAY_COLUMNS, TokenModel, check_sampling, coin, histogram, replay
 
 DEFAULT_PROFILE = "h100x4-llama-3.1-70b+llama-3.2-1b"
 DEFAULT_ACCEPTANCE = "llama-3.1-70b+llama-3.2-1b"
@@ -41,6 +44,7 @@ GREEDY_COLUMNS = ("draft_rank", "draft_top_ids")
 """Columns of a trace that a greedy replay reads; it does without the second (`simulator.tokens.replay`)."""
 WARNING = "warning"
 """What a source's name begins with where it is one."""
+DRAFT_FORWARDS = ("draft.forward", "draft.tree", "draft.prefill")
 LLAMACPP = "llamacpp"
 """The backend, as profiles and traces call it, whose drafts may be quantised."""
 
@@ -54,18 +58,21 @@ class SimulationRequest(PairOptions):
     """
 
     query: SettingsQuery
-    batch: int = option(1, "Rows served at once.")
+    batch: int = option(1, "Rows served at once.", cls=Listed)
     hw: str | None = option(
         None,
         f"Hardware profile: a name, shipped:NAME or a file.  [default: {DEFAULT_PROFILE}, composed, with the "
         "acceptance published for that pair]",
+        cls=Listed,
     )
     target_shape: str | None = option(
         None, "Another target on the profile's device, scaled by roofline: a name or config."
     )
     draft_shape: str | None = option(None, "Another draft, given in the same way.")
     placement: Literal["split", "shared"] | None = option(
-        None, "Devices of their own, or the same one in turns, where the profile has it otherwise."
+        None,
+        "Devices of their own, or the same one in turns, where the profile has it otherwise.",
+        cls=Listed,
     )
     trace: str | None = option(
         None,
@@ -81,6 +88,7 @@ class SimulationRequest(PairOptions):
         "Prompt tokens in place of the recorded ones: prefill and context.",
         spelled=("--prompt-length", "--context"),
         type=POSITIVE,
+        cls=Listed,
     )
     prompt_category: str | None = option(None, "Only recorded prompts of this category.  [default: all]")
     requests: int | None = option(None, "Requests to serve.  [default: 8 per row, at least 48]")
@@ -91,6 +99,12 @@ class SimulationRequest(PairOptions):
     hit_exponent: float | None = option(None, "r of the coins' hit curve 1 - c F^-r.  [default: 1]")
     hit_scale: float | None = option(None, "c of the coins' hit curve.  [default: 1]")
     hit_curve: tuple[float, float] | None = None
+    draft_factor: float | None = option(
+        None,
+        "Forwards of the draft take this many times as long as in the profile: another cost ratio.",
+        type=click.FloatRange(0, min_open=True),
+        cls=Listed,
+    )
     jitter: bool = option(
         True, "Vary latencies as measured, or use their means.", spelled=("--jitter/--no-jitter",)
     )
@@ -109,12 +123,27 @@ class SimulationRequest(PairOptions):
         return self.requests or max(48, 8 * self.batch)
 
 
-def build_scenario(request: SimulationRequest) -> tuple[Scenario, dict[str, str]]:
+Kept: TypeAlias = dict[Hashable, Any]
+"""Files read, profiles composed, texts made up and what is laid out of them, by what they follow from."""
+T = TypeVar("T")
+
+
+def _once(kept: Kept, key: Hashable, make: Callable[[], T]) -> T:
+    if key not in kept:
+        kept[key] = make()
+    found: T = kept[key]
+    return found
+
+
+def build_scenario(request: SimulationRequest, kept: Kept | None = None) -> tuple[Scenario, dict[str, str]]:
     """The scenario that the command line asks for, and where its numbers come from.
+
+    `kept` is what requests that are built with the same one share.
 
     Raises:
         SettingError: Options that contradict each other or lack their partner.
     """
+    kept = {} if kept is None else kept
     request, sources = with_default_pair(request)
     request = with_measured_rates(request)
     _refuse_contradictions(request)
@@ -125,12 +154,11 @@ def build_scenario(request: SimulationRequest) -> tuple[Scenario, dict[str, str]
             f"textbook constants, target {textbook.target_s:g} s, draft {textbook.draft_s:g} s (synthetic)"
         )
     else:
-        profile, found = _profile(request)
-        kind = profile.provenance.kind
-        sources["latency"] = f"profile {profile.name} ({kind}, {found}): {profile.description}"
-        profile = overridden(profile, request, sources)
-        sources |= unmeasured(profile)
-    tokens, sources["tokens"] = _tokens(request, profile, sources)
+        profile, about_profile = _once(kept, _hardware(request), lambda: _overridden(request))
+        sources |= about_profile
+        if request.draft_factor is not None:
+            sources["draft"] = f"its forwards take {request.draft_factor:g} times as long as in the profile"
+    tokens, sources["tokens"] = _tokens(request, profile, sources, kept)
     requests = request.served
     if requests < request.batch:
         sources["batch"] = f"{requests} of {request.batch} rows run: there are {requests} requests"
@@ -143,9 +171,11 @@ def build_scenario(request: SimulationRequest) -> tuple[Scenario, dict[str, str]
         prompt_length=request.prompt_length,
         effects=Effects(jitter=request.jitter),
         seed=request.query.settings.seed,
+        drift={} if request.draft_factor is None else dict.fromkeys(DRAFT_FORWARDS, request.draft_factor),
         decisions=_decisions(request, profile, sources),
         measured_timings=_measured_timings(request, profile),
         engine=request.engine,
+        **_once(kept, "laid out", lambda: {"built": {}, "served": {}, "scripts": {}}),
     )
     policy = find_policy(request.query.settings.policy)
     if profile is not None and policy.needs_decisions:
@@ -183,6 +213,21 @@ def with_default_pair(request: SimulationRequest) -> tuple[SimulationRequest, di
     if request.acceptance is not None or request.run_length is not None:
         return replace(request, hw=DEFAULT_PROFILE), said
     return replace(request, hw=DEFAULT_PROFILE, acceptance=find_acceptance(DEFAULT_ACCEPTANCE)), said
+
+
+def _hardware(request: SimulationRequest) -> Hashable:
+    """What the profile follows from."""
+    names = ("hw", "target_shape", "draft_shape", "placement", *(each.name for each in fields(PairOptions)))
+    return "profile", *(getattr(request, name) for name in names)
+
+
+def _overridden(request: SimulationRequest) -> tuple[Profile, dict[str, str]]:
+    """The profile with what is asked of it, and where its numbers come from."""
+    profile, found = _profile(request)
+    kind = profile.provenance.kind
+    sources = {"latency": f"profile {profile.name} ({kind}, {found}): {profile.description}"}
+    profile = overridden(profile, request, sources)
+    return profile, sources | unmeasured(profile)
 
 
 def with_measured_rates(request: SimulationRequest) -> SimulationRequest:
@@ -320,9 +365,10 @@ def _check_textbook(request: SimulationRequest) -> None:
         raise SettingError("--target-time and --draft-time go together")
     if request.hw is not None:
         raise SettingError("give either --hw or --target-time and --draft-time, not both")
-    if request.target_shape or request.draft_shape or request.placement:
+    if request.target_shape or request.draft_shape or request.placement or request.draft_factor:
         raise SettingError(
-            "--target-shape, --draft-shape and --placement change a profile: leave out --target-time"
+            "--target-shape, --draft-shape, --placement and --draft-factor change a profile: leave out "
+            "--target-time"
         )
     if not request.jitter:
         raise SettingError("--no-jitter changes nothing with --target-time: constants do not vary")
@@ -331,7 +377,7 @@ def _check_textbook(request: SimulationRequest) -> None:
 
 
 def _tokens(
-    request: SimulationRequest, profile: Profile | None, sources: dict[str, str]
+    request: SimulationRequest, profile: Profile | None, sources: dict[str, str], kept: Kept
 ) -> tuple[TokenModel, str]:
     if isinstance(request.acceptance, Path):
         from simulator.tokens.acceptance import acceptance_tokens
@@ -348,32 +394,28 @@ def _tokens(
             requests=request.served,
             length=request.max_tokens or LENGTH,
             prompt_length=request.prompt_length or LENGTH,
+            make=lambda *args, **more: _once(kept, repr((args, more)), lambda: histogram(*args, **more)),
         )
     if request.acceptance is not None:
         exponent = 1.0 if request.hit_exponent is None else request.hit_exponent
         scale = 1.0 if request.hit_scale is None else request.hit_scale
-        model = coin(
-            request.acceptance,
-            exponent=exponent,
-            scale=scale,
-            requests=request.served,
-            length=request.max_tokens or LENGTH,
-            prompt_length=request.prompt_length or LENGTH,
-            seed=request.query.settings.seed,
-        )
+        shape: dict[str, Any] = {
+            "exponent": exponent,
+            "scale": scale,
+            "requests": request.served,
+            "length": request.max_tokens or LENGTH,
+            "prompt_length": request.prompt_length or LENGTH,
+            "seed": request.query.settings.seed,
+        }
+        acceptance = request.acceptance
+        model = _once(kept, (acceptance, *shape.values()), lambda: coin(acceptance, **shape))
         described = f"acceptance {request.acceptance:g}, hit 1 - {scale:g} F^-{exponent:g}"
         return model, f"coin tosses, {described} (synthetic)"
     name, path = _find_trace(request, _recorded_as(request, profile))
-    temperature = request.query.settings.temperature
-    # None is asked for here: how the trace was recorded says which it needs, and comes first.
-    trace = read_trace(path, columns=(), optional=GREEDY_COLUMNS if temperature == 0.0 else REPLAY_COLUMNS)
-    try:
-        if request.prompt_category is not None:
-            trace = trace.of_category(request.prompt_category)
-        check_sampling(trace, temperature, request.query.settings.top_p)
-        model = replay(trace, limit=request.max_tokens, seed=request.query.settings.seed)
-    except (TraceError, SettingError) as error:
-        raise type(error)(f"{path}: {error}") from error
+    settings = request.query.settings
+    temperature, how = settings.temperature, (settings.temperature, settings.top_p, settings.seed)
+    read = (path, request.prompt_category, request.max_tokens, *how)
+    trace, model = _once(kept, read, lambda: _replayed(request, path))
     sampled = f" at temperature {temperature:g}" if temperature else ""
     described = (
         f"trace {name.removeprefix(SHIPPED)} ({origin(path)}): {len(trace)} tokens of "
@@ -383,6 +425,21 @@ def _tokens(
     described += _other_draft(trace.meta, profile)
     _note_pair("trace", trace.meta, profile, sources)
     return model, described
+
+
+def _replayed(request: SimulationRequest, path: Path) -> tuple[Trace, TokenModel]:
+    """The recording, and what a replay makes of it."""
+    settings = request.query.settings
+    greedy = settings.temperature == 0.0
+    # None is asked for here: how the trace was recorded says which it needs, and comes first.
+    trace = read_trace(path, columns=(), optional=GREEDY_COLUMNS if greedy else REPLAY_COLUMNS)
+    try:
+        if request.prompt_category is not None:
+            trace = trace.of_category(request.prompt_category)
+        check_sampling(trace, settings.temperature, settings.top_p)
+        return trace, replay(trace, limit=request.max_tokens, seed=settings.seed)
+    except (TraceError, SettingError) as error:
+        raise type(error)(f"{path}: {error}") from error
 
 
 def _note_pair(what: str, meta: TraceMeta, profile: Profile | None, sources: dict[str, str]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,7 @@ import click
 import numpy as np
 
 from hardware_profiles.files import atomic_write
-from policies.commandline import POSITIVE, about, fitted_table, option
+from policies.commandline import POSITIVE, about, fitted_table, option, progress_bar
 from policies.registry import SettingError, Settings
 from policies.timeline import Span, chrome_trace
 from serving.lookahead import ADAPTS, Adapt, LookaheadByBatch, parse_lookaheads
@@ -252,7 +250,7 @@ def serve_asked(
         by_load: LookaheadByBatch | Adapt | None = None,
         watch: Callable[[StepRecord], None] | None = None,
     ) -> dict[str, Any]:
-        with _bar(settings.policy, len(traffic.requests)) as progress:
+        with progress_bar(settings.policy, len(traffic.requests)) as progress:
             served, beyond = serve_traffic(
                 scenario,
                 settings,
@@ -271,16 +269,6 @@ def serve_asked(
     ar, _ = baseline_settings(settings)
     plain = None if settings.policy == "ar" else run(ar)
     return TrafficReport(settings, traffic, asked.options, found, plain, sources, table, steps, asked.adapt)
-
-
-@contextmanager
-def _bar(name: str, requests: int) -> Iterator[Callable[[int], None] | None]:
-    """A progress bar on a terminal; elsewhere none."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    with click.progressbar(length=requests, label=name, file=sys.stderr) as bar:
-        yield lambda done: bar.update(done - bar.pos)
 
 
 def _refuse_closed(request: SimulationRequest) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
@@ -134,6 +134,7 @@ def acceptance_tokens(
     requests: int,
     length: int,
     prompt_length: int,
+    make: Callable[..., TokenModel] = histogram,
 ) -> tuple[TokenModel, str]:
     """The histogram token model of an acceptance file, and its provenance with everything that was assumed.
 
@@ -145,6 +146,7 @@ def acceptance_tokens(
         requests: How many.
         length: Tokens of each.
         prompt_length: Tokens of its prompt.
+        make: `histogram`, or what answers in its place.
 
     Raises:
         FileRefused: The file is none.
@@ -172,7 +174,7 @@ def acceptance_tokens(
     if hit_curve is not None:
         check_power_law(*hit_curve)
         curve = power_law_curve(*hit_curve)
-    model = histogram(
+    model = make(
         acceptance.acceptance_at_position,
         rejected=[curve],
         free=curve,
