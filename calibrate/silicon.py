@@ -166,6 +166,9 @@ class ComposeRequest:
     precision: str | None = option(None, "Of the target's weights.  [default: the config's]")
     eager: bool = option(False, "Kernels launched one by one, not as captured graphs.")
     capture_limit: int = option(CAPTURE_LIMIT, "Tokens of the largest captured graph.", type=POSITIVE)
+    expert_correlation: float = option(
+        0.0, "Of one row's experts: 0 independent, 1 all the same.", type=click.FloatRange(0, 1)
+    )
     host_gap_ms: float = option(
         1e3 * HOST_GAP_S, "Between two forwards of the target.", type=click.FloatRange(0)
     )

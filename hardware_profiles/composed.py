@@ -296,6 +296,7 @@ def composed_profile(
         roles=Roles(target=_role(target), draft=_role(draft)),
         placement="shared" if placement == "shared" else "split",
         placement_note=PLACED[placement],
+        verification="packed",
         operations=operations,
         host=_host(host_gap_s),
         overlap=turns() if placement == "shared" else (),
@@ -338,6 +339,8 @@ def _grid(composer: Composer, operation: OperationName, ticks: Mapping[Axis, tup
         f"{100 * s / seconds:.0f} % {how}" for how, s in sorted(shares.items(), key=lambda x: -x[1])
     )
     masked = "; the mask of a tree costs nothing (assumed)" if operation.endswith("tree") else ""
+    if composer.network.experts is not None:
+        masked += f"; experts of one row's tokens correlated by {composer.correlation:g} (assumed)"
     note = f"{composer.tables.engine} {composer.tables.current} on {composer.tables.gpu.name}: {far}{masked}"
     return GridCost(axes=axes, points=tuple(points), provenance=Provenance(kind="composed", note=note))
 

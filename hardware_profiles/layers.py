@@ -236,6 +236,7 @@ def layers_profile(target: Layers, draft: Layers | None = None, *, name: str) ->
         name=name,
         description=f"{shape.name} on {target.tensor_parallel} x {target.machine}, from its layers' times",
         roles=Roles(target=_role(target), draft=_role(draft or target, model=None if draft else ANY)),
+        verification="packed",
         operations=operations,
         provenance=Provenance(
             kind="measured",

@@ -42,6 +42,7 @@ class Pair:
         eager: Launched one by one.
         host_gap_s: Between two forwards of the target.
         capture_limit: Tokens of the largest captured graph.
+        expert_correlation: Of the experts of one row's tokens (`Composer.correlation`).
         tables: Unpacked wheel; None: the installed package.
     """
 
@@ -56,6 +57,7 @@ class Pair:
     eager: bool = False
     host_gap_s: float = HOST_GAP_S
     capture_limit: int = CAPTURE_LIMIT
+    expert_correlation: float = 0.0
     tables: Path | None = None
 
     @property
@@ -107,8 +109,11 @@ def pair_profile(pair: Pair) -> tuple[Profile, str]:
     """
     target = find_network(pair.target, tables=pair.tables, precision=pair.precision)
     draft = find_network(pair.draft, tables=pair.tables)
+    if pair.expert_correlation and target.experts is None and draft.experts is None:
+        raise TablesError("--expert-correlation changes nothing: neither network has experts")
     name = pair.name(target, draft)
-    if pair.tables is None and (pair.host_gap_s, pair.capture_limit) == (HOST_GAP_S, CAPTURE_LIMIT):
+    usual = (HOST_GAP_S, CAPTURE_LIMIT, 0.0)
+    if pair.tables is None and (pair.host_gap_s, pair.capture_limit, pair.expert_correlation) == usual:
         with suppress(ProfileError):
             own = SHIPPED + replace(pair, placement="own").name(target, draft)
             return replaced(load_profile(find_profile(own)), PLACEMENTS[pair.placement]), own
@@ -138,9 +143,19 @@ def compose(pair: Pair, systems: Path, ticks: Mapping[str, Mapping[Axis, tuple[i
     target = find_network(pair.target, tables=systems, precision=pair.precision)
     draft = find_network(pair.draft, tables=systems)
     tables = Tables(systems, pair.gpu, pair.engine)
+    composers = [
+        Composer(
+            tables,
+            network,
+            spread,
+            eager=pair.eager,
+            capture_limit=pair.capture_limit,
+            correlation=pair.expert_correlation,
+        )
+        for network, spread in ((target, pair.devices), (draft, pair.draft_tp))
+    ]
     return composed_profile(
-        Composer(tables, target, pair.devices, eager=pair.eager, capture_limit=pair.capture_limit),
-        Composer(tables, draft, pair.draft_tp, eager=pair.eager, capture_limit=pair.capture_limit),
+        *composers,
         name=pair.name(target, draft),
         placement=pair.placement,
         host_gap_s=pair.host_gap_s,
@@ -169,5 +184,5 @@ USUAL = tuple(
     )
 )
 """Pairs that are shipped, so that the main install answers without tables."""
-RECIPE = 1
+RECIPE = 2
 """Of how forwards are put together; another one makes what is kept useless."""

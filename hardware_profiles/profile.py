@@ -147,6 +147,8 @@ class Profile(Frozen):
         schema_version: Always `SCHEMA` (`schema` in the file).
         placement: Whether the two models have a device each or share one.
         operations: Cost of each operation; `target.forward` is always there.
+        verification: Whether a verification computes the widest row's tokens for every row, as the live
+            engine does, or each row's own, as engines of GPUs do.
         measured_runs: Settings run live during calibration, whose rounds gave the host time.
         model_error: Standard deviation of log(simulated / measured speedup) over those settings; None:
             not known.
@@ -159,6 +161,7 @@ class Profile(Frozen):
     roles: Roles
     placement: Literal["split", "shared"] = "split"
     placement_note: str = ""
+    verification: Literal["padded", "packed"] = "padded"
     operations: Mapping[OperationName, OperationCost]
     host: Host = Host()
     overlap: tuple[Overlap, ...] = ()

@@ -13,6 +13,8 @@ By a profile (design.md, section 4) an operation is a list of forwards, each loo
 
 A row operation's forwards are its rows' steps, which its replies tell.  Both are lists of `Call`.
 
+A verification computes the widest row's tokens in each of its rows, or, where the profile says that rows are
+packed, as many as all have together, spread evenly and rounded up.
 A tree step over B rows computes, in each of them, as many branches as the widest row has: rows are padded.
 That is what a `draft.tree` grid with the axis `batch` says; one without it knows the total alone.
 """
@@ -249,6 +251,7 @@ class ProfileCosts:
         seed: Keys the noise, by operation and its ordinal number.
         drift: Factors on the duration of whole operations, by name; 1 for those that are not there.
         origins: Where the numbers come from, by name; measured for those that are not there.
+        packed: Whether verifications are.
     """
 
     def __init__(
@@ -259,8 +262,10 @@ class ProfileCosts:
         seed: int,
         drift: Mapping[str, float] | None = None,
         origins: Mapping[str, str] | None = None,
+        packed: bool = False,
     ) -> None:
         self.surfaces = surfaces
+        self.packed = packed
         self.effects = effects
         self.drift = dict(drift or {})
         self.origins = dict(origins or {})
@@ -282,7 +287,8 @@ class ProfileCosts:
         match operation:
             case Verify():
                 slots = operation.view.slots
-                width = 1 + int(operation.speculation.lengths[slots].max())
+                drafted = operation.speculation.lengths[slots]
+                width = 1 + (-(-int(drafted.sum()) // len(slots)) if self.packed else int(drafted.max()))
                 name = "verify" if width > 1 else "decode"
                 return self._price([self._forward("target.forward", name, len(slots), width)], context)
             case Draft():

@@ -42,6 +42,16 @@ class PairOptions:
         "Tokens of the largest captured graph; more are launched one by one.  [default: 512]",
         type=POSITIVE,
     )
+    expert_correlation: float | None = option(
+        None,
+        "Of the experts of one row's tokens, in a mixture: 0 independent, 1 all the same.  [default: 0]",
+        type=click.FloatRange(0, 1),
+    )
+    verification: Literal["padded", "packed"] | None = option(
+        None,
+        "Rows of unequal drafts: each computes as many tokens as the widest, or only its own.  "
+        "[default: packed where kernels were composed, else padded]",
+    )
     tables: Path | None = field(
         default=None,
         metadata=about(
@@ -83,6 +93,7 @@ class PairOptions:
                     engine=self.kernels or "vllm",
                     eager=self.eager,
                     capture_limit=self.capture_limit or CAPTURE_LIMIT,
+                    expert_correlation=self.expert_correlation or 0.0,
                     tables=self.tables,
                 )
             )
@@ -94,14 +105,24 @@ class PairOptions:
             self.draft_placement,
             self.kernels,
             self.capture_limit,
+            self.expert_correlation,
             self.tables,
         )
         if any(value is not None for value in given) or self.eager:
             raise SettingError(
                 "--target, --draft and --hw (a GPU: h100, a100x8, ...) go together; --tp, --draft-tp, "
-                "--draft-placement, --kernels, --eager, --capture-limit and --tables say more of such a pair"
+                "--draft-placement, --kernels, --eager, --capture-limit, --expert-correlation and --tables "
+                "say more of such a pair"
             )
         return None
+
+    def verified(self, profile: Profile) -> Profile:
+        """The profile with verifications padded or packed as is asked."""
+        return (
+            profile
+            if self.verification is None
+            else profile.model_copy(update={"verification": self.verification})
+        )
 
 
 def acceptance_of_run(run_length: float) -> float:

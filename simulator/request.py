@@ -226,7 +226,7 @@ def _overridden(request: SimulationRequest) -> tuple[Profile, dict[str, str]]:
     profile, found = _profile(request)
     kind = profile.provenance.kind
     sources = {"latency": f"profile {profile.name} ({kind}, {found}): {profile.description}"}
-    profile = overridden(profile, request, sources)
+    profile = request.verified(overridden(profile, request, sources))
     return profile, sources | unmeasured(profile)
 
 
@@ -365,11 +365,9 @@ def _check_textbook(request: SimulationRequest) -> None:
         raise SettingError("--target-time and --draft-time go together")
     if request.hw is not None:
         raise SettingError("give either --hw or --target-time and --draft-time, not both")
-    if request.target_shape or request.draft_shape or request.placement or request.draft_factor:
-        raise SettingError(
-            "--target-shape, --draft-shape, --placement and --draft-factor change a profile: leave out "
-            "--target-time"
-        )
+    changes = ("target_shape", "draft_shape", "placement", "draft_factor", "verification")
+    if named := [name for name in changes if getattr(request, name) is not None]:
+        raise SettingError(f"--{named[0].replace('_', '-')} changes a profile: leave out --target-time")
     if not request.jitter:
         raise SettingError("--no-jitter changes nothing with --target-time: constants do not vary")
     if request.target_time <= 0 or request.draft_time < 0:

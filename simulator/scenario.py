@@ -127,7 +127,12 @@ class Scenario:
             name: self.profile.provenance_of(name).kind for name in self.profile.operations
         }
         return ProfileCosts(
-            self.surfaces, effects=self.effects, seed=self.seed, drift=self.drift, origins=origins
+            self.surfaces,
+            effects=self.effects,
+            seed=self.seed,
+            drift=self.drift,
+            origins=origins,
+            packed=self.profile.verification == "packed",
         )
 
     @property

@@ -114,13 +114,14 @@ class Query(PairOptions):
         if self.hit_rate is not None or self.prompt_length is not None:
             raise SettingError("--hit-rate and --prompt-length go with --acceptance or --run-length")
         temperatures = [self.temperature]
-        return load_sources(
+        sources = load_sources(
             self.hw,
             trace=self.trace,
             category=self.prompt_category,
             temperatures=temperatures,
             decided=temperatures,
         )
+        return replace(sources, profile=self.verified(sources.profile))
 
     def _given(self, pair: tuple[Profile, str] | None) -> Sources:
         if self.acceptance is not None and self.run_length is not None:
@@ -136,7 +137,7 @@ class Query(PairOptions):
         path = None if pair else find_profile(self.hw)
         profile, where = pair or (load_profile(str(path)), origin(Path(str(path))))
         sources = given_sources(
-            profile,
+            self.verified(profile),
             where,
             acceptance,
             hit_rate=self.hit_rate,

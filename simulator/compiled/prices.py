@@ -127,7 +127,10 @@ class Prices:
         columns = (rounds.rows, context, rounds.longest, rounds.drafted)
         chosen, which = distinct(*columns)
         rows, context, longest, drafted = (column[chosen] for column in columns)
-        seconds, plain = self._forwards(TARGET, rows, 1 + longest, context), longest == 0
+        plain = longest == 0
+        if isinstance(self.costs, ProfileCosts) and self.costs.packed:
+            longest = -(-drafted // rows)
+        seconds = self._forwards(TARGET, rows, 1 + longest, context)
         small = np.empty((len(chosen), 5))
         for kind, mask in (("decode", plain), ("verify", ~plain)):
             if mask.any():

@@ -212,6 +212,12 @@ def test_a_pair_is_composed_once(wheel: Path, tmp_path: Path, monkeypatch: pytes
         pair_profile(Pair(hw="h100x2", tp=4, target=str(config), draft=str(config), tables=wheel))
 
 
+def test_experts_of_a_pair_are_correlated_where_there_are_any(wheel: Path) -> None:
+    pair = Pair(hw="h100", target="llama-3.1-8b", draft="llama-3.2-1b", expert_correlation=0.5, tables=wheel)
+    with pytest.raises(TablesError, match="neither network has experts"):
+        pair_profile(pair)
+
+
 def test_weights_that_do_not_fit(tables: Tables) -> None:
     composer = Composer(tables, network_of_config({**CONFIG, "vocab_size": 10**7}, name="huge"))
     with pytest.raises(TablesError, match=r"huge weighs 1 GB, 1 x h100_sxm hold 1: .*--tp"):

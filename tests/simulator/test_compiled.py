@@ -220,7 +220,8 @@ def runs(draw: Callable[..., Any]) -> Run:
     tokens, batch = draw(token_models()), draw(st.integers(1, 4))
     costs: dict[str, Any] = {"textbook": TextbookCosts(1.0, draw(seconds(0.5)))}
     if draw(st.integers(0, 3)):
-        costs = {"profile": draw(profiles())}
+        rows = draw(st.sampled_from(["padded", "packed"]))
+        costs = {"profile": draw(profiles()).model_copy(update={"verification": rows})}
         costs["drift"] = draw(st.sampled_from([{}, {"target.forward": 1.1, "draft.tree": 0.9}]))
         costs["effects"] = Effects(*draw(st.tuples(*[st.sampled_from([True, True, False])] * 7)))
     scenario = Scenario(

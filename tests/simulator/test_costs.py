@@ -73,6 +73,19 @@ def test_a_batched_tree_step_costs_rows_times_the_widest_row() -> None:
     assert [s for _, s in steps[1:]] == pytest.approx([0.018, 0.018])
 
 
+def test_rows_of_a_verification_are_padded_or_packed() -> None:
+    # 1 ms per row and token; 3, 1 and 3 tokens: 3 x 3 padded, 7 packed, which are 3 a row, rounded up.
+    # With drafts of 5, none and none, 3 x 6 are padded and 8 packed: 3 a row.
+    forward = surface(lambda b, w, _: 1e-3 * b * w, batch=(1, 4), new_tokens=(1, 8), context=(0, 100))
+    for lengths, padded, packed in (([2, 0, 2], 9e-3, 9e-3), ([5, 0, 0], 18e-3, 9e-3)):
+        verify = Verify(view(3), speculation(lengths, [P, P, P]))
+        for pack, seconds in ((False, padded), (True, packed)):
+            measured = ProfileCosts(
+                {"target.forward": forward}, effects=Effects(jitter=False), seed=0, packed=pack
+            )
+            assert measured.steps("target", verify) == [("verify", pytest.approx(seconds))]
+
+
 def test_a_batched_tree_grows_by_its_padded_width() -> None:
     # Cost = context in ms: the trunk of 10 and the 1 + 2 tokens of the glue, then 6 columns further.
     tree = surface(lambda b, w, c: 1e-3 * (c + 1), batch=(1, 4), branches=(1, 8), context=(0, 100))
