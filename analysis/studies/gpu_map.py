@@ -8,8 +8,10 @@ counts requests per group of the first kind, so that a cell serves t times as ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,12 @@ from analysis.recommend.search import SettingSearch, Tried
 from analysis.results import Results, Row
 from analysis.show import Column, table
 from analysis.stats import grouped
-from analysis.study import Plan, Study, option
+from analysis.study import Picture, Plan, Study, option
 from hardware_profiles.kernels import TablesError
 from hardware_profiles.pairs import Pair, pair_profile
 from hardware_profiles.profile import Profile
 from policies.commandline import about, split_counts, split_numbers
-from policies.registry import Settings, configure
+from policies.registry import Settings, configure, find_policy
 
 PAIRS = {
     "8b+1b": ("llama-3.1-8b", "llama-3.2-1b", 1),
@@ -53,7 +55,7 @@ class MapPlan(Plan):
     pairs: tuple[str, ...] = option(tuple(PAIRS), "Of target and draft.", names=tuple(PAIRS))
     contexts: tuple[int, ...] = option((512, 8192, 32_768), "Prompt tokens.", callback=split_counts)
     acceptances: tuple[float, ...] = option(
-        (0.6, 0.7, 0.8, 0.9), "Of drafted tokens.", callback=split_numbers
+        (0.3, 0.5, 0.7, 0.8, 0.9), "Of drafted tokens.", callback=split_numbers
     )
     tables: Path | None = field(
         default=None,
@@ -94,15 +96,12 @@ def cell(own_gpu: Profile, together: Profile, *, batch: int, context: int, accep
     plain = best["ar"].tokens_per_second
     winner = max(best.values(), key=lambda each: each.tokens_per_second)
     speeds = {name: best[name].tokens_per_second / plain if name in best else None for name in POLICIES}
-    collocated = max(best[name].tokens_per_second for name in ("ar", "sd") if name in best)
-    own = [best[name].tokens_per_second for name in ("saguaro", "pearl") if name in best]
     return {
         "devices": devices,
         "winner": winner.settings.policy,
         "setting": winner.settings.label,
         "speedup_vs_ar": winner.tokens_per_second / plain,
         **{f"{name}_vs_ar": speed for name, speed in speeds.items() if name != "ar"},
-        "own_gpu_gain": max(own) / collocated - 1.0 if own else None,
     }
 
 
@@ -129,61 +128,182 @@ def answer(bench: Bench) -> list[Row]:
     return rows
 
 
+def envelope(rows: Sequence[Row]) -> list[tuple[str, float]]:
+    """(policy, acceptance from which it is the fastest), by acceptance, of the rows of one place.
+
+    Between two acceptances the logarithm of every policy's speed is taken to be a straight line.
+    """
+    rows = sorted(rows, key=lambda row: row["acceptance"])
+    if not rows:
+        return []
+    found = [(rows[0]["winner"], rows[0]["acceptance"])]
+    for low, high in pairwise(rows):
+        at, end = low["acceptance"], high["acceptance"]
+        while (now := found[-1][0]) != high["winner"]:
+            # The first line that crosses the winner's from below, after where the winner was left.
+            crossings = [
+                (crossing, name)
+                for name in POLICIES
+                if (crossing := _crossing(low, high, now, name)) is not None and crossing >= at - 1e-9
+            ]
+            at, name = min(crossings, default=(end, high["winner"]))
+            found.append((name, at))
+    return found
+
+
+def _crossing(low: Row, high: Row, now: str, other: str) -> float | None:
+    """Acceptance between two rows from which on one policy is faster than another; None: nowhere."""
+    before, after = (speed(row, other) - speed(row, now) for row in (low, high))
+    if not before <= 0.0 < after or not math.isfinite(before):
+        return None if not before <= 0.0 < after else float(high["acceptance"])
+    share = before / (before - after)
+    return float(low["acceptance"] + share * (high["acceptance"] - low["acceptance"]))
+
+
+def speed(row: Row, policy: str) -> float:
+    """Logarithm of a policy's speed over AR; minus infinity where it does not run."""
+    value = 1.0 if policy == "ar" else row[f"{policy}_vs_ar"]
+    return math.log(value) if value else -math.inf
+
+
+def ssd_gain(row: Row) -> float:
+    """Logarithm of SSD's speed over the best of AR and SD on as many GPUs."""
+    return speed(row, "saguaro") - max(speed(row, "ar"), speed(row, "sd"))
+
+
 def worth(rows: Sequence[Row]) -> list[Row]:
-    """Per GPU and pair, how often a GPU for the draft pays, and what it brings where it does and at most."""
-    summary = []
-    for (gpu, pair), mine in grouped(rows, lambda row: (row["gpu"], row["pair"])).items():
-        gains = sorted(row["own_gpu_gain"] for row in mine if row["own_gpu_gain"] is not None)
-        won = [gain for gain in gains if gain > 0.0]
-        summary.append(
+    """Per GPU, pair, context and batch: from which acceptance SSD with a GPU of its own beats the best of AR
+    and SD on as many GPUs (None: from none that was tried), and its gain at each acceptance.
+    """
+    found = []
+    for (gpu, pair, context, batch), here in grouped(rows, place_of).items():
+        mine = sorted(here, key=lambda row: row["acceptance"])
+        gains = [ssd_gain(row) for row in mine]
+        pays = mine[0]["acceptance"] if gains[0] > 0.0 else None
+        for (low, before), (high, after) in pairwise(zip(mine, gains, strict=True)):
+            if before <= 0.0 < after and pays is None:
+                share = before / (before - after) if math.isfinite(before) else 1.0
+                pays = low["acceptance"] + share * (high["acceptance"] - low["acceptance"])
+        found.append(
             {
                 "gpu": gpu,
                 "pair": pair,
-                "cells": len(mine),
-                "share": len(won) / len(mine),
-                "median": won[len(won) // 2] if won else None,
-                "largest": gains[-1] if gains else None,
-                "batches": sorted({row["batch"] for row in mine if (row["own_gpu_gain"] or 0.0) > 0.0}),
+                "context": context,
+                "batch": batch,
+                "pays_from": pays,
+                "gains": {
+                    f"{row['acceptance']:g}": math.expm1(gain) for row, gain in zip(mine, gains, strict=True)
+                },
             }
         )
-    return summary
+    return found
+
+
+def place_of(row: Row) -> tuple[str, str, int, int]:
+    """GPU, pair, context and batch."""
+    return row["gpu"], row["pair"], row["context"], row["batch"]
 
 
 def about_map(results: Results) -> Row:
-    """The table of what a GPU for the draft is worth."""
-    return {"worth": worth(results.rows)}
+    """Where the winner changes, and what a GPU for the draft is worth."""
+    places = grouped(results.rows, place_of)
+    return {
+        "flips": [
+            {"gpu": gpu, "pair": pair, "context": context, "batch": batch, "fastest_from": envelope(mine)}
+            for (gpu, pair, context, batch), mine in places.items()
+        ],
+        "worth": worth(results.rows),
+    }
 
 
 def show(results: Results) -> Iterator[Any]:
-    """The winner by context and acceptance, a line per GPU, pair and batch; then what a GPU is worth."""
-    places = sorted({(row["context"], row["acceptance"]) for row in results.rows})
-    lines = grouped(results.rows, lambda row: (row["gpu"], row["pair"], row["batch"]))
-    rows = []
-    for (gpu, pair, batch), mine in lines.items():
-        won = {(r["context"], r["acceptance"]): f"{r['winner']} {r['speedup_vs_ar']:.2f}" for r in mine}
-        rows.append(
-            {"place": f"{gpu}, {pair}, batch {batch}", **{f"{c} {a}": won.get((c, a)) for c, a in places}}
+    """The winners by acceptance, a line per GPU, pair and batch; then what a GPU is worth."""
+    contexts = sorted({row["context"] for row in results.rows})
+    lines = grouped(results.about["flips"], lambda row: (row["gpu"], row["pair"], row["batch"]))
+    yield table(
+        "Fastest on equal GPUs, and the acceptance from which on, by context",
+        (Column("", "place"), *(Column(f"{context}", f"{context}") for context in contexts)),
+        [
+            {
+                "place": f"{gpu}, {pair}, batch {batch}",
+                **{f"{row['context']}": in_words(row["fastest_from"]) for row in mine},
+            }
+            for (gpu, pair, batch), mine in lines.items()
+        ],
+    )
+    for context in contexts:
+        here = [row for row in results.about["worth"] if row["context"] == context]
+        batches = sorted({row["batch"] for row in here})
+        yield table(
+            f"Is SSD worth a GPU of its own for the draft, at context {context}? The acceptance from which "
+            "it beats AR and SD on as many GPUs, and its gain at the highest one tried",
+            (Column("GPU and pair", "place"), *(Column(f"batch {batch}", f"{batch}") for batch in batches)),
+            [
+                {"place": f"{gpu}, {pair}", **{f"{row['batch']}": _worth(row) for row in mine}}
+                for (gpu, pair), mine in grouped(here, lambda row: (row["gpu"], row["pair"])).items()
+            ],
         )
-    heads = [Column(f"{c}\n{a:g}", f"{c} {a}") for c, a in places]
-    yield table(
-        "Fastest on equal GPUs and its speedup over AR, by context and acceptance",
-        (Column("", "place"), *heads),
-        rows,
-    )
-    yield table(
-        "Is a GPU of its own for the draft (SSD, PEARL) worth it, against AR and SD on as many GPUs?",
-        (
-            Column("GPU and pair", lambda row: f"{row['gpu']}, {row['pair']}"),
-            Column("cells", "cells"),
-            Column("it pays in", "share", "{:.0%}"),
-            Column("median gain there", "median", "{:+.0%}"),
-            Column("largest", "largest", "{:+.0%}"),
-            Column("at batches", "batches", lambda batches: ", ".join(map(str, batches)) or "-"),
-        ),
-        results.about["worth"],
-    )
     for name, why in results.asked.get("refused", {}).items():
         yield f"{name}: {why}"
+
+
+def in_words(fastest_from: Sequence[tuple[str, float]]) -> str:
+    """`ar, sd 0.43, saguaro 0.81`: each from its acceptance on."""
+    (first, _), *others = fastest_from
+    return ", ".join([first, *(f"{policy} {at:.2f}" for policy, at in others)])
+
+
+def _worth(row: Row) -> str:
+    if row["pays_from"] is None:
+        return "no"
+    return f"{row['pays_from']:.2f}: {list(row['gains'].values())[-1]:+.0%}"
+
+
+def pictures(results: Results) -> Mapping[str, Picture]:
+    """The winner over batch and acceptance: a panel per GPU and pair, a bar per batch and context."""
+
+    def draw(figure: Any) -> None:
+        from matplotlib.patches import Patch
+
+        rows = results.rows
+        gpus, pairs = (
+            list(dict.fromkeys(r["gpu"] for r in rows)),
+            list(dict.fromkeys(r["pair"] for r in rows)),
+        )
+        batches, contexts = sorted({r["batch"] for r in rows}), sorted({r["context"] for r in rows})
+        top = max(r["acceptance"] for r in rows)
+        panels = figure.subplots(len(gpus), len(pairs), sharex=True, sharey=True, squeeze=False)
+        width = 0.86 / len(contexts)
+        for place in results.about["flips"]:
+            axes = panels[gpus.index(place["gpu"])][pairs.index(place["pair"])]
+            at = (
+                batches.index(place["batch"])
+                + (contexts.index(place["context"]) - (len(contexts) - 1) / 2) * width
+            )
+            ends = [low for _, low in place["fastest_from"][1:]] + [top]
+            for (policy, low), high in zip(place["fastest_from"], ends, strict=True):
+                axes.bar(at, high - low, width * 0.92, bottom=low, color=find_policy(policy).colour)
+        for row, gpu in zip(panels, gpus, strict=True):
+            row[0].set_ylabel(f"{gpu}\nacceptance", fontsize=8)
+            for axes in row:
+                axes.set_xticks(range(len(batches)), [str(batch) for batch in batches], fontsize=7)
+        for axes, pair in zip(panels[0], pairs, strict=True):
+            axes.set_title(pair, fontsize=9)
+        for axes in panels[-1]:
+            axes.set_xlabel("batch", fontsize=8)
+        patches = [Patch(color=find_policy(name).colour, label=name) for name in POLICIES]
+        said = ", ".join(map(str, contexts))
+        figure.legend(
+            handles=patches,
+            loc="outside lower center",
+            ncols=len(patches),
+            fontsize=8,
+            frameon=False,
+            title=f"bars of a batch: contexts {said}",
+            title_fontsize=8,
+        )
+
+    return {"": Picture(draw, (13.0, 8.0))}
 
 
 STUDY = Study(
@@ -193,5 +313,6 @@ STUDY = Study(
     answer=answer,
     about=about_map,
     show=show,
-    examples=("--tables DIR", "--hw h100 --pairs 8b+1b,70b+1b --acceptances 0.8 --out map"),
+    pictures=pictures,
+    examples=("--tables DIR --plot", "--hw h100 --pairs 8b+1b,70b+1b --acceptances 0.8 --out map"),
 )
