@@ -41,7 +41,7 @@ def test_another_placement_is_flagged_and_its_memory_is_one() -> None:
 def test_constants_have_no_models(option: tuple[str, str]) -> None:
     result = CliRunner().invoke(main, [*QUICK, "--target-time", "1", "--draft-time", "0.1", *option])
     assert result.exit_code == 2
-    assert "change a profile" in result.output
+    assert "changes a profile" in result.output
 
 
 def test_a_profile_without_a_recording_says_what_to_give() -> None:

@@ -96,7 +96,7 @@ def test_a_draft_of_another_cost() -> None:
     )
     assert rows[2]["law_speedup_vs_ar"] < rows[1]["law_speedup_vs_ar"]
     refused = simulated(*COIN, "--draft-factor", "2")
-    assert refused.exit_code == 2 and "change a profile" in refused.output
+    assert refused.exit_code == 2 and "changes a profile" in refused.output
 
 
 # Parts
