@@ -155,7 +155,7 @@ def print_report(report: Report, console: Console) -> None:
         f"prefills held the batch up for {run.summary.prefill_s:.4g} s"
     )
     if len(report.waterfall) > 1:
-        console.print(_why(report, console.width))
+        console.print(waterfall_table(report.waterfall, "why law and simulation differ", console.width))
     if report.law.reason:
         console.print(f"no law: {report.law.reason}")
     for entry in run.extrapolated:
@@ -211,14 +211,14 @@ def _time(report: Report, width: int) -> Any:
     return fitted_table(("where the time goes", "busy", "stalled", "both busy"), rows, width)
 
 
-def _why(report: Report, width: int) -> Any:
-    first = report.waterfall[0]
-    rows = [(first.effect, _factor(first.speedup_vs_ar), "")]
-    for before, stage in pairwise(report.waterfall):
+def waterfall_table(stages: Sequence[Stage], title: str, width: int) -> Any:
+    """Stages with the change that each makes; `title` heads their names."""
+    rows = [(stages[0].effect, _factor(stages[0].speedup_vs_ar), "")]
+    for before, stage in pairwise(stages):
         change = f"{(stage.speedup_vs_ar / before.speedup_vs_ar - 1.0) * 100:+.1f} %"
-        effect = stage.effect if stage.effect.startswith("sim") else f"+ {stage.effect}"
-        rows.append((effect, _factor(stage.speedup_vs_ar), change))
-    return fitted_table(("why law and simulation differ", "speedup vs AR", "change"), rows, width)
+        plus = "" if stage.effect.startswith(("sim", "seen")) else "+ "
+        rows.append((plus + stage.effect, _factor(stage.speedup_vs_ar), change))
+    return fitted_table((title, "speedup vs AR", "change"), rows, width)
 
 
 def _number(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""docs/reference/capabilities.md: what it says is there today is there; what came later it need not say."""
+"""tests/data/capabilities.md: what it says is there today is there; what came later it need not say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from policies.registry import POLICIES
 from simulator.imports.formats import FORMATS
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "reference" / "capabilities.md"
+PAGE = ROOT / "tests" / "data" / "capabilities.md"
 
 
 def section(title: str) -> str:

@@ -11,9 +11,9 @@ from rich.table import Table
 from hardware_profiles.files import FileRefused, read_json, to_json
 from policies.commandline import BAD_INPUT, HELP, POSITIVE, checked_group, refusals, wide_console
 from simulator.imports.export import Speculation
-from simulator.imports.formats import FORMATS, Read, naming_file, read_file
+from simulator.imports.formats import FORMATS, Read, naming_file, one_of, read_file, selected
 from simulator.imports.lengths import read_lengths
-from simulator.imports.measured import Imported, ImportRefused, acceptance_of, pool, write_acceptance
+from simulator.imports.measured import Imported, ImportRefused, acceptance_of, write_acceptance
 from simulator.imports.vllm import best_lookahead_by_batch
 
 FILE = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
@@ -74,11 +74,11 @@ def read(
         if out is None and (assume_iid or lookahead is not None):
             raise ImportRefused("--assume-iid and --lookahead shape an acceptance file: give --out, too")
         found = read_file(file, name=name, before=before)
-        chosen = found.measured if select is None else (_selected(found, select),)
+        chosen = found.measured if select is None else (selected(found, select),)
         after = []
         if out is not None:
             with naming_file(found.path):
-                chosen = (_one(found, chosen),)
+                chosen = (one_of(found, chosen),)
                 acceptance = acceptance_of(
                     chosen[0], found.path.name, assume_iid=assume_iid, lookahead=lookahead
                 )
@@ -95,24 +95,6 @@ def read(
     _print(found, chosen)
     for line in after:
         click.echo(line)
-
-
-def _selected(found: Read, label: str) -> Imported:
-    for measured in found.measured:
-        if measured.label == label:
-            return measured
-    labels = ", ".join(repr(m.label) for m in found.measured)
-    raise ImportRefused(f"{found.path}: no measurement {label!r}; there are {labels}")
-
-
-def _one(found: Read, chosen: Sequence[Imported]) -> Imported:
-    """The measurement to write: the only one, or all windows of a run added up."""
-    if len(chosen) == 1:
-        return chosen[0]
-    if not found.format.pools:
-        labels = ", ".join(repr(m.label) for m in chosen)
-        raise ImportRefused(f"holds {len(chosen)} measurements; choose one with --select: {labels}")
-    return pool([m for m in chosen if m.label != "plain"])
 
 
 def _print(found: Read, chosen: Sequence[Imported]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import NoReturn
 from hardware_profiles.files import FileRefused
 from hardware_profiles.files import read_text as load_text
 from simulator.imports import llamacpp, others, sglang, vllm  # noqa: F401  (each registers its formats)
-from simulator.imports.measured import Imported, ImportRefused
+from simulator.imports.measured import Imported, ImportRefused, pool
 from simulator.imports.text import REGISTERED, Format, Text, reads, samples_of
 
 _LONGEST = 600
@@ -126,6 +126,53 @@ def read_file(path: Path, *, name: str | None = None, before: Path | None = None
         samples_of(earlier)
     with naming_file(path):
         return Read(path, fmt, (vllm.parse_difference(earlier, text),))
+
+
+def selected(found: Read, label: str) -> Imported:
+    """The measurement of that label.
+
+    Raises:
+        ImportRefused: There is none.
+    """
+    for measured in found.measured:
+        if measured.label == label:
+            return measured
+    labels = ", ".join(repr(m.label) for m in found.measured)
+    raise ImportRefused(f"{found.path}: no measurement {label!r}; there are {labels}")
+
+
+def one_of(found: Read, chosen: Sequence[Imported]) -> Imported:
+    """The only measurement of those, or all windows of a run added up.
+
+    Raises:
+        ImportRefused: There are several that do not add up.
+    """
+    if len(chosen) == 1:
+        return chosen[0]
+    if not found.format.pools:
+        labels = ", ".join(repr(m.label) for m in chosen)
+        raise ImportRefused(f"holds {len(chosen)} measurements; choose one with --select: {labels}")
+    return pool([m for m in chosen if m.label != "plain"])
+
+
+def choose(found: Read, label: str | None) -> tuple[Imported, Imported | None]:
+    """A measurement of speculation, and the one of plain decoding beside it, if the file has one.
+
+    Of several of plain decoding the one is taken whose label begins most like the other's.
+
+    Raises:
+        ImportRefused: As `selected` and `one_of`.
+    """
+    plain = [m for m in found.measured if m.target_step_s and m.tokens_per_round is None]
+    rest = [m for m in found.measured if m not in plain] or list(found.measured)
+    chosen = one_of(found, rest) if label is None else selected(found, label)
+    near = max(plain, key=lambda m: _alike(m.label, chosen.label), default=None)
+    return chosen, near
+
+
+def _alike(one: str, other: str) -> int:
+    """Letters that both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
 
 
 @contextmanager

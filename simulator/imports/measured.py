@@ -353,7 +353,10 @@ def pool(parts: Sequence[Imported]) -> Imported:
         )
     rounds = sum(counted)
     drafted, accepted = (_total([getattr(part, name) for part in parts]) for name in ("drafted", "accepted"))
+    timed = [(part.rounds or 0, part.round_s) for part in parts if part.round_s is not None]
+    weight = sum(count for count, _ in timed)
     known: dict[str, Any] = {
+        "round_s": math.fsum(count / weight * seconds for count, seconds in timed) if weight else None,
         "engine": first.engine,
         "source": first.source,
         "label": f"{len(parts)} pooled",

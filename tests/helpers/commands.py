@@ -1,7 +1,7 @@
 """Every command of the project: console scripts, and modules that are run with `python -m`.
 
 `python tests/helpers/commands.py [ROOT]` counts them and their options, here or in another checkout;
-docs/reference/capabilities.md has the numbers.
+tests/data/capabilities.md has the numbers.
 """
 
 from __future__ import annotations
