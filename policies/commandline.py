@@ -7,11 +7,13 @@ at one place: floats are finite, whole numbers have a largest value with a reaso
 from __future__ import annotations
 
 import codecs
+import difflib
 import errno
 import io
 import math
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, field, fields
@@ -33,7 +35,7 @@ from typing import (
 
 import click
 
-from hardware_profiles.files import check_name
+from hardware_profiles.files import check_name, read_text
 from policies.config import Knob, SettingError, shown
 from policies.registry import KNOBS, POLICIES, find_policy
 
@@ -194,6 +196,8 @@ class CheckedCommand(click.Command):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.headings = headings or {}
+        if not isinstance(self, click.Group) and all("--config" not in param.opts for param in self.params):
+            self.params.append(_config_option())
         for param in self.params:
             param.type = _checked(param)
 
@@ -229,6 +233,58 @@ class CheckedCommand(click.Command):
                 what = f"{_short(str(error.filename))}: " if error.filename else "cannot write the output: "
                 click.echo(f"Error: {what}{error.strerror or error}", err=True)
             sys.exit(1 if error.errno == errno.EPIPE else Refusal.exit_code)
+
+
+def _config_option() -> click.Option:
+    return click.Option(
+        ["--config"],
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        is_eager=True,
+        expose_value=False,
+        callback=_from_config,
+        help="TOML file with options by name: for every command, or in a table of the command's name.",
+    )
+
+
+def _from_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    """Take options that are not typed from a file (a click callback).
+
+    Raises:
+        Refusal: It is no TOML, or the command's own table names no option of it.
+    """
+    if path is None:
+        return
+    try:
+        content = tomllib.loads(read_text(path))
+    except (ValueError, OSError) as error:
+        raise Refusal(f"{path}: {error}") from error
+    params = {opt.lstrip("-").replace("-", "_"): p for p in context.command.params for opt in p.opts}
+    names = dict.fromkeys(name for name in (context.info_name, context.command.name) if name)
+    own = [(key, value) for name in names for key, value in _table(content.get(name), path, name)]
+    shared = [(key, value) for key, value in content.items() if not isinstance(value, dict)]
+    if strange := [key for key, _ in own if key.replace("-", "_") not in params]:
+        near = difflib.get_close_matches(strange[0].replace("-", "_"), params, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise Refusal(f"{path}: {context.info_name} has no option {strange[0]!r}{hint}")
+    if idle := [key for key, _ in shared if key.replace("-", "_") not in params]:
+        click.echo(f"note: {path}: not options of {context.info_name}: {', '.join(idle)}", err=True)
+    taken = {params[n]: value for key, value in (*shared, *own) if (n := key.replace("-", "_")) in params}
+    context.default_map = {
+        param.name: _as_typed(param, value) for param, value in taken.items() if param.name
+    }
+
+
+def _table(value: Any, path: Path, name: str) -> Iterable[tuple[str, Any]]:
+    if value is not None and not isinstance(value, dict):
+        raise Refusal(f"{path}: {name}: expected a table [{name}]")
+    return (value or {}).items()
+
+
+def _as_typed(param: click.Parameter, value: Any) -> Any:
+    """A value of a TOML file as it would be typed: `[1, 8]` as `1,8`."""
+    if isinstance(value, list) and not param.multiple:
+        return ",".join(map(str, value))
+    return value if isinstance(value, bool | list) else str(value)
 
 
 class CheckedGroup(CheckedCommand, click.Group):

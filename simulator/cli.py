@@ -35,12 +35,10 @@ from policies.commandline import (
     with_options,
 )
 from policies.registry import KNOBS, POLICIES, SettingError, find_policy
-from simulator.auto import resolve, settings_query
+from simulator.auto import settings_query
 from simulator.fanout import SHAPES
-from simulator.law import law_inputs, law_prediction, waterfall
-from simulator.report import Report, plot, print_report, write_timeline
-from simulator.request import SimulationRequest, build_scenario
-from simulator.run import baselines, simulate
+from simulator.report import plot, print_report, report_of, write_timeline
+from simulator.request import SimulationRequest
 from simulator.sweep import Sweeper, write_rows
 from simulator.sweep_report import plot_rows, print_rows
 from simulator.traffic_report import TrafficRequest, print_traffic, serve_asked, write_steps
@@ -128,7 +126,7 @@ HEADINGS = {
 """What `simulate --help` lists, most wanted first."""
 
 
-@checked_command(epilog=EXAMPLES, context_settings=HELP, headings=HEADINGS)
+@checked_command("simulate", epilog=EXAMPLES, context_settings=HELP, headings=HEADINGS)
 @click.option(
     "--policy", default="saguaro", show_default=True, help="Policy (see --list-policies).", cls=Listed
 )
@@ -236,14 +234,7 @@ def _request(options: Mapping[str, Any]) -> SimulationRequest:
 
 def answer(request: SimulationRequest, output: Output) -> None:
     """Simulate what is asked, and print or write it."""
-    scenario, sources = build_scenario(request)
-    found = resolve(scenario, request.query)
-    settings = found.settings
-    law = law_prediction(settings, law_inputs(scenario, settings), batch=scenario.batch)
-    run = simulate(scenario, settings, timeline=output.timeline is not None)
-    ar, sd = baselines(scenario, settings)
-    why = waterfall(scenario, settings, law)
-    report = Report(scenario, run, ar, sd, law, why, sources, found.choices)
+    report = report_of(request, timeline=output.timeline is not None)
     if output.timeline:
         write_timeline(report, output.timeline)
     if output.plot:

@@ -16,11 +16,11 @@ from policies.commandline import fitted_table
 from policies.summary import Summary
 from policies.timeline import chrome_trace
 from policies.values import Request
-from simulator.auto import Choice
-from simulator.law import LawPrediction, Stage, draft_rule
+from simulator.auto import Choice, resolve
+from simulator.law import LawPrediction, Stage, draft_rule, law_inputs, law_prediction, waterfall
 from simulator.needs import DeviceCount, count_devices
-from simulator.request import WARNING
-from simulator.run import Scenario, Simulated
+from simulator.request import WARNING, SimulationRequest, build_scenario
+from simulator.run import Scenario, Simulated, baselines, simulate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -121,6 +121,22 @@ class Report:
             "sources": self.sources,
             "warnings": list(self.warnings.values()),
         }
+
+
+def report_of(request: SimulationRequest, *, timeline: bool = False) -> Report:
+    """Simulate what is asked, beside its law and its baselines; `timeline` keeps the spans of the run.
+
+    Raises:
+        SettingError: Options contradict each other, or change nothing here.
+    """
+    scenario, sources = build_scenario(request)
+    found = resolve(scenario, request.query)
+    settings = found.settings
+    law = law_prediction(settings, law_inputs(scenario, settings), batch=scenario.batch)
+    run = simulate(scenario, settings, timeline=timeline)
+    ar, sd = baselines(scenario, settings)
+    why = waterfall(scenario, settings, law)
+    return Report(scenario, run, ar, sd, law, why, sources, found.choices)
 
 
 def print_report(report: Report, console: Console) -> None:

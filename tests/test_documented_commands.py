@@ -12,7 +12,9 @@ import click
 import pytest
 from commands import ROOT, programs
 
-PROGRAMS = programs()
+from spectwin.__main__ import PARTS, main
+
+PROGRAMS = programs() | {f"spectwin {n}": c for n in PARTS if (c := main.get_command(click.Context(main), n))}
 LONGEST_FIRST = sorted(PROGRAMS, key=len, reverse=True)
 
 

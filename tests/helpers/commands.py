@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 
 ROOT = Path(__file__).parents[2]
+ALL = "spectwin"
 _RUN = re.compile(r'^if __name__ == "__main__":\n    (\w+)\(\)', re.M)
 
 
@@ -23,9 +24,10 @@ def programs(root: Path = ROOT) -> dict[str, click.Command]:
     """What can be started, by the words that start it; not a module whose command is part of another."""
     packaging = tomllib.loads((root / "pyproject.toml").read_text())
     starts = dict(packaging["project"]["scripts"])
+    starts.pop(ALL, None)  # has all of them once more
     for pattern in packaging["tool"]["setuptools"]["packages"]["find"]["include"]:
         for path in sorted((root / pattern.rstrip("*")).rglob("*.py")):
-            if run := _RUN.search(path.read_text()):
+            if path.parts[-2] != ALL and (run := _RUN.search(path.read_text())):
                 module = ".".join(path.relative_to(root).with_suffix("").parts)
                 starts[f"python -m {module.removesuffix('.__main__')}"] = f"{module}:{run.group(1)}"
     found: dict[str, click.Command] = {}
