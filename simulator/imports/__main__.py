@@ -166,7 +166,9 @@ def formats(*, as_json: bool) -> None:
     help="Make engines accept so many, the target's own token counted: such a run tests times alone.",
 )
 @click.option(
-    "--engine", type=click.Choice(["vllm", "sglang", "llama.cpp"]), help="Only this engine.  [default: all]"
+    "--engine",
+    type=click.Choice(["vllm", "sglang", "tensorrt-llm", "llama.cpp"]),
+    help="Only this engine.  [default: all]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, by engine.")
 def export(
@@ -182,7 +184,7 @@ def export(
     engine: str | None,
     as_json: bool,
 ) -> None:
-    """Print settings ready to paste into vLLM, SGLang or llama.cpp."""
+    """Print settings ready to paste into vLLM, SGLang, TensorRT-LLM or llama.cpp."""
     with refusals(kinds=BAD_INPUT):
         schedule = _by_batch(by_batch, measured, largest_batch)
         if engine not in (None, "vllm") and (schedule or largest_batch):
@@ -193,7 +195,7 @@ def export(
         )
         lines = asked.flags
         if engine is not None and engine not in lines:
-            raise ImportRefused("llama.cpp's flags are printed for the method draft_model with a --draft")
+            raise ImportRefused(f"{engine} has no method {method!r}")
     if tokens_per_round is not None:
         lines.pop("llama.cpp", None)  # has no such option
         lines |= {f"{name}, before the command": line for name, line in asked.environment.items()}

@@ -1,4 +1,4 @@
-"""Settings in the engines' own terms: vLLM's `--speculative-config`, SGLang's and llama.cpp's flags.
+"""Settings in the engines' own terms: vLLM's, SGLang's, TensorRT-LLM's and llama.cpp's.
 
 The engines know plain speculation only.  Everything here that is said to engines is made by `Speculation`:
 what `export` prints, and what `recommend` offers to paste.
@@ -25,6 +25,10 @@ SGLANG = {
     "ngram": "NGRAM",
 }
 """SGLang's algorithm, by vLLM's method."""
+LLAMACPP = {"draft_model": "draft-simple", "eagle3": "draft-eagle3", "mtp": "draft-mtp"}
+"""llama.cpp's type, by vLLM's method; without one a draft is loaded and not used."""
+TENSORRT_LLM = {"draft_model": "DraftTarget", "eagle3": "Eagle3", "mtp": "MTP", "ngram": "NGram"}
+"""TensorRT-LLM's type, by vLLM's method."""
 METHOD_OF = {"sd": "draft_model", "pld": "ngram"}
 """What engines call the policies that they have."""
 OURS = ("pair:", "shape:")
@@ -32,6 +36,7 @@ OURS = ("pair:", "shape:")
 STARTS = {
     "vllm": ("vllm", "serve"),
     "sglang": ("python", "-m", "sglang.launch_server", "--model-path"),
+    "tensorrt-llm": ("trtllm-serve",),
 }
 """Commands that serve a model by its name; llama.cpp's takes a file."""
 NGRAM_WORDS = 3
@@ -104,10 +109,30 @@ class Speculation:
             "vllm": f"--speculative-config {shlex.quote(self.vllm_config)}",
             "sglang": " ".join(f"--speculative-{k} {shlex.quote(str(v))}" for k, v in sglang.items()),
         }
-        if self.method == "draft_model" and self.model is not None:
-            depth = f"--draft-max {self.lookahead} --draft-min {self.lookahead} --draft-p-min 0"
-            flags["llama.cpp"] = f"--model-draft {shlex.quote(self.model)} {depth}"
+        if self.method in TENSORRT_LLM:
+            # JSON is YAML, and bash makes a file of it.
+            flags["tensorrt-llm"] = f"--config <(echo {shlex.quote(self.tensorrt_llm_config)})"
+        if self.method in LLAMACPP:
+            draft = "" if self.model is None else f"--model-draft {shlex.quote(self.model)} "
+            depth = f"--spec-draft-n-max {self.lookahead} --spec-draft-n-min {self.lookahead}"
+            flags["llama.cpp"] = f"{draft}--spec-type {LLAMACPP[self.method]} {depth} --spec-draft-p-min 0"
         return flags
+
+    @property
+    def tensorrt_llm_config(self) -> str:
+        """The content of the file that TensorRT-LLM's `--config` names."""
+        config: dict[str, Any] = {
+            "decoding_type": TENSORRT_LLM[self.method],
+            "max_draft_len": self.lookahead,
+        }
+        if self.model is not None:
+            config["speculative_model"] = self.model
+        if self.method == "ngram":
+            config["max_matching_ngram_size"] = NGRAM_WORDS
+        said: dict[str, Any] = {"speculative_config": config}
+        if self.method in ("draft_model", "ngram"):
+            said["disable_overlap_scheduler"] = True
+        return to_json(said)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -138,7 +163,11 @@ def engine_lines(settings: Settings, target: str, draft: str) -> dict[str, str]:
         return {}
     sampled = model is not None and settings.sampling.draft_sampled
     flags = Speculation(settings.lookahead, method, model, draft_sampled=sampled).flags
-    return {engine: f"{shlex.join([*start, target])} {flags[engine]}" for engine, start in STARTS.items()}
+    return {
+        engine: f"{shlex.join([*start, target])} {flags[engine]}"
+        for engine, start in STARTS.items()
+        if engine in flags
+    }
 
 
 def engines_load(name: str) -> bool:

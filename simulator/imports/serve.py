@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from hardware_profiles.files import FileRefused, parse_json
-from simulator.imports.export import SGLANG
+from simulator.imports.export import LLAMACPP, SGLANG
 from simulator.imports.measured import ImportRefused, believable
 
 ONE_PASS = ("medusa", "dflash", "dflash2", "pard")
@@ -165,12 +165,15 @@ def _trtllm(words: Sequence[str]) -> Serve:
 
 def _llamacpp(words: Sequence[str]) -> Serve:
     options, _ = _options(words)
-    draft = _first(options, "model-draft", "md", "spec-draft-model", "hf-repo-draft", "hfd")
+    draft = _first(options, "model-draft", "md", "spec-draft-model", "hf-repo-draft", "hfd", "spec-draft-hf")
+    types = {value: key for key, value in LLAMACPP.items()}
+    kind = _first(options, "spec-type") or ("draft-simple" if draft else "none")
+    method = "ngram" if kind.startswith("ngram") else types.get(kind, kind.removeprefix("draft-"))
     return Serve(
         "llama.cpp",
         target=_first(options, "model", "m", "hf-repo", "hf"),
-        method="draft_model" if draft else None,
-        lookahead=_count(options, "draft-max", "draft", "draft-n", "spec-draft-n-max"),
+        method=None if kind == "none" else method,
+        lookahead=_count(options, "spec-draft-n-max", "draft-max", "draft", "draft-n"),
         draft=draft,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -109,7 +110,9 @@ def test_every_sample_is_diagnosed_or_refused_in_one_line() -> None:
 def test_a_composed_round_costs_what_the_simulator_makes_of_it() -> None:
     prices = ProfilePrices(load_profile(find_profile(PAIR)))
     for batch in (1, 16):
-        said = answer(*f"--policy sd --hw {PAIR} --acceptance 0.8 --batch {batch} --max-tokens 512".split())
+        said = answer(
+            *shlex.split(f"--policy sd --hw {PAIR} --acceptance 0.8 --batch {batch} --max-tokens 512")
+        )
         seen = Seen(4, said["tokens_per_round"], (0.8,) * 4, Load(batch, 128 + 256))
         assert waterfall(seen, prices)[-1].speedup_vs_ar == pytest.approx(said["speedup_vs_ar"], rel=0.03)
 
@@ -143,7 +146,7 @@ def test_serve_lines_that_are_exported_are_read_back(method: str) -> None:
     assert (sglang.lookahead, sglang.width) == (5, 6)
     if "llama.cpp" in flags:
         served = read_serve(f"./build/bin/llama-server -m target.gguf {flags['llama.cpp']}")
-        assert (served.lookahead, served.draft) == (5, draft)
+        assert (served.method, served.lookahead, served.draft) == (method, 5, draft)
 
 
 def test_other_serve_lines() -> None:

@@ -150,7 +150,9 @@ def test_what_engines_lack_is_said() -> None:
         assert set(lines) >= {"vllm", "sglang"} and note is None
     lines, note = engines(answer("mirror"))
     assert note == "neither vLLM nor SGLang has 'mirror'; their lines are of the best SD"
-    assert set(lines) == {"vllm (best SD)", "sglang (best SD)", "acceptance forced"}
+    assert set(lines) == {f"{engine} (best SD)" for engine in ("vllm", "sglang", "tensorrt-llm")} | {
+        "acceptance forced"
+    }
     assert "--tokens-per-round" in lines["acceptance forced"]
     assert "decode plainly" in str(engines(answer("ar"))[1])
     assert (

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
 from import_samples import SAMPLES, TEXTBOOK, run
 from simulate_command import simulated
 
-from simulator.imports.export import Speculation, schedule
+from simulator.imports.export import NEEDS_MODEL, SGLANG, Speculation, schedule
 from simulator.imports.measured import ImportRefused
 
 
@@ -35,7 +37,10 @@ def test_export_of_a_simulated_answer(tmp_path: Path, acceptance: str) -> None:
         "vllm": f"--speculative-config '{config}'",
         "sglang": "--speculative-algorithm STANDALONE --speculative-draft-model-path d "
         "--speculative-num-steps 5 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6",
-        "llama.cpp": "--model-draft d --draft-max 5 --draft-min 5 --draft-p-min 0",
+        "tensorrt-llm": """--config <(echo '{"speculative_config": {"decoding_type": "DraftTarget", """
+        """"max_draft_len": 5, "speculative_model": "d"}, "disable_overlap_scheduler": true}')""",
+        "llama.cpp": "--model-draft d --spec-type draft-simple --spec-draft-n-max 5 "
+        "--spec-draft-n-min 5 --spec-draft-p-min 0",
     }
 
 
@@ -94,7 +99,54 @@ def test_the_command_forces_acceptance() -> None:
     assert [line.partition(":")[0] for line in lines] == [
         "vllm",
         "sglang",
+        "tensorrt-llm",
         "sglang, before the command",
         "tensorrt-llm, before the command",
     ]
     assert len(run(*asked, "--engine", "sglang").stdout.splitlines()) == 2
+
+
+DOCUMENTED = tomllib.loads((Path(__file__).parents[1] / "data/engine_options.toml").read_text())
+
+
+def check_documented(engine: str, line: str) -> None:
+    """Every option, key and choice of a printed line is one that the engine documents."""
+    known = DOCUMENTED[engine]
+    words = shlex.split(line.replace("<(", " ").removesuffix(")") if "<(" in line else line)
+    if "option" in known:
+        assert words[0] == known["option"]
+        content = json.loads(next(word for word in words if word.startswith("{")))
+        assert set(content) <= set(known["keys"])
+        pairs = content.get("speculative_config", content)
+        assert set(pairs) <= set(known.get("speculative_keys", known["keys"]))
+    else:
+        pairs = dict(zip(words[::2], words[1::2], strict=True))
+        assert set(pairs) <= set(known["options"])
+    for name, choices in known["choices"].items():
+        assert pairs.get(name, choices[0]) in choices
+
+
+@pytest.mark.parametrize("method", SGLANG)
+def test_printed_lines_are_made_of_documented_options(method: str) -> None:
+    draft = "org/draft" if method in NEEDS_MODEL else None
+    for more in ({}, {"forced": 3.2}, {"by_batch": {1: 4, 8: 2, 32: 0}}):
+        asked = Speculation(4, method, draft, draft_sampled=draft is not None, **more)
+        assert set(asked.flags) <= set(DOCUMENTED) and {"vllm", "sglang"} <= set(asked.flags)
+        for engine, line in asked.flags.items():
+            check_documented(engine, line)
+        for line in asked.environment.values():
+            assert {word.partition("=")[0] for word in line.split()} <= set(
+                DOCUMENTED["environment"]["names"]
+            )
+
+
+def test_an_option_that_an_engine_dropped_is_caught() -> None:
+    for engine, line in (("llama.cpp", "--draft-max 4"), ("vllm", """--speculative-config '{"k": 4}'""")):
+        with pytest.raises(AssertionError):
+            check_documented(engine, line)
+
+
+def test_every_engine_is_offered_by_export_and_named_with_its_version() -> None:
+    assert all(known["version"] for engine, known in DOCUMENTED.items() if engine != "environment")
+    shown = run("export", "--lookahead", "3", "--draft", "d", "--json").stdout
+    assert set(json.loads(shown)) == set(DOCUMENTED) - {"environment"}

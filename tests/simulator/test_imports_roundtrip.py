@@ -166,7 +166,7 @@ def round_trip(acceptance: AcceptanceFile, lookahead: int, length: float, tmp_pa
     setting = Speculation(lookahead, model="d")
     assert json.loads(setting.vllm_config)["num_speculative_tokens"] == lookahead
     assert f"--speculative-num-steps {lookahead} " in setting.flags["sglang"]
-    assert f"--draft-max {lookahead} " in setting.flags["llama.cpp"]
+    assert f"--spec-draft-n-max {lookahead} " in setting.flags["llama.cpp"]
 
 
 def test_every_sample_is_accounted_for() -> None:
