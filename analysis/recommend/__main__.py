@@ -14,9 +14,12 @@ import click
 from analysis.recommend.answer import Query, recommend
 from analysis.recommend.picture import picture
 from analysis.recommend.report import as_json, print_recommendation
+from analysis.recommend.traffic import TrafficPlan, plan_traffic
+from analysis.recommend.traffic_report import as_dict, export, goodput_map, print_answer, read_results
 from analysis.show import save
 from calibrate.display import show_progress
 from calibrate.options import quiet
+from hardware_profiles.files import to_json
 from policies.commandline import (
     BAD_INPUT,
     HELP,
@@ -24,6 +27,7 @@ from policies.commandline import (
     checked_command,
     click_options,
     refusals,
+    typed,
     with_options,
 )
 
@@ -36,11 +40,14 @@ Examples:
   recommend --temperature 1 --plot answer.png
   recommend --max-devices 1                          plain decoding or collocated SD
   recommend --hw h100 --tp 4 --target llama-3.1-70b --draft llama-3.2-1b --acceptance 0.8 --batch 16
+  recommend --hw h100x4-llama-3.1-70b+llama-3.2-1b --acceptance 0.7 --rate 4 --prompt 1000 --output 300 \\
+            --slo ttft=1,tpot=0.04 --export sweep
 """
 
 
 @checked_command("recommend", epilog=EXAMPLES, context_settings=HELP)
 @with_options(click_options(Query))
+@with_options(click_options(TrafficPlan))
 @click.option("--json", "machine", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture.")
 def main(*, machine: bool, plot: Path | None, **options: Any) -> None:
@@ -50,7 +57,11 @@ def main(*, machine: bool, plot: Path | None, **options: Any) -> None:
     target's devices, or groups of a target's and a draft's.
     """
     with refusals(INCOMPLETE, BAD_INPUT):
-        query, started = Query(**options), time.perf_counter()
+        query, plan = typed(Query, options), typed(TrafficPlan, options)
+        if plan.asked:
+            answer_traffic(query, plan, machine=machine, plot=plot)
+            return
+        started = time.perf_counter()
         # A progress bar on a terminal; nothing in a pipe or a log.
         with show_progress() if sys.stderr.isatty() else nullcontext(quiet) as progress:
             answer = recommend(query.sources(), query, progress)
@@ -61,6 +72,22 @@ def main(*, machine: bool, plot: Path | None, **options: Any) -> None:
             click.echo(as_json(answer))
         else:
             print_recommendation(answer)
+
+
+def answer_traffic(query: Query, plan: TrafficPlan, *, machine: bool, plot: Path | None) -> None:
+    """The fastest setting that holds an SLO under a load."""
+    if plan.measured is not None:
+        read_results(plan.measured)  # what is wrong with them is said before anything takes long
+    with show_progress() if sys.stderr.isatty() else nullcontext(quiet) as progress:
+        answer = plan_traffic(query, plan, progress)
+    if plan.export is not None:
+        export(answer)
+    if plot:
+        save(goodput_map(answer), plot)
+    if machine:
+        click.echo(to_json(as_dict(answer), indent=2))
+    else:
+        print_answer(answer)
 
 
 if __name__ == "__main__":
