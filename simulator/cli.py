@@ -41,7 +41,7 @@ from simulator.report import plot, print_report, report_of, write_timeline
 from simulator.request import SimulationRequest
 from simulator.sweep import Sweeper, write_rows
 from simulator.sweep_report import plot_rows, print_rows
-from simulator.traffic_report import TrafficRequest, print_traffic, serve_asked, write_steps
+from simulator.traffic_report import TrafficRequest, plot_frontier, print_traffic, serve_asked, write_steps
 
 LINE = 79
 """Characters of a line in lists."""
@@ -270,9 +270,11 @@ def answer_sweep(
 
 def answer_traffic(request: SimulationRequest, traffic: TrafficRequest, output: Output) -> None:
     """Serve the traffic that is asked for, and print it."""
+    report = serve_asked(
+        request, traffic, timeline=output.timeline is not None, frontier=output.plot is not None
+    )
     if output.plot:
-        raise SettingError("traffic has no --plot yet")
-    report = serve_asked(request, traffic, timeline=output.timeline is not None)
+        plot_frontier(report, output.plot)
     if output.timeline:
         write_steps(report, output.timeline)
     if output.as_json:

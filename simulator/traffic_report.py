@@ -12,7 +12,7 @@ import numpy as np
 
 from hardware_profiles.files import atomic_write
 from policies.commandline import POSITIVE, about, fitted_table, option, progress_bar
-from policies.registry import SettingError, Settings
+from policies.registry import SettingError, Settings, find_policy
 from policies.timeline import Span, chrome_trace
 from serving.lookahead import ADAPTS, Adapt, LookaheadByBatch, parse_lookaheads
 from serving.loop import StepRecord
@@ -21,6 +21,7 @@ from serving.scheduler import EngineOptions
 from serving.traces import TRACE_FORMATS, TraceFormat, read_traffic
 from serving.traffic import ARRIVALS, Arrivals, Traffic, arrival_times, generated
 from simulator.flat_traffic import serve_traffic
+from simulator.needs import count_devices
 from simulator.request import SimulationRequest, build_scenario
 from simulator.run import baseline_settings
 from simulator.traffic import STEPPED
@@ -32,6 +33,8 @@ REQUESTS = 1000
 """Of made-up traffic, by default."""
 COIN_TEXTS, COIN_TOKENS = 64, 1024
 """Made-up replies, which are used in turn."""
+LOADS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0)
+"""Of a frontier, over the one asked for."""
 ABOVE_0 = click.FloatRange(0, min_open=True)
 
 
@@ -165,6 +168,31 @@ class TrafficRequest:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A policy at a load: what a user gets of it, and what a device gives.
+
+    Attributes:
+        load: Over the one asked for: closer arrivals, or more users.
+        tokens_per_second_per_user: One over the mean TPOT; None where no reply has two tokens.
+        tokens_per_second_per_device: Of replies.
+        good_share: Of requests, where there are objectives.
+    """
+
+    policy: str
+    load: float
+    tokens_per_second_per_user: float | None
+    tokens_per_second_per_device: float
+    good_share: float | None
+
+    @classmethod
+    def of(cls, settings: Settings, load: float, found: Mapping[str, Any], devices: int) -> Point:
+        """From a run's metrics."""
+        tpot = found["mean_tpot_ms"]
+        speed = None if tpot is None else 1e3 / tpot
+        return cls(settings.policy, load, speed, found["output_throughput"] / devices, found["good_share"])
+
+
 @dataclass(frozen=True)
 class TrafficReport:
     """A serving run beside plain decoding of the same traffic.
@@ -177,6 +205,7 @@ class TrafficReport:
         by_batch: K by the rows of a step; None: always the policy's.
         steps: Of the policy's run, where a timeline is asked for.
         adapt: What chooses K, or what is verified, by load.
+        frontier: Of the policy and of plain decoding at other loads, where they are asked for.
     """
 
     settings: Settings
@@ -188,12 +217,19 @@ class TrafficReport:
     by_batch: LookaheadByBatch | None = None
     steps: Sequence[StepRecord] = ()
     adapt: Adapt | None = None
+    frontier: Sequence[Point] = ()
 
     @property
     def offered(self) -> float | None:
         """See above."""
         requests, span = self.traffic.requests, self.traffic.span_s
         return (len(requests) - 1) / span if span > 0.0 else None
+
+    @property
+    def label(self) -> str:
+        """Of the setting, for people."""
+        label = self.settings.label if self.by_batch is None else f"{self.settings.policy} K by batch"
+        return label + (f", adaptive {self.adapt}" if self.adapt else "")
 
     def as_dict(self) -> dict[str, Any]:
         """The documented JSON object (docs/reference/json.md)."""
@@ -214,14 +250,17 @@ class TrafficReport:
             "adapt": self.adapt,
             "skipped": dict(self.traffic.skipped),
             "ar": self.plain,
+            "frontier": [asdict(point) for point in self.frontier] or None,
             "sources": self.sources,
         }
 
 
 def serve_asked(
-    request: SimulationRequest, asked: TrafficRequest, *, timeline: bool = False
+    request: SimulationRequest, asked: TrafficRequest, *, timeline: bool = False, frontier: bool = False
 ) -> TrafficReport:
-    """Serve what the command line asks for, and plain decoding beside it; `timeline` keeps the steps.
+    """Serve what the command line asks for, and plain decoding beside it.
+
+    `timeline` keeps the steps, and `frontier` serves both at other loads, too.
 
     Raises:
         SettingError: Options contradict each other, or the policy or profile cannot be served.
@@ -249,16 +288,18 @@ def serve_asked(
         settings: Settings,
         by_load: LookaheadByBatch | Adapt | None = None,
         watch: Callable[[StepRecord], None] | None = None,
+        load: float = 1.0,
     ) -> dict[str, Any]:
+        users = asked.max_concurrency and max(1, round(load * asked.max_concurrency))
         with progress_bar(settings.policy, len(traffic.requests)) as progress:
             served, beyond = serve_traffic(
                 scenario,
                 settings,
-                traffic,
+                traffic.scaled(1.0 / load) if load != 1.0 else traffic,
                 asked.options,
                 by_load,
                 rounds=rounds,
-                max_concurrency=asked.max_concurrency,
+                max_concurrency=users,
                 progress=progress,
                 watch=watch,
             )
@@ -268,7 +309,14 @@ def serve_asked(
     found = run(settings, table or asked.adapt, steps.append if timeline else None)
     ar, _ = baseline_settings(settings)
     plain = None if settings.policy == "ar" else run(ar)
-    return TrafficReport(settings, traffic, asked.options, found, plain, sources, table, steps, asked.adapt)
+    report = TrafficReport(settings, traffic, asked.options, found, plain, sources, table, steps, asked.adapt)
+    if not frontier:
+        return report
+    points = []
+    for each, by_load in ((settings, table or asked.adapt), *(() if plain is None else ((ar, None),))):
+        devices = 1 if scenario.profile is None else count_devices(each, scenario.profile).total
+        points += [Point.of(each, load, run(each, by_load, load=load), devices) for load in LOADS]
+    return replace(report, frontier=points)
 
 
 def _refuse_closed(request: SimulationRequest) -> None:
@@ -322,16 +370,43 @@ def write_steps(report: TrafficReport, path: Path) -> None:
         file.write(text)
 
 
+def plot_frontier(report: TrafficReport, path: Path) -> None:
+    """Picture of tokens/s/user against tokens/s/device, a point for each load."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.8), layout="constrained")
+    for policy in dict.fromkeys(point.policy for point in report.frontier):
+        own = [each for each in report.frontier if each.policy == policy and each.tokens_per_second_per_user]
+        speeds = [each.tokens_per_second_per_user or 0.0 for each in own]
+        colour, label = find_policy(policy).colour, policy if policy == "ar" else report.label
+        axes.plot(
+            speeds, [p.tokens_per_second_per_device for p in own], marker="o", color=colour, label=label
+        )
+        for each in own:
+            at = (each.tokens_per_second_per_user, each.tokens_per_second_per_device)
+            axes.annotate(
+                f"{each.load:g}x", at, textcoords="offset points", xytext=(4, 4), fontsize=7, color=colour
+            )
+    offered = f"1x: {report.offered:.3g} requests/s" if report.offered else "1x: the users asked for"
+    axes.set_xlabel(f"tokens/s/user (one over the mean TPOT); {offered}")
+    axes.set_ylabel("tokens/s/GPU")
+    axes.legend(frameon=False, fontsize=9)
+    with atomic_write(path, binary=True) as file:
+        figure.savefig(file, dpi=130, format=path.suffix.lstrip(".") or "png")
+    pyplot.close(figure)
+
+
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 TITLES = ("ms", "mean", "median", "p90", "p95", "p99")
 
 
 def print_traffic(report: TrafficReport, console: Console) -> None:
     """Tables for people."""
-    label = report.settings.label if report.by_batch is None else f"{report.settings.policy} K by batch"
-    label += f", adaptive {report.adapt}" if report.adapt else ""
     offered = "all at once" if report.offered is None else f"{report.offered:.3g} requests/s offered"
-    console.print(f"[bold]{label}[/bold] · {len(report.traffic.requests)} requests, {offered}")
+    console.print(f"[bold]{report.label}[/bold] · {len(report.traffic.requests)} requests, {offered}")
     for kind, source in report.sources.items():
         console.print(f"[dim]{kind}: {source}[/dim]", highlight=False)
     runs = {report.settings.policy: report.found} | ({"ar": report.plain} if report.plain else {})

@@ -173,6 +173,31 @@ def test_the_timeline_has_the_queue(tmp_path: Path) -> None:
     assert curves == {"running": [2, 2, 1, 1], "waiting": [1, 1, 0, 0], "blocks": [2, 2, 1, 1]}
 
 
+def test_the_frontier(tmp_path: Path) -> None:
+    """A step of 1 s whatever the rows: a token a second for each user; devices give more under load."""
+    path = tmp_path / "frontier.png"
+    constants = (
+        "--policy",
+        "ar",
+        "--target-time",
+        "1",
+        "--draft-time",
+        "0.1",
+        "--prompt",
+        "8",
+        "--output",
+        "4",
+    )
+    result = asked(*constants, "--rate", "0.5", "--requests", "30", "--plot", str(path), "--json")
+    assert result.exit_code == 0, result.output
+    points = json.loads(result.output)["frontier"]
+    assert [point["tokens_per_second_per_user"] for point in points] == pytest.approx([1.0] * len(points))
+    given = [point["tokens_per_second_per_device"] for point in points]
+    assert given == sorted(given) and path.stat().st_size > 10_000
+    # At a twentieth of the load 30 requests come in some 1200 s: 120 tokens.
+    assert given[0] == pytest.approx(0.1, rel=0.3)
+
+
 def test_same_seed_same_answer() -> None:
     options = ("--policy", "ar", "--rate", "2", "--requests", "30", "--output", "20", "--json")
     assert asked(*options).output == asked(*options).output != asked(*options, "--seed", "1").output
@@ -192,7 +217,6 @@ def test_same_seed_same_answer() -> None:
         (("--traffic", str(DATA / "vidur.csv"), "--prompt", "5"), "--prompt changes nothing"),
         (("--traffic", str(DATA / "vidur.csv"), "--num-gpu-blocks", "100"), r"request 3 .* needs 145 KV"),
         (("--rate", "1", "--max-model-len", "100"), "longer than max_model_len"),
-        (("--rate", "1", "--plot", "x.png"), "--plot"),
         (("--rate", "1", "--engine", "compiled"), "--engine compiled"),
         (("--rate", "1", "--adapt", "goodput", "--lookahead-by-batch", "1:2"), "either"),
     ],
