@@ -39,7 +39,7 @@ class GatedConfig(LookaheadConfig):
     gate: Annotated[Gate, Knob("Measure of the draft's confidence.")] = "confidence"
     least_confidence: Annotated[
         float, Knob("Confidence below which no token is drafted.", least=0.0, most=1.0)
-    ] = 0.4
+    ] = 0.1
 
     @property
     def content_ignored(self) -> PolicyConfig:
@@ -54,7 +54,7 @@ class DraftGated(RowOperation, cost_class="draft", reply=TreeDrafted):
     inputs: tuple[Path, ...]
     lookahead: int = 4
     gate: Gate = "confidence"
-    least: float = 0.4
+    least: float = 0.1
 
 
 def gated_speculation(world: World, rows: Rows, config: GatedConfig, sampling: Sampling = GREEDY) -> Steps:
@@ -82,5 +82,5 @@ INFO = PolicyInfo(
     replay=DECISIONS,
     collocated=True,
     colour="#2f6ab0",
-    variants=({"lookahead": 6}, {"lookahead": 6, "gate": "entropy", "least_confidence": 0.5}),
+    variants=({"lookahead": 6}, {"lookahead": 6, "gate": "entropy", "least_confidence": 0.2}),
 )

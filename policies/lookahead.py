@@ -41,9 +41,9 @@ class LookaheadDecodingConfig(PolicyConfig):
     """Knobs of `lookahead`; a forward feeds (N - 1)(W + G) tokens at most."""
 
     policy: ClassVar[str] = "lookahead"
-    window: Annotated[int, Knob("W, columns of the lookahead window.", least=1, most=64)] = 5
-    ngram: Annotated[int, Knob("N, tokens of an n-gram.", least=2, most=16)] = 4
-    guesses: Annotated[int, Knob("G, n-grams kept and tried per first token.", least=1, most=64)] = 5
+    window: Annotated[int, Knob("W, columns of the lookahead window.", least=1, most=64)] = 3
+    ngram: Annotated[int, Knob("N, tokens of an n-gram.", least=2, most=16)] = 3
+    guesses: Annotated[int, Knob("G, n-grams kept and tried per first token.", least=1, most=64)] = 3
     prompt_pool: Annotated[OnOff, Knob("Fill the pool with the prompt's n-grams first.")] = "on"
 
     @property
@@ -149,5 +149,5 @@ INFO = PolicyInfo(
     needs_draft=False,
     collocated=True,
     colour="#b5893c",
-    variants=({}, {"window": 3, "ngram": 3, "guesses": 3, "prompt_pool": "off"}),
+    variants=({"window": 5, "ngram": 4, "guesses": 5}, {"prompt_pool": "off"}),
 )

@@ -38,7 +38,7 @@ class RecyclingConfig(PolicyConfig):
     """Knobs of `recycling`."""
 
     policy: ClassVar[str] = "recycling"
-    recycled_nodes: Annotated[int, Knob("Nodes of a recycled tree.", least=1, most=MOST_NODES)] = 24
+    recycled_nodes: Annotated[int, Knob("Nodes of a recycled tree.", least=1, most=MOST_NODES)] = 8
     recycled_top: Annotated[int, Knob("k, successors kept per token.", least=1, most=64)] = 8
 
     @property
@@ -128,5 +128,5 @@ INFO = PolicyInfo(
     collocated=True,
     aliases=("token-recycling",),
     colour="#6a8f3c",
-    variants=({}, {"recycled_nodes": 8, "recycled_top": 3}),
+    variants=({"recycled_nodes": 24}, {"recycled_top": 3}),
 )

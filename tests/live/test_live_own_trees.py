@@ -25,10 +25,10 @@ from simulator.run import Scenario, simulate
 from simulator.tokens import coin
 
 SETTINGS = [
-    configure("lookahead"),
+    configure("lookahead", window=5, ngram=4, guesses=5),
     configure("lookahead", window=1, ngram=2, guesses=2, prompt_pool="off"),
-    configure("lookahead", window=3, ngram=3, guesses=3, prompt_pool="off"),
-    configure("recycling"),
+    configure("lookahead", prompt_pool="off"),
+    configure("recycling", recycled_nodes=24),
     configure("recycling", recycled_nodes=6, recycled_top=2),
 ]
 SAMPLED = [
