@@ -330,6 +330,7 @@ class Settings:
     fanout_backup = _Shared[tuple[int, ...]]()
     backup = _Shared[str]()
     draft_devices = _Shared[int]()
+    target_devices = _Shared[int]()
     draft_sampling = _Shared[DraftMode]()
     scale = _Shared[float]()
 

@@ -70,6 +70,11 @@ class World(Protocol):
     @property
     def target(self) -> Device: ...
     @property
+    def targets(self) -> Sequence[Device]:
+        """All target devices, at least one; `target` is the first."""
+        ...
+
+    @property
     def draft(self) -> Device: ...
     @property
     def drafts(self) -> Sequence[Device]:
@@ -92,5 +97,5 @@ Steps: TypeAlias = Generator[Event, Any, Any]
 
 
 def role_of(device: str) -> RoleName:
-    """The role that a device plays: that of a draft (`draft`, `draft-1`, ...), unless it is the `target`."""
-    return "target" if device == "target" else "draft"
+    """The role that a device plays: of the target (`target`, `target-1`, ...), or of a draft."""
+    return "target" if device.startswith("target") else "draft"

@@ -89,8 +89,8 @@ class Rows:
         """Let the devices read prompts, and wait for all of them."""
         started = world.now
         everyone: Event = world.target.submit(prefill)
-        for draft in world.drafts if drafts else ():
-            everyone = everyone & draft.submit(prefill)
+        for device in (*world.targets[1:], *(world.drafts if drafts else ())):
+            everyone = everyone & device.submit(prefill)
         yield everyone
         self.log.prefill_s += world.now - started
 

@@ -90,7 +90,7 @@ def count_devices(settings: Settings, profile: Profile) -> DeviceCount:
         return DeviceCount(max(target, draft))
     if find_policy(settings.policy).collocated:
         return DeviceCount(target)
-    return DeviceCount(target, draft * (settings.draft_devices or 1))
+    return DeviceCount(target * (settings.target_devices or 1), draft * (settings.draft_devices or 1))
 
 
 @dataclass(frozen=True, slots=True)

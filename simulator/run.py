@@ -108,6 +108,7 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
     stage = scenario.world(
         tokens,
         settings.draft_devices,
+        target_devices=settings.target_devices or 1,
         timeline=timeline,
         rows=contents,
         timings=timings,

@@ -262,6 +262,7 @@ class SimulatedWorld:
 
     Args:
         draft_devices: How many draft devices there are: `draft`, `draft-1`, ...  All cost the same.
+        target_devices: How many target devices: `target`, `target-1`, ...
         rows: Replies of row operations; None where no policy asks for any.
         timings: See `Replies`, as is the noise.
         noise: Of whole operations.
@@ -276,6 +277,7 @@ class SimulatedWorld:
         slowdowns: Slowdowns | None = None,
         timeline: bool = False,
         draft_devices: int = 1,
+        target_devices: int = 1,
         rows: RowReplies | None = None,
         timings: Mapping[str, OperationTiming] | None = None,
         noise: KeyedNoise | None = None,
@@ -286,10 +288,14 @@ class SimulatedWorld:
         self.vocabulary = tokens.vocabulary
         self.costs = costs
         work = Replies(costs, tokens, host or Host(), rows=rows, timings=timings, noise=noise)
-        names = ["target", "draft", *(f"draft-{i}" for i in range(1, draft_devices))]
         spans = self.spans if timeline else None
-        devices = [SimulatedDevice(self.env, name, work, self.machine, spans=spans) for name in names]
-        self.target, self.draft, self.drafts = devices[0], devices[1], tuple(devices[1:])
+
+        def devices(role: str, count: int) -> tuple[SimulatedDevice, ...]:
+            names = [role, *(f"{role}-{i}" for i in range(1, count))]
+            return tuple(SimulatedDevice(self.env, n, work, self.machine, spans=spans) for n in names)
+
+        self.targets, self.drafts = devices("target", target_devices), devices("draft", draft_devices)
+        self.target, self.draft = self.targets[0], self.drafts[0]
 
     @property
     def now(self) -> float:

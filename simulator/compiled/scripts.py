@@ -170,7 +170,7 @@ class _ScriptedWorld:
         self.moments = 1
         self.operations: list[Operation] = []
         self.target, self.draft = _ScriptedDevice(self, 0), _ScriptedDevice(self, 1)
-        self.drafts = (self.draft,)
+        self.targets, self.drafts = (self.target,), (self.draft,)
         self._begun: int | None = None
 
     @property

@@ -52,9 +52,10 @@ def run(
     **knobs: object,
 ) -> tuple[SimulatedWorld, Rows]:
     """Run a policy in a textbook world, with its timeline."""
-    world = SimulatedWorld(tokens, TextbookCosts(target_s, draft_s), timeline=True)
-    rows = Rows(tokens.requests, batch)
     settings: Settings = configure(policy, **knobs)  # type: ignore[arg-type]
+    costs, servers = TextbookCosts(target_s, draft_s), settings.target_devices or 1
+    world = SimulatedWorld(tokens, costs, timeline=True, target_devices=servers)
+    rows = Rows(tokens.requests, batch)
     from policies.registry import start
 
     world.run(start(world, rows, settings))

@@ -124,7 +124,7 @@ class InlineWorld:
             draft_type(self.environment, f"draft-{i}", Executor(runner, writer=ProbsWriter(segment, i)))
             for i, (runner, segment) in enumerate(zip(drafts, self.segments, strict=True))
         ]
-        self.draft = self.drafts[0]
+        self.targets, self.draft = [self.target], self.drafts[0]
         self.vocabulary = vocabulary
 
     @property

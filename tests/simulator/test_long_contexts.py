@@ -27,7 +27,9 @@ LONGEST = 200_000
 EDGES = (1, PAGE - 2, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE + 1, LONGEST)
 UNRECORDED = {"gated", "lookahead", "recycling"}
 """Policies that coins cannot stand in for, of which no recording is shipped."""
-POLICY_NAMES = sorted(POLICIES.keys() - UNRECORDED)
+CLOCKED = {"dsi", "amusd"}
+"""Policies whose rounds are up to the clock."""
+POLICY_NAMES = sorted(POLICIES.keys() - UNRECORDED - CLOCKED)
 TOSSED = coin(0.8, exponent=1.0, scale=1.0, requests=2, length=6, prompt_length=1, seed=0)
 TEXT = trace([[0, 0, 5, 0, 0, 0], [5, 0, 0, 0, 5, 0]])
 

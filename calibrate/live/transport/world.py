@@ -120,6 +120,11 @@ class LiveWorld:
         return self.devices[1]
 
     @property
+    def targets(self) -> list[LiveDevice]:
+        """The target device."""
+        return self.devices[:1]
+
+    @property
     def drafts(self) -> list[LiveDevice]:
         """All draft devices."""
         return self.devices[1:]
