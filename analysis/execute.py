@@ -12,7 +12,8 @@ The rule, the same for all:
   in a batch), plain decoding among them; before all that each setting runs once, unmeasured
   (`calibrate.live_runs`).
 - **Luck.**  A live repetition of a sampled setting draws anew.  Simulated, it is the mean of `DRAWS` draws,
-  or of one run per repetition where decisions are replayed; greedy settings are simulated once.
+  or of one run per repetition where decisions are replayed; greedy settings are simulated once.  On emulated
+  devices time alone is tested: there every sampled repetition is simulated on what it drew itself.
 - **Speed** is tokens over decode seconds, prefills left out: greedy, each prompt counts with the median of
   its repetitions; sampled, with their mean; several prompts, categories and subsets with their sums.  The
   spread is half the range of the repetitions' speedups, relative to the speedup.
@@ -36,7 +37,7 @@ from analysis.outcomes import MEASURED, Performance, WorldView, pooled_figure
 from analysis.results import EVERY, Results, Row, describe, read, settings_of
 from analysis.rounds import compare_rounds
 from analysis.sources import Sources, load_sources
-from analysis.stats import grouped, spread_of
+from analysis.stats import grouped, repeatability, spread_of
 from analysis.study import RECORDED, SPLIT, Entry, Plan, PlanT, Study
 from calibrate.calibration import requests_of
 from calibrate.job import Job, like_profile, make_job, worker_specs
@@ -52,10 +53,11 @@ from hardware_profiles.reply_trace import Decisions, DecisionTrace, read_decisio
 from hardware_profiles.trace import Trace
 from policies.config import LawInputs
 from policies.registry import SettingError, Settings, find_policy
+from policies.rows import Round
 from simulator.costs import Effects
 from simulator.law import draft_rule, law_inputs, law_prediction
 from simulator.run import Scenario, Simulated, find_timings, simulate
-from simulator.tokens import replay
+from simulator.tokens import replay, retold
 
 DRAWS = 8
 """Simulations of a sampled setting, whose mean is predicted: each has luck of its own, one to three per cent
@@ -401,20 +403,38 @@ class Comparison:
 
     def _simulated(self, entry: Entry, part: Part, effects: Effects) -> Performance:
         runs = []
-        for number, content in enumerate(self._contents(entry.settings, part)):
+        for number, content in enumerate(self._contents(entry, part)):
             scenario = varied(content, batch=entry.batch, effects=effects, drift=dict(entry.drift))
             timeline = self.bench.study.timeline and number == 0
             runs.append(simulate(scenario, entry.settings, timeline=timeline))
-        return Performance.simulated(runs)
+        return Performance.simulated(runs, retold=self.retells)
 
-    def _contents(self, settings: Settings, part: Part) -> Iterator[Scenario]:
+    @property
+    def retells(self) -> bool:
+        """Whether live repetitions are simulated on what they drew."""
+        return self.bench.time_scale is not None and self.temperature > 0.0 and bool(self.runs)
+
+    def retold(self, entry: Entry, part: Part, repeat: int) -> Scenario:
+        """What a live repetition drew, on the profile's hardware."""
+        mine = (run for run in self.runs if run.cell == entry.cell and run.repeat == repeat)
+        runs = [run for run in mine if set(run.requests) <= set(part.ids)]
+        rounds = {request: own for run in runs for request, own in run.rounds.items()}
+        texts = {request: text for run in runs for request, text in run.texts.items()}
+        requests = requests_of(self.trace.slice(part.ids), self.bench.limit)
+        tokens = retold(requests, rounds, texts, self.trace.meta.vocabulary)
+        return varied(self.bench.scenario(self.temperature), tokens=tokens, engine="event")
+
+    def _contents(self, entry: Entry, part: Part) -> Iterator[Scenario]:
         """One per draw, or per repetition whose decisions are replayed."""
-        trace, seed = self.trace, self.bench.plan.seed
+        trace, seed, settings = self.trace, self.bench.plan.seed, entry.settings
         if (known := self.decisions.get(settings.label)) is not None:
             limit = int(np.diff(trace.offsets).max())
             for replayed in known:
                 mine = self._trace_of([replayed], limit).slice(part.ids)
                 yield varied(self._scenario(part, seed), decisions=mine)
+        elif self.retells:
+            for repeat in range(self.bench.plan.repeats):
+                yield self.retold(entry, part, repeat)
         elif needs_decisions(settings):
             raise SettingError(f"nothing is known of what {settings.label} decides on these prompts: --live")
         else:
@@ -480,16 +500,56 @@ class Comparison:
         outside = {text for run in runs if isinstance(run, Simulated) for text in outside_grid(run)}
         row["extrapolated"] = "; ".join(sorted(outside))
         row |= {"identical": stored.get("identical"), **dict.fromkeys(ROUNDS)}
-        if MEASURED in outcomes and self.temperature == 0.0:
-            row |= self._agreement(settings, outcomes[MEASURED].runs, runs)
+        if MEASURED in outcomes:
+            if self.temperature == 0.0:
+                row |= self._agreement(settings, outcomes[MEASURED].runs, runs)
+            row["rounds_equal"] = self._rounds_equal(settings, outcomes[MEASURED].runs, runs)
+            row["repeatability"] = self._repeatability(entry, parts, outcomes)
         return row
+
+    def _repeatability(
+        self, entry: Entry, parts: Sequence[Part], outcomes: Mapping[str, Performance]
+    ) -> float | None:
+        """Of the measured speedup; where each repetition is simulated on what it drew, of its error."""
+        unit = self._unit(entry)
+        by_repeat = {
+            world: own.speedups(Performance.pooled([self.outcomes[world, unit][part] for part in parts]))
+            for world, own in outcomes.items()
+            if own.repeats
+        }
+        measured = by_repeat.pop(MEASURED)
+        told = next(iter(by_repeat.values()), [1.0] * len(measured))
+        return repeatability([a / b for a, b in zip(measured, told, strict=True)])
+
+    def _rounds_equal(
+        self, settings: Settings, live: Sequence[LiveRun | Simulated], runs: Sequence[LiveRun | Simulated]
+    ) -> bool | None:
+        """Whether every live round went as simulated; None where the simulation drew on its own."""
+        replayed = self.retells or settings.label in self.decisions or self.temperature == 0.0
+        if not runs or not replayed:
+            return None
+        told: dict[int, list[list[Round]]] = {}  # by request, one per simulated repetition
+        for run in runs:
+            if isinstance(run, Simulated):
+                for request in run.rows.log.admitted_s:
+                    told.setdefault(request, []).append(run.rows.log.rounds(request))
+        return all(
+            rounds == told[request][min(run.repeat, len(told[request]) - 1)]
+            for run in live
+            if isinstance(run, LiveRun)
+            for request, rounds in run.rounds.items()
+        )
+
+    def _unit(self, entry: Entry) -> Entry:
+        """Plain decoding in its place, batch and drift."""
+        same = (plain(entry.settings), entry.place, entry.batch, entry.drift)
+        return next(e for e in self.entries if (e.settings, e.place, e.batch, e.drift) == same)
 
     def _world(
         self, world: str, entry: Entry, parts: Sequence[Part], inputs: LawInputs, own: Performance
     ) -> Row:
         """The columns of one world."""
-        same = (plain(entry.settings), entry.place, entry.batch, entry.drift)
-        plainly = next(e for e in self.entries if (e.settings, e.place, e.batch, e.drift) == same)
+        plainly = self._unit(entry)
         unit = Performance.pooled([self.outcomes[world, plainly][part] for part in parts])
         decisions = self.decisions.get(entry.settings.label, ())
         if world == MEASURED:
@@ -505,8 +565,7 @@ class Comparison:
             **self.bench.study.columns(view),
         }
         if world == MEASURED:  # enough to pool and to compare live runs again
-            pairs = zip(own.repeats, unit.repeats, strict=True)
-            by_repeat = [(t / s) / (unit_t / unit_s) for (t, s), (unit_t, unit_s) in pairs]
+            by_repeat = own.speedups(unit)
             figures |= {
                 "low": min(by_repeat),
                 "high": max(by_repeat),

@@ -50,11 +50,17 @@ class Performance(Measured):
         return cls(**vars(measure(runs)), runs=tuple(runs))
 
     @classmethod
-    def simulated(cls, runs: Sequence[Simulated]) -> Performance:
-        """Mean of several simulations."""
+    def simulated(cls, runs: Sequence[Simulated], *, retold: bool = False) -> Performance:
+        """Mean of several simulations; `retold`: each is of a live repetition."""
         names = ("tokens", "seconds", "overlap_s")
         tokens, seconds, overlap = (float(np.mean([getattr(r.summary, n) for r in runs])) for n in names)
-        return cls(tokens, seconds, (), overlap, tuple(runs))
+        repeats = tuple((float(r.summary.tokens), r.summary.seconds) for r in runs) if retold else ()
+        return cls(tokens, seconds, repeats, overlap, tuple(runs))
+
+    def speedups(self, unit: Performance) -> list[float]:
+        """By repetition, over plain decoding."""
+        pairs = zip(self.repeats, unit.repeats, strict=True)
+        return [(t / s) / (unit_t / unit_s) for (t, s), (unit_t, unit_s) in pairs]
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from typing import TypeVar
 
 import numpy as np
 
 from analysis.results import Row
+
+MOST_HALVINGS = 10_000
+"""Ways of dealing out repetitions that are looked at."""
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
@@ -57,6 +60,24 @@ def median(values: Iterable[float | None]) -> float | None:
 def spread_of(values: Sequence[float], middle: float) -> float | None:
     """Half the range of repetitions, relative to what they are repetitions of; None of a single one."""
     return None if len(values) < 2 else (max(values) - min(values)) / 2.0 / middle
+
+
+def repeatability(speedups: Sequence[float]) -> float | None:
+    """By what share two measurements as long as this one would differ, from its disjoint halves.
+
+    The root mean square, over the ways of dealing its repetitions out into two halves, of log(mean of one
+    over mean of the other), over sqrt(2), since a half varies by so much more than the whole.  None of a
+    single one.
+
+    Args:
+        speedups: By repetition.
+    """
+    count, logs = len(speedups), np.log(speedups)
+    if count < 2:
+        return None
+    ways = list(islice(combinations(range(count), count // 2), MOST_HALVINGS))
+    halves = [(logs[list(one)].mean(), np.delete(logs, one).mean()) for one in ways]
+    return float(np.sqrt(np.mean([(a - b) ** 2 for a, b in halves]) / 2.0))
 
 
 def ranks(rows: Sequence[Row]) -> Row:

@@ -46,7 +46,8 @@ OPINIONS = {
 METHOD = (
     "speedup = tokens/s over those of plain decoding at the same batch and temperature, run among the "
     "settings (decode time, prefill left out; per prompt, or per batch run, the median of the repetitions, "
-    "then ratio of sums). error = predicted / measured speedup - 1; spread = half the range of repetitions"
+    "then ratio of sums). error = predicted / measured speedup - 1; repeatable = by how much two such "
+    "measurements would differ, from halves of the repetitions"
 )
 SAMPLED = (
     "at a temperature above 0 a live run takes another random path than the recording: speeds are compared, "
@@ -341,6 +342,7 @@ def summary(results: Results) -> Row:
     replayed = [row for row in rows if row["rounds_compared"] is not None]
     texts = [row["identical"] for row in rows if row["identical"] is not None]
     groups = grouped(others, lambda row: (row["batch"], row["temperature"]))
+    told = [row["rounds_equal"] for row in rows if row.get("rounds_equal") is not None]
     return {
         "settings": len(others),
         "requests": rows[0]["requests"],
@@ -352,11 +354,38 @@ def summary(results: Results) -> Row:
         ],
         "coverage": coverage(rows, results.asked),
         "median_spread": median(row["measured_spread"] for row in others),
+        "repeatability": repeatability_summary(others),
+        "best": [
+            {"batch": batch, "temperature": temperature, **best_of(mine)}
+            for (batch, temperature), mine in grouped(rows, lambda r: (r["batch"], r["temperature"])).items()
+        ],
+        "rounds_equal": all(told) if told else None,
         "rounds_compared": sum(row["rounds_compared"] for row in replayed),
         "round_differences": sum(row["round_differences"] for row in replayed),
         "replay_exact": not any(row["unexcused_differences"] for row in replayed) if replayed else None,
         "identical_to_plain_decoding": all(texts) if texts else None,
     }
+
+
+def repeatability_summary(rows: Sequence[Row]) -> Row | None:
+    """Median and maximum of what two such measurements differ by, and the errors' ratio to it."""
+    known = [(row["repeatability"], abs(row["error"])) for row in rows if row.get("repeatability")]
+    if not known:
+        return None
+    repeats, _ = np.array(known).T
+    return {
+        "median": float(np.median(repeats)),
+        "max": float(repeats.max()),
+        "settings": len(known),
+        "error_over_repeatability": median(error for _, error in known) / float(np.median(repeats)),  # type: ignore[operator]
+    }
+
+
+def best_of(rows: Sequence[Row]) -> Row:
+    """Of one batch and temperature: the settings predicted and measured to be best, and what trust costs."""
+    predicted, best = (max(rows, key=lambda r: r[f"{w}_speedup_vs_ar"]) for w in ("simulated", "measured"))
+    regret = 1.0 - predicted["measured_speedup_vs_ar"] / best["measured_speedup_vs_ar"]
+    return {"predicted": predicted["setting"], "measured": best["setting"], "regret": regret}
 
 
 def about(results: Results) -> Row:
@@ -392,7 +421,7 @@ def _columns(level: float) -> tuple[Column, ...]:
         Column("law", "law_speedup_vs_ar", "{:.3f}"),
         Column("simu-\nlated", "simulated_speedup_vs_ar", "{:.3f}"),
         Column("mea-\nsured", "measured_speedup_vs_ar", "{:.3f}"),
-        Column("spread\n%", "measured_spread", lambda v: f"±{100 * v:.1f}"),
+        Column("repeat-\nable %", "repeatability", lambda v: f"{100 * v:.2g}"),
         percent("simul.", "error"),
         percent("alone*", "error_without_contention"),
         percent("law", "law_error"),
@@ -401,16 +430,33 @@ def _columns(level: float) -> tuple[Column, ...]:
     )
 
 
+def judged(totals: Row) -> Iterator[str]:
+    """Errors beside what measuring again would change, the best settings, and whether rounds are equal."""
+    if (repeat := totals["repeatability"]) is not None:
+        yield (
+            f"repeatability of a measured speedup: median {repeat['median']:.2%}, max {repeat['max']:.2%}; "
+            f"the median error is {repeat['error_over_repeatability']:.2g} times that"
+        )
+    for best in totals["best"]:
+        yield (
+            f"best at batch {best['batch']}, temperature {best['temperature']:g}: predicted "
+            f"{best['predicted']}, measured {best['measured']}; trust costs {best['regret']:.2%}"
+        )
+    if totals["rounds_equal"] is not None:
+        equal = "equal" if totals["rounds_equal"] else "NOT equal"
+        yield f"rounds of all settings whose content is replayed: {equal}"
+
+
 def show(results: Results) -> Iterator[Any]:
     """The table for people, errors, coverage, and whether replay was exact."""
     totals = results.about["summary"]
     columns = _columns(totals["coverage"]["level"])
-    *_, spread, _, alone, law, nearest, interval = (column.title for column in columns)
+    *_, repeat, _, alone, law, nearest, interval = (column.title for column in columns)
     yield table(
         "",
         columns,
         results.rows,
-        drop=(nearest, alone, law, interval, spread),
+        drop=(nearest, alone, law, interval, repeat),
         notes={
             "law": "law, simulated, measured: on the validation's own prompts",
             alone: "* with devices that do not slow each other",
@@ -421,6 +467,7 @@ def show(results: Results) -> Iterator[Any]:
         if name in totals:
             text = f"median {totals[name]['median']:.1%}, max {totals[name]['max']:.1%}"
             yield f"error, {name.replace('_', ' ')}: {text}"
+    yield from judged(totals)
     inside = totals["coverage"]
     if inside["runs"]:
         yield (

@@ -8,6 +8,7 @@ from simulator.tokens.coins import coin, conditional_acceptance, histogram
 from simulator.tokens.model import TokenModel
 from simulator.tokens.outcomes import NEVER, Outcomes, accepted_runs
 from simulator.tokens.replay import REPLAY_COLUMNS, check_sampling, replay
+from simulator.tokens.retold import retold
 
 __all__ = [
     "NEVER",
@@ -20,4 +21,5 @@ __all__ = [
     "conditional_acceptance",
     "histogram",
     "replay",
+    "retold",
 ]

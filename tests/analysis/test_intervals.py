@@ -7,6 +7,7 @@ import pytest
 from tiny_profiles import profile, trace
 
 from analysis.intervals import Bootstrap, block_factors, chosen_requests, interval, seconds_by_request
+from analysis.stats import repeatability
 from policies.registry import configure
 from simulator.run import Scenario, simulate
 from simulator.tokens import replay
@@ -120,3 +121,12 @@ def test_a_request_drawn_twice_is_served_twice() -> None:
     run = simulate(Scenario(tokens=tokens, profile=profile()), SD)
     assert run.summary.tokens == 24
     assert seconds_by_request(run)[1] == pytest.approx([10.0, 10.0, 5.0])
+
+
+def test_repeatability_is_what_two_measurements_would_differ_by() -> None:
+    """Halves of (1, e^0.2) are 0.2 apart: over sqrt(2).  Of two such pairs, the three ways to halve them give
+    0, 0 and 0.2: sqrt(0.04 / 3 / 2)."""
+    one, other = 1.0, float(np.exp(0.2))
+    assert repeatability([one]) is None
+    assert repeatability([one, other]) == pytest.approx(0.2 / np.sqrt(2.0))
+    assert repeatability([one, one, other, other]) == pytest.approx(np.sqrt(0.04 / 3.0 / 2.0))

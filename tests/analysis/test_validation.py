@@ -129,8 +129,14 @@ def test_json_has_the_documented_keys(found: Results) -> None:
         "fanout",
         "backup", "extrapolated", "tokens_per_round", "cache_hit_rate", "simulated_overlap_s",
         "measured_overlap_s", "rounds_compared", "round_differences", "unexcused_differences",
-        "identical_to_plain_decoding",
+        "identical_to_plain_decoding", "repeatability", "rounds_equal",
     } <= set(found.rows[1])  # fmt: skip
+    assert {row["rounds_equal"] for row in found.rows} == {True}
+    assert found.about["summary"]["rounds_equal"]
+    best = found.about["summary"]["best"]
+    assert [(b["batch"], b["predicted"] == b["measured"], b["regret"]) for b in best] == [
+        (1, True, 0.0), (2, True, 0.0),
+    ]  # fmt: skip
 
 
 def test_a_policy_whose_decisions_nobody_recorded_has_no_interval(found: Results) -> None:
@@ -173,7 +179,7 @@ def test_outputs_are_written(found: Results, out: Path) -> None:
 
 def test_the_table_names_every_opinion(found: Results) -> None:
     text = printed(found)
-    for expected in ("law", "simu-", "mea-", "±0.9", "+10.0", "saguaro K=2 F=2 primary b=2"):
+    for expected in ("law", "simu-", "mea-", "0.79", "+10.0", "saguaro K=2 F=2 primary b=2"):
         assert expected in text
     inside = found.about["summary"]["coverage"]
     assert f"{inside['covered']} of 8 live runs" in text and "lie in their 80% interval" in text
@@ -224,7 +230,8 @@ def test_one_repetition_has_no_spread(machine: SimpleNamespace) -> None:
     told = json.loads(result.stdout)
     assert [row["measured_spread"] for row in told["rows"]] == [None] * 6
     assert told["summary"]["median_spread"] is None
-    assert "±" not in call("--repeats", "1").stdout
+    assert {row["repeatability"] for row in told["rows"]} == {None}
+    assert "repeatability" not in call("--repeats", "1").stdout
 
 
 def test_a_profile_of_another_machine_is_warned_about(

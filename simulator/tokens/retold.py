@@ -1,0 +1,114 @@
+"""What a live run drew, told again: its own rounds as a token model.
+
+A sampled live run takes another path than any recording, so that its speed and a prediction's differ by luck.
+With its own rounds retold, nothing is left to differ but time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from policies.operation import Continue, Prespeculate, Verify
+from policies.registry import SettingError
+from policies.rows import Round
+from policies.sampling import Sampling
+from policies.values import BoolArray, IntArray, Request, Speculation, Verdict, View
+from simulator.tokens.model import TokenModel, _spread
+
+NO_ROUND = -1
+"""At positions where no live round began."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetoldRounds(TokenModel):
+    """Outcomes by the position at which a live round began; the event world alone asks for them.
+
+    Attributes:
+        hit: [n] whether the outcome was in the speculation cache.
+    """
+
+    hit: BoolArray | None = None
+
+    @property
+    def decides_guesses(self) -> bool:
+        """Their outcome was told."""
+        return True
+
+    def check_sampling(self, sampling: Sampling, shape: tuple[int, ...] | None) -> None:
+        """Whatever was drawn is told."""
+
+    def check_fanout(self, widest: int) -> None:
+        """Whether it hit is told."""
+
+    def hits(self, view: View, operation: Prespeculate, verdict: Verdict) -> BoolArray:
+        """See `TokenModel`; of several draft devices the first one is said to have prepared it."""
+        return self._told(view, operation.speculation, verdict, operation.part[0] == 0)
+
+    def continues(self, view: View, operation: Continue, verdict: Verdict) -> BoolArray:
+        """See `TokenModel`."""
+        return self._told(view, operation.speculation, verdict, True)
+
+    def _told(self, view: View, speculation: Speculation, verdict: Verdict, mine: bool) -> BoolArray:
+        assert self.hit is not None
+        here = self.starts[view.requests] + view.positions
+        hit = self.hit[here] & ~verdict.ended[view.slots] & mine
+        return _spread(hit, view.slots, len(speculation.lengths))
+
+    def _run(self, sampling: Sampling, speculation: Speculation) -> IntArray:
+        return self.run
+
+    def _accept_guesses(self, operation: Verify, here: IntArray, accepted: IntArray) -> None:
+        """They are accepted as it was told."""
+
+    def verify(self, view: View, operation: Verify) -> Verdict:
+        """See `TokenModel`.
+
+        Raises:
+            SettingError: The simulated round begins where no live one did: the two worlds part.
+        """
+        here = self.starts[view.requests] + view.positions
+        if (self.run[here] == NO_ROUND).any():
+            at = int(np.flatnonzero(self.run[here] == NO_ROUND)[0])
+            raise SettingError(
+                f"no live round of request {view.requests[at]} began at position {view.positions[at]}, where "
+                "the simulation has one"
+            )
+        return TokenModel.verify(self, view, operation)
+
+
+def retold(
+    requests: Sequence[Request],
+    rounds: Mapping[int, Sequence[Round]],
+    texts: Mapping[int, Sequence[int]],
+    vocabulary: int,
+) -> RetoldRounds:
+    """The token model of what live runs did.
+
+    Args:
+        requests: As they were served; they end where the live texts did.
+        rounds: Of each request, by its id.
+        texts: Emitted token ids of each.
+        vocabulary: Number of token ids.
+    """
+    served = [replace(each, limit=len(texts[each.id])) for each in requests]
+    lengths = [each.limit for each in served]
+    accepted, hit = np.full(sum(lengths), NO_ROUND, dtype=np.int64), np.zeros(sum(lengths), dtype=np.bool_)
+    starts = dict(zip((each.id for each in served), np.cumsum([0, *lengths]).tolist(), strict=False))
+    for request, own in rounds.items():
+        for each in own:
+            accepted[starts[request] + each.position] = each.accepted
+            hit[starts[request] + each.position] = each.hit == 1
+    return RetoldRounds.of(  # type: ignore[return-value]
+        served,
+        lengths,
+        tokens=np.concatenate([np.asarray(texts[each.id], dtype=np.int64) for each in served]),
+        vocabulary=vocabulary,
+        run=accepted,
+        need_rejected=np.zeros_like(accepted),
+        need_free=np.zeros_like(accepted),
+        max_fanout=vocabulary,
+        hit=hit,
+    )
