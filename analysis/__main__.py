@@ -11,7 +11,7 @@ import click
 
 from analysis.results import Results
 from analysis.study import Study
-from calibrate.options import quiet, time_sliced
+from calibrate.options import quiet
 from policies.commandline import (
     HELP,
     RUNS_MODELS,
@@ -107,7 +107,7 @@ def _run(
     from calibrate.display import show_progress
 
     shown = nullcontext(quiet) if silent else show_progress()
-    with shown as bars, time_sliced(plan.turns, bars) as progress:
+    with shown as progress:
         results = run_study(study, plan, progress, out)
     written = results.write(out) if out else []
     for ending, picture in study.pictures(results).items() if plot or out else ():

@@ -7,10 +7,10 @@ The rule, the same for all:
 - **Content.**  A policy that a recording replays is simulated on it; any other on what its own live runs
   decided, without their times.  Costs come from a profile that never saw these prompts.
 - **Baseline.**  The unit of every speedup is plain decoding in the same world, place, batch and temperature,
-  on the same prompts.  Live it runs once more per `AR_PER_SETTINGS` settings, so that it is as well known.
+  on the same prompts.  Live it runs before and after every other setting.
 - **Order.**  Within a repetition prompts come in random order, and settings do for each (all prompts at once
-  in a batch), plain decoding among them; before all that each setting runs once, unmeasured
-  (`calibrate.live_runs`).
+  in a batch); what plain decoding takes around a run is the weather that its seconds are divided by; before
+  all that each setting runs once, unmeasured (`calibrate.live_runs`).
 - **Luck.**  A live repetition of a sampled setting draws anew.  Simulated, it is the mean of `DRAWS` draws,
   or of one run per repetition where decisions are replayed; greedy settings are simulated once.  On emulated
   devices time alone is tested: there every sampled repetition is simulated on what it drew itself.
@@ -44,7 +44,7 @@ from calibrate.job import Job, like_profile, make_job, worker_specs
 from calibrate.live.placement import WorkerSpec, available_cores, parse_placement
 from calibrate.live.transport.emulated import Emulation
 from calibrate.live.transport.world import LiveWorld
-from calibrate.live_runs import LiveRun, joined, run_matrix
+from calibrate.live_runs import LiveRun, joined, measure, paired, run_matrix
 from calibrate.options import CalibrationRequest, Progress, quiet
 from calibrate.prompts import Prompt, choose_prompts, spread
 from calibrate.record import record_trace
@@ -62,8 +62,6 @@ from simulator.tokens import replay, retold
 DRAWS = 8
 """Simulations of a sampled setting, whose mean is predicted: each has luck of its own, one to three per cent
 of a speed over a thousand tokens."""
-AR_PER_SETTINGS = 6
-"""Plain decoding runs once more per this many settings."""
 EMULATED = Effects(overlap=False, jitter=False)
 """What is simulated of a machine that live devices emulate: they do not slow each other, and never vary."""
 FIGURES = ("tokens_per_round", "cache_hit_rate", "acceptance_rate")
@@ -92,6 +90,7 @@ class Bench:
         hw: Name of the profile.
         progress: (stage, done, total).
         given_sources: Profile and calibration traces in place of those that `hw` names.
+        promised: What waits for them where they are still being measured.
         given_job: The live pair in place of the profile's own, as it was measured.
         subsets: Parts that the prompts are split into, each run and predicted on its own.
         time_scale: Real seconds per second of the profile, whose times live devices then emulate; None: they
@@ -105,6 +104,7 @@ class Bench:
     hw: str = ""
     progress: Progress = quiet
     given_sources: Sources | None = None
+    promised: Callable[[], Sources] | None = None
     given_job: Job | None = None
     subsets: int = 1
     time_scale: float | None = None
@@ -118,6 +118,8 @@ class Bench:
     @cached_property
     def sources(self) -> Sources:
         """Profile and calibration traces."""
+        if self.promised is not None:
+            return self.promised()
         return self.given_sources or load_sources(self.hw, temperatures=self.plan.temperature)
 
     @cached_property
@@ -344,20 +346,19 @@ class Comparison:
 
     def _run(self, worlds: Mapping[str, LiveWorld]) -> list[LiveRun]:
         """Every setting live on each subset, plain decoding among them several times."""
-        cells = list(dict.fromkeys(e.cell for e in self.entries if not e.drift))
-        sizes = [(c.place, c.batch) for c in cells if not c.settings.plain]
-        units = [c for c in cells if c.settings.plain]
-        extra = [c for c in units for _ in range(sizes.count((c.place, c.batch)) // AR_PER_SETTINGS)]
-        runs = []
+        plan, runs = self.bench.plan, list[LiveRun]()
         for number, ids in enumerate(self.subsets):
             runs += run_matrix(
                 worlds,
-                [*cells, *extra],
+                list(dict.fromkeys(e.cell for e in self.entries if not e.drift)),
                 requests_of(self.trace.slice(ids), self.bench.limit),
-                repeats=self.bench.plan.repeats,
-                seed=self.bench.plan.seed + number,
+                repeats=plan.repeats,
+                seed=plan.seed + number,
                 progress=self._progress(f"live at T={self.temperature:g}"),
+                alone=self.bench.time_scale is not None,
+                enough=lambda runs: plan.until is None or repeat_within(paired(runs), plan.until),
             )
+        self.bench.notes.setdefault("weather", []).extend(weather_rows(runs))
         return runs
 
     def _live_decisions(self, settings: Settings) -> tuple[Decisions, ...]:
@@ -433,7 +434,7 @@ class Comparison:
                 mine = self._trace_of([replayed], limit).slice(part.ids)
                 yield varied(self._scenario(part, seed), decisions=mine)
         elif self.retells:
-            for repeat in range(self.bench.plan.repeats):
+            for repeat in sorted({run.repeat for run in self.runs}):
                 yield self.retold(entry, part, repeat)
         elif needs_decisions(settings):
             raise SettingError(f"nothing is known of what {settings.label} decides on these prompts: --live")
@@ -615,6 +616,33 @@ class Comparison:
 
 ROUNDS = ("rounds_compared", "round_differences", "unexcused_differences")
 """Columns of a row whose live rounds were compared with simulated ones."""
+
+
+def repeat_within(runs: Sequence[LiveRun], share: float) -> bool:
+    """Whether every setting's speed, in the weather that its runs had, repeats within a share."""
+    for mine in grouped(runs, lambda run: run.cell).values():
+        again = repeatability([tokens / seconds for tokens, seconds in measure(mine).repeats])
+        if again is None or again > share:
+            return False
+    return True
+
+
+def weather_rows(runs: Sequence[LiveRun]) -> list[Row]:
+    """What the machine was like before each run, beside what the run took and what its pair says."""
+    return [
+        {
+            **run.looked._asdict(),
+            "setting": run.settings.label,
+            "batch": run.batch,
+            "requests": list(run.requests),
+            "repeat": run.repeat,
+            "tokens": run.summary.tokens,
+            "seconds": run.summary.seconds,
+            "weather": run.weather,
+        }
+        for run in runs
+        if run.looked is not None
+    ]
 
 
 def split(trace: Trace, subsets: int) -> list[list[int]]:

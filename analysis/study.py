@@ -11,7 +11,6 @@ import click
 
 from analysis.results import Results, Row
 from calibrate.live_runs import Cell
-from calibrate.options import TURNS
 from policies import commandline
 from policies.commandline import split_counts
 from policies.registry import Settings
@@ -42,9 +41,13 @@ class Plan:
         False, "Measure every setting; else the pair runs at most for its decisions, untimed."
     )
     repeats: int = option(3, "Live repetitions.", type=POSITIVE)
+    until: float | None = option(
+        None,
+        "Repeat up to four times as often, until every speed repeats within this share.",
+        type=click.FloatRange(0, 1, min_open=True),
+    )
     seed: int = option(0, "Keys latency noise, sampling and the order of live runs.")
     measured: Path | None = field(default=None, metadata=MEASURED)
-    turns: Path | None = field(default=None, metadata=TURNS)
 
     @property
     def asked(self) -> Row:

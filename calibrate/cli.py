@@ -9,7 +9,7 @@ import click
 
 from calibrate.datastore import datastore
 from calibrate.decide_cli import decide
-from calibrate.options import TURNS, CalibrationRequest, time_sliced
+from calibrate.options import CalibrationRequest
 from calibrate.pair.cli import pair
 from hardware_profiles.files import to_json
 from policies.commandline import HELP, checked_group, click_options, refusals, typed, with_options
@@ -27,7 +27,6 @@ Examples:
   calibrate --batches 1,4,16 --ranks 64      wider grids; fan-outs up to 63
   calibrate --mode compiled --passes 3       compiled models, three times over
   calibrate --passes 3 --apart 20            ... spread over an hour, where the machine is not always the same
-  calibrate --turns t & validate --turns t   ... in turns with what it is to predict
   calibrate --until-error 0.05 --time-budget 600  points where interpolation is worst
   calibrate pair report                      what the shipped pair is
   calibrate --placement cuda:0+cpu --precision bf16 --target shape:llama-3.1-8b
@@ -47,7 +46,6 @@ A run that was interrupted goes on where it was: give the same command again.
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for profile and traces.  [default: the user's profile directory]",
 )
-@click.option("--turns", **TURNS)
 @click.option("--fresh", is_flag=True, help="Begin anew: discard what an interrupted run of this name left.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
@@ -58,7 +56,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     """
     if context.invoked_subcommand is None:
         with refusals("calibrate needs torch: pip install 'spectwin[live]'"):
-            kept = {name: options[name] for name in ("out", "turns", "fresh", "as_json")}
+            kept = {name: options[name] for name in ("out", "fresh", "as_json")}
             _calibrate(typed(CalibrationRequest, options), **kept)
 
 
@@ -67,9 +65,7 @@ main.add_command(decide)
 main.add_command(datastore)
 
 
-def _calibrate(
-    request: CalibrationRequest, *, out: Path | None, turns: Path | None, fresh: bool, as_json: bool
-) -> None:
+def _calibrate(request: CalibrationRequest, *, out: Path | None, fresh: bool, as_json: bool) -> None:
     from calibrate.calibration import open_work, run_calibration, trace_path, write_all
     from calibrate.display import json_of, show_progress, summary_lines
     from calibrate.job import check, make_job
@@ -82,7 +78,7 @@ def _calibrate(
         for line in () if as_json else resume_lines(journal):
             click.echo(line, err=True)
         try:
-            with show_progress() as bars, time_sliced(turns, bars) as progress:
+            with show_progress() as progress:
                 calibrated = run_calibration(job, progress, journal=journal)
         except KeyboardInterrupt:
             click.echo("interrupted; the same command goes on from here (--fresh begins anew)", err=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrate.live.placement import TORCH
-from calibrate.options import TRUST, TURNS, CalibrationRequest, time_sliced
+from calibrate.options import TRUST, CalibrationRequest
 from policies.commandline import (
     HELP,
     POSITIVE,
@@ -75,7 +75,6 @@ class RecordingRequest:
     )
     trust_remote_code: bool = field(default=False, metadata=TRUST)
     untimed: bool = option(False, "Decisions alone: for a machine that is busy, or another one.")
-    turns: Path | None = field(default=None, metadata=TURNS)
     fresh: bool = option(False, "Record anew what the file holds.")
     out: Path | None = field(
         default=None,
@@ -120,7 +119,7 @@ def run(request: RecordingRequest, settings: list[Settings]) -> None:
             click.echo(f"kept {each.label}: {files.path(each)} has it (--fresh records it anew)")
     failed: dict[str, str] = {}
     if missing:
-        with show_progress() as bars, time_sliced(request.turns, bars) as progress:
+        with show_progress() as progress:
             failed = record_decisions(replace(asked, settings=missing), files.keep, progress)
     recorded = [each for each in missing if each.label not in failed]
     for each in recorded:

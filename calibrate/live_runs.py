@@ -1,8 +1,10 @@
-"""Live runs: settings on prompts, interleaved so that a drift of the machine affects all alike.
+"""Live runs: settings on prompts, interleaved with plain decoding on the same prompts.
 
-Within a repetition the groups of requests come in random order, and within a group the settings do, plain
-decoding among them, so that what is compared lies close together in time.  Before it counts every setting
-runs once, unmeasured: first calls of a shape are slower.
+Within a repetition the groups of requests come in random order, and within a group the settings do, each
+between two runs of plain decoding, no more than `APART` settings from either; every second repetition has the
+order of the one before it backwards.  What plain decoding takes around a run, over what it takes in the
+middle, is the *weather* of that run (`paired`), by which its seconds are divided: speedups are ratios within
+such pairs.  Before it counts every setting runs once, unmeasured: first calls of a shape are slower.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from calibrate.hostrecords import LiveRecord, observe
 from calibrate.live.errors import DeadlineMissed
 from calibrate.live.transport.device import Timing
 from calibrate.live.transport.world import LiveWorld
+from calibrate.weather import Weather, WeatherStation
 from hardware_profiles.profile import MeasuredRun
 from hardware_profiles.reply_trace import Decisions, Key, Plain
 from policies.registry import SettingError, Settings, find_policy, start
@@ -28,6 +31,10 @@ from policies.summary import Summary, summarise
 from policies.timeline import Span, busy_seconds, overlap_seconds
 from policies.values import Request
 
+APART = 2
+"""Settings in a row between two runs of plain decoding."""
+MOST_REPEATS = 4
+"""Times the repetitions asked for, if they do not repeat well enough."""
 ATTEMPTS = 8
 """Runs of an emulated setting before a missed deadline counts: a machine that others use stalls at times."""
 
@@ -53,6 +60,9 @@ class LiveRun:
         texts: Token ids emitted by each request.
         spans: Timeline, in seconds since the run began.
         decisions: What a decision trace keeps of it; empty for policies that need none.
+        looked: What the machine was like just before; None where nobody looked.
+        began_s: When the run began, in the world's seconds.
+        weather: By how much plain decoding around it was slower than in the middle; see `paired`.
     """
 
     place: str
@@ -67,6 +77,9 @@ class LiveRun:
     spans: list[Span]
     timings: list[Timing]
     decisions: Decisions
+    looked: Weather | None = None
+    began_s: float = 0.0
+    weather: float = 1.0
 
     @property
     def cell(self) -> Cell:
@@ -80,8 +93,8 @@ class LiveRun:
 
     @property
     def seconds(self) -> float:
-        """Decode seconds."""
-        return self.summary.seconds
+        """Decode seconds, as they would have been in the machine's usual weather."""
+        return self.summary.seconds / self.weather
 
     @property
     def overlap_s(self) -> float:
@@ -129,6 +142,7 @@ def run_live(
         spans=spans,
         timings=world.timings(),
         decisions=collect_decisions(world, settings),
+        began_s=started,
     )
 
 
@@ -190,34 +204,83 @@ def run_matrix(
     repeats: int,
     seed: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    alone: bool = False,
+    enough: Callable[[Sequence[LiveRun]], bool] = lambda runs: True,
 ) -> list[LiveRun]:
-    """Run every cell in the world of its place on every request, `repeats` times; a repeated cell that often.
+    """Run every cell in the world of its place on every request, `repeats` times.
 
-    The seed keys the order; `progress` is called with (runs done, runs in all).
+    Args:
+        worlds: By place.
+        cells: What is run, plain decoding of every place and batch among them.
+        requests: At batch 1 each is a run; in a batch all are one.
+        repeats: Repetitions; `MOST_REPEATS` times as many at most where the runs so far are not `enough`.
+        seed: Keys the order.
+        progress: Called with (runs done, runs in all so far).
+        alone: Whether the machine has no weather, as emulated ones: then plain decoding runs but once.
+        enough: Whether runs repeat well enough.
     """
     for cell in dict.fromkeys(cells):
         with suppress(DeadlineMissed):  # first calls of a shape are slower, as was said
             run_live(worlds[cell.place], cell.settings, requests[: cell.batch], batch=cell.batch)
-    sections: dict[Group, list[Cell]] = defaultdict(list)
-    for cell in cells:
+    sections: dict[tuple[str, int, Group], list[Cell]] = defaultdict(list)
+    for cell in dict.fromkeys(cells):
         for group in groups(requests, cell.batch):
-            sections[group].append(cell)
-    order, runs = list(sections), list[LiveRun]()
-    planned = list(schedule([len(sections[group]) for group in order], repeats, seed))
-    for repeat, number, index in planned:
-        cell = sections[order[number]][index]
-        runs.append(
-            run_in_time(
-                worlds[cell.place],
-                cell.settings,
-                order[number],
-                batch=cell.batch,
-                place=cell.place,
-                repeat=repeat,
-            )
-        )
-        progress(len(runs), len(planned))
-    return runs
+            sections[cell.place, cell.batch, group].append(cell)
+    station, runs = None if alone else WeatherStation(), list[LiveRun]()
+    for repeat in range(MOST_REPEATS * repeats):
+        order = list(turns(sections, [seed, repeat // 2], alone=alone))
+        for place, batch, group, cell in order if repeat % 2 == 0 else reversed(order):
+            looked = None if station is None else station.look()
+            more = {"batch": batch, "place": place, "repeat": repeat}
+            run = run_in_time(worlds[place], cell.settings, group, **more)
+            runs.append(replace(run, looked=looked) if looked else run)
+            progress(len(runs), len(order) * max(repeats, repeat + 1))
+        if repeat + 1 >= repeats and enough(runs):
+            break
+    return runs if alone else paired(runs)
+
+
+def turns(
+    sections: Mapping[tuple[str, int, Group], Sequence[Cell]], seed: Sequence[int], *, alone: bool = False
+) -> Iterator[tuple[str, int, Group, Cell]]:
+    """The runs of one repetition, as said above: (place, batch, group, cell)."""
+    random, keys = np.random.default_rng(seed), list(sections)
+    for number in random.permutation(len(keys)).tolist():
+        place, batch, group = keys[number]
+        cells = [sections[keys[number]][i] for i in random.permutation(len(sections[keys[number]]))]
+        plain = next((cell for cell in cells if cell.settings.plain), None)
+        others = [cell for cell in cells if not cell.settings.plain]
+        if plain is None or alone:
+            yield from ((place, batch, group, cell) for cell in cells)
+            continue
+        for i, cell in enumerate(others):
+            if i % APART == 0:
+                yield place, batch, group, plain
+            yield place, batch, group, cell
+        yield place, batch, group, plain
+
+
+def paired(runs: Sequence[LiveRun]) -> list[LiveRun]:
+    """The runs with their weather: what plain decoding takes around each, over what it takes in the middle.
+
+    That is of plain decoding on the same requests, in the same place and batch, per token, and between the
+    run before and the one after it interpolated by time, on a logarithmic scale.
+    """
+    found = list(runs)
+    of: dict[Any, list[int]] = defaultdict(list)
+    for number, run in enumerate(runs):
+        of[run.place, run.batch, run.requests, run.settings.temperature].append(number)
+    for numbers in of.values():
+        mine = [runs[n] for n in numbers]
+        plainly = [run for run in mine if run.settings.plain]
+        if plainly:
+            logs = np.log([run.summary.seconds / run.summary.tokens for run in plainly])
+            middles = [run.began_s + run.summary.seconds / 2.0 for run in mine]
+            at = [run.began_s + run.summary.seconds / 2.0 for run in plainly]
+            weather = np.exp(np.interp(middles, at, logs) - np.median(logs))
+            for number, own in zip(numbers, weather.tolist(), strict=True):
+                found[number] = replace(runs[number], weather=own)
+    return found
 
 
 def reduce_run(run: LiveRun) -> LiveRecord:

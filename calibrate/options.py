@@ -1,17 +1,14 @@
-"""What the measuring commands are asked, and their time slicing.
-
-A shared machine makes half as many tokens in one hour as in the next.  A calibration and a validation of it
-that run one after the other compare two hours; those that share time slices of some seconds compare settings.
-"""
+"""What the measuring commands are asked, and how two measurements alternate."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import BinaryIO, Literal, TypeAlias
+from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import click
 
@@ -24,14 +21,15 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 SLICE_S = 10.0
 """Length of a time slice; what is begun is brought to its end."""
-PAUSE_S = 0.05
-"""How long the file stays free for others, who wait for it."""
 TRUST = about("Run code that a model or tokenizer brings with it; without this, it never is.")
-TURNS = about(
-    "Take turns, ten seconds each, with the measuring commands that are given the same file.",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-)
+Result = TypeVar("Result")
+
+
+class Alternating(NamedTuple, Generic[Result]):
+    """The progress of the block's own measurement, and what waits for the other one's result."""
+
+    progress: Progress
+    result: Callable[[], Result]
 
 
 def quiet(stage: str, done: int, total: int) -> None:
@@ -125,76 +123,101 @@ class CalibrationRequest(Choices, Named):
     """What `calibrate` is asked."""
 
 
-class TimeSlices:
-    """A time slice is a lock on a file, which the kernel takes from a process that ends, however it ends.
+class Abandoned(Exception):
+    """Whom this party alternated with has failed."""
 
-    The file is made if it is not there, and left.  `slice_s` is how long a slice lasts that others wait for.
+
+class Alternation:
+    """Two measurements of one process that take turns on the machine, each in a thread of its own.
+
+    A shared machine makes half as many tokens in one hour as in the next: two measurements one after the
+    other compare two hours, two that share time slices of some seconds compare what they measure.  The first
+    party begins; what is begun is brought to its end, since turns change where progress is reported.
+
+    Args:
+        slice_s: How long a turn lasts that the other one waits for.
+        clock: Monotonic seconds.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        slice_s: float = SLICE_S,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.path = path
-        self.slice_s = slice_s
-        self.taken = 0
-        """Time slices so far."""
-        self._clock, self._sleep = clock, sleep
-        self._file: BinaryIO | None = None
-        self._since = 0.0
+    def __init__(self, slice_s: float = SLICE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._slice_s, self._clock = slice_s, clock
+        self._changed = threading.Condition()
+        self._turn, self._since = 0, clock()
+        self._there = {0, 1}
+        self._failed = False
 
-    def take(self) -> None:
-        """Wait until nobody else has a time slice, and begin one.
+    def begin(self, party: int) -> None:
+        """Wait for this party's first turn."""
+        with self._changed:
+            self._wait(party)
+
+    def pause(self, party: int) -> None:
+        """Between two measurements: let the other one go on if this turn has lasted long enough.
 
         Raises:
-            RuntimeError: This system has no locks on files.
+            Abandoned: The other one failed.
         """
-        try:
-            import fcntl
-        except ImportError as error:
-            raise RuntimeError("--turns needs file locks, which this system does not have") from error
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        self.taken += 1
-        self._since = self._clock()
+        with self._changed:
+            if self._failed:
+                raise Abandoned
+            if 1 - party in self._there and self._clock() - self._since >= self._slice_s:
+                self._give(1 - party)
+                self._wait(party)
 
-    def give(self) -> None:
-        """End the time slice, if there is one."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    def leave(self, party: int, *, failed: bool = False) -> None:
+        """This party is done, so that the other one goes on without a pause."""
+        with self._changed:
+            self._there.discard(party)
+            self._failed = self._failed or failed
+            self._give(1 - party)
 
-    def pause(self) -> None:
-        """Between two measurements: let others have theirs if this slice has lasted long enough."""
-        if self._clock() - self._since >= self.slice_s:
-            self.give()
-            self._sleep(PAUSE_S)
-            self.take()
+    def _give(self, party: int) -> None:
+        self._turn, self._since = party, self._clock()
+        self._changed.notify_all()
+
+    def _wait(self, party: int) -> None:
+        self._changed.wait_for(lambda: self._turn == party or self._failed)
+        if self._failed:
+            raise Abandoned
 
 
 @contextmanager
-def time_sliced(path: Path | None, progress: Progress) -> Iterator[Progress]:
-    """The progress of a command that pauses for others wherever it reports, which is between measurements.
+def alternating(other: Callable[[Progress], Result], progress: Progress) -> Iterator[Alternating[Result]]:
+    """Begin another measurement beside the one in this block; its result may be asked for in there.
 
-    Those who share the machine's time have the file in common; without one it never pauses.
+    Args:
+        other: The measurement, called with its progress.
+        progress: Of both, which change turns where they report.
     """
-    if path is None:
-        yield progress
-        return
-    slices = TimeSlices(path)
+    turns = Alternation()
 
-    def move(stage: str, done: int, total: int) -> None:
-        progress(stage, done, total)
-        slices.pause()
+    def moving(party: int) -> Progress:
+        def move(stage: str, done: int, total: int) -> None:
+            progress(stage, done, total)
+            turns.pause(party)
 
-    slices.take()
-    try:
-        yield move
-    finally:
-        slices.give()
+        return move
+
+    def work() -> Result:
+        try:
+            turns.begin(1)
+            return other(moving(1))
+        except BaseException:
+            turns.leave(1, failed=True)
+            raise
+        finally:
+            turns.leave(1)
+
+    def result() -> Result:
+        turns.leave(0)
+        return future.result()
+
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(work)
+        try:
+            yield Alternating(moving(0), result)
+        except BaseException as error:
+            turns.leave(0, failed=True)
+            if isinstance(error, Abandoned):
+                future.result()  # what it failed of
+            raise

@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,15 @@ import click
 import numpy as np
 
 from analysis.execute import EMULATED, LIVE, Bench, Comparison
-from analysis.intervals import Bootstrap, Interval
+from analysis.intervals import Bootstrap, Interval, known_model_error
 from analysis.results import Results, Row, settings_of
 from analysis.show import Column, draw_marks, legend_below, parity, table, values
 from analysis.sources import Sources, load_sources
 from analysis.stats import errors_of, grouped, median
 from analysis.study import POSITIVE, Entry, Picture, Plan, Study, option
-from calibrate.calibration import open_work, run_calibration, write_all
+from calibrate.calibration import Calibrated, open_work, run_calibration, write_all
 from calibrate.job import Job, like_profile, make_job
+from calibrate.options import Progress, alternating
 from hardware_profiles.files import atomic_write
 from hardware_profiles.profile import MeasuredRun, load_profile
 from hardware_profiles.store import find_profile, origin, user_profile, user_trace
@@ -34,6 +36,8 @@ from policies.timeline import chrome_trace
 from simulator.costs import Effects
 from simulator.run import Simulated
 
+SAME = ("target", "draft", "temperature", "placement", "seed", "trust_remote_code")
+"""What the calibration beside live runs shares with them."""
 TRUST = "Run code that a model or tokenizer brings with it; without this, it never is."
 OPINIONS = {
     "simulated": "error",
@@ -65,6 +69,7 @@ class ValidationPlan(Plan):
     hw: tuple[str, ...] = option(("auto",), "Profile to predict with; auto: this machine's.")
     emulate: str = option("", "Profile whose times live devices take; it predicts, too.")
     time_scale: float = option(4.0, "Real seconds per emulated one.", type=click.FloatRange(0, min_open=True))
+    calibrate: bool = option(False, "Calibrate in turns with the live runs, and predict with that.")
     trace: str = option("", "Calibration trace.  [default: the profile's]")
     target: str = option("pair:x20", "Model name or folder.")
     draft: str = option("pair:draft", "Model name or folder.")
@@ -144,11 +149,13 @@ def answer(bench: Bench) -> list[Row]:
     prompts = bench.prompts()
     if not plan.hw:
         raise SettingError("--hw is empty: name a profile, or leave it out for this machine's own")
-    same = ("target", "draft", "temperature", "placement", "seed", "trust_remote_code")
-    asked = {name: getattr(plan, name) for name in same}
+    asked = {name: getattr(plan, name) for name in SAME}
     job = make_job(replace(LIVE, max_tokens=plan.max_tokens or 0, **asked))
     here = replace(bench, given_job=job, subsets=min(plan.subsets, len(prompts)))
-    if plan.emulate:
+    entries = [Entry(s, batch) for batch in plan.batch for s in settings]
+    if plan.calibrate:
+        rows, sources = calibrated_beside(here, entries)
+    elif plan.emulate:
         sources = emulated_sources(plan)
         study = replace(bench.study, worlds=dict.fromkeys(bench.study.worlds, EMULATED))
         here = replace(here, given_sources=sources, study=study, time_scale=plan.time_scale)
@@ -158,7 +165,8 @@ def answer(bench: Bench) -> list[Row]:
         for temperature in plan.temperature:
             sources.trace(temperature)  # fails before anything slow begins
         here = replace(here, given_sources=sources, given_job=like_profile(job, sources.profile))
-    rows = here.compare([Entry(s, batch) for batch in plan.batch for s in settings])
+    if not plan.calibrate:
+        rows = here.compare(entries)
     if bench.out is not None:
         for comparison in here.comparisons:
             write_timelines(comparison, bench.out)
@@ -170,6 +178,38 @@ def answer(bench: Bench) -> list[Row]:
         "model_error": sources.model_error,
     }
     return foresee(rows, sources, here, size=len(prompts) // here.subsets)
+
+
+def calibrated_beside(bench: Bench, entries: Sequence[Entry]) -> tuple[list[Row], Sources]:
+    """Rows of live runs that alternated with the calibration that predicts them.
+
+    Raises:
+        SettingError: Another source of predictions is given, too.
+    """
+    plan = bench.plan_as(ValidationPlan)
+    if plan.hw != ("auto",) or plan.trace or plan.emulate or plan.measured is not None:
+        raise SettingError(
+            "--calibrate predicts with what it measures: leave out --hw, --trace, --emulate and --measured"
+        )
+    asked = {name: getattr(plan, name) for name in SAME}
+    quickly = max(plan.batch) == 1
+    job = make_job(replace(LIVE, quick=quickly, batches=plan.batch, **asked))
+
+    def other(progress: Progress) -> Calibrated:
+        return run_calibration(job, progress)
+
+    with alternating(other, bench.progress) as (progress, result):
+
+        @cache
+        def promised() -> Sources:
+            found = result()
+            if bench.out is not None:
+                write_all(found, job, bench.out)
+            error = known_model_error(found.profile, found.traces)
+            return Sources(found.profile, found.traces, error, origins={"profile": "calibrated in turns"})
+
+        here = replace(bench, progress=progress, promised=promised)
+        return here.compare(entries), promised()
 
 
 def predictor(job: Job, plan: ValidationPlan, bench: Bench) -> Sources:
@@ -258,7 +298,7 @@ def foresee(rows: Sequence[Row], sources: Sources, bench: Bench, *, size: int) -
             nearest = nearest_measured(settings_of(row), sources.profile.measured_runs, batch)
         mine = [r for r in rows if (r["setting"], r["batch"]) == (row["setting"], batch)]
         parts = [r for r in mine if r.get("subset") is not None] or [{**row, "subset": 0}]
-        runs = [_run(part, one) for part in parts]
+        runs = [run for part in parts for run in _runs(part, one)]
         foreseen.append(
             {
                 **row,
@@ -269,8 +309,8 @@ def foresee(rows: Sequence[Row], sources: Sources, bench: Bench, *, size: int) -
                 "error_without_contention": row["alone_error"],
                 "error_from_calibration_prompts": several and several.middle / measured - 1.0,
                 "nearest_setting_error": nearest and nearest.speedup_vs_ar / measured - 1.0,
-                "subsets": len(runs),
-                "subsets_covered": sum(bool(run["covered"]) for run in runs),
+                "subsets": len(parts),
+                "subsets_covered": sum(bool(one and p["measured_speedup_vs_ar"] in one) for p in parts),
                 "tokens_per_round": row["simulated_tokens_per_round"],
                 "cache_hit_rate": row["simulated_cache_hit_rate"],
                 "identical_to_plain_decoding": row["identical"],
@@ -295,15 +335,19 @@ def _predicted(interval: Interval | None) -> Row:
     return {f"predicted_{end}": interval and getattr(interval, end) for end in ("low", "middle", "high")}
 
 
-def _run(part: Row, interval: Interval | None) -> Row:
-    """A live run that an interval was predicted for: a setting on a subset of the prompts."""
-    speedups = ("simulated_speedup_vs_ar", "measured_speedup_vs_ar")
-    return {
-        **{name: part[name] for name in ("setting", "batch", "temperature", "subset")},
-        **_predicted(interval),
-        **{name: part[name] for name in speedups},
-        "covered": interval and part["measured_speedup_vs_ar"] in interval,
-    }
+def _runs(part: Row, interval: Interval | None) -> list[Row]:
+    """Live runs that an interval was predicted for: a setting on a subset of the prompts, by repetition."""
+    return [
+        {
+            **{name: part[name] for name in ("setting", "batch", "temperature", "subset")},
+            "repeat": repeat,
+            **_predicted(interval),
+            "simulated_speedup_vs_ar": part["simulated_speedup_vs_ar"],
+            "measured_speedup_vs_ar": measured,
+            "covered": interval and measured in interval,
+        }
+        for repeat, measured in enumerate(part["measured_by_repeat"])
+    ]
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
@@ -322,7 +366,7 @@ def error_summary(rows: Sequence[Row]) -> Row:
 
 
 def coverage(rows: Sequence[Row], asked: Mapping[str, Any]) -> Row:
-    """Share of live runs (per setting and subset of the prompts) whose speedup lies in the interval."""
+    """Share of live runs (a setting on a subset of the prompts, once) whose speedup lies in the interval."""
     runs = [run for row in compared(rows) for run in row["live_runs"] if run["covered"] is not None]
     covered = sum(run["covered"] for run in runs)
     widths = [run["predicted_high"] / run["predicted_low"] - 1.0 for run in runs]
@@ -347,6 +391,7 @@ def summary(results: Results) -> Row:
         "settings": len(others),
         "requests": rows[0]["requests"],
         "repeats": results.asked["repeats"],
+        "until": results.asked.get("until"),
         **error_summary(rows),
         "by_batch_and_temperature": [
             {"batch": batch, "temperature": temperature, **error_summary(mine)}
@@ -360,6 +405,7 @@ def summary(results: Results) -> Row:
             for (batch, temperature), mine in grouped(rows, lambda r: (r["batch"], r["temperature"])).items()
         ],
         "rounds_equal": all(told) if told else None,
+        "weather": weather_summary(results.asked.get("weather") or ()),
         "rounds_compared": sum(row["rounds_compared"] for row in replayed),
         "round_differences": sum(row["round_differences"] for row in replayed),
         "replay_exact": not any(row["unexcused_differences"] for row in replayed) if replayed else None,
@@ -378,6 +424,27 @@ def repeatability_summary(rows: Sequence[Row]) -> Row | None:
         "max": float(repeats.max()),
         "settings": len(known),
         "error_over_repeatability": median(error for _, error in known) / float(np.median(repeats)),  # type: ignore[operator]
+    }
+
+
+def weather_summary(looks: Sequence[Row]) -> Row | None:
+    """How much the machine changed under the live runs, and whether a reference kernel tells.
+
+    Returns:
+        The 5 % and 95 % quantiles of what plain decoding took over its median; the same of the kernel; the
+        correlation of their logarithms; the mean and largest share of `steal`; None where nobody looked.
+    """
+    if not looks:
+        return None
+    weather, kernel = (np.log([look[name] for look in looks]) for name in ("weather", "kernel_s"))
+    steal = [look["steal"] for look in looks if look["steal"] is not None]
+    varies = min(weather.std(), kernel.std()) > 0.0
+    return {
+        "runs": len(looks),
+        "plain_decoding": np.exp(np.quantile(weather, [0.05, 0.95])).tolist(),
+        "kernel": np.exp(np.quantile(kernel - np.median(kernel), [0.05, 0.95])).tolist(),
+        "correlation": float(np.corrcoef(weather, kernel)[0, 1]) if varies else None,
+        "steal": {"mean": float(np.mean(steal)), "max": max(steal)} if steal else None,
     }
 
 
@@ -436,6 +503,15 @@ def judged(totals: Row) -> Iterator[str]:
         yield (
             f"repeatability of a measured speedup: median {repeat['median']:.2%}, max {repeat['max']:.2%}; "
             f"the median error is {repeat['error_over_repeatability']:.2g} times that"
+        )
+        if (until := totals["until"]) is not None and repeat["max"] > until:
+            yield f"not every speedup repeats within {until:.2%}: the most repetitions were made"
+    if (weather := totals["weather"]) is not None:
+        (slow, fast), correlated = weather["plain_decoding"], weather["correlation"]
+        yield (
+            f"weather: plain decoding took {slow:.0%} to {fast:.0%} of its median (5 to 95 % of "
+            f"{weather['runs']} runs), which speedups are corrected by; a reference kernel correlates "
+            f"with it by {correlated or 0.0:.2f}"
         )
     for best in totals["best"]:
         yield (
@@ -573,6 +649,7 @@ STUDY = Study(
         "--policies sd,saguaro --lookahead 2,4,7 --fanout 1,3 --backup primary,plain",
         "--target pair:x5 --batch 1,4,8 --temperature 0,1 --count 16 --max-tokens 64",
         "--policies duo,double,mirror --target pair:x5 --count 8 --json",
+        "--calibrate --target pair:x5 --until 0.03    # calibrated in turns with the live runs",
         "--emulate h100x4+1 --time-scale 8 --target pair:target    # live, at an H100's times",
     ),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from analysis.outcomes import Performance
 from analysis.results import EVERY, Results, Row, read, settings_of
 from analysis.sources import Sources
 from analysis.study import RECORDED, Entry, Plan, Study
-from calibrate.live_runs import Cell
 from hardware_profiles.store import find_trace
 from hardware_profiles.trace import read_trace
 from policies.registry import SettingError, configure
@@ -101,14 +99,6 @@ def test_what_was_measured_is_the_ratio_of_sums_of_medians(monkeypatch: pytest.M
     assert (row["measured_low"], row["measured_high"]) == pytest.approx((true / 4, true))
     assert row["measured_spread"] == pytest.approx(3 / 8)
     assert row["measured_repeat_seconds"][2] == pytest.approx(4 * row["measured_seconds"])
-
-
-def test_plain_decoding_runs_once_more_per_six_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = run_without_models(monkeypatch, TINY, {0.0: TEXTS})
-    entries = [Entry(configure("sd", lookahead=k)) for k in range(1, 14)]
-    bench(live=True, repeats=1).compare([*entries, Entry(SD, 2)])
-    count = Counter(cell for cell in ran if cell.settings.policy == "ar")
-    assert count == {Cell("split", configure("ar")): 3, Cell("split", configure("ar"), 2): 1}
 
 
 def test_a_sampled_setting_is_predicted_by_the_mean_of_several_draws() -> None:

@@ -103,7 +103,8 @@ def test_errors_leave_out_ar_and_missing_opinions(found: Results) -> None:
 
 
 def test_coverage_counts_live_runs_of_every_setting_and_subset(found: Results) -> None:
-    assert len(found.about["live_runs"]) == found.about["summary"]["coverage"]["runs"] == 8
+    # 4 settings on 2 subsets, 3 times.
+    assert len(found.about["live_runs"]) == found.about["summary"]["coverage"]["runs"] == 24
     rows = [row for row in found.rows if row["policy"] == "sd"]
     inside = {"predicted_low": 1.0, "predicted_high": 1.5, "covered": True}
     outside = {"predicted_low": 2.0, "predicted_high": 2.2, "covered": False}
@@ -173,7 +174,7 @@ def test_outputs_are_written(found: Results, out: Path) -> None:
     assert (out / "validation.png").read_bytes().startswith(b"\x89PNG")
     assert len(sorted(out.glob("timeline_*.json"))) == 12
     runs = list(csv.DictReader((out / "live_runs.csv").read_text().splitlines()))
-    assert len(runs) == 8 and {run["covered"] for run in runs} <= {"True", "False"}
+    assert len(runs) == 24 and {run["covered"] for run in runs} <= {"True", "False"}
     assert pictures(found)
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from live_support import Prompts
 
 from calibrate import live_runs as runs_module
 from calibrate.live.transport.world import LiveWorld
-from calibrate.live_runs import Cell, LiveRun, groups, measure, run_live, run_matrix
+from calibrate.live_runs import Cell, LiveRun, groups, measure, paired, run_live, run_matrix, turns
 from policies.registry import SettingError, configure
 from policies.values import Request
 
@@ -67,36 +67,67 @@ def test_groups() -> None:
     assert groups([a, b], 2) == groups([a, b], 8) == [(a, b)]
 
 
-def test_the_matrix_is_complete_and_interleaved(requests: list[Request], monkeypatch: Any) -> None:
-    """Cells of a group follow each other; groups and cells come in an order of their own each time."""
+def test_every_setting_runs_between_plain_ones(requests: list[Request], monkeypatch: Any) -> None:
+    """Groups and cells come in an order of their own, every second time in the same one backwards."""
     calls: list[tuple[str, int, tuple[int, ...], int]] = []
 
-    def fake(world: Any, settings: Any, group: Any, *, batch: int, repeat: int = -1, **_: Any) -> None:
-        calls.append((settings.policy, batch, tuple(r.id for r in group), repeat))
+    def fake(world: Any, settings: Any, group: Any, *, batch: int, repeat: int = -1, **_: Any) -> str:
+        calls.append((settings.label, batch, tuple(r.id for r in group), repeat))
+        return settings.label
 
     monkeypatch.setattr(runs_module, "run_live", fake)
-    cells = [Cell("", AR), Cell("", AR), Cell("", SAGUARO), Cell("", AR, 4), Cell("", SAGUARO, 4)]
+    sd = [Cell("", configure("sd", lookahead=k)) for k in (1, 2, 3)]
+    cells = [Cell("", AR), *sd, Cell("", AR, 4), Cell("", SAGUARO, 4)]
     ticks: list[tuple[int, int]] = []
     worlds: Any = {"": None}
-    run_matrix(worlds, cells, requests, repeats=3, seed=1, progress=lambda *tick: ticks.append(tick))
-    warm, measured = calls[:4], calls[4:]
-    assert [call[:3] for call in warm] == [
-        ("ar", 1, (0,)),
-        ("saguaro", 1, (0,)),
-        ("ar", 4, (0, 1, 2, 3)),
-        ("saguaro", 4, (0, 1, 2, 3)),
-    ]
-    assert ticks == [(i + 1, 51) for i in range(51)]
-    orders = []
-    for repeat in range(3):
-        mine = [call for call in measured if call[3] == repeat]
-        assert measured[17 * repeat : 17 * (repeat + 1)] == mine
-        found = [call[2] for call in mine]
-        assert len([a for a, b in pairwise(found) if a != b]) == 5
-        assert sorted(call[:2] for call in mine if call[2] == (3,)) == [("ar", 1)] * 2 + [("saguaro", 1)]
-        assert sorted(call[:2] for call in mine if len(call[2]) == 5) == [("ar", 4), ("saguaro", 4)]
-        orders.append(found)
-    assert orders[0] != orders[1]
+    run_matrix(
+        worlds, cells, requests, repeats=2, seed=1, progress=lambda *tick: ticks.append(tick), alone=True
+    )
+    assert [call[:3] for call in calls[:6]] == [
+        ("ar", 1, (0,)), *((f"sd K={k}", 1, (0,)) for k in (1, 2, 3)),
+        ("ar", 4, (0, 1, 2, 3)), (SAGUARO.label, 4, (0, 1, 2, 3)),
+    ]  # fmt: skip
+    one, other = ([call for call in calls if call[3] == repeat] for repeat in (0, 1))
+    assert [call[:3] for call in other] == [call[:3] for call in reversed(one)]
+    assert len(one) == 4 * len(requests) + 2 and ticks[-1] == (2 * len(one), 2 * len(one))
+    # With weather: two settings at most in a row, plain decoding around them.
+    sections = {("", 1, (requests[0],)): cells[:4], ("", 4, tuple(requests)): cells[4:]}
+    found = [(place, batch, cell.settings.plain) for place, batch, _, cell in turns(sections, [1])]
+    assert [plain for _, batch, plain in found if batch == 1] == [True, False, False, True, False, True]
+    assert [plain for _, batch, plain in found if batch == 4] == [True, False, True]
+
+
+def test_repetitions_go_on_until_they_are_enough(requests: list[Request], monkeypatch: Any) -> None:
+    monkeypatch.setattr(runs_module, "run_live", lambda *_, repeat=-1, **__: repeat)
+    worlds: Any = {"": None}
+
+    def repetitions(enough: int) -> int:
+        runs: Any = run_matrix(
+            worlds, [Cell("", AR)], requests[:1], repeats=2, seed=1, alone=True,
+            enough=lambda runs: len(runs) >= enough,
+        )  # fmt: skip
+        return len(runs)
+
+    assert [repetitions(n) for n in (1, 2, 5, 99)] == [2, 2, 5, 8]
+
+
+def test_seconds_are_divided_by_the_weather(world: LiveWorld, requests: list[Request]) -> None:
+    """Plain decoding takes 1 s, then 4 s, then 2 s: in the middle of the first two it would take 2 s, which
+    is usual; halfway between 4 s and 2 s, sqrt(8) s, which is sqrt(2) times as much."""
+    template = run_live(world, AR, requests[:1])
+
+    def run(settings: Any, began_s: float, seconds: float) -> LiveRun:
+        summary = replace(template.summary, tokens=8, seconds=seconds)
+        return replace(template, settings=settings, summary=summary, began_s=began_s)
+
+    told = [run(AR, 0.0, 1.0), run(SAGUARO, 5.0, 1.5), run(AR, 9.5, 4.0)]
+    told += [run(SAGUARO, 15.75, 1.0), run(AR, 20.0, 2.0)]
+    found = paired(told)
+    assert [r.weather for r in found] == pytest.approx(
+        [0.5, 2.0 ** (2.0 * 5.25 / 11.0 - 1.0), 2.0, 2.0 ** (1.0 - 4.75 / 9.5), 1.0]
+    )
+    assert [r.seconds for r in found if r.settings.plain] == pytest.approx([2.0, 2.0, 2.0])
+    assert found[3].seconds == pytest.approx(1.0 / np.sqrt(2.0))
 
 
 def test_speeds_are_ratios_of_sums(world: LiveWorld, requests: list[Request]) -> None:
