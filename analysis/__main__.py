@@ -26,6 +26,7 @@ from policies.commandline import (
 
 STUDIES = {
     "validation": "validation",
+    "explain": "explain",
     "family": "family",
     "double": "double",
     "duodecoding": "duodecoding",

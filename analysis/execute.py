@@ -418,12 +418,21 @@ class Comparison:
     def retold(self, entry: Entry, part: Part, repeat: int) -> Scenario:
         """What a live repetition drew, on the profile's hardware."""
         mine = (run for run in self.runs if run.cell == entry.cell and run.repeat == repeat)
-        runs = [run for run in mine if set(run.requests) <= set(part.ids)]
+        return self.told([run for run in mine if set(run.requests) <= set(part.ids)])
+
+    def told(self, runs: Sequence[LiveRun]) -> Scenario:
+        """What live runs of one setting did, told again on the profile's hardware."""
+        ids = sorted({request for run in runs for request in run.requests})
+        base = varied(self.bench.scenario(self.temperature, runs[0].batch), engine="event")
+        if find_policy(runs[0].settings.policy).needs_decisions:
+            tokens = replay(self.trace.slice(ids), limit=self.bench.limit, seed=self.bench.plan.seed)
+            limit = int(np.diff(self.trace.offsets).max())
+            mine = self._trace_of([joined([run.decisions for run in runs])], limit).slice(ids)
+            return varied(base, tokens=tokens, decisions=mine)
         rounds = {request: own for run in runs for request, own in run.rounds.items()}
         texts = {request: text for run in runs for request, text in run.texts.items()}
-        requests = requests_of(self.trace.slice(part.ids), self.bench.limit)
-        tokens = retold(requests, rounds, texts, self.trace.meta.vocabulary)
-        return varied(self.bench.scenario(self.temperature), tokens=tokens, engine="event")
+        requests = requests_of(self.trace.slice(ids), self.bench.limit)
+        return varied(base, tokens=retold(requests, rounds, texts, self.trace.meta.vocabulary))
 
     def _contents(self, entry: Entry, part: Part) -> Iterator[Scenario]:
         """One per draw, or per repetition whose decisions are replayed."""

@@ -51,11 +51,15 @@ def test_what_the_other_one_failed_of_is_said(asked: bool, monkeypatch: pytest.M
     def other(progress: Progress) -> None:
         raise ValueError("no such model")
 
-    with pytest.raises(ValueError, match="no such model"), alternating(other, quiet) as (progress, result):
-        if asked:
-            result()
-        for i in range(9):
-            progress("own", i, 9)
+    def both() -> None:
+        with alternating(other, quiet) as (progress, result):
+            if asked:
+                result()
+            for i in range(9):
+                progress("own", i, 9)
+
+    with pytest.raises(ValueError, match="no such model"):
+        both()
 
 
 def test_a_failure_here_ends_the_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,9 +71,13 @@ def test_a_failure_here_ends_the_other_one(monkeypatch: pytest.MonkeyPatch) -> N
             done.append(i)
             progress("other", i, 1000)
 
-    with pytest.raises(KeyError, match="here"), alternating(other, quiet) as (progress, _):
-        progress("own", 0, 1)
-        raise KeyError("here")
+    def both() -> None:
+        with alternating(other, quiet) as (progress, _):
+            progress("own", 0, 1)
+            raise KeyError("here")
+
+    with pytest.raises(KeyError, match="here"):
+        both()
     assert len(done) < 1000
 
 

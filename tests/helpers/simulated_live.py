@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from analysis import execute
+from calibrate.live.transport.device import Timing
+from calibrate.live.wire import StepTime
 from calibrate.live_runs import Cell, LiveRun, groups
 from hardware_profiles.profile import Profile
 from hardware_profiles.reply_trace import Decisions
 from hardware_profiles.trace import Trace
 from policies.summary import Summary
+from policies.timeline import Span
 from policies.values import Request
 from simulator.run import Scenario, simulate
 from simulator.tokens import replay
@@ -41,9 +44,22 @@ def simulated_run(
         rounds={request: found.rows.log.rounds(request) for request in ids},
         texts=text,
         spans=found.spans,
-        timings=[],
+        timings=[_timing(span) for span in found.spans],
         decisions=Decisions(cell.settings.label, {}),
     )
+
+
+def _timing(span: Span) -> Timing:
+    """A span without host time or messages, as the live world would have timed it: steps last longer where
+    the other device slowed them.
+    """
+    lasted_s, at_s, steps = span.end_s - span.start_s, span.start_s, []
+    for name, seconds in span.details["steps"]:
+        taken_s = seconds * lasted_s / sum(s for _, s in span.details["steps"])
+        steps.append(StepTime(name, at_s, at_s + taken_s, 1))
+        at_s += taken_s
+    begin, end = (span.start_s,) * 2, (span.end_s,) * 2
+    return Timing(span.device, span.name, *begin, *end, queued=False, steps=tuple(steps), context=0.0)
 
 
 def _slowed(summary: Summary, factor: float) -> Summary:
