@@ -41,6 +41,8 @@ from simulator.run import Scenario, decided
 PARTS = ("content", "waiting", "forwards", "contention", "host", "messages", "rest")
 ALONE = 0.05
 """Share of an operation in which the other device may work for it to count as alone."""
+ENOUGH = 5
+"""Operations of a kind whose mean is taken."""
 MEANS = Effects(jitter=False)
 UNDISTURBED = Effects(jitter=False, overlap=False)
 
@@ -121,9 +123,10 @@ class Retimed:
     def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
         """See `simulator.replies.OperationTimes`."""
         said = self.inner.steps(device, operation, idle_s)
-        timing, kind, replaced = self.match(operation), operation.kind, self.replaced
+        timing, replaced = self.match(operation), self.replaced
         if timing is None:
             return list(said)
+        kind = kind_of(timing)
         model_host_s = sum(s for name, s in said if name == "host")
         forwards = [(name, s) for name, s in said if name != "host"]
         model_s, (live_s, live_host_s) = sum(s for _, s in forwards), parts_of(timing, self.weather)
@@ -148,8 +151,8 @@ class Retimed:
         if timing is not None and replaced.each:
             own_s = lead_s if timing.queued else (timing.start_s - timing.submit_s) / self.weather
             return max(0.0, own_s), max(0.0, timing.report_overhead_s / self.weather)
-        if timing is not None and replaced.messages is not None and operation.kind in replaced.messages:
-            mean = replaced.messages[operation.kind]
+        if timing is not None and replaced.messages is not None and kind_of(timing) in replaced.messages:
+            mean = replaced.messages[kind_of(timing)]
             return mean.lead_s, mean.after_s
         return lead_s, after_s
 
@@ -162,6 +165,12 @@ class Retimed:
             if other.device != timing.device
         )
         return beside_s <= ALONE * lasted_s
+
+
+def kind_of(timing: Timing) -> str:
+    """Name of an operation; a verification of nothing is a `decode`."""
+    decodes = timing.operation == "verify" and all(step.width == 1 for step in timing.steps)
+    return "decode" if decodes else timing.operation
 
 
 def parts_of(timing: Timing, weather: float = 1.0) -> tuple[float, float]:
@@ -261,7 +270,7 @@ def parts(
     predicted_s: float,
     measured_s: float,
     seen: Sequence[Seen],
-    alone: Mapping[str, float],
+    others: Mapping[str, float],
 ) -> dict[str, float]:
     """Log of the predicted over the measured seconds per token of one setting, part by part.
 
@@ -270,7 +279,8 @@ def parts(
         predicted_s: Seconds per token, predicted.
         measured_s: The same, measured.
         seen: Operations of its live runs.
-        alone: Live over the model's forwards, by kind, of operations beside which nothing ran.
+        others: Live over the model's forwards, by kind, of all settings' operations beside which nothing ran:
+            they stand in where this one has fewer than `ENOUGH`.
     """
     tokens = sum(each.run.tokens for each in told)
 
@@ -279,7 +289,9 @@ def parts(
 
     means = means_of(seen)
     own = {kind: mean.forwards for kind, mean in means.items()}
-    undisturbed = {kind: alone.get(kind, factor) for kind, factor in own.items()}
+    lone = [each for each in seen if each.alone]
+    enough = {kind for kind in own if sum(each.kind == kind for each in lone) >= ENOUGH}
+    undisturbed = {k: ratios(lone)[k] if k in enough else others.get(k, factor) for k, factor in own.items()}
     stages = [
         ("", predicted_s),
         ("content", per_token(Effects())),

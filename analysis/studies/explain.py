@@ -72,8 +72,9 @@ def show(results: Results) -> Iterator[Any]:
     label = Column("setting", lambda row: f"{row['label']}")
     error = Column("error %", "error", lambda v: f"{100 * v:+.1f}")
     again = Column("repeat-\nable %", "repeatability", lambda v: f"{100 * v:.1f}")
-    columns = (label, error, again, *map(percent, PARTS), Column("cause", "cause"))
-    yield table("Largest errors, and their parts in % (sums of logarithms)", columns, worst(results))
+    columns = (label, error, Column("cause", "cause"), *map(percent, PARTS), again)
+    title = "Largest errors, and their parts in % (sums of logarithms)"
+    yield table(title, columns, worst(results), drop=(again.title,))
     for name, size in results.about["parts"].items():
         yield (
             f"{name}: median {size['median']:.1%}, largest {size['largest']:.1%}, mean {size['bias']:+.1%}"

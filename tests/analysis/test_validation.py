@@ -183,7 +183,7 @@ def test_the_table_names_every_opinion(found: Results) -> None:
     for expected in ("law", "simu-", "mea-", "0.79", "+10.0", "saguaro K=2 F=2 primary b=2"):
         assert expected in text
     inside = found.about["summary"]["coverage"]
-    assert f"{inside['covered']} of 8 live runs" in text and "lie in their 80% interval" in text
+    assert f"{inside['covered']} of 24 live runs" in text and "lie in their 80% interval" in text
     assert "rounds agree, 0 requests differ; text identical to plain decoding: yes" in text
 
 
