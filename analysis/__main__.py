@@ -45,6 +45,8 @@ STUDIES = {
     "gpu-oracle": "gpu_oracle",
     "serving": "serving",
     "load": "load",
+    "signs": "signs",
+    "queueing": "queueing",
     "gpu-map": "gpu_map",
 }
 """Modules of `analysis.studies` by name of the study."""

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from analysis.__main__ import main
 from analysis.studies.load import crossings, stops_at
+from analysis.studies.signs import CASES, acceptance_of
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,14 @@ def test_the_command() -> None:
     assert [row["load"] for row in found["rows"]] == [0.1, 1.2]
     (crossing,) = found["crossings"]
     assert crossing["lightest"] > crossing["heaviest"]  # speculation pays less under load
+
+
+def test_published_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.5 + 0.25 + 0.125 accepted; a draft that is kept though nothing is drafted costs something."""
+    assert acceptance_of(0.875, 3) == pytest.approx(0.5)
+    monkeypatch.setattr("analysis.studies.signs.CASES", CASES[-1:])
+    found = json.loads(
+        CliRunner().invoke(main, ["run", "signs", "--prompt", "8", "--output", "12", "--json"]).stdout
+    )
+    assert [row["users"] for row in found["rows"]] == [2, 189]
+    assert all(0.8 < row["predicted"] < 1.0 and row["sign_right"] for row in found["rows"])
