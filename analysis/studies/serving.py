@@ -5,15 +5,17 @@ The runs are LLMServingSim's `bench/examples` (casys-kaist, MIT): a folder per G
 engine's options) and, where prompts share their beginnings, `prompt_blocks.jsonl`.  Layers of the same name
 are their kernel times.  Arrivals, lengths, options and layers are given; nothing is fitted to the runs.
 
-Two opinions:
+Three opinions:
 
 - `layers`: every step put together from the layers at its mix (`hardware_profiles.mixed`);
+- `unmixed`: the same without what a profile cannot know: that decoding rows attend more slowly beside a
+  prompt, and that rows of unequal length take longer than their mean;
 - `profile`: the profile that `calibrate.silicon import` makes of them, by the rule of `simulator.traffic`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,7 @@ from simulator.traffic import LayerTimes, SimulatedEngine, serve_traffic
 LATENCIES = ("ttft", "tpot", "e2el")
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 KEPT = ("mean", "median", *(f"p{percent}" for percent in PERCENTILES[1:]))
+OPINIONS = ("layers", "unmixed", "profile")
 AIM = 0.03
 """Largest error that needs no cause."""
 
@@ -169,12 +172,26 @@ def predictions(run: LiveRun, layers: MixedLayers, gap_s: float) -> dict[str, di
     """Metrics of a run by both opinions."""
     plain = configure("ar")
     tokens = coin(0.5, exponent=1.0, scale=1.0, requests=1, length=1, prompt_length=1, seed=0)
-    engine = SimulatedEngine.of(LayerTimes(layers, gap_s), tokens, plain)
-    mixed = serve(run.traffic, run.options, engine)
+    apart = Unmixed(layers.folder, layers.network, layers.tensor_parallel)
+    mixed, unmixed = (
+        serve(run.traffic, run.options, SimulatedEngine.of(LayerTimes(each, gap_s), tokens, plain))
+        for each in (layers, apart)
+    )
     profile = layers_profile(layers, name="layers")
     scenario = Scenario(tokens, profile=profile, effects=Effects(jitter=False))
     surfaces, _ = serve_traffic(scenario, plain, run.traffic, run.options)
-    return {"layers": metrics(mixed), "profile": metrics(surfaces)}
+    return {"layers": metrics(mixed), "unmixed": metrics(unmixed), "profile": metrics(surfaces)}
+
+
+class Unmixed(MixedLayers):
+    """Layers whose attention takes what each part of a step takes alone."""
+
+    def _attended(
+        self, rows: int, context: float, longest: float, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        alone = [self._mix(0, 0, rows, context)] if rows else []
+        alone += [self._mix(n, history, 0, 0) for n, history in chunks]
+        return sum(alone) - (len(alone) - 1) * self._smallest if alone else 0.0
 
 
 def compared(
@@ -197,7 +214,7 @@ def about(results: Results) -> Row:
         rows = [row for row in results.rows if row["run"] == name]
         runs[name] = {
             f"largest_error_{opinion}": max(abs(row[f"{opinion}_error"]) for row in rows)
-            for opinion in ("layers", "profile")
+            for opinion in OPINIONS
         }
     return {"aim": AIM, "runs": runs}
 
@@ -214,12 +231,13 @@ def show(results: Results) -> Iterator[Any]:
                 Column("measured", "measured", "{:.1f}"),
                 Column("layers", "layers", "{:.1f}"),
                 Column("error", "layers_error", percent),
+                Column("unmixed", "unmixed_error", percent),
                 Column("profile", "profile", "{:.1f}"),
                 Column("error", "profile_error", percent),
             ),
             rows,
         )
-        most = [f"{said[f'largest_error_{opinion}']:.1%} ({opinion})" for opinion in ("layers", "profile")]
+        most = [f"{said[f'largest_error_{opinion}']:.1%} ({opinion})" for opinion in OPINIONS]
         yield f"off by at most {', '.join(most)}"
 
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from tiny_layers import write_layers
 
 from analysis.__main__ import main
-from analysis.studies.serving import read_run
+from analysis.studies.serving import Unmixed, read_run
 from hardware_profiles.mixed import MixedLayers
 from hardware_profiles.networks import find_network
 from policies.registry import configure
@@ -83,6 +83,17 @@ def test_errors_are_those_of_the_engine(folders: tuple[Path, Path], tmp_path: Pa
     # All of an overloaded run's seconds are 1 % too few, as far as arrivals do not move.
     assert rows["mean_tpot_ms"]["layers_error"] == pytest.approx(1 / 1.01 - 1, abs=2e-3)
     assert found["runs"][NAME]["largest_error_layers"] < 0.03
+
+
+def test_parts_of_a_step_alone(tmp_path: Path) -> None:
+    """A chunk beside rows takes what each takes alone, less a launch, whatever the longest row."""
+    write_layers(tmp_path)
+    layers = Unmixed(tmp_path, find_network("qwen3-0.6b"))
+    together = layers._attended(4, 100.0, 900.0, [(64, 0)])
+    parts = layers._attended(4, 100.0, 100.0, []) + layers._attended(0, 0.0, 0.0, [(64, 0)])
+    assert together == pytest.approx(parts - layers._smallest)
+    mixed = MixedLayers(tmp_path, find_network("qwen3-0.6b"))
+    assert layers._attended(4, 100.0, 100.0, []) == pytest.approx(mixed._attended(4, 100.0, 100.0, []))
 
 
 def test_what_is_missing_is_said(folders: tuple[Path, Path], tmp_path: Path) -> None:
