@@ -41,6 +41,10 @@ class ServedRequest:
     after: int | None = None
     pause_s: float = 0.0
 
+    def at(self, arrival_s: float) -> ServedRequest:
+        """The same at another time; `dataclasses.replace` takes four times as long."""
+        return ServedRequest(arrival_s, self.prompt, self.output, self.blocks, self.after, self.pause_s)
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -97,6 +101,8 @@ class Traffic:
 
     def cut(self, requests: int | None = None, duration_s: float | None = None) -> Traffic:
         """The first so many requests, of those that arrive in the first so many seconds."""
+        if duration_s is None and (requests is None or requests >= len(self.requests)):
+            return self
         kept = self.requests[:requests]
         if duration_s is not None:
             kept = tuple(each for each in kept if each.arrival_s < duration_s)
@@ -109,14 +115,13 @@ class Traffic:
         """With all times between arrivals multiplied: 0.5 is twice the load."""
         if not 0.0 < factor < float("inf"):
             raise TrafficError(f"times are scaled by a number above 0, not {factor:g}")
-        requests = tuple(replace(each, arrival_s=factor * each.arrival_s) for each in self.requests)
-        return replace(self, requests=requests)
+        if factor == 1.0:
+            return self
+        return replace(self, requests=tuple(each.at(factor * each.arrival_s) for each in self.requests))
 
     def arriving(self, times: Sequence[float] | np.ndarray) -> Traffic:
         """With other arrivals, s."""
-        requests = tuple(
-            replace(each, arrival_s=float(at)) for each, at in zip(self.requests, times, strict=True)
-        )
+        requests = tuple(each.at(float(at)) for each, at in zip(self.requests, times, strict=True))
         return replace(self, requests=requests, timed=True)
 
 
