@@ -184,6 +184,41 @@ def _need(
     )
 
 
+def kv_blocks(profile: Profile, settings: Settings, block_size: int, utilization: float) -> int:
+    """KV blocks that devices have room for beside the weights: what engines work out when they start.
+
+    A block holds keys and values of both models where they share devices; activations and graphs are taken to
+    fit into what `utilization` leaves.
+
+    Raises:
+        SettingError: The profile does not state its memory, weights or caches, or nothing is left.
+    """
+    roles = [profile.roles.target]
+    if find_policy(settings.policy).needs_draft:
+        roles.append(profile.roles.draft)
+    known = [(r.device.memory_bytes, r.weight_bytes, r.kv_bytes_per_token) for r in roles]
+    if any(None in each for each in known):
+        raise SettingError(
+            f"profile {profile.name!r} does not state memory, weights and bytes of a token in the caches: "
+            "give --num-gpu-blocks"
+        )
+    sizes = [
+        (
+            utilization * (memory or 0) * role.tensor_parallel,
+            float(weights or 0),
+            1.0 * block_size * (cache or 0),
+        )
+        for role, (memory, weights, cache) in zip(roles, known, strict=True)
+    ]
+    if len(sizes) > 1 and (profile.placement != "split" or find_policy(settings.policy).collocated):
+        (memory, *target), (_, *draft) = sizes
+        sizes = [(memory, target[0] + draft[0], target[1] + draft[1])]
+    found = min(int((memory - weights) // block) for memory, weights, block in sizes)
+    if found < 1:
+        raise SettingError(f"no memory is left for KV blocks at --gpu-memory-utilization {utilization:g}")
+    return found
+
+
 def check_memory(
     profile: Profile, settings: Settings, batch: int, context: int, *, vocabulary: int = 0
 ) -> tuple[MemoryNeed, ...]:

@@ -11,6 +11,7 @@ import click
 import numpy as np
 
 from hardware_profiles.files import atomic_write
+from hardware_profiles.profile import Profile
 from policies.commandline import POSITIVE, about, fitted_table, option, progress_bar
 from policies.registry import SettingError, Settings, find_policy
 from policies.timeline import Span, chrome_trace
@@ -21,7 +22,7 @@ from serving.scheduler import EngineOptions
 from serving.traces import TRACE_FORMATS, TraceFormat, read_traffic
 from serving.traffic import ARRIVALS, Arrivals, Traffic, arrival_times, generated
 from simulator.flat_traffic import serve_traffic
-from simulator.needs import count_devices
+from simulator.needs import count_devices, kv_blocks
 from simulator.request import SimulationRequest, build_scenario
 from simulator.run import baseline_settings
 from simulator.traffic import STEPPED
@@ -91,6 +92,11 @@ class TrafficRequest:
         None, "Most tokens of a step.  [default: 2048]", type=POSITIVE
     )
     num_gpu_blocks: int | None = option(None, "KV blocks.  [default: always enough]", type=POSITIVE)
+    gpu_memory_utilization: float | None = option(
+        None,
+        "Share of the memory for weights and KV blocks, as many as fit, in place of --num-gpu-blocks.",
+        type=click.FloatRange(0, 1, min_open=True),
+    )
     block_size: int | None = option(None, "Tokens of a KV block.  [default: 16]", type=POSITIVE)
     max_model_len: int | None = option(None, "Most tokens of a request.  [default: no limit]", type=POSITIVE)
     enable_chunked_prefill: bool = option(
@@ -126,6 +132,20 @@ class TrafficRequest:
         names = {each.name for each in fields(EngineOptions)}
         given = {name: getattr(self, name) for name in names}
         return EngineOptions(**{name: value for name, value in given.items() if value is not None})
+
+    def options_for(self, profile: Profile | None, settings: Settings) -> EngineOptions:
+        """Of the engine, with the KV blocks that a profile has room for where that is asked for.
+
+        Raises:
+            SettingError: Options contradict each other, or the profile does not say.
+        """
+        if self.gpu_memory_utilization is None:
+            return self.options
+        if self.num_gpu_blocks is not None or profile is None:
+            raise SettingError("--gpu-memory-utilization goes with a profile, in place of --num-gpu-blocks")
+        options = self.options
+        blocks = kv_blocks(profile, settings, options.block_size, self.gpu_memory_utilization)
+        return replace(options, num_gpu_blocks=blocks)
 
     def requests(self, count: int | None, seed: int) -> Traffic:
         """The requests to serve: the first `count`.
@@ -290,26 +310,28 @@ def serve_asked(
         watch: Callable[[StepRecord], None] | None = None,
         load: float = 1.0,
     ) -> dict[str, Any]:
+        options = asked.options_for(scenario.profile, settings)
         users = asked.max_concurrency and max(1, round(load * asked.max_concurrency))
         with progress_bar(settings.policy, len(traffic.requests)) as progress:
             served, beyond = serve_traffic(
                 scenario,
                 settings,
                 traffic.scaled(1.0 / load) if load != 1.0 else traffic,
-                asked.options,
+                options,
                 by_load,
                 rounds=rounds,
                 max_concurrency=users,
                 progress=progress,
                 watch=watch,
             )
-        found = metrics(served, slo, num_gpu_blocks=asked.num_gpu_blocks)
+        found = metrics(served, slo, num_gpu_blocks=options.num_gpu_blocks)
         return {**found, "extrapolated": [asdict(entry) for entry in beyond]}
 
     found = run(settings, table or asked.adapt, steps.append if timeline else None)
     ar, _ = baseline_settings(settings)
     plain = None if settings.policy == "ar" else run(ar)
-    report = TrafficReport(settings, traffic, asked.options, found, plain, sources, table, steps, asked.adapt)
+    options = asked.options_for(scenario.profile, settings)
+    report = TrafficReport(settings, traffic, options, found, plain, sources, table, steps, asked.adapt)
     if not frontier:
         return report
     points = []
@@ -340,8 +362,10 @@ def _said(traffic: Traffic, asked: TrafficRequest, *, rounds: bool) -> dict[str,
     said = {"traffic": f"{traffic.source}{dropped}"}
     if asked.traffic_format == "sharegpt" or traffic.source.endswith("sharegpt.json"):
         said["traffic"] += "; words in place of tokens"
-    if asked.num_gpu_blocks is None:
-        said["kv cache"] = "always enough blocks; --num-gpu-blocks says how many there are"
+    if asked.num_gpu_blocks is None and asked.gpu_memory_utilization is None:
+        said["kv cache"] = (
+            "always enough blocks; --num-gpu-blocks or --gpu-memory-utilization says how many there are"
+        )
     said["prompts"] = (
         "read in forwards of their own before a round, by target and draft at once"
         if rounds

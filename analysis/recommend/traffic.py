@@ -214,8 +214,9 @@ class Load:
         key = (number, repeat, rate)
         if key not in self._known:
             traffic = self.traffics[repeat].scaled(self.rate / rate)
+            options = self.plan.options_for(self.profile, choice.settings)
             served, beyond = serve_traffic(
-                self.scenarios[repeat], choice.settings, traffic, self.plan.options, choice.by_load
+                self.scenarios[repeat], choice.settings, traffic, options, choice.by_load
             )
             found = metrics(served, self.slo)
             self._known[key] = {name: found[name] for name in SEEN} | {"beyond": beyond}

@@ -128,6 +128,8 @@ def engine_flags(answer: TrafficAnswer) -> str:
     words += [f" --tensor-parallel-size {devices}"] if devices > 1 else []
     if plan.num_gpu_blocks is not None:
         words.append(f" --num-gpu-blocks-override {plan.num_gpu_blocks}")
+    if plan.gpu_memory_utilization is not None:
+        words.append(f" --gpu-memory-utilization {plan.gpu_memory_utilization:g}")
     words += [] if plan.enable_prefix_caching else [" --no-enable-prefix-caching"]
     return "".join(words)
 
@@ -243,7 +245,8 @@ def compared(answer: TrafficAnswer) -> Iterator[Row]:
 def predicted_at(answer: TrafficAnswer, choice: Choice, rate: float) -> Mapping[str, Any]:
     """Metrics of a setting at a load."""
     traffic = answer.traffic.scaled(answer.rate / rate)
-    served, _ = serve_traffic(answer.scenario, choice.settings, traffic, answer.plan.options, choice.by_load)
+    options = answer.plan.options_for(answer.scenario.profile, choice.settings)
+    served, _ = serve_traffic(answer.scenario, choice.settings, traffic, options, choice.by_load)
     return metrics(served, answer.slo)
 
 
@@ -304,8 +307,8 @@ def print_answer(answer: TrafficAnswer) -> None:
         say(f"[bold]{name}[/bold]: {line}", soft_wrap=True)
     if not lines(answer):
         say(NO_MODELS.format(" and ".join(name for name in models(answer) if not engines_load(name))))
-    if answer.plan.num_gpu_blocks is None:
-        say("[dim]KV blocks are taken to be always enough: --num-gpu-blocks says how many there are[/dim]")
+    if answer.plan.num_gpu_blocks is None and answer.plan.gpu_memory_utilization is None:
+        say("[dim]KV blocks are taken to be always enough: --gpu-memory-utilization 0.9 counts them[/dim]")
     for warning in answer.warnings:
         say(f"[yellow]{warning}[/yellow]")
     if answer.plan.measured:

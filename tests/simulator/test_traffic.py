@@ -14,13 +14,14 @@ from click.testing import CliRunner
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile
 from hardware_profiles.surface import GridCost, LatencySurface, Point
-from policies.registry import configure
+from policies.registry import SettingError, configure
 from serving.lookahead import parse_lookaheads
 from serving.metrics import metrics
 from serving.scheduler import EngineOptions
 from serving.traffic import ServedRequest, Traffic, generated
 from simulator.cli import main
 from simulator.costs import Effects, ProfileCosts, TextbookCosts, curvature
+from simulator.needs import kv_blocks
 from simulator.run import simulate
 from simulator.scenario import Scenario
 from simulator.tokens import coin
@@ -173,6 +174,25 @@ def test_the_timeline_has_the_queue(tmp_path: Path) -> None:
     assert curves == {"running": [2, 2, 1, 1], "waiting": [1, 1, 0, 0], "blocks": [2, 2, 1, 1]}
 
 
+def test_blocks_that_there_is_room_for() -> None:
+    """An H100 of 80 GiB: 0.9 of it less 16.06e9 of weights, 131,072 a token: 29,205 blocks of 16.
+
+    SD's draft takes 2.47e9 and 32,768 a token of the same memory.
+    """
+    profile = load_profile(find_profile("h100x1-llama-3.1-8b+llama-3.2-1b"))
+    target, draft = profile.roles.target, profile.roles.draft
+    memory = target.device.memory_bytes
+    assert memory and target.weight_bytes and draft.weight_bytes
+    room = 0.9 * memory - target.weight_bytes
+    assert kv_blocks(profile, configure("ar"), 16, 0.9) == int(room // (16 * 131_072))
+    assert kv_blocks(profile, configure("sd"), 16, 0.9) == int((room - draft.weight_bytes) // (16 * 163_840))
+    found = json.loads(asked("--hw", profile.name, "--policy", "sd", "--rate", "2", "--requests", "3",
+                             "--gpu-memory-utilization", "0.5", "--json").output)  # fmt: skip
+    assert found["engine_options"]["num_gpu_blocks"] == kv_blocks(profile, configure("sd"), 16, 0.5)
+    with pytest.raises(SettingError, match="no memory is left"):
+        kv_blocks(profile, configure("ar"), 16, 0.1)
+
+
 def test_the_frontier(tmp_path: Path) -> None:
     """A step of 1 s whatever the rows: a token a second for each user; devices give more under load."""
     path = tmp_path / "frontier.png"
@@ -218,6 +238,7 @@ def test_same_seed_same_answer() -> None:
         (("--traffic", str(DATA / "vidur.csv"), "--num-gpu-blocks", "100"), r"request 3 .* needs 145 KV"),
         (("--rate", "1", "--max-model-len", "100"), "longer than max_model_len"),
         (("--rate", "1", "--engine", "compiled"), "--engine compiled"),
+        (("--rate", "1", "--gpu-memory-utilization", "0.9", "--num-gpu-blocks", "9"), "in place of"),
         (("--rate", "1", "--adapt", "goodput", "--lookahead-by-batch", "1:2"), "either"),
     ],
 )  # fmt: skip
