@@ -190,11 +190,14 @@ class Prefill(Operation, cost_class="prefill"):
 
     Of texts that are read in parts, `starts` [n] are the tokens that the slots hold already; contexts end one
     token behind the part, and `prompts` begin after `starts`.  None: the slots are new requests'.
+
+    `states`: keep the prompt's hidden states, for heads that read them.
     """
 
     view: View
     prompts: tuple[tuple[int, ...], ...] | None = None
     starts: IntArray | None = None
+    states: bool = False
 
     def answer(self, replies: Sequence[None]) -> None:
         """Nothing."""

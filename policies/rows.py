@@ -77,12 +77,12 @@ class Rows:
         self._full = bool(self.alive.all())
         return fresh
 
-    def refill(self, world: World, *, drafts: bool) -> Steps:
+    def refill(self, world: World, *, drafts: bool, states: bool = False) -> Steps:
         """See `policies.rows.admit`."""
         fresh = self.admit(world.now)
         if fresh.any():
             view = self.view(fresh)
-            yield from self._read(world, Prefill(view, self.prompts(view)), drafts=drafts)
+            yield from self._read(world, Prefill(view, self.prompts(view), states=states), drafts=drafts)
         return fresh
 
     def _read(self, world: World, prefill: Prefill, *, drafts: bool) -> Steps:
@@ -150,12 +150,13 @@ class Rows:
         return (*self._prompts[request], *text)[-2:]
 
 
-def admit(world: World, rows: Rows, *, drafts: bool = True) -> Steps:
+def admit(world: World, rows: Rows, *, drafts: bool = True, states: bool = False) -> Steps:
     """Admit waiting requests and prefill them; returns the [width] mask of new rows.
 
     `drafts`: whether the draft devices read the prompts too; a target-only policy pays for none.
+    `states`: whether the target keeps the prompts' hidden states, for heads that read them.
     """
-    return (yield from rows.refill(world, drafts=drafts))
+    return (yield from rows.refill(world, drafts=drafts, states=states))
 
 
 NO_CACHE = -1

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from policies.config import Knob, SettingError
+from policies.config import Knob, SettingError, knobs_of
 from policies.operation import RowOperation, Work
 from policies.protocols import Event, Steps, World
 from policies.rows import Rows, admit
@@ -88,9 +88,12 @@ class VerifyTree(RowOperation, cost_class="verify", reply=TreeVerdict):
     Every node sees the committed text and its own ancestors, and has the position of its depth.  The keys and
     values of the accepted path stay, those of all other nodes go.  `inputs`: a `TokenTree` per row; an empty
     one is a step of plain decoding.
+
+    `states`: keep the hidden states of the accepted path, for heads that read them.
     """
 
     inputs: tuple[TokenTree, ...]
+    states: bool = False
 
 
 PlanKind: TypeAlias = Literal["static", "dynamic"]
@@ -155,10 +158,26 @@ class TreePlan:
         return tuple(accumulate(self.widths[:-1], mul))
 
 
+TreeKind: TypeAlias = Annotated[
+    PlanKind, Knob("Trees of a fixed shape by rank, or grown where the draft is confident (EAGLE-2).")
+]
 TreeWidths: TypeAlias = Annotated[tuple[int, ...], Knob("Children per level of a static tree.")]
 TreeDepth: TypeAlias = Annotated[int, Knob("Levels of a dynamic tree.", least=1)]
 TreeTopk: TypeAlias = Annotated[int, Knob("Nodes expanded per level of a dynamic tree.", least=1)]
 TreeBudget: TypeAlias = Annotated[int, Knob("Nodes kept of a dynamic tree.", least=1)]
+
+
+def check_tree_knobs(config: Any) -> None:
+    """Refuse knobs of a tree's shape, of a config with a `plan`, that change nothing with the others.
+
+    Raises:
+        SettingError: One does, or they make no tree.
+    """
+    kind, usual = config.plan.kind, knobs_of(type(config))
+    idle = ("tree_widths",) if kind == "dynamic" else ("tree_depth", "tree_topk", "tree_budget")
+    for name in idle:
+        if getattr(config, name) != usual[name].default:
+            raise SettingError(f"{name} changes nothing with tree_plan {kind!r}")
 
 
 class TreeDrafted(NamedTuple):
@@ -242,7 +261,13 @@ Propose: TypeAlias = Callable[[View, tuple[Path, ...]], Generator[Event, Any, li
 
 
 def tree_rounds(
-    world: World, rows: Rows, sampling: Sampling, propose: Propose, *, drafts: bool = False
+    world: World,
+    rows: Rows,
+    sampling: Sampling,
+    propose: Propose,
+    *,
+    drafts: bool = False,
+    states: bool = False,
 ) -> Steps:
     """Rounds that verify a tree per row, all rows in one forward.
 
@@ -252,17 +277,19 @@ def tree_rounds(
         sampling: How tokens are chosen.
         propose: Makes the trees of a round.
         drafts: Whether a draft model reads the prompts.
+        states: Whether heads of the target read its hidden states.
     """
     unseen: dict[int, Path] = {}
     while rows.active:
-        fresh = yield from admit(world, rows, drafts=drafts)
+        fresh = yield from admit(world, rows, drafts=drafts, states=states)
         new, view = rows.view(fresh), rows.view()
         # Of newly prefilled rows a draft has not seen the prompt's last token.
         tails = new.tails or ((UNKNOWN,),) * len(new.slots)
         unseen |= {slot: tail[-1:] for slot, tail in zip(new.slots.tolist(), tails, strict=True)}
         slots = view.slots.tolist()
         trees = yield from propose(view, tuple(unseen[slot] for slot in slots))
-        replies = yield world.target.submit(VerifyTree(view, rows.width, tuple(trees), sampling))
+        verify = VerifyTree(view, rows.width, tuple(trees), sampling, states=states)
+        replies = yield world.target.submit(verify)
         # A draft keeps the committed text alone, so that it has seen nothing of what was accepted.
         unseen |= commit_trees(world, rows, view, trees, replies)
 

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from policies.config import DECISIONS, DraftSampling, Knob, PolicyConfig, PolicyInfo, SettingError, knobs_of
+from policies.config import DECISIONS, DraftSampling, PolicyConfig, PolicyInfo, SettingError
 from policies.protocols import Event, Steps, World
 from policies.rows import Rows
 from policies.sampling import GREEDY, Sampling
 from policies.tokentree import (
     DraftTree,
     Path,
-    PlanKind,
     TokenTree,
     TreeBudget,
     TreeDepth,
+    TreeKind,
     TreePlan,
     TreeTopk,
     TreeWidths,
+    check_tree_knobs,
     tree_of,
     tree_rounds,
 )
@@ -36,9 +37,7 @@ class TreeConfig(PolicyConfig):
 
     policy: ClassVar[str] = "tree"
     draft_sampling: DraftSampling = "sampled"
-    tree_plan: Annotated[
-        PlanKind, Knob("Trees of a fixed shape by rank, or grown where the draft is confident (EAGLE-2).")
-    ] = "static"
+    tree_plan: TreeKind = "static"
     tree_widths: TreeWidths = TreePlan.widths
     tree_depth: TreeDepth = TreePlan.depth
     tree_topk: TreeTopk = TreePlan.topk
@@ -51,13 +50,8 @@ class TreeConfig(PolicyConfig):
 
     def check(self, sampling: Sampling) -> None:
         """Refuse knobs that change nothing with the others."""
-        dynamic = self.plan.kind == "dynamic"
-        idle = ("tree_widths",) if dynamic else ("tree_depth", "tree_topk", "tree_budget")
-        usual = knobs_of(TreeConfig)
-        for name in idle:
-            if getattr(self, name) != usual[name].default:
-                raise SettingError(f"{name} changes nothing with tree_plan {self.tree_plan!r}")
-        if dynamic and sampling.draft_sampled:
+        check_tree_knobs(self)
+        if self.tree_plan == "dynamic" and sampling.draft_sampled:
             raise SettingError(
                 "a dynamic tree holds the draft's likeliest tokens, not drawn ones; give draft_sampling "
                 "'greedy'"

@@ -9,6 +9,7 @@ and what runs live differ in their world alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -72,7 +73,7 @@ class ServedRows(Rows):
     def _now(self) -> float:
         return self.stage.now - self.began_s
 
-    def refill(self, world: World, *, drafts: bool) -> Steps:
+    def refill(self, world: World, *, drafts: bool, states: bool = False) -> Steps:
         """Let the scheduler fill the rows, waiting for requests if there are none; reads their prompts."""
         fresh: BoolArray = np.zeros(self.width, dtype=np.bool_)
         run = self.served_by
@@ -83,7 +84,7 @@ class ServedRows(Rows):
                 yield self.stage.until(self.began_s + run.next_s)
                 continue
             if step.chunks:
-                yield from self._read(world, self._prefill(step), drafts=drafts)
+                yield from self._read(world, replace(self._prefill(step), states=states), drafts=drafts)
             fresh |= self._join(step)
             if step.decodes:
                 self._step = step

@@ -157,6 +157,40 @@ def streams(count: int, **options: Any) -> None:
 
 
 @pair.command()
+@_of_heads("target", "medusa", steps=150)
+def medusa(**options: Any) -> None:
+    """Train Medusa heads of a target, whose own weights stay as they are, and measure them.
+
+    The report says per position of a drafted chain how often the target accepts it.
+
+    \b
+    Examples:
+      pair medusa
+      pair medusa --target my-pair/target --minutes 10
+    """
+    from calibrate.pair.heads import medusa_kind
+
+    _train(medusa_kind(), **options)
+
+
+@pair.command()
+@_of_heads("target", "eagle", steps=300)
+def eagle(**options: Any) -> None:
+    """Train an EAGLE head of a target, whose own weights stay as they are, and measure it.
+
+    The report says per position of a drafted chain how often the target accepts it.
+
+    \b
+    Examples:
+      pair eagle
+      pair eagle --target my-pair/target --minutes 10
+    """
+    from calibrate.pair.heads import eagle_kind
+
+    _train(eagle_kind(), **options)
+
+
+@pair.command()
 @click.argument("model")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
 @click.option(

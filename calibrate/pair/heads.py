@@ -1,4 +1,4 @@
-"""Small heads of the pair's frozen models (exits, streams): one way to train, to measure and to keep them.
+"""Small heads of the pair's frozen models: one way to train, to measure and to keep them.
 
 Heads learn from the pair's corpus while the weights of their model stay as they are.  What they are worth is
 measured on what the model itself writes after held-out prompts, greedily and sampled.
@@ -10,12 +10,18 @@ target puts on the exit's kappa likeliest tokens.
 *Lookahead streams* of the draft (section 3.2) have the objective of speculative streaming: after every token
 of a text, stream j predicts the token j places after the next one, by the cross entropy with the draft's own
 distribution there.
+
+*Drafting heads* of the target (`policies.heads`) learn its distributions too: Medusa head j that of the token
+j places after the next one, and an EAGLE head, unrolled as it drafts (the training-time test of EAGLE-3),
+those of its next `UNROLLED` ones.  EAGLE's own loss also pulls estimated states to the target's; here the
+distributions alone do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from calibrate.live.engine.additions import ExitHeads
+    from calibrate.live.engine.heads import EagleHead, MedusaHeads
     from calibrate.live.engine.streams import StreamHeads
 
 
@@ -337,3 +344,154 @@ def measure_streams(
     return [
         StreamReport(j + 1, sampled, positions, *(round(row[j], 4) for row in means)) for j in range(streams)
     ]
+
+
+UNROLLED = 4
+"""Tokens ahead that an EAGLE head is trained for, and the number of Medusa heads."""
+_DECAY = 0.8
+"""Weight of a prediction against the one a token before (Medusa, section 2.2.1)."""
+
+
+@dataclass(frozen=True)
+class DraftingReport:
+    """What drafting heads say of the token `ahead` places after the next one, after held-out prompts.
+
+    Attributes:
+        ahead: Position in a drafted chain, from 1.
+        acceptance: Share at which the first choice is what the target wrote, where those before it were
+            (`acceptance_at_position`).
+        acceptance_any: The same of its four likeliest.
+        sampled: As in `ExitReport`.
+    """
+
+    ahead: int
+    sampled: bool
+    positions: int
+    acceptance: float
+    acceptance_any: float
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        how = "sampled" if self.sampled else "greedy"
+        return (
+            f"position {self.ahead}, {how}: accepted {self.acceptance:.3f}, of four {self.acceptance_any:.3f}"
+        )
+
+
+def medusa_logits(target: Any, heads: MedusaHeads, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [rows, n, V] of the target and [rows, n, J, V] of its Medusa heads on texts [rows, n]."""
+    import torch
+
+    with torch.no_grad():
+        out = target(input_ids=batch, use_cache=False, output_hidden_states=True)
+    return out.logits, target.lm_head(heads.states(out.hidden_states[-1]))
+
+
+def eagle_logits(
+    target: Any, head: EagleHead, batch: torch.Tensor, unrolled: int = UNROLLED
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [rows, n, V] of the target and [rows, n, `unrolled`, V] of its EAGLE head on texts [rows, n].
+
+    From every token on, the head goes on from its own estimates for so many steps and reads the text's next
+    tokens as those that it drafted.  A step sees the true pairs up to its token and the estimated ones of its
+    own drafting.
+    """
+    import torch
+    from transformers import DynamicCache
+
+    from calibrate.live.engine.heads import eagle_part
+
+    rows, count = batch.shape
+    with torch.no_grad():
+        out = target(input_ids=batch, use_cache=False, output_hidden_states=True)
+    part, pairs = eagle_part(target, head)
+    cache, ids = DynamicCache(config=part.config), torch.arange(rows * count).view(rows, count)
+    states, steps = out.hidden_states[-1], []
+    places = torch.arange(count)
+    hidden = places > places[:, None]
+    for step in range(unrolled):
+        following = torch.nn.functional.pad(batch[:, 1 + step :], (0, min(count, 1 + step)))
+        pairs.load(following.flatten(), states.flatten(0, 1))
+        mask = torch.zeros(hidden.shape).masked_fill_(hidden, torch.finfo(torch.float32).min)[None, None]
+        states = part(
+            input_ids=ids,
+            attention_mask=mask.expand(rows, -1, -1, -1),
+            position_ids=(places + step)[None],
+            past_key_values=cache,
+            use_cache=True,
+        ).logits
+        steps.append(target.lm_head(states))
+        hidden = torch.cat([hidden, places != places[:, None]], dim=-1)
+    return out.logits, torch.stack(steps, dim=2)
+
+
+def drafting_loss(own: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
+    """Weighted mean of the cross entropies with the target's distributions that each prediction is of.
+
+    `own` [rows, n, V] are the target's logits, `drafted` [rows, n, J, V] at a token t those of t + 1 + j.
+    """
+    losses = []
+    for j in range(1, drafted.shape[2] + 1):
+        probs = own[:, j:].softmax(-1)
+        guess = drafted[:, : own.shape[1] - j, j - 1].log_softmax(-1)
+        losses.append(-(probs * guess).sum(-1).mean() * _DECAY ** (j - 1))
+    return sum(losses[1:], losses[0]) / sum(_DECAY**j for j in range(len(losses)))
+
+
+def _measure_drafting(
+    logits: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    target: Any,
+    heads: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    sampled: bool,
+    output: int = OUTPUT,
+) -> list[DraftingReport]:
+    """What is accepted of chains drafted along what the target writes after prompts."""
+    import torch
+
+    sums = torch.zeros(3, UNROLLED, dtype=torch.float64)
+    for tokens, start, live in written(target, prompts, output, sampled=sampled, group=_GROUP):
+        with torch.no_grad():
+            _, drafted = logits(target, heads, tokens)
+        ahead_of = drafted.shape[2]
+        places = torch.arange(start - 1, tokens.shape[1] - 1 - ahead_of)
+        ahead = places[:, None] + 2 + torch.arange(ahead_of)
+        kept = live[:, ahead[:, -1] - start]
+        guesses, right = drafted[:, places][kept], tokens[:, ahead][kept]
+        met = guesses.argmax(-1) == right
+        near = (guesses.topk(4, dim=-1).indices == right[..., None]).any(-1)
+        before = torch.cat([torch.ones_like(met[:, :1]), met.cumprod(-1).bool()[:, :-1]], dim=-1)
+        sums += torch.stack([before.sum(0), (before & met).sum(0), (before & near).sum(0)]).double()
+    return [
+        DraftingReport(
+            j + 1, sampled, int(tried), round(float(first / tried), 4), round(float(four / tried), 4)
+        )
+        for j, (tried, first, four) in enumerate(sums.T.tolist())
+    ]
+
+
+def medusa_kind(count: int = UNROLLED) -> HeadKind[MedusaHeads, DraftingReport]:
+    """How Medusa heads are trained, measured and kept."""
+    from calibrate.live.engine.heads import MedusaHeads, save_heads
+
+    def make(target: Any) -> MedusaHeads:
+        return MedusaHeads(target, count)
+
+    def loss(target: Any, heads: MedusaHeads, batch: torch.Tensor) -> torch.Tensor:
+        return drafting_loss(*medusa_logits(target, heads, batch))
+
+    measure = partial(_measure_drafting, medusa_logits)
+    return HeadKind("medusa", 1e-3, 8_000_000, WINDOW, make, loss, save_heads, measure)
+
+
+def eagle_kind() -> HeadKind[EagleHead, DraftingReport]:
+    """How an EAGLE head is trained, measured and kept; its windows are short, for each token is fed often."""
+    from calibrate.live.engine.heads import EagleHead, save_heads
+
+    def loss(target: Any, head: EagleHead, batch: torch.Tensor) -> torch.Tensor:
+        return drafting_loss(*eagle_logits(target, head, batch))
+
+    measure = partial(_measure_drafting, eagle_logits)
+    return HeadKind("eagle", 1e-3, 9_000_000, 192, EagleHead, loss, save_heads, measure)

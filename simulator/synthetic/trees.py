@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from policies.config import SettingError
 from policies.heads import DraftHeads
-from policies.tokentree import ROOT, DraftTree, TokenTree, TreeDrafted, TreeVerdict, VerifyTree
+from policies.tokentree import ROOT, DraftTree, TokenTree, TreeDrafted, TreePlan, TreeVerdict, VerifyTree
 from policies.values import NO_HANDLE, UNKNOWN, RowVerdict, Source
 from simulator.synthetic import rows_of, synthesises
 from simulator.tokens.model import TokenModel
@@ -32,21 +32,26 @@ def draft_trees(operation: DraftTree, _: TokenModel) -> list[TreeDrafted]:
     Raises:
         SettingError: A dynamic tree follows the draft's confidence, which coins do not have.
     """
-    if operation.plan.kind == "dynamic":
-        raise SettingError(
-            "a dynamic tree grows where the draft is confident, which coin tosses do not tell; use tree_plan "
-            "'static' or a decision trace (`calibrate decide`, then --decisions)"
-        )
+    _refuse_dynamic(operation.plan)
     levels = tuple(("tree", tokens) for tokens in operation.plan.fed)
     tree = shape_of(operation.plan.widths)
     return [TreeDrafted(tree, (("feed", len(unseen)), *levels)) for unseen in operation.inputs]
 
 
+def _refuse_dynamic(plan: TreePlan) -> None:
+    if plan.kind == "dynamic":
+        raise SettingError(
+            "a dynamic tree grows where the draft is confident, which coin tosses do not tell; use tree_plan "
+            "'static' or a decision trace (`calibrate decide`, then --decisions)"
+        )
+
+
 @synthesises(DraftHeads)
 def draft_heads(operation: DraftHeads, _: TokenModel) -> list[TreeDrafted]:
-    """Replies of `DraftHeads`: shapes, and what the heads cost."""
+    """Replies of `DraftHeads`: shapes, and what the heads cost; see `draft_trees`."""
+    _refuse_dynamic(operation.plan)
     work = ((f"head:{operation.cost:g}", 1),) * operation.passes
-    return [TreeDrafted(shape_of(operation.widths), work) for _ in operation.inputs]
+    return [TreeDrafted(shape_of(operation.plan.widths), work) for _ in operation.inputs]
 
 
 @synthesises(VerifyTree)

@@ -115,7 +115,7 @@ def test_shapes() -> None:
 
 
 def test_the_command_replays_static_trees_on_the_path() -> None:
-    """Without a decision trace, in greedy decoding; heads need an acceptance."""
+    """Without a decision trace, in greedy decoding."""
     shown = CliRunner().invoke(
         main, ["--policy", "tree", "--tree-widths", "3,1", "--requests", "2", "--json", "--hw", "cpu2-x5"]
     )
@@ -123,7 +123,7 @@ def test_the_command_replays_static_trees_on_the_path() -> None:
     assert "recorded by plain decoding" in shown.output
     sampled = ["--temperature", "1", "--hw", "cpu2-x20"]  # nothing was decided there
     for options, missing in (
-        (["--policy", "heads", "--hw", "cpu2-x5"], "has no model here"),
+        (["--policy", "heads", "--hw", "cpu2-x5"], "`calibrate decide --policy heads` records one"),
         (["--policy", "tree", *sampled], "`calibrate decide --policy tree --temperature 1` records one"),
     ):
         refused = CliRunner().invoke(main, options)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -104,14 +104,22 @@ class ModelRunner(SlotForwards):
                 feed = Feed(*(part.contiguous() for part in self._feed(ids, positions, mask, plan)))
                 return self._capture.call(feed, self._cache.buffers(plan.rows))
             self._cache.set_plan(plan)
-            logits: Tensor = self.model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=self._cache,
-                use_cache=True,
-                logits_to_keep=keep,
-            ).logits
+            split = self._capture
+            # What no graph computes is shown all the same.
+            shown = (
+                watched(self.model, split.layer, split.see)
+                if isinstance(split, SplitCapture)
+                else nullcontext()
+            )
+            with shown:
+                logits: Tensor = self.model(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    position_ids=positions,
+                    past_key_values=self._cache,
+                    use_cache=True,
+                    logits_to_keep=keep,
+                ).logits
             return logits
 
 

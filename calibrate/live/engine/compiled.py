@@ -291,6 +291,7 @@ class SplitCapture:
 
     def __init__(self, model: PreTrainedModel, layer: int) -> None:
         size = int(model.config.get_text_config().hidden_size)
+        self.layer = layer
         self._first = Capture(first_part(model, layer))
         self._second = Capture(second_part(model, layer), hidden=size)
         self.see: Callable[[Tensor], None] = lambda hidden: None

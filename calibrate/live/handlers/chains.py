@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from calibrate.live.engine.executor import Executor, handles
+from calibrate.live.engine.heads import keeping_states, target_states
 from calibrate.live.engine.rows import Row, behind, open_rows, rows_of
 from calibrate.live.engine.runner import padded
 from calibrate.live.engine.sampling import DraftSampler, token_probs, top_tokens
@@ -33,9 +34,13 @@ def prefill(executor: Executor, operation: Prefill) -> list[None]:
     held = [0] * len(slots) if operation.starts is None else operation.starts.tolist()
     if new := [slot for slot, start in zip(slots, held, strict=True) if start == 0]:
         executor.begin(new)
-    longer = [i for i, prompt in enumerate(prompts) if len(prompt) > 1]
-    if longer:
-        feed(executor, "prefill", [slots[i] for i in longer], [prompts[i][:-1] for i in longer])
+        if operation.states:
+            target_states(executor).begin(new)
+    chains = {slot: prompt[:-1] for slot, prompt in zip(slots, prompts, strict=False) if len(prompt) > 1}
+    if chains:
+        whole = [range(len(chain)) for chain in chains.values()]
+        with keeping_states(executor, operation.states, list(chains), whole):
+            feed(executor, "prefill", list(chains), list(chains.values()))
     return [None] * len(slots)
 
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from calibrate.live.engine.executor import Executor, handles
+from calibrate.live.engine.heads import keeping_states
 from calibrate.live.engine.rows import Row, rows_of
 from calibrate.live.engine.sampling import top_tokens
 from calibrate.live.engine.trees import Branching, TreeGrower
@@ -95,14 +96,17 @@ def judged_trees(
             first = len(tokens[-1])
             parents[-1] += [0 if parent == ROOT else first + parent for parent in tree.parents]
             tokens[-1] += tree.tokens
-    with executor.step("verify", tokens):
-        branching = Branching(executor.runner, [row.slot for row in rows])
+    slots, accepted = [row.slot for row in rows], list[list[int]]()
+    states = isinstance(operation, VerifyTree) and operation.states
+    with executor.step("verify", tokens), keeping_states(executor, states, slots, accepted):
+        branching = Branching(executor.runner, slots)
         logits = branching.feed(tokens, parents)
         if operation.sampling.greedy:
             judged = judge_greedy(logits, trees)
         else:
             judged = TreeJudge(rows, trees, operation.sampling, executor.reader).judge(logits)
-        branching.keep([(0, *(1 + node for node in own.path)) for own in judged])
+        accepted += [[0, *(1 + node for node in own.path)] for own in judged]
+        branching.keep(accepted)
     verdicts = [
         cut([tree.tokens[node] for node in own.path], own.bonus, row.room, executor.end_token_ids)
         for row, tree, own in zip(rows, trees, judged, strict=True)
