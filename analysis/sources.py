@@ -24,7 +24,7 @@ from hardware_profiles.store import (
 from hardware_profiles.trace import Trace, TraceError, read_trace
 from policies.registry import POLICIES, SettingError
 from simulator.run import Scenario
-from simulator.tokens import replay
+from simulator.tokens import TokenModel, replay
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Sources:
         undecided: By temperature, why a policy that the traces cannot replay has no decisions here.
         origins: Which files the profile and the traces by temperature are, for people.
         given: Options of `simulate` that stand for traffic that was not recorded.
+        tokens: What is accepted, where a trace cannot tell it (acceptance by position); None: the trace's.
     """
 
     profile: Profile
@@ -54,6 +55,7 @@ class Sources:
     undecided: Mapping[float, Mapping[str, str]] = field(default_factory=dict)
     origins: Mapping[str | float, str] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
+    tokens: TokenModel | None = None
 
     def trace(self, temperature: float) -> Trace:
         """The trace recorded at a temperature.
@@ -74,7 +76,7 @@ class Sources:
     ) -> Scenario:
         """The recorded traffic at a temperature on the profile's hardware."""
         return Scenario(
-            tokens=replay(self.trace(temperature), limit=limit, seed=seed),
+            tokens=self.tokens or replay(self.trace(temperature), limit=limit, seed=seed),
             profile=self.profile,
             batch=batch,
             seed=seed,

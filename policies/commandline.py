@@ -465,7 +465,8 @@ def _click_option(name: str, hint: Any, default: Any = None, **details: Any) -> 
     details = {"default": default, **details}
     spelled = details.pop("spelled", ("--" + name.replace("_", "-"),))
     if get_origin(hint) in {UnionType, Union}:  # the second with a literal in it
-        (hint,) = (kind for kind in get_args(hint) if kind is not NoneType)
+        hint, *others = (kind for kind in get_args(hint) if kind is not NoneType)
+        hint = Any if others else hint  # of several types; the details say how it is read
     if get_origin(hint) is tuple and not details.get("multiple"):
         words = partial(split_words, names=details.pop("names", ()))
         split: dict[Any, Any] = {int: split_integers, float: split_numbers, str: words}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ from typing import Any
 import click
 
 from hardware_profiles.files import to_json
-from hardware_profiles.profile import ProfileError
-from hardware_profiles.store import find_acceptance, shipped_acceptances
 from policies.commandline import (
     BAD_INPUT,
     HELP,
@@ -37,6 +34,7 @@ from policies.commandline import (
 from policies.registry import KNOBS, POLICIES, SettingError, find_policy
 from simulator.auto import settings_query
 from simulator.fanout import SHAPES
+from simulator.given import AcceptanceType
 from simulator.report import plot, print_report, report_of, write_timeline
 from simulator.request import SimulationRequest
 from simulator.sweep import Sweeper, write_rows
@@ -64,25 +62,6 @@ Examples:
   simulate --policy ar --hw cpu2-x5 --traffic trace.jsonl --traffic-format mooncake --max-num-seqs 64 --json
   simulate --list-policies
 """
-
-
-def number_or_file(context: click.Context, param: click.Parameter, value: str | None) -> float | Path | None:
-    """`0.8` as a number, a file or a shipped one's name as its path (a click callback); None stays None."""
-    if value is None:
-        return None
-    try:
-        found = float(value)
-    except ValueError:
-        with suppress(OSError):  # too long for the name of one
-            if Path(value).is_file():
-                return Path(value)
-        with suppress(ProfileError):
-            return find_acceptance(value)
-        names = ", ".join(shipped_acceptances())
-        raise click.BadParameter(
-            f"{value[:80]!r} is neither a number nor a file, nor a name among {names}"
-        ) from None
-    return float(Finite().convert(found, param, context))
 
 
 def exponent_and_scale(
@@ -115,7 +94,17 @@ HEADINGS = {
     "What runs": ("policy", "lookahead", "batch", "temperature", "list_policies", "help_policy"),
     "On what": ("hw", "target", "draft", "tp", "draft_tp", "draft_placement", "placement"),
     "What is accepted": (
-        *("acceptance", "run_length", "hit_rate", "trace", "prompt_category", "hit_exponent", "hit_scale"),
+        *(
+            "acceptance",
+            "run_length",
+            "acceptance_by_context",
+            "miss_acceptance",
+            "hit_rate",
+            "trace",
+            "prompt_category",
+            "hit_exponent",
+            "hit_scale",
+        ),
         "hit_curve",
     ),
     "How much": ("requests", "max_tokens", "prompt_length", "seed"),
@@ -170,8 +159,7 @@ HEADINGS = {
 @click.option(
     "--acceptance",
     cls=Listed,
-    metavar="A|FILE|NAME",
-    callback=number_or_file,
+    type=AcceptanceType(),
     help="Toss coins with this acceptance, or with that of a file which `python -m simulator.imports` wrote, "
     "or of a shipped one: minimax-m3-eagle3-thinking-on, dflash-k7, ... (no trace).",
 )

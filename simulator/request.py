@@ -29,9 +29,9 @@ from policies.registry import SettingError, find_policy
 from policies.ssd import SaguaroConfig
 from simulator.auto import SettingsQuery
 from simulator.costs import Effects, TextbookCosts
-from simulator.given import FLAT, PairOptions, acceptance_of_run
+from simulator.given import FLAT, Acceptance, PairOptions
 from simulator.run import Engine, Scenario, find_timings
-from simulator.tokens import REPLAY_COLUMNS, TokenModel, check_sampling, coin, histogram, replay
+from simulator.tokens import REPLAY_COLUMNS, TokenModel, check_sampling, coin, histogram, mixed, replay
 
 DEFAULT_PROFILE = "h100x4-llama-3.1-70b+llama-3.2-1b"
 DEFAULT_ACCEPTANCE = "llama-3.1-70b+llama-3.2-1b"
@@ -95,7 +95,7 @@ class SimulationRequest(PairOptions):
     max_tokens: int | None = option(None, "Most tokens per request.", type=POSITIVE)
     target_time: float | None = option(None, "Constant seconds of a target step (no profile).")
     draft_time: float | None = option(None, "Constant seconds of a draft step (no profile).")
-    acceptance: float | Path | None = None
+    acceptance: Acceptance | None = None
     hit_exponent: float | None = option(None, "r of the coins' hit curve 1 - c F^-r.  [default: 1]")
     hit_scale: float | None = option(None, "c of the coins' hit curve.  [default: 1]")
     hit_curve: tuple[float, float] | None = None
@@ -236,19 +236,24 @@ def with_measured_rates(request: SimulationRequest) -> SimulationRequest:
     Raises:
         SettingError: They come beside what they stand for.
     """
-    changes: dict[str, Any] = {}
-    if request.run_length is not None:
-        if request.acceptance is not None:
-            raise SettingError("give either --acceptance or --run-length, not both")
-        changes["acceptance"] = acceptance_of_run(request.run_length)
+    assert not isinstance(request.acceptance, tuple)
+    middle = (request.prompt_length or LENGTH) + 0.5 * (request.max_tokens or LENGTH)
+    changes: dict[str, Any] = {"acceptance": request.accepted(request.acceptance, middle)}
+    settings = request.query.settings
+    if request.miss_acceptance is not None and settings.backup not in ("primary", "primary-all"):
+        raise SettingError(
+            f"--miss-acceptance is of drafts made after a miss, which {settings.label} does not make: "
+            "it needs --policy saguaro --backup primary"
+        )
     if request.hit_rate is not None:
         if request.hit_curve or request.hit_exponent is not None or request.hit_scale is not None:
             raise SettingError("--hit-rate takes the place of --hit-curve, --hit-exponent and --hit-scale")
-        if isinstance(request.acceptance, Path):
+        if isinstance(changes["acceptance"], Path):
             changes["hit_curve"] = (FLAT, 1.0 - request.hit_rate)
         else:
             changes |= {"hit_exponent": FLAT, "hit_scale": 1.0 - request.hit_rate}
-    return replace(request, run_length=None, hit_rate=None, **changes)
+    changes |= dict.fromkeys(("run_length", "acceptance_by_context", "miss_acceptance", "hit_rate"))
+    return replace(request, **changes)
 
 
 def _profile(request: SimulationRequest) -> tuple[Profile, str]:
@@ -406,9 +411,12 @@ def _tokens(
             "seed": request.query.settings.seed,
         }
         acceptance = request.acceptance
-        model = _once(kept, (acceptance, *shape.values()), lambda: coin(acceptance, **shape))
-        described = f"acceptance {request.acceptance:g}, hit 1 - {scale:g} F^-{exponent:g}"
-        return model, f"coin tosses, {described} (synthetic)"
+        key, curve = (acceptance, *shape.values()), f"hit 1 - {scale:g} F^-{exponent:g}"
+        if isinstance(acceptance, tuple):
+            model = _once(kept, key, lambda: mixed(acceptance, **shape))
+            return model, f"coin tosses, acceptance after hits and misses mixed, {curve} (synthetic)"
+        model = _once(kept, key, lambda: coin(acceptance, **shape))
+        return model, f"coin tosses, acceptance {acceptance:g}, {curve} (synthetic)"
     name, path = _find_trace(request, _recorded_as(request, profile))
     settings = request.query.settings
     temperature, how = settings.temperature, (settings.temperature, settings.top_p, settings.seed)

@@ -40,17 +40,18 @@ from analysis.sources import Sources, load_sources
 from analysis.study import POSITIVE, option
 from calibrate.options import Progress, quiet
 from hardware_profiles.profile import Profile, load_profile
-from hardware_profiles.store import find_profile, origin, other_pair
+from hardware_profiles.store import find_profile, origin, other_pair, shipped_acceptances
 from hardware_profiles.trace import Trace
 from policies.commandline import about
 from policies.registry import SettingError, Settings, configure
 from policies.sampling import FloatArray, keyed_uniforms
 from policies.summary import Summary
-from simulator.given import PairOptions, acceptance_of_run
+from simulator.given import Acceptance, AcceptanceType, PairOptions
 from simulator.law import coins_of, law_inputs
 from simulator.needs import count_devices
 from simulator.run import Scenario
 from simulator.tokens import TokenModel, replay
+from simulator.tokens.acceptance import load_acceptance
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,12 @@ class Query(PairOptions):
 
     hw: str = option("cpu2-x5", "Hardware profile: a name, shipped:NAME or a file.")
     trace: str | None = option(None, "Recorded trace: a name or a file.  [default: the profile's]")
-    acceptance: float | None = option(
-        None, "Of traffic that was not recorded, as is --run-length.", type=click.FloatRange(0, 1)
+    acceptance: float | Path | None = field(
+        default=None,
+        metadata=about(
+            "Of traffic that was not recorded, as `simulate` takes it: a number, a file or a shipped name.",
+            type=AcceptanceType(),
+        ),
     )
     prompt_length: int | None = option(
         None, "Prompt tokens of traffic that was not recorded.  [default: 128]", type=POSITIVE
@@ -107,8 +112,9 @@ class Query(PairOptions):
             SettingError: Options that contradict each other or lack their partner.
         """
         pair = self.composed(self.hw)
-        if self.acceptance is not None or self.run_length is not None:
-            return self._given(pair)
+        context = (self.prompt_length or LENGTH) + 0.5 * (self.max_tokens or LENGTH)
+        if (acceptance := self.accepted(self.acceptance, context)) is not None:
+            return self._given(pair, acceptance)
         if pair is not None:
             raise SettingError("nothing was recorded of such a pair: give --acceptance or --run-length")
         if self.hit_rate is not None or self.prompt_length is not None:
@@ -123,17 +129,12 @@ class Query(PairOptions):
         )
         return replace(sources, profile=self.verified(sources.profile))
 
-    def _given(self, pair: tuple[Profile, str] | None) -> Sources:
-        if self.acceptance is not None and self.run_length is not None:
-            raise SettingError("give either --acceptance or --run-length, not both")
+    def _given(self, pair: tuple[Profile, str] | None, acceptance: Acceptance) -> Sources:
         if self.trace is not None or self.temperature or self.prompt_category is not None:
             raise SettingError(
                 "--trace, --temperature and --prompt-category are of recorded traffic: give them or "
                 "--acceptance and --run-length"
             )
-        acceptance = self.acceptance
-        if acceptance is None:
-            acceptance = acceptance_of_run(float(self.run_length or 0.0))
         path = None if pair else find_profile(self.hw)
         profile, where = pair or (load_profile(str(path)), origin(Path(str(path))))
         sources = given_sources(
@@ -145,11 +146,16 @@ class Query(PairOptions):
             prompt_length=self.prompt_length or LENGTH,
             seed=self.seed,
         )
-        asked: Row = {
-            each.name: getattr(self, each.name) for each in fields(PairOptions) if each.name != "run_length"
-        }
+        resolved = ("run_length", "acceptance_by_context")
+        asked: Row = {e.name: getattr(self, e.name) for e in fields(PairOptions) if e.name not in resolved}
         asked = {name: value for name, value in asked.items() if value not in (None, False)}
-        return replace(sources, hw=self.hw, given={**asked, "acceptance": f"{acceptance:.4g}"})
+        asked["acceptance"] = f"{acceptance:.4g}" if isinstance(acceptance, float) else self.acceptance
+        if isinstance(acceptance, Path):
+            shipped = acceptance.stem in shipped_acceptances()
+            asked["acceptance"] = acceptance.stem if shipped else acceptance
+            if self.hit_rate is None and load_acceptance(acceptance).hit_curve is None:
+                asked["hit_curve"] = "1,1"
+        return replace(sources, hw=self.hw, given=asked)
 
     def search(self, sources: Sources, progress: Progress = quiet) -> SettingSearch:
         """What is searched for it.

@@ -1,12 +1,15 @@
-"""Traffic whose acceptance is a number: a made-up recording, so that it is searched like a recorded one.
+"""Traffic whose acceptance is given: a made-up recording, so that it is searched like a recorded one.
 
 At each position the draft's first choice is the target's token with probability a, by a coin keyed to the
 position; else its rank is F where F guesses, and no fewer, hit: P(rank > F) = c F^-r.  No token comes twice,
-so that nothing can be looked up in the text.
+so that nothing can be looked up in the text.  Acceptance by position makes coins of its own (`histogram`);
+the recording beside them has as many tokens a round, and stands for them where another acceptance is looked
+at.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +17,12 @@ import numpy as np
 from analysis.sources import Sources
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace import Trace, TraceMeta, TraceRequest
+from policies.laws.inverse import acceptance_from_tokens
 from policies.registry import SettingError
 from policies.sampling import keyed_generator
-from simulator.given import FLAT
+from simulator.given import FLAT, Acceptance
+from simulator.tokens import mixed
+from simulator.tokens.acceptance import joint_of, load_acceptance
 
 REQUESTS = 48
 """Requests of made-up traffic."""
@@ -84,14 +90,29 @@ def made_up(
 
 
 def given_sources(
-    profile: Profile, origin: str, acceptance: float, *, hit_rate: float | None = None, **more: Any
+    profile: Profile, origin: str, acceptance: Acceptance, *, hit_rate: float | None = None, **more: Any
 ) -> Sources:
     """Sources of a profile and made-up traffic; `more` are arguments of `made_up`.
 
-    `hit_rate` is that of any fan-out.
+    `hit_rate` is that of any fan-out; without it a file's hit curve counts, or else 1 - F^-1.
+
+    Raises:
+        FileRefused: A file is no acceptance file.
+        SettingError: A number outside its domain.
     """
-    curve = (1.0, 1.0) if hit_rate is None else (FLAT, 1.0 - hit_rate)
+    curve, tokens = (1.0, 1.0), None
+    said = f"acceptance {acceptance:g}" if isinstance(acceptance, float) else "acceptance by position"
+    if isinstance(acceptance, Path):
+        known = load_acceptance(acceptance)
+        curve, said = known.hit_curve or curve, f"{known.words}, as by `simulate --acceptance`"
+        acceptance = known.acceptance_at_position
+    if hit_rate is not None:
+        curve = (FLAT, 1.0 - hit_rate)
+    if isinstance(acceptance, tuple):
+        shape = {"length": LENGTH, "prompt_length": LENGTH, "seed": 0, **more}
+        tokens = mixed(acceptance, exponent=curve[0], scale=curve[1], requests=REQUESTS, **shape)
+        acceptance = acceptance_from_tokens(1.0 + sum(joint_of(acceptance)), len(acceptance))
     trace = made_up(profile, acceptance, curve=curve, **more)
-    said = f"made up: acceptance {acceptance:g}"
-    said += ", hit 1 - F^-1" if hit_rate is None else f", hit rate {hit_rate:g}"
-    return Sources(profile, {0.0: trace}, 0.0, origins={"profile": origin, 0.0: said})
+    said += f", hit 1 - {curve[1]:g} F^-{curve[0]:g}" if hit_rate is None else f", hit rate {hit_rate:g}"
+    origins: dict[str | float, str] = {"profile": origin, 0.0: f"made up: {said}"}
+    return Sources(profile, {0.0: trace}, 0.0, origins=origins, tokens=tokens)

@@ -256,6 +256,8 @@ def commands(
     if sources.given:
         length = len(next(iter(sources.traces.values())).requests[0].prompt)
         served |= {**sources.given, "prompt_length": length}
+        if settings.fanout is None:  # no cache to hit
+            served |= dict.fromkeys(("hit_curve", "hit_rate"))
     lines = {"simulate": _line("simulate", hw=hw, trace=trace, policy=settings.policy, **known, **served)}
     if pair and not (uneven or settings.unusual or info.needs_decisions):
         asked: Row = {"target": pair[0], "draft": pair[1], "policies": settings.policy}

@@ -44,6 +44,7 @@ from policies.commandline import about as about_option
 GPUS: Mapping[str, str] = {
     "A100": "a100", "A800": "a800", "H100": "h100", "H200": "h200", "Hopper": "h100", "L40S": "l40s",
     "RTX PRO 6000": "rtxpro6000", "not stated (H200": "h200", "not stated (A100": "a100",
+    "not stated (H100": "h100",
 }  # fmt: skip
 """The tables of a GPU, by how its published name begins."""
 KERNELS: Mapping[str, str] = {"sglang": "sglang", "TensorRT-LLM": "trtllm"}
@@ -406,6 +407,7 @@ _LAST = "whole runs: their last, longest answers are decoded alone, and others i
 CAUSES: Mapping[str, str] = {
     "vllm-project/vllm issue #20780": _EAGLE3,
     "vllm-project/vllm PR #16937": _EAGLE3,
+    "vllm-project/vllm dynamic-spec": "model and GPU are not stated; host time of drafts hides in wide steps",
     "vllm-project/vllm PR #24343": "an A100 of 40 GB has three quarters of the bandwidth that was timed",
     "sgl-project/SpecForge issue #339": _LAST,
     "sgl-project/SpecForge issue #164": f"{_EXPERTS}; expert parallel",

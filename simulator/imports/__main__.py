@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
@@ -38,6 +39,15 @@ Examples:
   python -m simulator.imports export --simulated answer.json --draft DRAFT --json
   python -m simulator.imports export --lookahead 4 --draft DRAFT --tokens-per-round 3.2
 """
+COMPARE_EXAMPLES = """
+\b
+Examples:
+  simulate --policy sd --hw h100 --target llama-3.1-8b --draft llama-3.2-1b --acceptance 0.8 --json > p.json
+  python -m simulator.imports export --simulated p.json --draft DRAFT --tokens-per-round 3.36
+  python -m simulator.imports compare bench.json --simulated p.json
+"""
+FORCED_WITHIN = 0.02
+"""Of the tokens per round predicted; a run further off tests acceptance, too."""
 
 
 @checked_group(context_settings=HELP)
@@ -205,6 +215,81 @@ def export(
         return
     for name, line in lines.items():
         click.echo(f"{name}: {line}")
+
+
+@main.command(epilog=COMPARE_EXAMPLES)
+@click.argument("file", type=FILE)
+@click.option("--simulated", type=FILE, required=True, help="What `simulate --policy sd --json` printed.")
+@click.option("--before", type=FILE, help="An earlier page of the same counters.")
+@click.option("--select", help="Label of one measurement, where the file holds several.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def compare(*, file: Path, simulated: Path, before: Path | None, select: str | None, as_json: bool) -> None:
+    """Hold FILE, an engine's output of a live run, against what was predicted of it.
+
+    With acceptance forced (`export --tokens-per-round`) it tests the times alone.
+    """
+    with refusals(kinds=BAD_INPUT):
+        found = read_file(file, before=before)
+        chosen = found.measured if select is None else (_selected(found, select),)
+        with naming_file(found.path):
+            rows = compared(_one(found, chosen), _answer(simulated))
+    if as_json:
+        click.echo(to_json({"file": str(found.path), "compared": rows}, indent=2))
+        return
+    table = Table("", "predicted", "read", "error", title=f"{found.path.name} against {simulated.name}")
+    for row in rows:
+        table.add_row(row["what"], f"{row['predicted']:.4g}", f"{row['read']:.4g}", f"{row['error']:+.1%}")
+    wide_console().print(table)
+    rounds = next((row for row in rows if row["what"] == "tokens per round"), None)
+    if rounds is None or abs(rounds["error"]) > FORCED_WITHIN:
+        said = "are not said" if rounds is None else f"are {rounds['error']:+.1%} off"
+        click.echo(f"tokens per round {said}: force them (`export --tokens-per-round`) to test times alone")
+
+
+def compared(measured: Imported, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row per quantity that both say: tokens per round, seconds of a round and of a request's token.
+
+    The simulation's seconds leave the prefill out, as engines' times per output token do.
+
+    Raises:
+        ImportRefused: They have nothing in common.
+    """
+    decoding = answer["seconds"] - answer["prefill_s"]
+    speeds = measured.speeds
+    both = {
+        "tokens per round": (answer["tokens_per_round"], measured.tokens_per_round),
+        "ms of a round": (1e3 * decoding / answer["batch_rounds"], _ms(speeds.get("round_s"))),
+        "ms of a request's token": (
+            1e3 * decoding * answer["batch"] / answer["tokens"],
+            _ms(speeds.get("time_per_token_s")),
+        ),
+    }
+    rows = [
+        {"what": what, "predicted": ours, "read": theirs, "error": ours / theirs - 1.0}
+        for what, (ours, theirs) in both.items()
+        if theirs
+    ]
+    if not rows:
+        raise ImportRefused("says neither tokens per round nor the time of a round or a token")
+    return rows
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds
+
+
+def _answer(path: Path) -> Mapping[str, Any]:
+    """What `simulate --json` printed.
+
+    Raises:
+        FileRefused: It is none.
+    """
+    answer = read_json(path)
+    names = ("seconds", "prefill_s", "batch", "batch_rounds", "tokens", "tokens_per_round")
+    numbers = isinstance(answer, dict) and all(isinstance(answer.get(n), int | float) for n in names)
+    if not numbers or not all(answer[name] > 0 for name in names if name != "prefill_s"):
+        raise ImportRefused(f"{path}: expected the JSON that `simulate --json` prints")
+    return dict(answer)
 
 
 def _by_batch(given: str | None, measured: Path | None, largest_batch: int | None) -> dict[int, int] | None:

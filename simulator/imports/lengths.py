@@ -2,12 +2,14 @@
 
 `AL(K) - AL(K - 1)` is only about the joint acceptance at position K: the runs differ, so that the curve need
 not rise. The conditional acceptances fitted here fall from position to position, and what the fit leaves is
-said.
+said.  At K = inf the length is that of a run of accepted tokens, which a rejection ends: 1 + M of PEARL's M,
+and the acceptance M / (1 + M) at every position.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from itertools import groupby
@@ -31,6 +33,10 @@ COLUMNS = (
     "acceptance_length",
     "source",
 )
+
+
+POSITIONS = 8
+"""That are written of an acceptance which is the same at every one."""
 
 
 def fitted(lengths: Mapping[int, float]) -> tuple[tuple[float, ...], float]:
@@ -75,7 +81,7 @@ def read_lengths(path: Path) -> dict[str, AcceptanceFile]:
     try:
         rows = list(csv.DictReader(read_text(path).splitlines()))
         groups = groupby(rows, key=lambda row: tuple(row[name] for name in (*COLUMNS[:5], COLUMNS[7])))
-        tables = [(key, {int(r[COLUMNS[5]]): float(r[COLUMNS[6]]) for r in mine}) for key, mine in groups]
+        tables = [(key, {float(r[COLUMNS[5]]): float(r[COLUMNS[6]]) for r in mine}) for key, mine in groups]
     except (FileRefused, csv.Error, KeyError, TypeError, ValueError) as error:
         raise ImportRefused(f"{path}: expected a table of acceptance lengths: {error!r}") from error
     try:
@@ -94,14 +100,33 @@ def _name(key: tuple[str, ...]) -> str:
     )
 
 
-def _file(path: Path, key: tuple[str, ...], lengths: Mapping[int, float]) -> AcceptanceFile:
+def _whole(count: float) -> int:
+    if count != int(count):
+        raise ImportRefused(f"{count:g} drafted tokens are no whole number")
+    return int(count)
+
+
+def _engine(source: str) -> str:
+    """InferenceX ran vLLM; other sources name what ran in front."""
+    known = {"sgl-project": "sglang", "DOUBLE": "transformers"}
+    return next((engine for words, engine in known.items() if source.startswith(words)), "vllm")
+
+
+def _file(path: Path, key: tuple[str, ...], given: Mapping[float, float]) -> AcceptanceFile:
     model, draft, method, mode, category, source = key
-    conditional, worst = fitted(lengths)
+    if math.inf in given:
+        rate = 1.0 - 1.0 / max(1.0, given[math.inf])
+        conditional, lengths = (rate,) * POSITIONS, {POSITIONS: 1.0 + sum(joint_of((rate,) * POSITIONS))}
+        assumed = "the same at every position, from the mean run of accepted tokens"
+    else:
+        lengths = {_whole(count): length for count, length in given.items()}
+        conditional, worst = fitted(lengths)
+        assumed = f"falls with the position; {len(lengths)} mean lengths fitted to {worst:.2f} tokens"
     return AcceptanceFile(
         source=Provenance(
             file=path.name,
             format="acceptance-lengths",
-            engine="vllm",
+            engine=_engine(source),
             label=f"{model}, {draft}, {method}, {mode}, {category}: {source}",
             imported_at=datetime.now(UTC),
         ),
@@ -109,6 +134,6 @@ def _file(path: Path, key: tuple[str, ...], lengths: Mapping[int, float]) -> Acc
         acceptance_at_position=conditional,
         joint_acceptance_at_position=joint_of(conditional),
         tokens_per_round=lengths[max(lengths)],
-        assumed=(f"falls with the position; {len(lengths)} mean lengths fitted to {worst:.2f} tokens",),
+        assumed=(assumed,),
         missing=("rounds", "joint acceptance at each position"),
     )

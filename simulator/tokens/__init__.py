@@ -4,7 +4,7 @@
 `histogram` draws them by position, as an engine's metrics tell them.
 """
 
-from simulator.tokens.coins import coin, conditional_acceptance, histogram
+from simulator.tokens.coins import coin, conditional_acceptance, histogram, mixed
 from simulator.tokens.model import TokenModel
 from simulator.tokens.outcomes import NEVER, Outcomes, accepted_runs
 from simulator.tokens.replay import REPLAY_COLUMNS, check_sampling, replay
@@ -20,6 +20,7 @@ __all__ = [
     "coin",
     "conditional_acceptance",
     "histogram",
+    "mixed",
     "replay",
     "retold",
 ]

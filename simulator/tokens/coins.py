@@ -111,6 +111,17 @@ def histogram(
     )
 
 
+def mixed(acceptance: Sequence[float], *, exponent: float, scale: float = 1.0, **shape: int) -> TokenModel:
+    """`histogram` with the hit curve of `coin`; `shape` are the other arguments of both.
+
+    Raises:
+        SettingError: As `coin`.
+    """
+    check_power_law(exponent, scale)
+    curve = power_law_curve(exponent, scale)
+    return histogram(acceptance, rejected=[curve], free=curve, **shape)
+
+
 def conditional_acceptance(joint: Sequence[float]) -> tuple[float, ...]:
     """Conditional acceptance at positions 0, 1, ... from the joint one, the engines' per-position metric:
     the share of rounds in which the tokens at positions 0 ... k were all accepted.

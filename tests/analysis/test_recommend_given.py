@@ -73,3 +73,20 @@ def test_a_run_length_is_an_acceptance() -> None:
 def test_contradictions_are_refused(arguments: tuple[str, ...], said: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2 and said in result.stderr
+
+
+def test_acceptance_by_position_is_searched_with_coins_of_its_own() -> None:
+    sources = given_sources(PROFILE, "here", (0.9, 0.5, 0.1))
+    summary = simulate(sources.scenario(0.0), configure("sd", lookahead=3)).summary
+    assert summary.tokens_per_round == pytest.approx(1 + 0.9 + 0.45 + 0.045, rel=0.03)
+    # The recording beside them has as many tokens a round: 1 + a + a^2 + a^3.
+    rate = float(np.mean(sources.trace(0.0).column("draft_rank") == 0))
+    assert 1 + rate + rate**2 + rate**3 == pytest.approx(2.395, rel=0.03)
+
+
+def test_everything_that_simulate_takes() -> None:
+    found = json.loads(run(*PAIR, "--acceptance", "dflash-k7", *FEW).stdout)
+    line = found["paste"]["simulate"]
+    assert "--acceptance dflash-k7" in line and "--hit-curve 1,1" in line
+    mixed = run(*PAIR, "--acceptance", "0.9", "--miss-acceptance", "0.6", "--hit-rate", "0.8", *FEW)
+    assert "--miss-acceptance 0.6" in json.loads(mixed.stdout)["paste"]["simulate"]

@@ -150,3 +150,40 @@ def test_every_engine_is_offered_by_export_and_named_with_its_version() -> None:
     assert all(known["version"] for engine, known in DOCUMENTED.items() if engine != "environment")
     shown = run("export", "--lookahead", "3", "--draft", "d", "--json").stdout
     assert set(json.loads(shown)) == set(DOCUMENTED) - {"environment"}
+
+
+def _predicted(folder: Path, **changes: object) -> str:
+    """A batch of 2 in 3 s of which 1 is prefill: 20 rounds of 0.1 s, 100 tokens, so 40 ms of a request's."""
+    answer = {
+        "seconds": 3.0,
+        "prefill_s": 1.0,
+        "batch": 2,
+        "batch_rounds": 20,
+        "tokens": 100,
+        "tokens_per_round": 3.0,
+    }
+    path = folder / "predicted.json"
+    path.write_text(json.dumps({**answer, **changes}))
+    return str(path)
+
+
+def test_a_live_run_is_held_against_what_was_predicted(tmp_path: Path) -> None:
+    # 3.1611 tokens per round, rounds of 45.705 ms (samples/README).
+    bench = str(SAMPLES / "vllm/bench_serve_spec_v0.25.1.json")
+    found = run("compare", bench, "--simulated", _predicted(tmp_path), "--json").stdout
+    rows = {row["what"]: row for row in json.loads(found)["compared"]}
+    assert rows["tokens per round"]["error"] == pytest.approx(3.0 / 3.16111111 - 1)
+    assert rows["ms of a round"]["predicted"] == 100.0
+    assert rows["ms of a round"]["read"] == pytest.approx(45.7047651)
+    assert rows["ms of a request's token"]["predicted"] == 40.0
+    said = run("compare", bench, "--simulated", _predicted(tmp_path)).stdout
+    assert "tokens per round are -5.1% off: force them" in said
+    close = run("compare", bench, "--simulated", _predicted(tmp_path, tokens_per_round=3.15)).stdout
+    assert "force them" not in close
+
+
+@pytest.mark.parametrize("changes", [{"seconds": "3"}, {"batch_rounds": 0}])
+def test_what_was_not_predicted_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    bench = str(SAMPLES / "vllm/bench_serve_spec_v0.25.1.json")
+    result = run("compare", bench, "--simulated", _predicted(tmp_path, **changes))
+    assert result.exit_code == 2 and "expected the JSON that `simulate --json` prints" in result.output

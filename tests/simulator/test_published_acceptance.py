@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from hardware_profiles.store import find_acceptance, shipped_acceptances
 from simulator.cli import main
+from simulator.given import after_hits_and_misses
 from simulator.imports.lengths import COLUMNS, fitted, read_lengths
 from simulator.imports.measured import ImportRefused
 from simulator.tokens.acceptance import load_acceptance
@@ -33,6 +34,15 @@ def test_lengths_by_hand() -> None:
     assert conditional == pytest.approx((0.8, 0.5, 0.5), abs=1e-3) and worst < 1e-3
     # One length tells one acceptance: 1 + a + a^2 = 1.75.
     assert fitted({2: 1.75})[0] == pytest.approx((0.5, 0.5), abs=1e-3)
+
+
+def test_a_run_length_is_a_length_at_infinitely_many_drafts(tmp_path: Path) -> None:
+    # Three accepted tokens for every rejection: 3 of 4 at every position.
+    path = tmp_path / "t.csv"
+    row = ("a+b", "b", "PEARL", "runs", "mean", "inf", "4", "DOUBLE Table 1")
+    path.write_text("\n".join(",".join(each) for each in (COLUMNS, row)))
+    found = read_lengths(path)["a+b-pearl-runs"]
+    assert set(found.acceptance_at_position) == {0.75} and found.source.engine == "transformers"
 
 
 def test_acceptance_falls_though_the_lengths_do_not() -> None:
@@ -74,6 +84,31 @@ def test_a_run_length_is_an_acceptance() -> None:
     # Four accepted tokens for every rejection: 4 of 5.
     assert answer("--policy", "sd", "--run-length", "4") == answer("--policy", "sd", "--acceptance", "0.8")
     assert "not both" in run("--run-length", "4", "--acceptance", "0.8").output
+
+
+def test_acceptance_by_context_is_on_a_line_over_its_logarithm() -> None:
+    # The middle of 72 prompt and 56 further tokens is at 100, halfway between 10 and 1000.
+    curve = ("--acceptance-by-context", "10:0.8,1000:0.4", "--context", "72", "--max-tokens", "56")
+    plain = ("--acceptance", "0.6", "--context", "72", "--max-tokens", "56")
+    assert answer("--policy", "sd", *curve) == answer("--policy", "sd", *plain)
+    assert "contexts rise" in run("--acceptance-by-context", "100:0.5,10:0.8").output
+    assert "no list of contexts" in run("--acceptance-by-context", "0.5").output
+    assert "not both" in run("--acceptance", "0.5", "--acceptance-by-context", "10:0.8").output
+
+
+def test_rounds_after_hits_and_after_misses() -> None:
+    # K = 2: after a hit 1 + 0.9 + 0.81, after a miss 1 + 0.5 + 0.25; three of four rounds follow a hit.
+    rounds = 0.75 * 2.71 + 0.25 * 1.75
+    found = answer(
+        "--lookahead", "2", "--acceptance", "0.9", "--miss-acceptance", "0.5", "--hit-rate", "0.75"
+    )
+    assert found["tokens_per_round"] == pytest.approx(rounds, rel=0.03)
+    assert found["cache_hit_rate"] == pytest.approx(0.75, abs=0.03)
+    same = after_hits_and_misses(0.7, 0.7, 0.4)
+    assert same == pytest.approx([0.7] * len(same))
+    assert "goes with --acceptance" in run("--acceptance", "0.9", "--miss-acceptance", "0.5").output
+    refused = run("--policy", "sd", "--acceptance", "0.9", "--miss-acceptance", "0.5", "--hit-rate", "0.9")
+    assert "which sd K=4 does not make" in refused.output
 
 
 def test_a_hit_rate_is_one_at_any_fanout() -> None:
