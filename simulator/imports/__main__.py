@@ -230,9 +230,9 @@ def compare(*, file: Path, simulated: Path, before: Path | None, select: str | N
     """
     with refusals(kinds=BAD_INPUT):
         found = read_file(file, before=before)
-        chosen = found.measured if select is None else (_selected(found, select),)
+        chosen = found.measured if select is None else (selected(found, select),)
         with naming_file(found.path):
-            rows = compared(_one(found, chosen), _answer(simulated))
+            rows = compared(one_of(found, chosen), _answer(simulated))
     if as_json:
         click.echo(to_json({"file": str(found.path), "compared": rows}, indent=2))
         return
