@@ -1,7 +1,8 @@
 """`python -m calibrate.silicon`: forwards and profiles of GPUs that others measured kernel by kernel.
 
 `forward` prices one forward and shows its parts; `compose` writes a profile of a pair; `coverage` says what
-the tables hold; `check` reads them all; `import` makes a profile of somebody's layer times.
+the tables hold; `check` reads them all; `import` makes a profile of somebody's layer times; `costs` writes
+what vLLM would time of a pair when it starts.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from typing import Any, Literal
 import click
 
 from hardware_profiles.composed import CAPTURE_LIMIT, HOST_GAP_S, SMALL_TICKS, Composer, Forward
-from hardware_profiles.files import to_json
+from hardware_profiles.costcurves import curves_of, curves_profile, read_curves
+from hardware_profiles.files import to_json, write_json
 from hardware_profiles.kernels import PACKAGE, VERSION, Tables, coverage, find_tables
 from hardware_profiles.layers import Layers, Link, forwards_profile, layers_profile
 from hardware_profiles.networks import find_network
 from hardware_profiles.pairs import USUAL, Pair, pair_profile
 from hardware_profiles.pairs import compose as compose_pair
 from hardware_profiles.predicted import ROLE_OPERATIONS, Basis, predicted_grid, predicted_role
-from hardware_profiles.profile import Profile, save_profile
+from hardware_profiles.profile import Profile, load_profile, save_profile
 from hardware_profiles.roofline import ENGINES, Setting, find_device, find_precision
 from hardware_profiles.shapes import find_shape
+from hardware_profiles.store import find_profile
 from hardware_profiles.surface import Provenance
 from policies.commandline import (
     BAD_INPUT,
@@ -47,6 +50,8 @@ Examples:
   python -m calibrate.silicon forward --system a100 --config llama-3.3-70b --tp 4 --rows 16 --eager --json
   python -m calibrate.silicon compose --hw h100x4 --target llama-3.1-70b --draft llama-3.2-1b --out p.json
   python -m calibrate.silicon import --format llmservingsim DIR --config qwen3-32b --tp 2 --out p.json
+  python -m calibrate.silicon import --format vllm-costs costs.json --lookahead 7 --machine H100 --out p.json
+  python -m calibrate.silicon costs --hw h100x1-llama-3.1-8b+llama-3.2-1b --lookahead 7 --out costs.json
   python -m calibrate.silicon coverage --tables DIR
 """
 TABLES = click.option(
@@ -228,8 +233,9 @@ def ship(tables: Path | None, out: Path) -> None:
 class ImportRequest:
     """What `calibrate.silicon import` is asked."""
 
-    format: Literal["llmservingsim", "forwards"] = option(
-        "llmservingsim", "Folder of layers' times, or a CSV of tokens, context, ms and perhaps rows."
+    format: Literal["llmservingsim", "forwards", "vllm-costs"] = option(
+        "llmservingsim",
+        "Folder of layers' times; a CSV of tokens, context, ms and perhaps rows; or vLLM's start-up costs.",
     )
     config: str | None = option(None, "Network whose layers they are (llmservingsim).")
     tp: int = option(1, "GPUs of the target.", type=POSITIVE)
@@ -245,7 +251,8 @@ class ImportRequest:
         type=click.FloatRange(0, min_open=True),
     )
     link_us: float = option(20.0, "Latency of a message between GPUs.", type=click.FloatRange(0))
-    machine: str = option("not stated", "What forwards were timed on (forwards).")
+    machine: str = option("not stated", "What was timed (forwards, vllm-costs).")
+    lookahead: int | None = option(None, "Tokens that drafting drafts (vllm-costs).", type=POSITIVE)
 
 
 @main.command("import", context_settings=HELP)
@@ -262,14 +269,36 @@ def import_layers(source: Path, out: Path, *, as_json: bool, **options: Any) -> 
     _said(profile, out, str(source), perf_counter() - started, as_json=as_json)
 
 
+@main.command()
+@click.option("--hw", required=True, help="Hardware profile: a name, shipped:NAME or a file.")
+@click.option("--lookahead", required=True, type=POSITIVE, help="K, drafted tokens per round.")
+@click.option(
+    "--context", default=0, show_default=True, type=click.IntRange(min=0), help="At which all are timed."
+)
+@click.option("--requests", default=256, show_default=True, type=POSITIVE, help="Of the largest batch.")
+@OUT
+def costs(*, hw: str, lookahead: int, context: int, requests: int, out: Path) -> None:
+    """Write the cost curves that vLLM's adaptive verification would time of a profile's pair."""
+    with refusals(kinds=BAD_INPUT):
+        profile = load_profile(find_profile(hw))
+        curves = curves_of(profile, lookahead=lookahead, context=context, most=requests)
+        write_json(out, curves.as_dict())
+    click.echo(f"wrote {out}: {len(curves.verify)} verifications, {len(curves.draft)} drafts of {lookahead}")
+
+
 def imported(source: Path, request: ImportRequest, *, name: str) -> Profile:
     """The profile of a folder or a file.
 
     Raises:
         ValueError: It cannot be read, or options lack their partner.
     """
+    if (request.lookahead is not None) != (request.format == "vllm-costs"):
+        raise ValueError("--lookahead goes with --format vllm-costs, and that with it")
     if request.format == "forwards":
         return forwards_profile(source, name=name, machine=request.machine)
+    if request.lookahead is not None:
+        curves = read_curves(source)
+        return curves_profile(curves, name=name, machine=request.machine, lookahead=request.lookahead)
     if request.config is None:
         raise ValueError("--config says whose layers they are")
     if (request.draft is None and request.device is None) != (request.draft_config is None):

@@ -11,6 +11,8 @@ from tiny_tables import CONFIG, write_tables
 
 from calibrate.silicon import main
 from hardware_profiles.profile import load_profile
+from hardware_profiles.store import find_profile
+from hardware_profiles.surface import LatencySurface
 from simulator.cli import main as simulate
 
 
@@ -100,3 +102,16 @@ def test_import_of_whole_forwards(tmp_path: Path) -> None:
     result = run("import", "--format", "forwards", tmp_path / "f.csv", "--out", tmp_path / "f.json")
     assert result.exit_code == 0 and load_profile(tmp_path / "f.json").provenance.kind == "measured"
     assert "--config says whose layers" in run("import", tmp_path, "--out", tmp_path / "x.json").stderr
+
+
+def test_cost_curves_go_out_and_come_in(tmp_path: Path) -> None:
+    costs, profile = tmp_path / "costs.json", tmp_path / "p.json"
+    asked = ("--lookahead", "4", "--requests", "8", "--out", costs)
+    assert "4 verifications, 4 drafts of 4" in run("costs", "--hw", "shipped:textbook", *asked).stdout
+    read = ("import", "--format", "vllm-costs", costs, "--machine", "H100", "--out", profile)
+    assert run(*read, "--lookahead", "4").exit_code == 0
+    textbook, found = load_profile(find_profile("shipped:textbook")), load_profile(profile)
+    at = {"batch": 2, "new_tokens": 5, "context": 0}
+    seconds = [LatencySurface(each.operation("target.forward")).seconds(**at) for each in (textbook, found)]
+    assert seconds[0] == pytest.approx(seconds[1])
+    assert "--lookahead goes with --format vllm-costs" in run(*read).output

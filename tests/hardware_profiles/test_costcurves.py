@@ -22,7 +22,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_json_and_a_log_line_say_the_same(tmp_path: Path) -> None:
-    log = "DEBUG COST_CURVES draft=[(1, 2.0), (8, 4.0)] verify=[(8, 6.0), (16, 8.0), (1024, 10.0), (2048, 30.0)]"
+    log = "COSTS draft=[(1, 2.0), (8, 4.0)] verify=[(8, 6.0), (16, 8.0), (1024, 10.0), (2048, 30.0)]"
     as_json = write(tmp_path / "a.json", json.dumps(CURVES.as_dict()))
     for path in (as_json, write(tmp_path / "a.log", log)):
         found = read_curves(path)
