@@ -69,8 +69,15 @@ class OperationHost(Frozen):
         `tokens` go through its `calls` forwards, padding not counted; before that its device was idle for
         `idle_s`.
         """
-        extra = self.extra_s + self.row_s * (rows - 1) + self.wake * min(idle_s, self.idle_cap_s)
-        return extra + self.step_s * calls + self.token_s * tokens
+        return self.warm_s(rows=rows, calls=calls, tokens=tokens) + self.waking_s(idle_s)
+
+    def warm_s(self, *, rows: int, calls: int, tokens: int) -> float:
+        """Work beyond its forwards on a device that was not idle, s."""
+        return self.extra_s + self.row_s * (rows - 1) + self.step_s * calls + self.token_s * tokens
+
+    def waking_s(self, idle_s: float) -> float:
+        """Further work after idling, s."""
+        return self.wake * min(idle_s, self.idle_cap_s)
 
     def stretch(self, expected_s: float, beyond_s: float) -> float:
         """Factor on its forwards: `scale`, less what a negative `beyond_s` takes off all of them alike.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import product
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -372,6 +372,13 @@ class LatencySurface:
         return seconds
 
 
+class Line(NamedTuple):
+    """Durations along the context; see `LatencySurface.line`."""
+
+    cuts: list[float]
+    pieces: list[list[float]]
+
+
 class SurfaceLines:
     """A surface as lines along the context, one for each shape that was asked for: many look-ups at a time.
 
@@ -382,6 +389,7 @@ class SurfaceLines:
     def __init__(self, surface: LatencySurface) -> None:
         self.surface = surface
         self._numbers: dict[tuple[int, int], int] = {}
+        self._found: dict[tuple[int, int], Line] = {}
         self._cuts, self._lines = np.zeros(0), np.zeros((0, 1, 2))
 
     def seconds(self, batch: IntArray, width: IntArray, context: IntArray) -> FloatArray:
@@ -390,6 +398,14 @@ class SurfaceLines:
         cells = np.searchsorted(self._cuts, context, side="right") if len(self._cuts) else 0
         line = self._lines[numbers, cells]
         return np.asarray(np.maximum(line[:, 0] + line[:, 1] * context, self.surface.least_s))
+
+    def one(self, batch: int, width: int) -> Line:
+        """The line of one shape."""
+        found = self._found.get((batch, width))
+        if found is None:
+            cuts, pieces = self.surface.line(batch=batch, new_tokens=width, branches=width)
+            found = self._found[batch, width] = Line(cuts.tolist(), pieces.tolist())
+        return found
 
     def _numbers_of(self, batch: IntArray, width: IntArray) -> IntArray:
         """[n] number of the line of each shape."""

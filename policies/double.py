@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
-import numpy as np
+import msgspec
 
 from policies.config import (
     DECISIONS,
@@ -45,15 +45,12 @@ from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
 from policies.values import (
     NO_HANDLE,
-    BoolArray,
     Drafted,
     RowVerdict,
-    Source,
+    Slots,
     Speculation,
-    Verdict,
     View,
     joined,
-    marked,
     verdict_of,
 )
 
@@ -256,15 +253,15 @@ class PendingState:
     def __init__(self) -> None:
         self.inputs: dict[int, Ask] = {}
 
-    def admit(self, rows: Rows, fresh: BoolArray) -> None:
+    def admit(self, rows: Rows, fresh: Slots) -> None:
         """New requests begin with their prompt."""
         view = rows.view(fresh)
         prompts = rows.prompts(view) or ((),) * len(view.slots)
-        self.inputs |= {slot: Ask(prompt) for slot, prompt in zip(view.slots.tolist(), prompts, strict=True)}
+        self.inputs |= {slot: Ask(prompt) for slot, prompt in zip(view.slots, prompts, strict=True)}
 
     def of(self, view: View) -> tuple[Ask, ...]:
         """[n] the inputs of a view's rows."""
-        return tuple(self.inputs[slot] for slot in view.slots.tolist())
+        return tuple(self.inputs[slot] for slot in view.slots)
 
     def close(self, slot: int, verdict: RowVerdict, draft: RetrievalDrafted) -> RoundOutcome:
         """Take note of a round's end."""
@@ -286,7 +283,7 @@ def double(world: World, rows: Rows, config: DoubleConfig, sampling: Sampling = 
     draft_side, target_side = config.draft_side, config.target_side
     while rows.active:
         fresh = yield from admit(world, rows)
-        if fresh.any():
+        if fresh:
             state.admit(rows, fresh)
         view = rows.view()
         inputs = state.of(view)
@@ -308,15 +305,15 @@ def double(world: World, rows: Rows, config: DoubleConfig, sampling: Sampling = 
             drafted = yield drafting
         else:
             verified = yield verify
-        verdicts = {slot: verified[slot].verdict for slot in view.slots.tolist()}
+        verdicts = {slot: verified[slot].verdict for slot in view.slots}
         if still_open := [slot for slot in verdicts if verified[slot].open]:
-            part = rows.view(marked(width, still_open))
+            part = rows.view(frozenset(still_open))
             questions = tuple(
                 GuideAsk(drafted[slot].tokens, drafted[slot].handle, verdicts[slot].accepted)
-                for slot in part.slots.tolist()
+                for slot in part.slots
             )
             guided = yield world.target.submit(Guide(part, width, questions, sampling, retrieval=target_side))
-            for slot, room in zip(part.slots.tolist(), part.rooms.tolist(), strict=True):
+            for slot, room in zip(part.slots, part.rooms, strict=True):
                 verdicts[slot] = joined(verdicts[slot], guided[slot].verdict, room)
         outcomes = {slot: state.close(slot, verdict, drafted[slot]) for slot, verdict in verdicts.items()}
         commit(world, rows, view, verdicts, outcomes)
@@ -334,14 +331,13 @@ def commit(
     The log counts as verified the drafted tokens that the round decided on, and as a hit a row that has
     pending tokens now.
     """
-    lengths, accepted = np.zeros((2, rows.width), dtype=np.int64)
+    accepted = [0] * rows.width
     for slot, outcome in outcomes.items():
-        lengths[slot], accepted[slot] = outcome.judged, outcome.agreed
-    sources = np.where(lengths > 0, int(Source.PRIMARY), int(Source.NONE))
-    batch = verdict_of(rows.width, verdicts)
-    verdict = Verdict(accepted, batch.emitted, batch.ended, batch.bonus, batch.tokens)
-    hits = marked(rows.width, [slot for slot, outcome in outcomes.items() if outcome.left])
-    rows.commit(view, Speculation(lengths, sources), verdict, hits=hits, now=world.now)
+        accepted[slot] = outcome.agreed
+    verdict = msgspec.structs.replace(verdict_of(rows.width, verdicts), accepted=tuple(accepted))
+    verified = Speculation.primary(rows.width, {slot: each.judged for slot, each in outcomes.items()})
+    hits = frozenset(slot for slot, outcome in outcomes.items() if outcome.left)
+    rows.commit(view, verified, verdict, hits=hits, now=world.now)
 
 
 INFO = PolicyInfo(

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
 from itertools import count
 from operator import or_
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-import numpy as np
+import msgspec
 
 from policies.config import (
     MAX_LOOKAHEAD,
@@ -125,11 +125,9 @@ class _Race:
     def at(self, tokens: int) -> View:
         """The row so many tokens further on, if these are accepted."""
         view = self.base
-        return replace(
-            view,
-            positions=view.positions + tokens,
-            contexts=view.contexts + tokens,
-            rooms=view.rooms - tokens,
+        (position,), (context,), (room,) = view.positions, view.contexts, view.rooms
+        return msgspec.structs.replace(
+            view, positions=(position + tokens,), contexts=(context + tokens,), rooms=(room - tokens,)
         )
 
     def verify(self, device: Device, start: int, length: int, sampling: Sampling, *, plain: bool) -> None:
@@ -140,15 +138,15 @@ class _Race:
     def learn(self, rows: Rows, now: float) -> None:
         """Commit what verdicts say beyond what is sure."""
         for job, verdict in sorted(self.early, key=lambda each: each[0].start):
-            slot, known = int(self.base.slots[0]), self.sure - job.start
+            slot, known = self.base.slots[0], self.sure - job.start
             if self.over or known < 0:
                 return
             self.early.remove((job, verdict))
-            accepted, emitted = (int(each[slot]) - known for each in (verdict.accepted, verdict.emitted))
+            accepted, emitted = verdict.accepted[slot] - known, verdict.emitted[slot] - known
             if emitted <= 0:
                 continue  # all of it was known
             tokens = (UNKNOWN,) * emitted if verdict.tokens is None else verdict.tokens[slot][known:]
-            row = RowVerdict(accepted, tokens, bool(verdict.ended[slot]), int(verdict.bonus[slot]))
+            row = RowVerdict(accepted, tokens, slot in verdict.ended, verdict.bonus[slot])
             rows.commit(rows.view(), _chain(job.length - known), verdict_of(1, {slot: row}), now=now)
             self.sure += accepted
             self.over = row.ended or emitted > accepted
@@ -156,7 +154,7 @@ class _Race:
 
 def _chain(length: int) -> Speculation:
     """The primary draft's tokens of a batch of one."""
-    return Speculation(np.array([length], dtype=np.int64), np.array([int(Source.PRIMARY)], dtype=np.int64))
+    return Speculation((length,), (int(Source.PRIMARY),))
 
 
 def pipeline(
@@ -219,7 +217,7 @@ def _go_on(
 ) -> None:
     """Give work to whoever is free; see `pipeline`."""
     busy = [job.device for job in (*race.jobs.values(), *stale.values())]
-    free, room = [server for server in servers if server not in busy], int(race.base.rooms[0])
+    free, room = [server for server in servers if server not in busy], race.base.rooms[0]
     if plain and free and race.sure == race.checked and not any(job.plain for job in race.jobs.values()):
         race.verify(free.pop(0), race.sure, 1, sampling, plain=True)
     waiting = race.drafted - race.sent
@@ -227,7 +225,7 @@ def _go_on(
         race.verify(free[0], race.sent, waiting, sampling, plain=False)
         race.sent = race.drafted
     if world.draft not in busy and race.drafted < min(room, race.sure + most):
-        ask = Draft(race.at(race.drafted), 1, np.ones(1, dtype=np.int64), sampling)
+        ask = Draft(race.at(race.drafted), 1, (1,), sampling)
         race.jobs[world.draft.submit(ask)] = _Job(world.draft, race.drafted, 1)
 
 

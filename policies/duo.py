@@ -47,7 +47,7 @@ from policies.pearl import PearlConfig
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
-from policies.values import UNKNOWN, Drafted, RowVerdict, Speculation, joined, marked, verdict_of
+from policies.values import UNKNOWN, Drafted, RowVerdict, Speculation, joined, verdict_of
 
 SequenceCount: TypeAlias = Literal["dynamic", "1", "2", "3", "4", "5", "6", "7", "8"]
 NO_SEQUENCE = -1
@@ -187,7 +187,7 @@ def duo(world: World, rows: Rows, config: DuoConfig, sampling: Sampling = GREEDY
     while rows.active:
         yield from admit(world, rows)
         view = rows.view()
-        blocks = {slot: pending.get(slot, Drafted()) for slot in view.slots.tolist()}
+        blocks = {slot: pending.get(slot, Drafted()) for slot in view.slots}
         current = tuple(blocks.values())
         verify = world.target.submit(VerifyPending(view, width, current, sampling, leave_open=leave_open))
         draft = world.draft.submit(
@@ -211,7 +211,7 @@ def duo(world: World, rows: Rows, config: DuoConfig, sampling: Sampling = GREEDY
             view,
             Speculation.drafted(width, blocks),
             verdict_of(width, verdicts),
-            hits=marked(width, going_on),
+            hits=frozenset(going_on),
             now=world.now,
         )
         pending = {slot: drafted[slot].rest(number) for slot, number in going_on.items()}
@@ -237,14 +237,14 @@ def _settle(
     still_open = [slot for slot, v in verdicts.items() if not v.ended and v.bonus == UNKNOWN]
     if not still_open:
         return {}
-    view = rows.view(marked(rows.width, still_open))
-    slots = view.slots.tolist()
+    view = rows.view(frozenset(still_open))
+    slots = view.slots
     inputs = tuple(
         Openings(verdicts[slot].accepted, drafted[slot].first_tokens, drafted[slot].opening) for slot in slots
     )
     settled: RowAnswers = yield world.target.submit(SettleSequences(view, rows.width, inputs, sampling))
     going_on = {}
-    for slot, room in zip(slots, view.rooms.tolist(), strict=True):
+    for slot, room in zip(slots, view.rooms, strict=True):
         reply = settled[slot]
         verdicts[slot] = joined(verdicts[slot], reply.verdict, room)
         if reply.sequence != NO_SEQUENCE and not verdicts[slot].ended:

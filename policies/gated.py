@@ -65,7 +65,7 @@ def gated_speculation(world: World, rows: Rows, config: GatedConfig, sampling: S
         nothing = ((),) * len(unseen)
         ask = DraftGated(view, rows.width, nothing, sampling, lookahead=config.lookahead, **knobs)
         drafted = yield world.draft.submit(ask)
-        return [tree_of(drafted[slot]) for slot in view.slots.tolist()]
+        return [tree_of(drafted[slot]) for slot in view.slots]
 
     return tree_rounds(world, rows, sampling, draft, drafts=True)
 

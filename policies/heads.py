@@ -114,7 +114,7 @@ def heads_speculation(world: World, rows: Rows, config: HeadsConfig, sampling: S
         nothing = ((),) * len(unseen)
         asked = DraftHeads(view, rows.width, nothing, sampling, heads=heads, plan=plan, cost=cost)
         drafted = yield world.target.submit(asked)
-        return [tree_of(drafted[slot]) for slot in view.slots.tolist()]
+        return [tree_of(drafted[slot]) for slot in view.slots]
 
     return tree_rounds(world, rows, sampling, draft, states=True)
 

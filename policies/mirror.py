@@ -29,8 +29,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
-import numpy as np
-
 from policies.config import (
     DECISIONS,
     DraftSampling,
@@ -44,7 +42,7 @@ from policies.operation import Draft, RowOperation, VerdictReply, Work
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
-from policies.values import NO_HANDLE, BoolArray, Drafted, RowVerdict, Speculation, View, marked, verdict_of
+from policies.values import NO_HANDLE, Drafted, RowVerdict, Slots, Speculation, View, verdict_of
 
 Exit: TypeAlias = Literal["1/4", "1/2", "3/4"]
 EXITS: tuple[Exit, ...] = get_args(Exit)
@@ -297,7 +295,7 @@ def mirror(world: World, rows: Rows, config: MirrorConfig, sampling: Sampling = 
         fresh = yield from admit(world, rows)
         windows |= yield from drafting.anew(world, rows, fresh)
         view = rows.view()
-        slots: list[int] = view.slots.tolist()
+        slots = view.slots
         current = tuple(windows[slot] for slot in slots)
         verify = world.target.submit(
             EarlyVerify(
@@ -328,11 +326,11 @@ def mirror(world: World, rows: Rows, config: MirrorConfig, sampling: Sampling = 
             window = reuse(rolled[slot].branches, outcome)
             if window is not None and not outcome.ended:
                 windows[slot] = window
-        hits = marked(width, windows)
+        hits = frozenset(windows)
         verdict = verdict_of(width, {slot: verified[slot].verdict for slot in slots})
         speculation = Speculation.drafted(width, dict(zip(slots, current, strict=True)))
         rows.commit(view, speculation, verdict, hits=hits, now=world.now)
-        windows |= yield from drafting.anew(world, rows, rows.alive & ~hits)
+        windows |= yield from drafting.anew(world, rows, rows.alive - hits)
 
 
 class _Drafting:
@@ -355,17 +353,17 @@ class _Drafting:
         part, options = self.part + self.branches["kappa"], {**self.branches, **self.streams}
         return kind(view, self.batch, plans, self.sampling, part, lookahead=self.lookahead, **options)
 
-    def anew(self, world: World, rows: Rows, chosen: BoolArray) -> Steps:
-        """Draft the rows marked in `chosen` [B]; returns their windows by slot.
+    def anew(self, world: World, rows: Rows, chosen: Slots) -> Steps:
+        """Draft the rows in `chosen`; returns their windows by slot.
 
         After a glue step each of them has one unseen token.
         """
-        if not chosen.any():
+        if not chosen:
             return {}
         view = rows.view(chosen)
-        slots: list[int] = view.slots.tolist()
+        slots = view.slots
         if not self.streams:
-            unseen = np.ones(self.batch, dtype=np.int64)
+            unseen = (1,) * self.batch
             speculation = yield world.draft.submit(Draft(view, self.lookahead, unseen, self.sampling))
             return {slot: speculation.row(slot) for slot in slots}
         nothing = ((),) * len(slots)

@@ -22,17 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from functools import lru_cache
+from itertools import accumulate, zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
-
-import numpy as np
 
 from policies.sampling import GREEDY, Sampling
 from policies.values import (
     UNKNOWN,
     Drafted,
-    IntArray,
+    Ints,
     OutcomeCache,
     Prepared,
     RowVerdict,
@@ -113,6 +112,11 @@ class Operation:
         return False
 
     @property
+    def size(self) -> Ints | None:
+        """What its time depends on beside kind and contexts; None where its replies decide that."""
+        return None
+
+    @property
     def tokens_fed(self) -> int:
         """Tokens that go through the model, as far as the operation itself tells; padding is not counted."""
         return 0
@@ -123,7 +127,7 @@ class Operation:
 
     def by_slot(self, replies: Sequence[Any]) -> dict[int, Any]:
         """Something of each row of the view, by slot."""
-        return dict(zip(self.view.slots.tolist(), replies, strict=True))
+        return dict(zip(self.view.slots, replies, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +161,7 @@ class RowOperation(Operation):
         view = self.view
         return [
             (self.kind, self.part, request, position)
-            for request, position in zip(view.requests.tolist(), view.positions.tolist(), strict=True)
+            for request, position in zip(view.requests, view.positions, strict=True)
         ]
 
 
@@ -196,7 +200,7 @@ class Prefill(Operation, cost_class="prefill"):
 
     view: View
     prompts: tuple[tuple[int, ...], ...] | None = None
-    starts: IntArray | None = None
+    starts: Ints | None = None
     states: bool = False
 
     def answer(self, replies: Sequence[None]) -> None:
@@ -220,9 +224,15 @@ class _Speculated(Operation):
         return len(self.speculation.lengths)
 
     @property
+    def lengths(self) -> Ints:
+        """[n] drafted tokens of each row of the view."""
+        lengths, slots = self.speculation.lengths, self.view.slots
+        return lengths if len(slots) == len(lengths) else tuple([lengths[slot] for slot in slots])
+
+    @property
     def chain_tokens(self) -> int:
         """Tokens of a forward over each row's last committed token and its drafted ones."""
-        return len(self.view.slots) + int(self.speculation.lengths[self.view.slots].sum())
+        return len(self.view.slots) + sum(self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +250,12 @@ class Verify(_Speculated, reply=RowVerdict):
     speculation: Speculation
     sampling: Sampling = GREEDY
     leave_open: bool = False
+
+    @property
+    def size(self) -> Ints:
+        """Rows, tokens of the longest chain, of all chains."""
+        lengths = self.lengths
+        return len(lengths), max(lengths), sum(lengths)
 
     @property
     def tokens_fed(self) -> int:
@@ -267,26 +283,33 @@ class Settle(_Speculated, cost_class="settle", reply=RowVerdict):
     sampling: Sampling = GREEDY
 
     @property
-    def open_rows(self) -> IntArray:
+    def size(self) -> Ints:
+        """Rows."""
+        return (len(self.view.slots),)
+
+    @property
+    def open_rows(self) -> list[int]:
         """Indices, within the view, of the rows whose bonus token is open.
 
         A row that emitted no bonus token has either ended or is open.
         """
-        slots = self.view.slots
-        return np.flatnonzero(~self.verdict.ended[slots] & (self.verdict.bonus[slots] == UNKNOWN))
+        ended, bonus = self.verdict.ended, self.verdict.bonus
+        slots = enumerate(self.view.slots)
+        return [i for i, slot in slots if slot not in ended and bonus[slot] == UNKNOWN]
 
     def answer(self, replies: Sequence[RowVerdict]) -> Verdict:
         """The verdict with the bonus tokens of its open rows, of which alone there are replies."""
         verdict = self.verdict
-        emitted, ended, bonus = verdict.emitted.copy(), verdict.ended.copy(), verdict.bonus.copy()
+        emitted, bonus, ended = list(verdict.emitted), list(verdict.bonus), set(verdict.ended)
         tokens = list(verdict.tokens or [()] * len(emitted))
-        for i, row in zip(self.open_rows.tolist(), replies, strict=True):
-            slot = int(self.view.slots[i])
+        for i, row in zip(self.open_rows, replies, strict=True):
+            slot = self.view.slots[i]
             emitted[slot] += len(row.emitted)
-            ended[slot] = row.ended
             bonus[slot] = row.bonus
             tokens[slot] = (*tokens[slot], *row.emitted)
-        return Verdict(verdict.accepted, emitted, ended, bonus, tuple(tokens))
+            if row.ended:
+                ended.add(slot)
+        return Verdict(verdict.accepted, tuple(emitted), frozenset(ended), tuple(bonus), tuple(tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +326,7 @@ class Draft(Operation, cost_class="draft", reply=Drafted):
 
     view: View
     lookahead: int
-    unseen: IntArray
+    unseen: Ints
     sampling: Sampling = GREEDY
     shape: tuple[int, ...] | None = None
 
@@ -318,14 +341,29 @@ class Draft(Operation, cost_class="draft", reply=Drafted):
         return True
 
     @property
+    def size(self) -> Ints:
+        """Rows, unseen tokens of the row with most, of all rows, K."""
+        unseen = [self.unseen[slot] for slot in self.view.slots]
+        return len(unseen), max(unseen), sum(unseen), self.lookahead
+
+    @property
     def tokens_fed(self) -> int:
         """The unseen tokens and all drafted ones but the last."""
-        slots = self.view.slots
-        return int(self.unseen[slots].sum()) + len(slots) * (self.lookahead - 1)
+        rows, _, unseen, _ = self.size
+        return unseen + rows * (self.lookahead - 1)
 
     def answer(self, replies: Sequence[Drafted]) -> Speculation:
         """The batch's speculation."""
         return Speculation.drafted(self.width, self.by_slot(replies))
+
+
+_PRIMARY = int(Source.PRIMARY)
+
+
+@lru_cache(maxsize=1024)
+def _outcomes_below(fanout: Ints, devices: int) -> Ints:
+    """[K + 1] outcomes with at most k tokens accepted, the share of one of some devices, rounded up."""
+    return tuple(-(-total // devices) for total in accumulate(fanout))
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,29 +407,38 @@ class Prespeculate(
 
     def fanout_of(self, slot: int) -> tuple[int, ...]:
         """The fan-outs that apply to the row in `slot`."""
-        primary = int(self.speculation.sources[slot]) == Source.PRIMARY
+        primary = self.speculation.sources[slot] == Source.PRIMARY
         return self.fanout if primary or self.fanout_backup is None else self.fanout_backup
 
     @property
-    def branches(self) -> IntArray:
+    def branches(self) -> Ints:
         """[n] outcomes that one draft device prepares for in each row: its share, rounded up.
 
         A row that verifies l tokens has the positions 0 ... l, with the fan-outs that belong to where its
         tokens come from.
         """
-        slots = self.view.slots
-        lengths = self.speculation.lengths[slots]
-        branches = np.cumsum(self.fanout)[lengths]
-        if self.fanout_backup is not None:
-            guessed = self.speculation.sources[slots] != Source.PRIMARY
-            branches = np.where(guessed, np.cumsum(self.fanout_backup)[lengths], branches)
-        share: IntArray = -(-branches // self.part[1])
-        return share
+        table = _outcomes_below(self.fanout, self.part[1])
+        if self.fanout_backup is None:
+            return tuple([table[length] for length in self.lengths])
+        slots, sources = self.view.slots, self.speculation.sources
+        guessed = _outcomes_below(self.fanout_backup, self.part[1])
+        return tuple(
+            [
+                (table if sources[slot] == _PRIMARY else guessed)[length]
+                for slot, length in zip(slots, self.lengths, strict=True)
+            ]
+        )
+
+    @property
+    def size(self) -> Ints:
+        """Rows, tokens of the longest chain, of all chains, branches of the widest row, of all rows, K."""
+        lengths, branches = self.lengths, self.branches
+        return len(lengths), max(lengths), sum(lengths), max(branches), sum(branches), self.lookahead
 
     @property
     def tokens_fed(self) -> int:
         """Those of the glue step, and a token per branch and step."""
-        return self.chain_tokens + self.lookahead * int(self.branches.sum())
+        return self.chain_tokens + self.lookahead * sum(self.branches)
 
     def answer(self, replies: Sequence[Prepared]) -> OutcomeCache:
         """The speculation cache, or where it is early that of the outcomes alone."""
@@ -412,6 +459,12 @@ class Continue(_Speculated, cost_class="continue", reply=Drafted):
     sampling: Sampling = GREEDY
 
     @property
+    def size(self) -> Ints:
+        """Rows, tokens of the longest chain, K."""
+        lengths = self.lengths
+        return len(lengths), max(lengths), self.lookahead
+
+    @property
     def tokens_fed(self) -> int:
         """The last one before the new ones, and all of these but the last."""
         return len(self.view.slots) * self.lookahead
@@ -420,6 +473,6 @@ class Continue(_Speculated, cost_class="continue", reply=Drafted):
         """One outcome per row: all accepted, and the first drafted token after them."""
         lengths = self.speculation.lengths
         rows: dict[int, Drafted] = self.by_slot(replies)
-        entries = {slot: {(int(lengths[slot]), row.tokens[0]): row.after(1)} for slot, row in rows.items()}
+        entries = {slot: {(lengths[slot], row.tokens[0]): row.after(1)} for slot, row in rows.items()}
         openings = {slot: Drafted(row.tokens[:1], row.handle) for slot, row in rows.items()}
         return OutcomeCache(self.width, entries, openings)

@@ -80,7 +80,7 @@ def pearl(world: World, rows: Rows, config: PearlConfig, sampling: Sampling = GR
     open_end = sampling.draft_sampled
     while rows.active:
         fresh = yield from admit(world, rows)
-        if fresh.any():  # who sat there before may have been preempted
+        if fresh:  # who sat there before may have been preempted
             pending = pending.merge(Speculation.empty(rows.width), fresh)
         view = rows.view()
         verify = world.target.submit(Verify(view, pending, sampling, leave_open=open_end))

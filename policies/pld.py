@@ -17,7 +17,7 @@ from policies.operation import Verify
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
-from policies.values import UNKNOWN, BoolArray, Source, Speculation
+from policies.values import Ints, Slots, Source, Speculation
 
 _WORD = 4
 """Bytes of a token id."""
@@ -71,12 +71,12 @@ def lookup(text: Sequence[int], lookahead: int, *, longest: int = LONGEST) -> tu
 
 def guess(
     rows: Rows,
-    chosen: BoolArray,
+    chosen: Slots,
     lookahead: int,
     source: Source,
     propose: Callable[[int, int], Sequence[int]],
 ) -> Speculation:
-    """Guessed tokens for the rows marked in `chosen` [B], the same in both worlds.
+    """Guessed tokens for the rows in `chosen`, the same in both worlds.
 
     Args:
         rows: The batch.
@@ -85,18 +85,15 @@ def guess(
         source: Where they come from.
         propose: (request, position) to a row's tokens.
     """
-    tokens = np.full((rows.width, lookahead), UNKNOWN, dtype=np.int64)
-    lengths = np.zeros(rows.width, dtype=np.int64)
+    tokens: list[Ints] = [()] * rows.width
     view = rows.view(chosen)
     for slot, request, position in zip(view.slots, view.requests, view.positions, strict=True):
-        guessed = propose(int(request), int(position))
-        tokens[slot, : len(guessed)] = guessed
-        lengths[slot] = len(guessed)
-    sources = np.where(lengths > 0, int(source), int(Source.NONE))
-    return Speculation(lengths, sources, tokens, has_guesses=True)
+        tokens[slot] = tuple(propose(request, position))
+    sources = tuple([int(source) if guessed else int(Source.NONE) for guessed in tokens])
+    return Speculation(tuple(map(len, tokens)), sources, tuple(tokens), has_guesses=True)
 
 
-def guess_from_text(rows: Rows, chosen: BoolArray, lookahead: int, longest: int = LONGEST) -> Speculation:
+def guess_from_text(rows: Rows, chosen: Slots, lookahead: int, longest: int = LONGEST) -> Speculation:
     """What followed each text's own last words, at most `longest` of them, earlier in it."""
 
     def propose(request: int, position: int) -> Sequence[int]:

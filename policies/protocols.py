@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from hardware_profiles.surface import RoleName
 from policies.operation import Operation
-from policies.values import BoolArray, Speculation, Verdict
+from policies.values import Slots, Speculation, Verdict
 
 
 class Event(Protocol):
@@ -51,12 +51,12 @@ class Device(Protocol):
 class Cache(Protocol):
     """Speculation cache of one round (SSD, definition 4): a map from outcome to speculation."""
 
-    def lookup(self, verdict: Verdict) -> BoolArray:
-        """[B] whether each row's outcome (accepted, bonus) was prepared for; False for ended rows."""
+    def lookup(self, verdict: Verdict) -> Slots:
+        """The rows whose outcome (accepted, bonus) was prepared for, ended ones left out."""
         ...
 
-    def take(self, verdict: Verdict, hits: BoolArray) -> Speculation:
-        """The prepared speculation of the rows marked in `hits`; empty for all others."""
+    def take(self, verdict: Verdict, hits: Slots) -> Speculation:
+        """The prepared speculation of the rows in `hits`; empty for all others."""
         ...
 
     def opening(self) -> Speculation:

@@ -108,7 +108,7 @@ def rasd(world: World, rows: Rows, config: RasdConfig, sampling: Sampling = GREE
     plan, prune_top, attempts = config.plan, config.prune_top, config.attempts
 
     def propose(view: View, unseen: tuple[Path, ...]) -> Generator[Event, Any, list[TokenTree]]:
-        slots = view.slots.tolist()
+        slots = view.slots
         drafted = yield world.draft.submit(
             DraftTree(view, rows.width, unseen, sampling, plan=plan, root_top=prune_top)
         )

@@ -42,7 +42,7 @@ def rest(world: World, rows: Rows, config: RestConfig, sampling: Sampling = GREE
 
     def retrieve(view: View, unseen: tuple[Path, ...]) -> Generator[Event, Any, list[TokenTree]]:
         retrieved = yield world.target.submit(retrieve_trees(rows, view, config, sampling))
-        return [tree_of(retrieved[slot]) for slot in view.slots.tolist()]
+        return [tree_of(retrieved[slot]) for slot in view.slots]
 
     return tree_rounds(world, rows, sampling, retrieve)
 

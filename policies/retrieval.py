@@ -150,7 +150,7 @@ def retrieve_trees(
     end = 0 if config.store == PROMPT else -config.longest_match
     inputs = tuple(
         RetrievalAsk(rows.text(request)[end:], (levels or {}).get(slot, ()))
-        for slot, request in zip(view.slots.tolist(), view.requests.tolist(), strict=True)
+        for slot, request in zip(view.slots, view.requests, strict=True)
     )
     return RetrieveTree(view, rows.width, inputs, sampling, datastore=config.store, search=config.search)
 

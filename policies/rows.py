@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add, sub
 
 import numpy as np
 
 from policies.operation import Prefill
 from policies.protocols import Event, Steps, World
-from policies.values import BoolArray, IntArray, Request, Speculation, Verdict, View
+from policies.values import NO_SLOTS, IntArray, Request, Slots, Speculation, Verdict, View
 
 
 class Rows:
     """A batch of `width` slots, refilled from a queue of requests as rows finish.
-
-    All per-row arrays have length `width` and are indexed by slot.
 
     Args:
         requests: What to serve, first come first served.
@@ -37,18 +37,16 @@ class Rows:
         self.texts: dict[int, list[int]] = {}
         self.log = RoundLog()
         self._prompts: dict[int, tuple[int, ...]] = {}
-        # [4, width] request id, emitted tokens, prompt length, limit.  It and `alive` are replaced and never
-        # changed in place: views handed out before keep what they saw.
-        self._state: IntArray = np.zeros((4, width), dtype=np.int64)
-        self._every_slot = np.arange(width)
-        self._full = False
-        self.alive: BoolArray = np.zeros(width, dtype=np.bool_)
-        """[width] slots that hold an unfinished request."""
+        nothing = [0] * width  # of each slot:
+        self._requests, self._emitted, self._prompt_lengths, self._limits = (nothing[:] for _ in range(4))
+        self._order: tuple[int, ...] = ()
+        self.alive: Slots = NO_SLOTS
+        """Slots that hold an unfinished request; replaced and never changed in place."""
 
     @property
     def active(self) -> bool:
         """Whether any request is unfinished, in a slot or waiting."""
-        return bool(self.waiting) or bool(self.alive.any())
+        return bool(self.alive or self.waiting)
 
     def text(self, request: int) -> tuple[int, ...]:
         """Prompt and emitted tokens of a request, where tokens are kept."""
@@ -56,31 +54,29 @@ class Rows:
             raise ValueError("this run keeps no token ids, which the policy needs (n-gram lookup)")
         return (*self._prompts[request], *self.texts[request])
 
-    def admit(self, now: float = 0.0) -> BoolArray:
-        """Put waiting requests into free slots; [width] mask of the slots filled just now.
+    def admit(self, now: float = 0.0) -> Slots:
+        """Put waiting requests into free slots; returns the slots filled just now.
 
         `now` is noted as the moment from which the time to the first token counts.
         """
-        fresh = np.zeros(self.width, dtype=np.bool_)
-        if not self.waiting or self._full:
-            return fresh
-        self._state = self._state.copy()
-        for slot in np.flatnonzero(~self.alive)[: len(self.waiting)]:
+        if not self.waiting or len(self.alive) == self.width:
+            return NO_SLOTS
+        free = [slot for slot in range(self.width) if slot not in self.alive][: len(self.waiting)]
+        for slot in free:
             request = self.waiting.popleft()
-            self._state[:, slot] = request.id, 0, request.prompt_length, request.limit
-            fresh[slot] = True
+            self._fill(slot, request.id, 0, request.prompt_length, request.limit)
             self.log.admitted_s[request.id] = now
             if self.keep_tokens and request.prompt is not None:
                 self._prompts[request.id] = request.prompt
                 self.texts[request.id] = []
-        self.alive = self.alive | fresh
-        self._full = bool(self.alive.all())
+        fresh = frozenset(free)
+        self._set_alive(self.alive | fresh)
         return fresh
 
     def refill(self, world: World, *, drafts: bool, states: bool = False) -> Steps:
         """See `policies.rows.admit`."""
         fresh = self.admit(world.now)
-        if fresh.any():
+        if fresh:
             view = self.view(fresh)
             yield from self._read(world, Prefill(view, self.prompts(view), states=states), drafts=drafts)
         return fresh
@@ -94,26 +90,25 @@ class Rows:
         yield everyone
         self.log.prefill_s += world.now - started
 
-    def view(self, rows: BoolArray | None = None) -> View:
-        """Snapshot of the rows marked in `rows` [width], by default of all unfinished ones."""
-        if rows is None and self._full:  # the usual case: nothing to select
-            slots, state = self._every_slot, self._state
-        else:
-            slots = np.flatnonzero(self.alive if rows is None else rows)
-            state = self._state[:, slots]
-        requests, emitted, prompt_length, limit = state
+    def view(self, rows: Slots | None = None) -> View:
+        """Snapshot of some rows, by default of all unfinished ones."""
+        slots = self._order if rows is None or len(rows) == len(self._order) else tuple(sorted(rows))
+        columns = self._requests, self._emitted, self._prompt_lengths, self._limits
+        if len(slots) < self.width:
+            columns = tuple([[column[slot] for slot in slots] for column in columns])  # type: ignore[assignment]
+        requests, emitted, prompts, limits = columns
         return View(
-            slots=slots,
-            requests=requests,
-            positions=emitted,
-            contexts=prompt_length + emitted,
-            rooms=limit - emitted,
-            tails=tuple(self._tail(r) for r in requests.tolist()) if self.keep_tokens else None,
+            slots,
+            tuple(requests),
+            tuple(emitted),
+            tuple(map(add, prompts, emitted)),
+            tuple(map(sub, limits, emitted)),
+            tuple(map(self._tail, requests)) if self.keep_tokens else None,
         )
 
     def prompts(self, view: View) -> tuple[tuple[int, ...], ...] | None:
         """Prompt token ids of a view's rows; None in a world without token ids."""
-        return tuple(self._prompts[int(r)] for r in view.requests) if self.keep_tokens else None
+        return tuple(self._prompts[r] for r in view.requests) if self.keep_tokens else None
 
     def commit(
         self,
@@ -121,7 +116,7 @@ class Rows:
         verified: Speculation,
         verdict: Verdict,
         *,
-        hits: BoolArray | None = None,
+        hits: Slots | None = None,
         now: float,
     ) -> None:
         """Append a round's tokens and log the round.
@@ -130,18 +125,23 @@ class Rows:
             view: The rows verified, as submitted.
             verified: The speculation that was verified.
             verdict: Its outcome.
-            hits: [width] whether each row's outcome was in the cache; None for policies without one.
+            hits: Rows whose outcome was in the cache; None for policies without one.
             now: Seconds at which the verdict was acted on.
         """
         if verdict.tokens is not None and self.keep_tokens:
             for slot, request in zip(view.slots, view.requests, strict=True):
-                self.texts[int(request)].extend(verdict.tokens[int(slot)])
+                self.texts[request].extend(verdict.tokens[slot])
         self.log.append(view, verified, verdict, hits, now)
-        self._state = self._state.copy()
-        self._state[1] += verdict.emitted
-        if verdict.ended.any():
-            self.alive = self.alive & ~verdict.ended
-            self._full = False
+        self._emitted = list(map(add, self._emitted, verdict.emitted))
+        if verdict.ended:
+            self._set_alive(self.alive - verdict.ended)
+
+    def _fill(self, slot: int, request: int, emitted: int, prompt_length: int, limit: int) -> None:
+        self._requests[slot], self._emitted[slot] = request, emitted
+        self._prompt_lengths[slot], self._limits[slot] = prompt_length, limit
+
+    def _set_alive(self, alive: Slots) -> None:
+        self.alive, self._order = alive, tuple(sorted(alive))
 
     def _tail(self, request: int) -> tuple[int, ...]:
         text = self.texts[request]
@@ -151,7 +151,7 @@ class Rows:
 
 
 def admit(world: World, rows: Rows, *, drafts: bool = True, states: bool = False) -> Steps:
-    """Admit waiting requests and prefill them; returns the [width] mask of new rows.
+    """Admit waiting requests and prefill them; returns the new rows.
 
     `drafts`: whether the draft devices read the prompts too; a target-only policy pays for none.
     `states`: whether the target keeps the prompts' hidden states, for heads that read them.
@@ -192,7 +192,6 @@ class Round:
 
 COLUMNS = ("request", "position", "length", "source", "accepted", "emitted", "bonus", "hit")
 """Of a log's table, named like the fields of `Round`."""
-_NONE = np.zeros(0, dtype=np.int64)
 
 
 class RoundLog:
@@ -214,31 +213,35 @@ class RoundLog:
         self.runs_on = False
         self.admitted_s: dict[int, float] = {}
         self.first_token_s: dict[int, float] = {}
-        self._columns: list[tuple[IntArray, ...]] = []
+        self._columns = tuple(array("q") for _ in COLUMNS)
 
     def append(
-        self, view: View, verified: Speculation, verdict: Verdict, hits: BoolArray | None, now: float
+        self, view: View, verified: Speculation, verdict: Verdict, hits: Slots | None, now: float
     ) -> None:
         """Log one round of the batch."""
-        slots = view.slots
+        slots, ended = view.slots, verdict.ended
+        request, position, length, source, accepted, emitted, bonus, hit = self._columns
+        request.extend(array("q", view.requests))
+        position.extend(array("q", view.positions))
+        for column, values in (
+            (length, verified.lengths),
+            (source, verified.sources),
+            (accepted, verdict.accepted),
+            (emitted, verdict.emitted),
+            (bonus, verdict.bonus),
+        ):
+            # By an array of its own: they are joined as they stand, other sequences number by number.
+            column.extend(array("q", values if len(slots) == len(values) else [values[s] for s in slots]))
         if hits is None:
-            looked_up = np.full(len(slots), NO_CACHE, dtype=np.int64)
+            hit.extend(array("q", [NO_CACHE] * len(slots)))
+        elif ended:
+            hit.extend(array("q", [NO_CACHE if slot in ended else slot in hits for slot in slots]))
         else:
-            looked_up = np.where(verdict.ended[slots], NO_CACHE, hits[slots])
-        self._columns.append(
-            (
-                view.requests,
-                view.positions,
-                verified.lengths[slots],
-                verified.sources[slots],
-                verdict.accepted[slots],
-                verdict.emitted[slots],
-                verdict.bonus[slots],
-                looked_up,
-            )
-        )
-        for request in view.requests[view.positions == 0]:
-            self.first_token_s[int(request)] = now
+            hit.extend(array("q", [slot in hits for slot in slots]))
+        if 0 in view.positions:
+            for own, at in zip(view.requests, view.positions, strict=True):
+                if at == 0:
+                    self.first_token_s[own] = now
         self.batch_rounds += 1
         self.ends.append(now)
 
@@ -248,8 +251,10 @@ class RoundLog:
 
     def table(self) -> dict[str, IntArray]:
         """The columns, one entry per row and round."""
-        columns = zip(*self._columns, strict=True) if self._columns else [[_NONE]] * len(COLUMNS)
-        return {name: np.concatenate(parts) for name, parts in zip(COLUMNS, columns, strict=True)}
+        return {
+            name: np.array(column, dtype=np.int64)
+            for name, column in zip(COLUMNS, self._columns, strict=True)
+        }
 
     def rounds(self, request: int) -> list[Round]:
         """The rounds of one request, in order."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from policies.config import DraftSampling, LawInputs, LawValue, LookaheadConfig, PolicyInfo
 from policies.laws.ssd import expected_tokens, sd_speedup
 from policies.operation import Draft, Verify
@@ -38,16 +36,18 @@ def speculative(world: World, rows: Rows, config: SdConfig, sampling: Sampling =
 
     Nobody predicts the outcome of a verification, so the devices take turns.
     """
-    unseen = np.ones(rows.width, dtype=np.int64)
+    unseen = (1,) * rows.width
     while rows.active:
         fresh = yield from admit(world, rows)
-        unseen[fresh] = 1
+        if fresh:
+            unseen = tuple([1 if slot in fresh else count for slot, count in enumerate(unseen)])
         view = rows.view()
         speculation = yield world.draft.submit(Draft(view, config.lookahead, unseen, sampling))
         verdict = yield world.target.submit(Verify(view, speculation, sampling))
         rows.commit(view, speculation, verdict, now=world.now)
         # The last drafted token was never fed to the draft; if it was accepted, two are unseen.
-        unseen = np.where(verdict.accepted == speculation.lengths, 2, 1)
+        outcomes = zip(verdict.accepted, speculation.lengths, strict=True)
+        unseen = tuple([2 if accepted == length else 1 for accepted, length in outcomes])
 
 
 INFO = PolicyInfo(

@@ -18,8 +18,6 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-import numpy as np
-
 from policies.config import (
     DEFAULT_LOOKAHEAD,
     DraftSampling,
@@ -43,7 +41,7 @@ from policies.pld import guess, guess_from_text
 from policies.protocols import Cache, Event, Steps, Task, World
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling, random_tokens
-from policies.values import BoolArray, IntArray, Source, Speculation, Verdict, View
+from policies.values import NO_SLOTS, Slots, Source, Speculation, Verdict, View
 
 Backup: TypeAlias = Literal["primary", "primary-all", "plain", "random", "ngram"]
 AnyBackup: TypeAlias = Literal[Backup, "auto"]
@@ -188,35 +186,35 @@ def saguaro(world: World, rows: Rows, config: SaguaroConfig, sampling: Sampling 
         raise SettingError("backup 'auto' has to be resolved against a profile before a run")
     speculation = Speculation.empty(rows.width)
     redrafting: Task | None = None  # of the rows that sit this round out
-    absent: BoolArray = np.zeros(rows.width, dtype=np.bool_)
+    absent = NO_SLOTS
     while rows.active:
         fresh = yield from admit(world, rows)
-        if fresh.any():
+        if fresh:
             backup: Backup = "primary" if config.first == "primary" else config.backup
             # Who sat there before may have been preempted.
             speculation = speculation.merge(Speculation.empty(rows.width), fresh)
             speculation = yield from fall_back(
                 world, rows, speculation, fresh, config, sampling=sampling, backup=backup
             )
-        view = rows.view(rows.alive & ~absent)
+        view = rows.view(rows.alive - absent)
         verify = world.target.submit(Verify(view, speculation, sampling))
         prepares = prespeculate(world, view, speculation, config, sampling)
         verdict = yield verify
         if config.tree == "abort":
             outcomes = yield from join([prepare.early for prepare in prepares])
-            if not outcomes.lookup(verdict).any():
+            if not outcomes.lookup(verdict):
                 for prepare in prepares:
                     prepare.stop()
         cache = yield from join(prepares)
         hits = cache.lookup(verdict)
         rows.commit(view, speculation, verdict, hits=hits, now=world.now)
         speculation = cache.take(verdict, hits)
-        misses = rows.alive & ~hits & ~absent
+        misses = rows.alive - hits - absent
         if redrafting is not None:  # served before the pre-speculation, so it has fired
             speculation = speculation.merge((yield redrafting), absent)
-            redrafting, absent = None, np.zeros_like(absent)
-        if misses.any():
-            if config.backup == "primary" and config.stall == "rows" and (rows.alive & ~misses).any():
+            redrafting, absent = None, NO_SLOTS
+        if misses:
+            if config.backup == "primary" and config.stall == "rows" and rows.alive - misses:
                 redrafting, absent = redraft(world, rows, misses, config, sampling), misses
             else:
                 speculation = yield from fall_back(
@@ -260,13 +258,13 @@ def fall_back(
     world: World,
     rows: Rows,
     speculation: Speculation,
-    chosen: BoolArray,
+    chosen: Slots,
     config: SaguaroConfig,
     *,
     sampling: Sampling,
     backup: Backup,
 ) -> Steps:
-    """Returns `speculation` with the rows marked in `chosen` [B] filled in by `backup`."""
+    """Returns `speculation` with the rows in `chosen` filled in by `backup`."""
     if backup == "plain":
         return speculation
     if backup in {"primary", "primary-all"}:
@@ -280,12 +278,13 @@ def fall_back(
     return speculation.merge(guessed, chosen)
 
 
-def guess_at_random(world: World, rows: Rows, chosen: BoolArray, lookahead: int, seed: int) -> Speculation:
+def guess_at_random(world: World, rows: Rows, chosen: Slots, lookahead: int, seed: int) -> Speculation:
     """Uniform tokens, those of a position the same in both worlds; never accepted in one without ids."""
     if world.vocabulary == 0:
+        slots = range(rows.width)
         return Speculation(
-            np.where(chosen, lookahead, 0),
-            np.where(chosen, int(Source.RANDOM), int(Source.NONE)),
+            tuple([lookahead if slot in chosen else 0 for slot in slots]),
+            tuple([int(Source.RANDOM if slot in chosen else Source.NONE) for slot in slots]),
             has_guesses=True,
         )
 
@@ -295,9 +294,9 @@ def guess_at_random(world: World, rows: Rows, chosen: BoolArray, lookahead: int,
     return guess(rows, chosen, lookahead, Source.RANDOM, propose)
 
 
-def redraft(world: World, rows: Rows, chosen: BoolArray, config: SaguaroConfig, sampling: Sampling) -> Task:
-    """Submit a primary draft of the rows marked in `chosen` [B]."""
-    unseen: IntArray = np.ones(rows.width, dtype=np.int64)
+def redraft(world: World, rows: Rows, chosen: Slots, config: SaguaroConfig, sampling: Sampling) -> Task:
+    """Submit a primary draft of the rows in `chosen`."""
+    unseen = (1,) * rows.width
     return world.draft.submit(
         Draft(rows.view(chosen), config.lookahead, unseen, sampling, config.shape(sampling))
     )
@@ -313,14 +312,13 @@ class JoinedCache:
     def __init__(self, parts: Sequence[Cache]) -> None:
         self.parts = tuple(parts)
 
-    def lookup(self, verdict: Verdict) -> BoolArray:
-        """[B] whether any part holds each row's outcome."""
-        held: BoolArray = np.any([part.lookup(verdict) for part in self.parts], axis=0)
-        return held
+    def lookup(self, verdict: Verdict) -> Slots:
+        """The rows whose outcome any part holds."""
+        return NO_SLOTS.union(*[part.lookup(verdict) for part in self.parts])
 
-    def take(self, verdict: Verdict, hits: BoolArray) -> Speculation:
-        """The prepared speculation of the rows marked in `hits`, each from the part that holds it."""
-        taken = Speculation.empty(len(hits))
+    def take(self, verdict: Verdict, hits: Slots) -> Speculation:
+        """The prepared speculation of the rows in `hits`, each from the part that holds it."""
+        taken = Speculation.empty(len(verdict.accepted))
         for part in self.parts:
             held = hits & part.lookup(verdict)
             taken = taken.merge(part.take(verdict, held), held)

@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import numpy as np
-
 from policies.ar import ArConfig
 from policies.config import Knob, LawInputs, LawValue, OnOff, PolicyConfig, PolicyInfo
 from policies.operation import Verify
@@ -145,7 +143,9 @@ def suffix_decoding(world: World, rows: Rows, config: SuffixConfig, sampling: Sa
         speculation = guess(rows, rows.alive, config.ahead, Source.NGRAM, propose)
         verdict = yield world.target.submit(Verify(view, speculation, sampling))
         rows.commit(view, speculation, verdict, now=world.now)
-        for request in view.requests[np.flatnonzero(verdict.ended[view.slots])].tolist():
+        for slot, request in zip(view.slots, view.requests, strict=True):
+            if slot not in verdict.ended:
+                continue
             del own[request]
             past.new_text()
             past.extend(rows.texts[request])

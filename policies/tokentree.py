@@ -12,8 +12,6 @@ from itertools import accumulate
 from operator import mul
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
-import numpy as np
-
 from policies.config import Knob, SettingError, knobs_of
 from policies.operation import RowOperation, Work
 from policies.protocols import Event, Steps, World
@@ -249,10 +247,10 @@ def own_rounds(
     while rows.active:
         yield from admit(world, rows, drafts=False)
         view = rows.view()
-        begun = zip(view.requests.tolist(), view.positions.tolist(), strict=True)
+        begun = zip(view.requests, view.positions, strict=True)
         prompts = tuple(() if position else rows.text(request) for request, position in begun)
         replies = yield world.target.submit(ask(view, prompts))
-        trees = [tree_of(replies[slot]) for slot in view.slots.tolist()]
+        trees = [tree_of(replies[slot]) for slot in view.slots]
         commit_trees(world, rows, view, trees, replies)
 
 
@@ -285,9 +283,8 @@ def tree_rounds(
         new, view = rows.view(fresh), rows.view()
         # Of newly prefilled rows a draft has not seen the prompt's last token.
         tails = new.tails or ((UNKNOWN,),) * len(new.slots)
-        unseen |= {slot: tail[-1:] for slot, tail in zip(new.slots.tolist(), tails, strict=True)}
-        slots = view.slots.tolist()
-        trees = yield from propose(view, tuple(unseen[slot] for slot in slots))
+        unseen |= {slot: tail[-1:] for slot, tail in zip(new.slots, tails, strict=True)}
+        trees = yield from propose(view, tuple(unseen[slot] for slot in view.slots))
         verify = VerifyTree(view, rows.width, tuple(trees), sampling, states=states)
         replies = yield world.target.submit(verify)
         # A draft keeps the committed text alone, so that it has seen nothing of what was accepted.
@@ -306,13 +303,13 @@ def commit_trees(
     The round's length is the number of levels at which a candidate was tried, so that a row has accepted
     fewer tokens than that if and only if all candidates of a level failed.
     """
-    slots = view.slots.tolist()
-    lengths, sources = np.zeros((2, rows.width), dtype=np.int64)
-    for slot, tree in zip(slots, trees, strict=True):
+    lengths, sources = [0] * rows.width, [int(Source.NONE)] * rows.width
+    for slot, tree in zip(view.slots, trees, strict=True):
         lengths[slot] = levels_tried(tree, replies[slot])
-        sources[slot] = tree.sources[0] if tree.sources else Source.NONE
-    verdicts = {slot: replies[slot].verdict for slot in slots}
-    rows.commit(view, Speculation(lengths, sources), verdict_of(rows.width, verdicts), now=world.now)
+        sources[slot] = int(tree.sources[0] if tree.sources else Source.NONE)
+    verdicts = {slot: replies[slot].verdict for slot in view.slots}
+    verified = Speculation(tuple(lengths), tuple(sources))
+    rows.commit(view, verified, verdict_of(rows.width, verdicts), now=world.now)
     return {slot: verdict.emitted for slot, verdict in verdicts.items()}
 
 

@@ -87,7 +87,7 @@ def tree_speculation(world: World, rows: Rows, config: TreeConfig, sampling: Sam
 
     def draft(view: View, unseen: tuple[Path, ...]) -> Generator[Event, Any, list[TokenTree]]:
         drafted = yield world.draft.submit(DraftTree(view, rows.width, unseen, sampling, plan=plan))
-        return [tree_of(drafted[slot]) for slot in view.slots.tolist()]
+        return [tree_of(drafted[slot]) for slot in view.slots]
 
     return tree_rounds(world, rows, sampling, draft, drafts=True)
 

@@ -3,23 +3,33 @@
 They are frozen and may cross a process boundary.  KV caches and logits never do; a device keeps them and
 finds them again by `slot`.
 
-Shapes: B is the number of slots of the batch (its *width*), K the lookahead.  Every per-row array of a
-value has length B and is indexed by slot, whether or not the row takes part; `View.slots` says which
-rows do.  That keeps the arrays of successive rounds aligned when rows finish or are replaced.
+Shapes: B is the number of slots of the batch (its *width*), K the lookahead.  Every per-row tuple of a
+speculation or a verdict has length B and is indexed by slot, whether or not the row takes part; `View.slots`
+says which rows do.  That keeps those of successive rounds aligned when rows finish or are replaced.  Rows are
+chosen by the set of their slots.
+
+They are tuples and sets, not arrays: most batches have one to sixteen rows, for which numpy's operations take
+longer than all else that a round consists of.  Those of every round are structs, which are made ten times
+faster than frozen dataclasses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 IntArray: TypeAlias = NDArray[np.int64]
 BoolArray: TypeAlias = NDArray[np.bool_]
+Ints: TypeAlias = tuple[int, ...]
+Slots: TypeAlias = frozenset[int]
+"""Some rows of a batch."""
+NO_SLOTS: Slots = frozenset()
 
 UNKNOWN = -1
 """Token id of content that the world at hand does not know (coin tosses, off the recorded path)."""
@@ -39,13 +49,6 @@ class Source(IntEnum):
     """Uniform random tokens (SSD's fast backup speculator, paper section 4.3)."""
     NGRAM = 3
     """What followed the same words earlier in the text (prompt lookup); its distribution is one-hot."""
-
-
-def marked(width: int, slots: Collection[int]) -> BoolArray:
-    """[width] mask of some slots."""
-    mask = np.zeros(width, dtype=np.bool_)
-    mask[list(slots)] = True
-    return mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +75,11 @@ class Request:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(msgspec.Struct, frozen=True, gc=False):
     """The rows that an operation is about, as they stood when it was submitted.
 
     Attributes:
-        slots: [n] slots that take part.
+        slots: [n] slots that take part, rising.
         requests: [n] request id of each.
         positions: [n] tokens emitted so far by each (the next one has this position).
         contexts: [n] prompt plus emitted tokens of each.
@@ -86,12 +88,12 @@ class View:
             without token ids.
     """
 
-    slots: IntArray
-    requests: IntArray
-    positions: IntArray
-    contexts: IntArray
-    rooms: IntArray
-    tails: tuple[tuple[int, ...], ...] | None = None
+    slots: Ints
+    requests: Ints
+    positions: Ints
+    contexts: Ints
+    rooms: Ints
+    tails: tuple[Ints, ...] | None = None
 
 
 class Drafted(NamedTuple):
@@ -111,15 +113,14 @@ class Drafted(NamedTuple):
         return Drafted(self.tokens[count:], self.handle + count if known else NO_HANDLE)
 
 
-@dataclass(frozen=True, slots=True)
-class Speculation:
+class Speculation(msgspec.Struct, frozen=True, gc=False):
     """Drafted tokens awaiting verification.
 
     Attributes:
         lengths: [B] drafted tokens of each row (0: plain decode).
         sources: [B] `Source` of each row's tokens.
-        tokens: [B, K] their ids, UNKNOWN beyond a row's length; None in a world without token ids.
-            A random row's tokens are known in every world that has ids.
+        tokens: [B] the ids of each row's tokens, UNKNOWN where they are not known; None in a world without
+            token ids.  A random row's tokens are known in every world that has ids.
         has_guesses: Whether any row may have the source RANDOM or NGRAM.
         shape: F_0 ... F_(K-1) by which Saguaro sampling rescaled the distributions of the primary tokens;
             None where nothing was rescaled.
@@ -127,18 +128,26 @@ class Speculation:
             in a world that keeps none.
     """
 
-    lengths: IntArray
-    sources: IntArray
-    tokens: IntArray | None = None
+    lengths: Ints
+    sources: Ints
+    tokens: tuple[Ints, ...] | None = None
     has_guesses: bool = False
-    shape: tuple[int, ...] | None = None
-    handles: IntArray | None = None
+    shape: Ints | None = None
+    handles: Ints | None = None
 
     @classmethod
     def empty(cls, width: int) -> Speculation:
         """No drafted token in any of `width` rows."""
-        zeros = np.zeros(width, dtype=np.int64)
-        return cls(zeros, zeros)
+        return cls((0,) * width, (_NONE,) * width)
+
+    @classmethod
+    def primary(cls, width: int, lengths: Mapping[int, int], shape: Ints | None = None) -> Speculation:
+        """So many of the primary draft's tokens in some of `width` rows, by slot; their ids stay unknown."""
+        found, sources = [0] * width, [_NONE] * width
+        for slot, length in lengths.items():
+            if length:
+                found[slot], sources[slot] = length, _PRIMARY
+        return cls(tuple(found), tuple(sources), shape=shape)
 
     @classmethod
     def drafted(cls, width: int, rows: Mapping[int, tuple[Sequence[int], int]]) -> Speculation:
@@ -146,50 +155,59 @@ class Speculation:
 
         A row without tokens has the source NONE.
         """
-        depth = max((len(tokens) for tokens, _ in rows.values()), default=0)
-        lengths = np.zeros(width, dtype=np.int64)
-        table = np.full((width, depth), UNKNOWN, dtype=np.int64)
-        handles = np.full(width, NO_HANDLE, dtype=np.int64)
-        for slot, (tokens, handle) in rows.items():
-            lengths[slot] = len(tokens)
-            table[slot, : len(tokens)] = tokens
-            handles[slot] = handle
-        sources = np.where(lengths > 0, int(Source.PRIMARY), int(Source.NONE))
-        return cls(lengths, sources, table, handles=handles if (handles != NO_HANDLE).any() else None)
+        found = [rows.get(slot, _NOTHING) for slot in range(width)]
+        tokens = tuple([tuple(tokens) for tokens, _ in found])
+        lengths = tuple(map(len, tokens))
+        sources = tuple([_PRIMARY if length else _NONE for length in lengths])
+        handles = tuple([handle for _, handle in found])
+        known = any(handle != NO_HANDLE for handle in handles)
+        return cls(lengths, sources, tokens, handles=handles if known else None)
 
     def row(self, slot: int) -> Drafted:
         """A row's drafted tokens, UNKNOWN in a world without ids."""
-        length = int(self.lengths[slot])
-        known = () if self.tokens is None else tuple(self.tokens[slot, :length].tolist())
-        handle = NO_HANDLE if self.handles is None else int(self.handles[slot])
+        length = self.lengths[slot]
+        known = () if self.tokens is None else self.tokens[slot]
+        handle = NO_HANDLE if self.handles is None else self.handles[slot]
         return Drafted(known if len(known) == length else (UNKNOWN,) * length, handle)
 
-    def merge(self, other: Speculation, rows: BoolArray) -> Speculation:
-        """This speculation with the rows marked in `rows` [B] taken from `other`."""
+    def merge(self, other: Speculation, rows: Slots) -> Speculation:
+        """This speculation with the `rows` taken from `other`."""
+        if not rows or len(rows) == len(self.lengths):
+            return other if rows else self
         return Speculation(
-            np.where(rows, other.lengths, self.lengths),
-            np.where(rows, other.sources, self.sources),
-            _merged(self.tokens, other.tokens, rows),
+            _merged(self.lengths, other.lengths, rows),
+            _merged(self.sources, other.sources, rows),
+            _merged_or_none(self.tokens, other.tokens, rows, ()),
             self.has_guesses or other.has_guesses,
             self.shape or other.shape,
-            _merged(self.handles, other.handles, rows),
+            _merged_or_none(self.handles, other.handles, rows, NO_HANDLE),
         )
 
 
-def _merged(mine: IntArray | None, theirs: IntArray | None, rows: BoolArray) -> IntArray | None:
-    """[B] or [B, n] of both, -1 (unknown, none) where the one that counts has nothing."""
-    given = [(each, chosen) for each, chosen in ((mine, ~rows), (theirs, rows)) if each is not None]
-    if not given:
+_PRIMARY, _NONE = int(Source.PRIMARY), int(Source.NONE)
+_NOTHING = Drafted()
+_Each = TypeVar("_Each")
+
+
+def _merged(mine: tuple[_Each, ...], theirs: tuple[_Each, ...], rows: Slots) -> tuple[_Each, ...]:
+    """[B] of both."""
+    chosen = list(mine)
+    for slot in rows:
+        chosen[slot] = theirs[slot]
+    return tuple(chosen)
+
+
+def _merged_or_none(
+    mine: tuple[_Each, ...] | None, theirs: tuple[_Each, ...] | None, rows: Slots, nothing: _Each
+) -> tuple[_Each, ...] | None:
+    """[B] of both, `nothing` where the one that counts has none."""
+    if mine is None and theirs is None:
         return None
-    merged = np.full([max(sizes) for sizes in zip(*(each.shape for each, _ in given), strict=True)], -1)
-    for each, chosen in given:
-        where: tuple[Any, ...] = (chosen, *map(slice, each.shape[1:]))
-        merged[where] = each[chosen]
-    return merged
+    width = len(mine or theirs or ())
+    return _merged(mine or (nothing,) * width, theirs or (nothing,) * width, rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, gc=False):
     """Outcome of a verification, cut at the end token and at the request's limit.
 
     A row emits its accepted tokens and then the bonus token, unless the cut falls before it.
@@ -197,16 +215,16 @@ class Verdict:
     Attributes:
         accepted: [B] drafted tokens accepted and emitted.
         emitted: [B] tokens emitted: `accepted + 1`, or less where the row was cut.
-        ended: [B] whether the row emitted its last token.
+        ended: Rows that emitted their last token.
         bonus: [B] id of the bonus token, UNKNOWN if cut off or without ids.
         tokens: per slot the emitted ids; None in a world without token ids.
     """
 
-    accepted: IntArray
-    emitted: IntArray
-    ended: BoolArray
-    bonus: IntArray
-    tokens: tuple[tuple[int, ...], ...] | None = None
+    accepted: Ints
+    emitted: Ints
+    ended: Slots
+    bonus: Ints
+    tokens: tuple[Ints, ...] | None = None
 
 
 class RowVerdict(NamedTuple):
@@ -223,14 +241,17 @@ class RowVerdict(NamedTuple):
 
 def verdict_of(width: int, rows: Mapping[int, RowVerdict]) -> Verdict:
     """The batch's verdict, from those of its rows by slot."""
-    accepted, emitted = np.zeros((2, width), dtype=np.int64)
-    bonus = np.full(width, UNKNOWN, dtype=np.int64)
-    ended = np.zeros(width, dtype=np.bool_)
-    tokens: list[tuple[int, ...]] = [()] * width
-    for slot, row in rows.items():
-        accepted[slot], emitted[slot] = row.accepted, len(row.emitted)
-        ended[slot], bonus[slot], tokens[slot] = row.ended, row.bonus, tuple(row.emitted)
-    return Verdict(accepted, emitted, ended, bonus, tuple(tokens))
+    found = [rows.get(slot, _UNDECIDED) for slot in range(width)]
+    return Verdict(
+        tuple([row.accepted for row in found]),
+        tuple([len(row.emitted) for row in found]),
+        frozenset(slot for slot, row in rows.items() if row.ended),
+        tuple([row.bonus for row in found]),
+        tuple([tuple(row.emitted) for row in found]),
+    )
+
+
+_UNDECIDED = RowVerdict(0, (), ended=False)
 
 
 def joined(first: RowVerdict, then: RowVerdict, room: int) -> RowVerdict:
@@ -282,16 +303,14 @@ class OutcomeCache:
         self.entries = entries
         self.openings = openings
 
-    def lookup(self, verdict: Verdict) -> BoolArray:
-        """[B] whether each row's outcome was prepared for; False for ended rows."""
-        outcomes = _outcomes(verdict)
-        hits = [slot for slot, entries in self.entries.items() if outcomes[slot] in entries]
-        return marked(self.width, hits) & ~verdict.ended
+    def lookup(self, verdict: Verdict) -> Slots:
+        """The rows whose outcome was prepared for, ended ones left out."""
+        going_on = [(slot, entries) for slot, entries in self.entries.items() if slot not in verdict.ended]
+        return frozenset(slot for slot, entries in going_on if _outcome(verdict, slot) in entries)
 
-    def take(self, verdict: Verdict, hits: BoolArray) -> Speculation:
-        """The prepared speculation of the rows marked in `hits` [B]; empty for all others."""
-        outcomes = _outcomes(verdict)
-        chosen = {slot: self.entries[slot][outcomes[slot]] for slot in np.flatnonzero(hits).tolist()}
+    def take(self, verdict: Verdict, hits: Slots) -> Speculation:
+        """The prepared speculation of the rows in `hits`; empty for all others."""
+        chosen = {slot: self.entries[slot][_outcome(verdict, slot)] for slot in hits}
         return Speculation.drafted(self.width, chosen)
 
     def opening(self) -> Speculation:
@@ -301,6 +320,5 @@ class OutcomeCache:
         return Speculation.drafted(self.width, self.openings)
 
 
-def _outcomes(verdict: Verdict) -> list[Outcome]:
-    """[B]."""
-    return list(zip(verdict.accepted.tolist(), verdict.bonus.tolist(), strict=True))
+def _outcome(verdict: Verdict, slot: int) -> Outcome:
+    return verdict.accepted[slot], verdict.bonus[slot]

@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-import numpy as np
-
 from policies.config import LookaheadConfig
 from policies.operation import Prefill
 from policies.protocols import Event, Steps, World
 from policies.registry import SettingError, Settings, find_policy, start
 from policies.rows import Rows
-from policies.values import BoolArray, Request, Speculation, Verdict, View
+from policies.values import NO_SLOTS, Request, Slots, Speculation, Verdict, View
 from serving.loop import Run
 from serving.metrics import Served
 from serving.scheduler import EngineOptions, Row, Step
@@ -75,8 +73,7 @@ class ServedRows(Rows):
 
     def refill(self, world: World, *, drafts: bool, states: bool = False) -> Steps:
         """Let the scheduler fill the rows, waiting for requests if there are none; reads their prompts."""
-        fresh: BoolArray = np.zeros(self.width, dtype=np.bool_)
-        run = self.served_by
+        fresh, run = NO_SLOTS, self.served_by
         while run.unfinished:
             step = run.begin(self._now)
             self._leave()
@@ -99,49 +96,49 @@ class ServedRows(Rows):
         verified: Speculation,
         verdict: Verdict,
         *,
-        hits: BoolArray | None = None,
+        hits: Slots | None = None,
         now: float,
     ) -> None:
         """See `Rows.commit`; also tells the scheduler."""
         super().commit(view, verified, verdict, hits=hits, now=now)
-        step, there = self._step, set(view.slots.tolist())
+        step, there = self._step, set(view.slots)
         step.decodes = [row for row in step.decodes if self._slots[row.place] in there]
         slots = [self._slots[row.place] for row in step.decodes]
-        step.widths = [1 + length for length in verified.lengths[slots].tolist()]
+        step.widths = [1 + verified.lengths[slot] for slot in slots]
         step.decode_tokens = sum(step.widths)
         for row, slot in zip(step.decodes, slots, strict=True):
-            if verdict.ended[slot]:  # at an end token, where that came first
-                row.end = row.known + int(verdict.emitted[slot])
+            if slot in verdict.ended:  # at an end token, where that came first
+                row.end = row.known + verdict.emitted[slot]
                 del self._slots[row.place]
         run = self.served_by
-        run.end(step, verdict.accepted[slots].tolist(), run.scheduler.ahead or 0, now - self.began_s)
+        run.end(
+            step, [verdict.accepted[slot] for slot in slots], run.scheduler.ahead or 0, now - self.began_s
+        )
 
     def _leave(self) -> None:
         """Empty the slots of rows that were preempted."""
         running = {row.place for row in self.served_by.scheduler.running}
         gone = [place for place in self._slots if place not in running]
         if gone:
-            self.alive = self.alive.copy()
-            self.alive[[self._slots.pop(place) for place in gone]] = False
-            self._full = False
+            self._set_alive(self.alive.difference([self._slots.pop(place) for place in gone]))
 
     def _prefill(self, step: Step) -> Prefill:
         """What is read of prompts ahead of the round; of preempted rows what they said, too."""
         rows = [row for row, _, _ in step.chunks]
         slots = [self._slot(row) for row in rows]
         requests = [self.requests[row.place].id for row in rows]
-        starts = np.array([held for _, _, held in step.chunks])
-        ends = starts + np.array([tokens for _, tokens, _ in step.chunks]) + 1
+        starts = tuple([held for _, _, held in step.chunks])
+        ends = tuple([held + tokens + 1 for _, tokens, held in step.chunks])
         parts: tuple[tuple[int, ...], ...] | None = None
         if self.keep_tokens:
-            spans = zip(requests, starts.tolist(), ends.tolist(), strict=True)
+            spans = zip(requests, starts, ends, strict=True)
             parts = tuple(self.text(request)[start:end] for request, start, end in spans)
         view = View(
-            slots=np.array(slots),
-            requests=np.array(requests),
-            positions=np.array([row.emitted for row in rows]),
+            slots=tuple(slots),
+            requests=tuple(requests),
+            positions=tuple([row.emitted for row in rows]),
             contexts=ends,
-            rooms=np.array([row.end - row.known for row in rows]),
+            rooms=tuple([row.end - row.known for row in rows]),
             tails=None if parts is None else tuple(part[-2:] for part in parts),
         )
         return Prefill(view, parts, starts)
@@ -159,18 +156,16 @@ class ServedRows(Rows):
                 self.texts[request.id] = []
         return self._slots[row.place]
 
-    def _join(self, step: Step) -> BoolArray:
-        """[width] rows that take part in rounds from now on."""
-        fresh: BoolArray = np.zeros(self.width, dtype=np.bool_)
-        new = [row for row in step.decodes if not self.alive[self._slots[row.place]]]
-        if new:
-            self._state = self._state.copy()
-            for row in new:
-                slot, request = self._slots[row.place], self.requests[row.place]
-                self._state[:, slot] = request.id, row.emitted, row.known - row.emitted, request.limit
-                fresh[slot] = True
-            self.alive = self.alive | fresh
-            self._full = bool(self.alive.all())
+    def _join(self, step: Step) -> Slots:
+        """Rows that take part in rounds from now on."""
+        new = {self._slots[row.place]: row for row in step.decodes}
+        fresh = frozenset(new) - self.alive
+        for slot in fresh:
+            row = new[slot]
+            request = self.requests[row.place]
+            self._fill(slot, request.id, row.emitted, row.known - row.emitted, request.limit)
+        if fresh:
+            self._set_alive(self.alive | fresh)
         return fresh
 
 

@@ -22,31 +22,23 @@ That is what a `draft.tree` grid with the axis `batch` says; one without it know
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property, lru_cache, partial
+from operator import mul
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from hardware_profiles.optime import base_name, share_of
-from hardware_profiles.surface import LatencySurface, varied
+from hardware_profiles.surface import LatencySurface, Line, varied
 from policies.config import SettingError
-from policies.operation import (
-    Continue,
-    Draft,
-    Operation,
-    Prefill,
-    Prespeculate,
-    Settle,
-    Verify,
-    Work,
-    row_calls,
-)
+from policies.operation import Continue, Draft, Operation, Prefill, Prespeculate, Work, row_calls
 from policies.protocols import role_of
 from policies.sampling import FloatArray, keyed_generator
-from policies.values import IntArray, View
+from policies.values import IntArray, Ints, View
 
 BLOCK = 1024
 STRATA = 16
@@ -66,17 +58,23 @@ class KeyedNoise:
         self.seed = seed
         self.strata = strata
         self._used: dict[str, int] = {}
+        self._block: dict[str, list[float]] = {}
 
     def factor(self, name: str, spread: Sequence[float]) -> float:
         """The next factor of a name, whose spread (`hardware_profiles.surface.varied`) is always the same."""
         used = self._used.get(name, 0)
         self._used[name] = used + 1
-        return float(_factors(self.seed, f"latency-{name}", used // BLOCK, self.strata, spread)[used % BLOCK])
+        block = self._block.get(name)
+        if block is None or used % BLOCK == 0:
+            found = _factors(self.seed, f"latency-{name}", used // BLOCK, self.strata, spread)
+            block = self._block[name] = found.tolist()
+        return block[used % BLOCK]
 
     def factors(self, name: str, spread: Sequence[float], count: int) -> FloatArray:
         """[count] The next factors of a name."""
         used = self._used.get(name, 0)
         self._used[name] = used + count
+        self._block.pop(name, None)
         blocks = range(used // BLOCK, -(-(used + count) // BLOCK))
         found = [_factors(self.seed, f"latency-{name}", block, self.strata, spread) for block in blocks]
         return np.concatenate([np.zeros(0), *found])[used % BLOCK :][:count]
@@ -152,6 +150,30 @@ class Extrapolation:
         return f"{self.operation} at {axis} {self.value} ({KNOWN[self.origin]} {side} {self.measured_to})"
 
 
+class Priced:
+    """What an operation takes.
+
+    Attributes:
+        total_s: All its steps.
+        count: How many there are.
+    """
+
+    __slots__ = ("_steps", "count", "total_s")
+
+    def __init__(self, total_s: float, count: int, steps: Callable[[], list[tuple[str, float]]]) -> None:
+        self.total_s, self.count, self._steps = total_s, count, steps
+
+    @classmethod
+    def of(cls, steps: list[tuple[str, float]]) -> Priced:
+        """Of steps that are named already."""
+        return cls(sum([seconds for _, seconds in steps]), len(steps), lambda: steps)
+
+    @property
+    def steps(self) -> list[tuple[str, float]]:
+        """Its named steps, s."""
+        return self._steps()
+
+
 class Costs(Protocol):
     """Seconds of the steps of an operation on a device, at full rate."""
 
@@ -160,8 +182,12 @@ class Costs(Protocol):
         """These costs at their means, without noise."""
         ...
 
-    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
-        """Named steps of a built-in operation, s."""
+    def steps(self, device: str, operation: Operation, size: Ints | None = None) -> list[tuple[str, float]]:
+        """Named steps of a built-in operation, s; `size` is the operation's, if it is known already."""
+        ...
+
+    def priced(self, device: str, operation: Operation, size: Ints | None) -> Priced:
+        """The same, named only where they are asked for."""
         ...
 
     def row_steps(
@@ -191,17 +217,21 @@ class TextbookCosts:
         """See `Costs`: they never vary."""
         return self
 
-    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
+    def steps(self, device: str, operation: Operation, size: Ints | None = None) -> list[tuple[str, float]]:
         """See `Costs`."""
-        match operation:
-            case Verify():
-                return [("verify", self.target_s)]
-            case Settle():
-                return []
-            case Draft() | Continue() | Prespeculate():
-                return [("draft", self.draft_s)] * operation.lookahead
-            case _:
-                return [("prefill", 0.0)]
+        kind = operation.cost_class
+        if kind == "verify":
+            return [("verify", self.target_s)]
+        if kind == "settle":
+            return []
+        if kind == "prefill":
+            return [("prefill", 0.0)]
+        assert isinstance(operation, Draft | Continue | Prespeculate)
+        return [("draft", self.draft_s)] * operation.lookahead
+
+    def priced(self, device: str, operation: Operation, size: Ints | None) -> Priced:
+        """See `Costs`."""
+        return Priced.of(self.steps(device, operation, size))
 
     def row_steps(
         self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
@@ -217,8 +247,7 @@ class TextbookCosts:
 
 
 TREE_SURFACE = "draft.tree"
-PAGE = 1024
-"""Contexts that are looked up in a surface at once."""
+KEPT_PLANS = 4096
 
 
 class Call(NamedTuple):
@@ -226,7 +255,8 @@ class Call(NamedTuple):
 
     Attributes:
         surface: What was measured of it; none for a step that feeds no token.
-        shape: Coordinates but the context.
+        rows: In it.
+        width: New tokens of each row, or branches of a tree step.
         grows: Tokens by which each makes the context of the next one longer.
         times: How many there are.
         noise: Surface whose noise they have.
@@ -235,11 +265,92 @@ class Call(NamedTuple):
 
     name: str
     surface: str = ""
-    shape: tuple[tuple[str, int], ...] = ()
+    rows: int = 1
+    width: int = 1
     grows: int = 0
     times: int = 1
     noise: str = ""
     share: float | None = None
+
+
+class _Lines:
+    """Calls of a model, looked up but for the context."""
+
+    __slots__ = ("cuts", "drift", "grows", "least_s", "name", "noise", "pieces", "range", "share", "times")
+
+    def __init__(self, call: Call, line: Line, least_s: float, drift: float, contexts: list[int]) -> None:
+        self.name, self.grows, self.times = call.name, call.grows, call.times
+        self.noise, self.share = call.noise, call.share
+        (self.cuts, self.pieces), self.least_s, self.drift = line, least_s, drift
+        self.range = contexts
+
+    def seconds(self, context: int) -> list[float]:
+        """[times] mean seconds, the first one at `context`."""
+        found, cuts, pieces, least_s = [], self.cuts, self.pieces, self.least_s
+        self.range[0] = min(self.range[0], context)
+        for _ in range(self.times):
+            start, slope = pieces[bisect_right(cuts, context)] if cuts else pieces[0]
+            seconds = start + slope * context
+            found.append((seconds if seconds > least_s else least_s) * self.drift)
+            context += self.grows
+        self.range[1] = max(self.range[1], context - self.grows)
+        return found
+
+
+class _Plan:
+    """Steps of operations of one shape.
+
+    Args:
+        steps: Calls of a model; name and share of those without one.
+        noises: Surfaces whose noise they have, with their spreads, and the root of the number of forwards
+            that it is the mean of.
+    """
+
+    __slots__ = ("_means", "count", "noises", "steps")
+
+    def __init__(
+        self, steps: list[_Lines | tuple[str, float | None]], noises: list[tuple[str, Any, float]]
+    ) -> None:
+        self.steps, self.noises = steps, noises
+        self.count = sum([1 if isinstance(step, tuple) else step.times for step in steps])
+        self._means: dict[int, list[float]] = {}
+
+    def means(self, context: int) -> list[float]:
+        """Mean seconds of the calls of every noise, where all steps are whole calls."""
+        found = self._means.get(context)
+        if found is None:
+            found = self._means[context] = [0.0] * len(self.noises)
+            names, at = [name for name, _, _ in self.noises], context
+            for step in self.steps:
+                assert isinstance(step, _Lines)
+                found[names.index(step.noise)] += sum(step.seconds(at))
+                at += step.grows * step.times
+        return found
+
+    def named(
+        self, context: int, factors: Sequence[float], seconds: Mapping[str, float] | None = None
+    ) -> list[tuple[str, float]]:
+        """Named seconds of steps one after the other, the first one at `context`.
+
+        `seconds` are those of steps without a call, by name; `factors` are of every noise.
+        """
+        of = {name: factor for (name, _, _), factor in zip(self.noises, factors, strict=True)}
+        call_s, steps = 0.0, list[tuple[str, float]]()
+        for step in self.steps:
+            if isinstance(step, tuple):
+                name, share = step
+                if share is None:
+                    steps.append((name, (seconds or {}).get(name, 0.0)))
+            else:
+                name, share = step.name, step.share
+                for mean_s in step.seconds(context):
+                    call_s = mean_s * of[step.noise]
+                    if share is None:
+                        steps.append((name, call_s))
+                context += step.grows * step.times
+            if share is not None:
+                steps.append((name, share * call_s))
+        return steps
 
 
 class ProfileCosts:
@@ -270,7 +381,8 @@ class ProfileCosts:
         self.drift = dict(drift or {})
         self.origins = dict(origins or {})
         self._ranges: dict[tuple[str, str], tuple[int, int]] = {}
-        self._pages: dict[tuple[Any, ...], list[float]] = {}
+        self._contexts: dict[str, list[int]] = {}
+        self._plans: dict[Hashable, _Plan] = {}
         self._prefills: dict[tuple[str, int, int], float] = {}
         self._noise = KeyedNoise(seed) if effects.jitter else None
 
@@ -281,37 +393,40 @@ class ProfileCosts:
         steady._noise = None
         return steady
 
-    def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
+    def steps(self, device: str, operation: Operation, size: Ints | None = None) -> list[tuple[str, float]]:
         """See `Costs`."""
+        return self.priced(device, operation, size).steps
+
+    def priced(self, device: str, operation: Operation, size: Ints | None) -> Priced:
+        """See `Costs`."""
+        kind = operation.cost_class
+        if kind == "settle":
+            return Priced.of([])
+        if kind == "prefill":
+            seconds = self._prefill(f"{role_of(device)}.prefill", cast("Prefill", operation))
+            return Priced.of([("prefill", seconds)])
+        size = size or operation.size
+        plan = self._plans.get((kind, size))
+        if plan is None:
+            assert size is not None
+            plan = self._planned((kind, size), _CALLS[kind](self, *size))
         context = self._context(operation.view)
-        match operation:
-            case Verify():
-                slots = operation.view.slots
-                drafted = operation.speculation.lengths[slots]
-                width = 1 + (-(-int(drafted.sum()) // len(slots)) if self.packed else int(drafted.max()))
-                name = "verify" if width > 1 else "decode"
-                return self._price([self._forward("target.forward", name, len(slots), width)], context)
-            case Draft():
-                unseen = int(operation.unseen[operation.view.slots].max())
-                return self._price(self._draft(operation, unseen), context)
-            case Continue():
-                ahead = int(operation.speculation.lengths[operation.view.slots].max())
-                return self._price(self._draft(operation, 1), context + ahead * self.effects.context)
-            case Prespeculate():
-                return self._price(self._prespeculate(operation), context)
-            case Settle():
-                return []
-            case _:
-                assert isinstance(operation, Prefill)
-                return [("prefill", self._prefill(f"{role_of(device)}.prefill", operation))]
+        if kind == "continue" and self.effects.context:
+            context += cast("Ints", size)[1]
+        factors = self._factors(plan)
+        total_s = sum(map(mul, plan.means(context), factors))
+        return Priced(total_s, plan.count, partial(plan.named, context, factors))
 
     def row_steps(
         self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
     ) -> list[tuple[str, float]]:
         """See `Costs`."""
-        role = role_of(device)
-        calls = [self._row_call(role, *step) for step in row_calls(work)]
-        return self._price(calls, self._context(view), seconds, forwards=len(calls))
+        key = (role_of(device), *row_calls(work))
+        plan = self._plans.get(key)
+        if plan is None:
+            calls = [self._row_call(role_of(device), *step) for step in key[1:]]
+            plan = self._planned(key, calls, forwards=len(calls))
+        return plan.named(self._context(view), self._factors(plan), seconds)
 
     def _row_call(self, role: str, name: str, rows: int, widest: int) -> Call:
         """A step over at most `widest` tokens in each of `rows` rows, at the forward that it resembles."""
@@ -331,75 +446,84 @@ class ProfileCosts:
         """A forward over `width` new tokens in each of `rows` rows."""
         effects = self.effects
         wide = effects.verify_width if surface == "target.forward" else effects.draft_width
-        shape = (("batch", self._counted(rows)), ("new_tokens", width if wide else 1))
-        return Call(name, surface, shape, **{"noise": surface, **more})
+        return Call(name, surface, rows, width if wide else 1, **{"noise": surface, **more})
 
     def _tree(self, name: str, rows: int, widest: int, total: int, **more: Any) -> Call:
         """A tree step over `widest` branches in each of `rows` rows, `total` in all."""
         if not self.effects.draft_width:
             return self._forward("draft.forward", name, rows, 1, noise=TREE_SURFACE, **more)
         batched = "batch" in self.surfaces[TREE_SURFACE].axes
-        shape = (("batch", self._counted(rows)), ("branches", widest)) if batched else (("branches", total),)
-        return Call(name, TREE_SURFACE, shape, noise=TREE_SURFACE, **more)
+        return Call(name, TREE_SURFACE, rows, widest if batched else total, noise=TREE_SURFACE, **more)
 
-    def _draft(self, operation: Draft | Continue, first: int) -> list[Call]:
-        rows, further = len(operation.view.slots), operation.lookahead - 1
-        opening = self._forward("draft.forward", "draft", rows, first, grows=1)
-        if not further:
+    def _verify_calls(self, rows: int, longest: int, drafted: int) -> list[Call]:
+        width = 1 + (-(-drafted // rows) if self.packed else longest)
+        return [self._forward("target.forward", "verify" if longest else "decode", rows, width)]
+
+    def _continue_calls(self, rows: int, _: int, lookahead: int) -> list[Call]:
+        return self._draft_calls(rows, 1, rows, lookahead)
+
+    def _draft_calls(self, rows: int, most: int, _: int, lookahead: int) -> list[Call]:
+        opening = self._forward("draft.forward", "draft", rows, most, grows=1)
+        if lookahead == 1:
             return [opening]
-        return [opening, self._forward("draft.forward", "draft", rows, 1, grows=1, times=further)]
+        return [opening, self._forward("draft.forward", "draft", rows, 1, grows=1, times=lookahead - 1)]
 
-    def _prespeculate(self, operation: Prespeculate) -> list[Call]:
-        slots, branches, count = operation.view.slots, operation.branches, operation.lookahead
-        rows, widest, total = len(slots), int(branches.max()), int(branches.sum())
+    def _prespeculate_calls(
+        self, rows: int, longest: int, _: int, widest: int, total: int, lookahead: int
+    ) -> list[Call]:
         if not self.effects.draft_width:  # a step is a forward, and the glue is none
-            return [self._tree("tree", rows, widest, total, times=count)]
+            return [self._tree("tree", rows, widest, total, times=lookahead)]
         grows = widest if "batch" in self.surfaces[TREE_SURFACE].axes else -(-total // rows)
-        fed = 1 + int(operation.speculation.lengths[slots].max())
-        glue = self._forward("draft.forward", "glue", rows, fed, grows=fed)
-        return [glue, self._tree("tree", rows, widest, total, grows=grows, times=count)]
+        glue = self._forward("draft.forward", "glue", rows, 1 + longest, grows=1 + longest)
+        return [glue, self._tree("tree", rows, widest, total, grows=grows, times=lookahead)]
 
-    def _price(
-        self,
-        calls: Sequence[Call],
-        context: int,
-        seconds: Mapping[str, float] | None = None,
-        forwards: int | None = None,
-    ) -> list[tuple[str, float]]:
-        """Named seconds of calls one after the other, the first one at `context`.
+    def _planned(self, key: Hashable, calls: Sequence[Call], forwards: int | None = None) -> _Plan:
+        """Steps that are kept.
 
-        `seconds` are those of steps without a call, by name.  The noise of a surface is the mean of
-        `forwards` independent steps; None: of its calls.
+        The noise of a surface is the mean of `forwards` independent steps; None: of its calls.
         """
         counts: dict[str, int] = {}
         for call in calls:
-            counts[call.noise] = counts.get(call.noise, 0) + call.times
-        factors = {noise: self._factor(noise, forwards or n) for noise, n in counts.items() if noise}
-        call_s, steps = 0.0, list[tuple[str, float]]()
-        for call in calls:
-            name, share = call.name, call.share
-            if call.surface:
-                factor = factors[call.noise]
-                taken = [mean_s * factor for mean_s in self._seconds(call, context)]
-                call_s = taken[-1]
-                if share is None:
-                    steps += [(name, call_s) for call_s in taken]
-                if self.effects.context:
-                    context += call.grows * call.times
-            elif share is None:
-                steps.append((name, (seconds or {}).get(name, 0.0)))
-            if share is not None:
-                steps.append((name, share * call_s))
-        return steps
+            if call.noise:
+                counts[call.noise] = counts.get(call.noise, 0) + call.times
+        noises = [
+            (noise, self.surfaces[noise].spread, math.sqrt(forwards or n)) for noise, n in counts.items()
+        ]
+        if len(self._plans) >= KEPT_PLANS:
+            self._plans.clear()
+        plan = self._plans.get(calls := tuple(calls))
+        if plan is None:  # operations of several sizes may consist of the same calls
+            steps = [self._lines(call) if call.surface else (call.name, call.share) for call in calls]
+            plan = self._plans[calls] = _Plan(steps, noises)
+        self._plans[key] = plan
+        return plan
+
+    def _lines(self, call: Call) -> _Lines:
+        name, rows, surface = call.surface, self._counted(call.rows), self.surfaces[call.surface]
+        self._note(name, "branches" if name == TREE_SURFACE else "new_tokens", call.width)
+        self._note(name, "batch", rows)
+        if not self.effects.context:
+            call = call._replace(grows=0)
+        contexts = self._contexts.setdefault(name, [1 << 62, -1])
+        line = surface.lines.one(rows, call.width)
+        return _Lines(call, line, surface.least_s, self.drift.get(name, 1.0), contexts)
+
+    def _factors(self, plan: _Plan) -> list[float]:
+        """Noise of the next operation; the mean of independent forwards varies that much less."""
+        noise = self._noise
+        if noise is None:
+            return [1.0] * len(plan.noises)
+        return [1.0 + (noise.factor(name, spread) - 1.0) / root for name, spread, root in plan.noises]
 
     def _prefill(self, name: str, operation: Prefill) -> float:
         """Seconds of a prefill; nothing if it was not measured.
 
         Tokens that the slots hold already are looked at by each new one.
         """
-        contexts, starts = operation.view.contexts, operation.starts
-        rows = self._counted(len(contexts))
-        tokens = int((contexts if starts is None else contexts - starts).max())
+        contexts = operation.view.contexts
+        starts = operation.starts or (0,) * len(contexts)
+        new = [context - start for context, start in zip(contexts, starts, strict=True)]
+        rows, tokens = self._counted(len(contexts)), max(new)
         if (name, rows, tokens) not in self._prefills:
             surface = self.surfaces.get(name)
             seconds = 0.0 if surface is None else surface.seconds(batch=rows, new_tokens=tokens)
@@ -407,9 +531,9 @@ class ProfileCosts:
             self._note(name, "batch", rows)
             self._note(name, "new_tokens", tokens)
         whole = self._prefills[name, rows, tokens]
-        if starts is None or not starts.any() or name not in self.surfaces:
+        if not any(starts) or name not in self.surfaces:
             return whole
-        history = float(((contexts - starts) * starts).sum())
+        history = sum([count * start for count, start in zip(new, starts, strict=True)])
         return whole + curvature(self.surfaces[name]) * history * self.drift.get(name, 1.0)
 
     def counts(self, rows: IntArray) -> IntArray:
@@ -422,37 +546,8 @@ class ProfileCosts:
     def _context(self, view: View) -> int:
         """Mean context of the rows, in tokens."""
         if not self.effects.context:
-            return int(view.contexts[0] - view.positions[0])
-        return int(view.contexts.sum()) // len(view.contexts)
-
-    def _seconds(self, call: Call, context: int) -> list[float]:
-        """[times] mean seconds of calls, the first one at `context`."""
-        stride = call.grows if self.effects.context else 0
-        last = context + (call.times - 1) * stride
-        self._note(call.surface, "context", context)
-        if last > context:
-            self._note(call.surface, "context", last)
-        if stride > 0 and last // PAGE == context // PAGE:
-            start = context % PAGE
-            return self._page(call, context)[start : start + last - context + 1 : stride]
-        contexts = (context + i * stride for i in range(call.times))
-        return [self._page(call, at)[at % PAGE] for at in contexts]
-
-    def _page(self, call: Call, context: int) -> list[float]:
-        """[PAGE] seconds of calls of one shape, at the contexts around this one.
-
-        A text grows by a few tokens per round, so that one call of the surface serves many rounds; contexts
-        have no end that a single table could reach.
-        """
-        name, low = call.surface, context - context % PAGE
-        page = self._pages.get((name, low, call.shape))
-        if page is None:
-            shape = dict(call.shape)
-            along = self.surfaces[name].along("context", low + PAGE - 1, start=low, **shape)
-            page = self._pages[name, low, call.shape] = (along * self.drift.get(name, 1.0)).tolist()
-            for axis, value in shape.items():
-                self._note(name, axis, value)
-        return page
+            return view.contexts[0] - view.positions[0]
+        return sum(view.contexts) // len(view.contexts)
 
     def check_tree(self) -> None:
         """Refuse steps of a tree where none was measured.
@@ -516,6 +611,10 @@ class ProfileCosts:
     def extrapolated(self) -> tuple[Extrapolation, ...]:
         """Where the costs asked for so far lay outside what was measured."""
         found = []
+        for name, (low, high) in self._contexts.items():
+            if low <= high:
+                self._note(name, "context", low)
+                self._note(name, "context", high)
         for (name, axis), (low, high) in sorted(self._ranges.items()):
             bounds = self.surfaces[name].bounds().get(axis) if name in self.surfaces else None
             origin = self.origins.get(name, "measured")
@@ -525,12 +624,15 @@ class ProfileCosts:
                 found.append(Extrapolation(name, axis, high, int(bounds[1]), origin))
         return tuple(found)
 
-    def _factor(self, name: str, forwards: int) -> float:
-        """Noise of the next operation; the mean of `forwards` independent steps varies that much less."""
-        if self._noise is None:
-            return 1.0
-        factor = self._noise.factor(name, self.surfaces[name].spread)
-        return 1.0 + (factor - 1.0) / math.sqrt(forwards)
+
+_CALLS: Mapping[str, Callable[..., list[Call]]] = {
+    "verify": ProfileCosts._verify_calls,
+    "draft": ProfileCosts._draft_calls,
+    "continue": ProfileCosts._continue_calls,
+    "prespeculate": ProfileCosts._prespeculate_calls,
+}
+"""What operations consist of, by their cost class, from their `size`; PEARL's continuation is a draft of one
+unseen token."""
 
 
 def curvature(prefills: LatencySurface) -> float:

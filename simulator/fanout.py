@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
+import msgspec
 import numpy as np
 
 from policies.config import LawInputs
@@ -197,7 +198,7 @@ def step_times(scenario: Scenario, settings: Settings) -> StepTimes:
         return world.now
 
     _, view, speculation = _stage(scenario, settings)
-    unseen = np.ones(len(view.slots), dtype=np.int64)
+    unseen = (1,) * len(view.slots)
     return StepTimes(
         alone(Verify(view, speculation, settings.sampling)),
         alone(Draft(view, settings.lookahead or 1, unseen, settings.sampling)),
@@ -245,6 +246,7 @@ def _stage(scenario: Scenario, settings: Settings) -> tuple[SimulatedWorld, View
     rows = Rows(requests, min(scenario.batch, len(requests)))
     rows.admit()
     view = rows.view()
-    view = replace(view, contexts=view.contexts + view.rooms // 2)
+    middle = [c + room // 2 for c, room in zip(view.contexts, view.rooms, strict=True)]
+    view = msgspec.structs.replace(view, contexts=tuple(middle))
     world = scenario.world(tokens, settings.draft_devices)
     return world, view, primary_chains(len(view.slots), settings.lookahead or 1)

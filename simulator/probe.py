@@ -7,14 +7,13 @@ temperature, for greedy and sampled drafts, for Saguaro's rescaling and for eith
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from policies.laws.ssd import PowerLaw, fit_power_law
-from policies.operation import Prespeculate, Verify
 from policies.sampling import GREEDY, FloatArray, Sampling
-from policies.values import BoolArray, IntArray, Source, Speculation, Verdict, View
+from policies.values import IntArray, Source, Speculation
 
 if TYPE_CHECKING:
     from simulator.tokens import TokenModel
@@ -77,12 +76,12 @@ def round_statistics(
     Raises:
         ValueError: Every round reaches the end of its request.
     """
-    view = _round_starts(tokens, lookahead, rule)
-    if len(view.slots) == 0:
+    starts = _round_starts(tokens, lookahead, rule)
+    if len(starts.at) == 0:
         raise ValueError(f"no round of lookahead {lookahead} ends before its request does")
     deepest = min(deepest, tokens.max_fanout)
-    accepted, after = _curves(tokens, view, lookahead, rule, deepest)
-    _, free = _curves(tokens, view, 0, rule, deepest)
+    accepted, after = _curves(tokens, starts, lookahead, rule, deepest)
+    _, free = _curves(tokens, starts, 0, rule, deepest)
     rounds = np.bincount(accepted, minlength=lookahead + 1).astype(float)
     rejected = accepted < lookahead
     pooled = after[rejected].mean(axis=0) if rejected.any() else free.mean(axis=0)
@@ -100,15 +99,12 @@ def mean_acceptance(tokens: TokenModel, rule: DraftRule) -> float:
     Sampled, it estimates E[sum min(p, sigma)]; greedy, it is the share of positions whose token is the
     draft's first choice.
     """
-    view = _all_positions(tokens)
-    verdict = tokens.verify(view, Verify(view, primary_chains(len(view.slots), 1, rule.shape), rule.sampling))
-    return float(verdict.accepted.mean())
+    return float((_runs(tokens, 1, rule)[_all_positions(tokens).at] > 0).mean())
 
 
 def rejection_power_law(tokens: TokenModel, rule: DraftRule) -> PowerLaw | None:
     """Power law fitted to P(miss | F) after a rejection, all positions pooled; None if that fails."""
-    view = _all_positions(tokens)
-    accepted, hits = _curves(tokens, view, 1, rule, min(DEEPEST, tokens.max_fanout))
+    accepted, hits = _curves(tokens, _all_positions(tokens), 1, rule, min(DEEPEST, tokens.max_fanout))
     rejected = hits[accepted == 0]
     if len(rejected) == 0:
         return None
@@ -118,69 +114,66 @@ def rejection_power_law(tokens: TokenModel, rule: DraftRule) -> PowerLaw | None:
         return None
 
 
+class _Starts(NamedTuple):
+    """[n] where rounds begin in the token model's arrays, and tokens that each may still emit."""
+
+    at: IntArray
+    rooms: IntArray
+
+
 def _curves(
-    tokens: TokenModel, view: View, lookahead: int, rule: DraftRule, deepest: int
+    tokens: TokenModel, starts: _Starts, lookahead: int, rule: DraftRule, deepest: int
 ) -> tuple[IntArray, FloatArray]:
-    """Of the rows that do not end: [n] accepted tokens, and [n, deepest + 1] whether F outcomes hit."""
-    sampling = rule.sampling
-    speculation = primary_chains(len(view.slots), lookahead, rule.shape)
-    verdict: Verdict = tokens.verify(view, Verify(view, speculation, sampling))
-    going: BoolArray = ~verdict.ended
-    columns = [np.zeros(len(view.slots), dtype=np.bool_)]
-    for fanout in range(1, deepest + 1):
-        ahead = max(1, lookahead)
-        prepare = Prespeculate(
-            view,
-            speculation,
-            ahead,
-            (fanout,) * (ahead + 1),
-            sampling=sampling,
-            shape=rule.shape if lookahead else None,
-            keep_rejected=rule.keep_rejected,
-        )
-        columns.append(tokens.hits(view, prepare, verdict))
-    return verdict.accepted[going], np.stack(columns, axis=1)[going].astype(float)
+    """Of the rounds that do not end: [n] accepted tokens, and [n, deepest + 1] whether F outcomes hit."""
+    accepted = np.minimum(_runs(tokens, lookahead, rule)[starts.at], lookahead)
+    going = accepted + 1 < starts.rooms
+    accepted, at = accepted[going], (starts.at + accepted)[going]
+    need = tokens.need_free[at]
+    if lookahead and not rule.keep_rejected:
+        after = tokens.need_after(rule.sampling, _shape(lookahead, rule), accepted, at)
+        need = np.where(accepted < lookahead, after, need)
+    return accepted, (np.arange(deepest + 1) >= np.maximum(need, 1)[:, None]).astype(float)
+
+
+def _shape(lookahead: int, rule: DraftRule) -> tuple[int, ...] | None:
+    return None if rule.shape is None or lookahead == 0 else rule.shape[:lookahead]
+
+
+def _runs(tokens: TokenModel, lookahead: int, rule: DraftRule) -> IntArray:
+    """[n] accepted runs of chains of so many tokens."""
+    tokens.check_sampling(rule.sampling, _shape(lookahead, rule))
+    return tokens.runs(rule.sampling, _shape(lookahead, rule))
 
 
 def primary_chains(width: int, lookahead: int, shape: tuple[int, ...] | None = None) -> Speculation:
     """`lookahead` tokens of the primary draft in each of `width` rows, none of which is known."""
     if lookahead == 0:
         return Speculation.empty(width)
-    lengths = np.full(width, lookahead, dtype=np.int64)
-    sources = np.full(width, int(Source.PRIMARY), dtype=np.int64)
+    lengths, sources = (lookahead,) * width, (int(Source.PRIMARY),) * width
     return Speculation(lengths, sources, shape=None if shape is None else shape[:lookahead])
 
 
-def _round_starts(tokens: TokenModel, lookahead: int, rule: DraftRule) -> View:
-    """The rows at the beginning of each round but the requests' last ones, as one wide batch."""
-    ids, prompts, limits = _facts(tokens)
-    width = len(ids)
-    position = np.zeros(width, dtype=np.int64)
-    speculation = primary_chains(width, lookahead, rule.shape)
-    slots, found = np.arange(width), []
-    while len(slots):
-        at = position[slots]
-        view = View(slots, ids[slots], at, prompts[slots] + at, limits[slots] - at)
-        verdict = tokens.verify(view, Verify(view, speculation, rule.sampling))
-        slots = slots[~verdict.ended[slots]]
-        found.append((ids[slots], position[slots], prompts[slots], limits[slots]))
-        position = position + verdict.emitted
-    return _wide(*(np.concatenate(column) for column in zip(*found, strict=True)))
+def _round_starts(tokens: TokenModel, lookahead: int, rule: DraftRule) -> _Starts:
+    """Where each round but the requests' last ones begins."""
+    runs, found = _runs(tokens, lookahead, rule), []
+    at, rooms = _requests(tokens)
+    while len(at):
+        emitted = np.minimum(runs[at], lookahead) + 1
+        going = emitted < rooms
+        at, rooms, emitted = at[going], rooms[going], emitted[going]
+        found.append(_Starts(at, rooms))
+        at, rooms = at + emitted, rooms - emitted
+    return _Starts(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
-def _all_positions(tokens: TokenModel) -> View:
-    """Every position of every request, as one wide batch."""
-    ids, prompts, limits = _facts(tokens)
-    positions = np.concatenate([np.arange(n) for n in limits])
-    ids, prompts, limits = (np.repeat(each, limits) for each in (ids, prompts, limits))
-    return _wide(ids, positions, prompts, limits)
+def _all_positions(tokens: TokenModel) -> _Starts:
+    """Every position of every request."""
+    at, limits = _requests(tokens)
+    before = np.concatenate([np.arange(n) for n in limits])
+    return _Starts(np.repeat(at, limits) + before, np.repeat(limits, limits) - before)
 
 
-def _facts(tokens: TokenModel) -> IntArray:
-    """[3, R] ids, prompt lengths and limits of the requests."""
-    facts = [(r.id, r.prompt_length, r.limit) for r in tokens.requests]
-    return np.array(facts, dtype=np.int64).T
-
-
-def _wide(ids: IntArray, positions: IntArray, prompts: IntArray, limits: IntArray) -> View:
-    return View(np.arange(len(ids)), ids, positions, prompts + positions, limits - positions)
+def _requests(tokens: TokenModel) -> _Starts:
+    """Where each request begins."""
+    ids = [request.id for request in tokens.requests]
+    return _Starts(tokens.starts[ids], np.array([request.limit for request in tokens.requests]))

@@ -4,10 +4,9 @@ recording or coins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
-
-import numpy as np
 
 from hardware_profiles.optime import Host, HostOperation, OperationHost, OperationTiming, base_name
 from hardware_profiles.reply_trace import Decisions, Key
@@ -16,15 +15,14 @@ from policies.operation import (
     Continue,
     Draft,
     Operation,
-    Prefill,
     Prespeculate,
     RowOperation,
     Settle,
     Verify,
     total_tokens,
 )
-from policies.values import BoolArray, RowVerdict, Source, Speculation, Verdict, cut_to
-from simulator.costs import Costs, KeyedNoise
+from policies.values import RowVerdict, Slots, Source, Speculation, Verdict, cut_to
+from simulator.costs import Costs, KeyedNoise, Priced
 from simulator.synthetic import Synthetic
 from simulator.tokens import TokenModel
 
@@ -44,22 +42,64 @@ class SimulatedCache:
         self.tokens = tokens
         self.operation = operation
 
-    def lookup(self, verdict: Verdict) -> BoolArray:
-        """[B] whether each row's outcome was prepared for."""
+    def lookup(self, verdict: Verdict) -> Slots:
+        """The rows whose outcome was prepared for."""
         operation = self.operation
         decide = self.tokens.continues if isinstance(operation, Continue) else self.tokens.hits
         return decide(operation.view, operation, verdict)  # type: ignore[arg-type]
 
-    def take(self, verdict: Verdict, hits: BoolArray) -> Speculation:
-        """The prepared speculation of the rows marked in `hits`."""
+    def take(self, verdict: Verdict, hits: Slots) -> Speculation:
+        """The prepared speculation of the rows in `hits`."""
         operation = self.operation
         if isinstance(operation, Continue):  # its first token is the outcome's bonus
-            return _drafted(hits, operation.lookahead - 1)
-        return _drafted(hits, operation.lookahead, operation.shape)
+            return _drafted(operation.width, hits, operation.lookahead - 1)
+        return _drafted(operation.width, hits, operation.lookahead, operation.shape)
 
     def opening(self) -> Speculation:
         """The first token drafted past each row's speculation; its id stays unknown."""
-        return _drafted(_marked(self.operation), 1)
+        return _drafted(self.operation.width, self.operation.view.slots, 1)
+
+
+@dataclass(slots=True)
+class Form:
+    """What operations of one kind and size have in common.
+
+    Attributes:
+        kind: By which their luck goes.
+        rows: That take part.
+        size: See `policies.operation.Operation`.
+        lead_s: Seconds from submission to the start on an idle device.
+        after_s: From the end to the task's event; None where the replies decide.
+        warm_s: See `OperationHost.warm_s`; None before it is known how many steps there are.
+    """
+
+    host: OperationHost
+    kind: str
+    rows: int
+    size: tuple[int, ...] | None
+    lead_s: float
+    after_s: float | None = None
+    warm_s: float | None = None
+
+
+class TimedWork:
+    """Work of an operation, s at full rate.
+
+    Attributes:
+        total_s: All of it.
+    """
+
+    __slots__ = ("_factor", "_host_s", "_priced", "total_s")
+
+    def __init__(self, priced: Priced, factor: float = 1.0, host_s: float = 0.0) -> None:
+        self._priced, self._factor, self._host_s = priced, factor, host_s
+        self.total_s = host_s + priced.total_s * factor
+
+    @property
+    def steps(self) -> list[tuple[str, float]]:
+        """Named pieces; an operation may be stopped between them."""
+        steps = [(name, seconds * self._factor) for name, seconds in self._priced.steps]
+        return [("host", self._host_s), *steps] if self._host_s > 0.0 else steps
 
 
 class OperationTimes:
@@ -86,40 +126,60 @@ class OperationTimes:
         self.costs = costs
         self.rows = rows
         self.host = host
-        self._hosts: dict[tuple[str, bool], OperationHost] = {}
-        self._common = None if host.operations or host.sampled else host.of("verify")
+        self._forms: dict[tuple[str, bool, tuple[int, ...]], Form] = {}
+        self._common = OperationHost(submit_s=host.submit_s, report_s=host.report_s)
 
-    def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
-        """Named pieces of work, s at full rate; an operation may be stopped between them.
+    def form(self, operation: Operation) -> Form:
+        """What is looked up of an operation."""
+        size = operation.size
+        if size is None:
+            return self._formed(operation, None)
+        key = (operation.kind, operation.sampling.temperature > 0.0, size)
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = self._formed(operation, size)
+            form.after_s = form.host.after_s(operation.tokens_fed)
+        return form
 
-        `idle_s` is how long the device did nothing before.
-        """
-        host = self._host_of(operation)
+    def _formed(self, operation: Operation, size: tuple[int, ...] | None) -> Form:
+        kind, rows = operation.kind, len(operation.view.slots)
+        if kind == "verify" and size is not None and size[1] == 0:
+            kind = DECODE
+        if operation.kind in self.timings:
+            host = self.timings[operation.kind].host
+        elif self.host.operations or self.host.sampled:
+            named = cast("HostOperation", DECODE if kind == DECODE else operation.cost_class)
+            host = self.host.of(named, sampled=not operation.sampling.greedy)
+        else:
+            host = self._common
+        return Form(host, kind, rows, size, host.lead_s(rows))
+
+    def work(self, device: str, operation: Operation, form: Form, idle_s: float) -> TimedWork:
+        """What an operation takes; `idle_s` is how long the device did nothing before."""
+        host = form.host
         # Where the spread of whole operations is known, they vary as such, and not by their forwards.
         costs = self.costs if host.spread is None else self.costs.steady
-        if isinstance(operation, RowOperation):
-            steps = self._row_steps(costs, device, operation)
+        if form.size is None and isinstance(operation, RowOperation):
+            priced = Priced.of(self._row_steps(costs, device, operation))
         else:
-            steps = costs.steps(device, operation)
-        beyond = host.beyond_s(
-            rows=len(operation.view.slots),
-            calls=len(steps),
-            tokens=self._tokens_fed(operation) if host.token_s else 0,
-            idle_s=idle_s,
-        )
-        factor = luck = self._luck(device, operation, host)
+            priced = costs.priced(device, operation, form.size)
+        warm_s = form.warm_s
+        if warm_s is None:
+            tokens = self._tokens_fed(operation) if host.token_s else 0
+            warm_s = host.warm_s(rows=form.rows, calls=priced.count, tokens=tokens)
+            if form.size is not None:
+                form.warm_s = warm_s
+        beyond = warm_s + host.waking_s(idle_s) if host.wake else warm_s
+        factor = luck = self._luck(device, form)
         if beyond < 0.0 or host.scale != 1.0:
-            factor *= host.stretch(sum(seconds for _, seconds in steps), beyond)
-        if factor != 1.0:
-            steps = [(name, seconds * factor) for name, seconds in steps]
-        return [("host", beyond * luck), *steps] if beyond > 0.0 else steps
+            factor *= host.stretch(priced.total_s, beyond)
+        return TimedWork(priced, factor, beyond * luck if beyond > 0.0 else 0.0)
 
-    def _luck(self, device: str, operation: Operation, host: OperationHost) -> float:
+    def _luck(self, device: str, form: Form) -> float:
         """How much longer than in the mean an operation takes."""
-        if self.noise is None or host.spread is None or isinstance(operation, Prefill):
+        if self.noise is None or form.host.spread is None or form.kind == "prefill":
             return 1.0
-        kind = DECODE if _is_decode(operation) else operation.kind
-        return self.noise.factor(f"{device}-{kind}", host.spread)
+        return self.noise.factor(f"{device}-{form.kind}", form.host.spread)
 
     def _row_steps(self, costs: Costs, device: str, operation: RowOperation) -> list[tuple[str, float]]:
         """The steps of a row operation, as its replies tell them, at the times measured of its kind."""
@@ -132,17 +192,17 @@ class OperationTimes:
         rows = len(operation.view.slots)
         return [(name, timing.step(name).seconds(expected_s, rows)) for name, expected_s in steps]
 
-    def latency(self, operation: Operation) -> tuple[float, float]:
-        """Seconds from submission to the start on an idle device, and from the end to the task's event."""
-        host = self._host_of(operation)
-        tokens = self._tokens_fed(operation) if host.report_token_s else 0
-        return host.lead_s(len(operation.view.slots)), host.after_s(tokens)
+    def after_s(self, operation: Operation, form: Form) -> float:
+        """Seconds from the end to the task's event."""
+        if form.after_s is not None:
+            return form.after_s
+        return form.host.after_s(self._tokens_fed(operation) if form.host.report_token_s else 0)
 
-    def early_latency(self, operation: Operation) -> float:
+    def mark_s(self, operation: Operation, form: Form) -> float:
         """Seconds from the step that an early result follows to its event."""
         timing = self.timings.get(operation.kind)
         if timing is None or timing.mark_s is None:
-            return self.latency(operation)[1]
+            return self.after_s(operation, form)
         return timing.mark_s
 
     @property
@@ -155,16 +215,6 @@ class OperationTimes:
         if isinstance(operation, RowOperation):
             return total_tokens(self._row_replies.replies(operation))
         return operation.tokens_fed
-
-    def _host_of(self, operation: Operation) -> OperationHost:
-        if operation.kind in self.timings:
-            return self.timings[operation.kind].host
-        if self._common is not None:
-            return self._common
-        key = (DECODE if _is_decode(operation) else operation.cost_class, not operation.sampling.greedy)
-        if key not in self._hosts:
-            self._hosts[key] = self.host.of(cast("HostOperation", key[0]), sampled=key[1])
-        return self._hosts[key]
 
 
 class Replies(OperationTimes):
@@ -180,19 +230,16 @@ class Replies(OperationTimes):
 
     def answer(self, operation: Operation, completed: int | None) -> Any:
         """Answer of a finished operation; `completed` steps if it was stopped early, else None."""
-        match operation:
-            case RowOperation():
-                return operation.answer(self._row_replies.replies(operation))
-            case Verify():
-                return self.tokens.verify(operation.view, operation)
-            case Settle():
-                return self.tokens.settle(operation)
-            case Draft():
-                length = operation.lookahead if completed is None else completed
-                return _drafted(_marked(operation), length, operation.shape)
-            case Prespeculate() | Continue():
-                return SimulatedCache(self.tokens, operation)
-        return None
+        if isinstance(operation, Verify):
+            return self.tokens.verify(operation.view, operation)
+        if isinstance(operation, Prespeculate | Continue):
+            return SimulatedCache(self.tokens, operation)
+        if isinstance(operation, Draft):
+            length = operation.lookahead if completed is None else completed
+            return _drafted(operation.width, operation.view.slots, length, operation.shape)
+        if isinstance(operation, RowOperation):
+            return operation.answer(self._row_replies.replies(operation))
+        return self.tokens.settle(operation) if isinstance(operation, Settle) else None
 
     def early_answer(self, operation: Operation) -> Any:
         """The early result of an operation that has one."""
@@ -201,23 +248,17 @@ class Replies(OperationTimes):
         return self.answer(operation, None)
 
 
-def _marked(operation: Operation) -> BoolArray:
-    """[B] mask of an operation's rows."""
-    marked = np.zeros(operation.width, dtype=np.bool_)
-    marked[operation.view.slots] = True
-    return marked
-
-
-def _drafted(rows: BoolArray, length: int, shape: tuple[int, ...] | None = None) -> Speculation:
-    """A speculation of the primary draft for the marked rows; its ids stay unknown.
+def _drafted(
+    width: int, rows: Collection[int], length: int, shape: tuple[int, ...] | None = None
+) -> Speculation:
+    """A speculation of the primary draft for some rows; its ids stay unknown.
 
     `shape` are the fan-outs that rescaled the distributions its tokens are drawn from, if anything did.
     """
-    return Speculation(rows * length, rows * (_PRIMARY if length else _NONE), shape=shape)
-
-
-def _is_decode(operation: Operation) -> bool:
-    return isinstance(operation, Verify) and not operation.speculation.lengths[operation.view.slots].any()
+    if len(rows) == width:
+        lengths, sources = (length,) * width, ((_PRIMARY if length else _NONE),) * width
+        return Speculation(lengths, sources, shape=shape)
+    return Speculation.primary(width, dict.fromkeys(rows, length), shape)
 
 
 class Recorded:
@@ -247,7 +288,7 @@ class Recorded:
             replies.append(self._revived[key])
         if "verdict" not in operation.reply._fields:
             return replies
-        rooms = operation.view.rooms.tolist()
+        rooms = operation.view.rooms
         return [r._replace(verdict=cut_to(r.verdict, room)) for r, room in zip(replies, rooms, strict=True)]
 
     def early(self, operation: RowOperation) -> list[Any]:
@@ -296,6 +337,19 @@ class LivePrices(OperationTimes):
     def __init__(self, costs: Costs, host: Host) -> None:
         self._answered = Answered()
         super().__init__(costs, host, rows=self._answered)
+
+    def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
+        """Named pieces of work, s at full rate; an operation may be stopped between them."""
+        return self.work(device, operation, self.form(operation), idle_s).steps
+
+    def latency(self, operation: Operation) -> tuple[float, float]:
+        """Seconds from submission to the start on an idle device, and from the end to the task's event."""
+        form = self.form(operation)
+        return form.lead_s, self.after_s(operation, form)
+
+    def early_latency(self, operation: Operation) -> float:
+        """See `OperationTimes.mark_s`."""
+        return self.mark_s(operation, self.form(operation))
 
     def answered(self, replies: Sequence[Any]) -> None:
         """The next questions are about an operation with these replies; none: it is not done yet."""

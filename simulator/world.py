@@ -7,24 +7,54 @@ with what, and every change replans what is running (design.md, section 4).
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
+from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 import simpy
 from simpy.events import Event
 
 from hardware_profiles.optime import Host, OperationTiming
-from policies.operation import Operation, Prefill
+from policies.operation import Operation
 from policies.protocols import Steps, role_of
 from policies.timeline import Span
-from simulator.costs import Costs, KeyedNoise
-from simulator.replies import Replies, RowReplies
+from simulator.costs import Costs, KeyedNoise, Priced
+from simulator.replies import Replies, RowReplies, TimedWork
 from simulator.tokens import TokenModel
 
 Slowdowns: TypeAlias = Mapping[tuple[str, str, str, str | None], float]
 """(role, operation, other role, other operation) to the factor by which the first runs slower while the
 second is busy; None as the other operation: anything that has no entry of its own."""
+
+
+_NEVER = math.inf
+
+
+class Clock(simpy.Environment):
+    """simpy's environment, beside whose queue stands what devices do next.
+
+    That changes with every change of their neighbours, and a queue forgets nothing: there it would be an
+    event per plan, most of them out of date when their time comes.  Where both are due at once, devices come
+    first: what they do was planned before.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices: list[SimulatedDevice] = []
+
+    def step(self) -> None:
+        """See `simpy.Environment.step`."""
+        due_s, first = _NEVER, None
+        for device in self.devices:
+            if device.due_s < due_s:
+                due_s, first = device.due_s, device
+        if first is None or (self._queue and self._queue[0][0] < due_s):
+            super().step()
+        else:
+            self._now = due_s
+            first.go_on(due_s)
 
 
 class Machine:
@@ -34,44 +64,58 @@ class Machine:
         slowdowns: See `Slowdowns`; absent pairs do not interfere.
 
     Attributes:
-        busy_s: Seconds of work per device, prefills left out.
+        devices: All of them.
         overlap_s: Seconds in which devices of two roles worked at once, prefills left out.
     """
 
     def __init__(self, slowdowns: Slowdowns | None = None) -> None:
         self.slowdowns = dict(slowdowns or {})
         self.devices: list[SimulatedDevice] = []
-        self.busy_s: dict[str, float] = {}
         self.overlap_s = 0.0
+        self._running: list[SimulatedDevice] = []
         self._since = 0.0
-        self._counted: list[str] = []
+        self._overlap = False
+        self._slower: dict[tuple[str, str, str, str], float] = {}
 
-    def account(self, now: float) -> None:
-        """Charge the time since the last change to the devices that were busy in it."""
-        elapsed = now - self._since
-        self._since = now
+    @property
+    def busy_s(self) -> dict[str, float]:
+        """Seconds of work per device, prefills left out."""
+        return {device.name: device.busy_s for device in self.devices}
+
+    def changed(self, now: float, device: SimulatedDevice) -> None:
+        """A device has just started or stopped: charge the time since the last change to those that were
+        busy in it, and replan every running operation.
+        """
+        running, elapsed = self._running, now - self._since
         if elapsed > 0.0:
-            for name in self._counted:
-                self.busy_s[name] = self.busy_s.get(name, 0.0) + elapsed
-            if len({role_of(name) for name in self._counted}) > 1:
+            self._since = now
+            for each in running:
+                if each.cost_class != "prefill":
+                    each.busy_s += elapsed
+            if self._overlap:
                 self.overlap_s += elapsed
+        if device.running is None:
+            running.remove(device)
+        else:
+            running.append(device)
+        if len(running) == 1:
+            self._overlap = False
+            running[0].replan(now, 1.0)
+        elif running:
+            self._overlap = len({each.role for each in running if each.cost_class != "prefill"}) > 1
+            for each in running:
+                each.replan(now, self._rate(each) if self.slowdowns else 1.0)
 
-    def changed(self, now: float) -> None:
-        """Replan every running operation: someone has just started, stopped or gone on to something else."""
-        self.account(now)
-        busy = [d for d in self.devices if d.running is not None]
-        self._counted = [d.name for d in busy if not isinstance(d.running.operation, Prefill)]  # type: ignore[union-attr]
-        if self.slowdowns:
-            for device in busy:
-                device.replan(now, self._rate(device, busy))
-
-    def _rate(self, device: SimulatedDevice, busy: list[SimulatedDevice]) -> float:
-        mine, rate = (role_of(device.name), device.cost_class), 1.0
-        for other in busy:
+    def _rate(self, device: SimulatedDevice) -> float:
+        rate = 1.0
+        for other in self._running:
             if other is not device:
-                its = role_of(other.name)
-                always = self.slowdowns.get((*mine, its, None), 1.0)
-                rate /= self.slowdowns.get((*mine, its, other.cost_class), always)
+                pair = (device.role, device.cost_class, other.role, other.cost_class)
+                slower = self._slower.get(pair)
+                if slower is None:
+                    always = self.slowdowns.get((*pair[:3], None), 1.0)
+                    slower = self._slower[pair] = self.slowdowns.get(pair, always)
+                rate /= slower
         return rate
 
 
@@ -82,7 +126,12 @@ class SimulatedTask(Event):
         super().__init__(device.env)
         self.device = device
         self.operation = operation
-        self.early = Event(device.env)
+        self.form = device.work.form(operation)
+
+    @cached_property
+    def early(self) -> Event:
+        """See `policies.protocols.Task`."""
+        return Event(self.device.env)
 
     def stop(self) -> None:
         """End a draft at its next step boundary, with the tokens drafted so far; else a no-op."""
@@ -96,16 +145,20 @@ def _fire(event: Event, value: Any, delay: float) -> None:
 
 
 class SimulatedDevice:
-    """A first-in first-out server on simpy's clock.
+    """A first-in first-out server.
 
     Args:
         name: `target`, `draft`, `draft-1`, ...
         spans: Collects the timeline; None records nothing.
+
+    Attributes:
+        due_s: When it does something next by itself.
+        busy_s: Seconds of work, prefills left out.
     """
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         name: str,
         work: Replies,
         machine: Machine,
@@ -114,6 +167,7 @@ class SimulatedDevice:
     ) -> None:
         self.env = env
         self.name = name
+        self.role = role_of(name)
         self.work = work
         self.machine = machine
         self.spans = spans
@@ -121,24 +175,24 @@ class SimulatedDevice:
         self.cost_class = ""
         self._queue: deque[SimulatedTask] = deque()
         self._starting: SimulatedTask | None = None
-        self._steps: list[tuple[str, float]] = []
+        self._work = TimedWork(Priced.of([]))
         self._started = 0.0
         self._ended = 0.0
         self._remaining = 0.0
         self._rate = 1.0
         self._since = 0.0
         self._completed: int | None = None
-        self._timer: Event | None = None
-        self._early_timer: Event | None = None
+        self._end_s = self._early_s = self.due_s = _NEVER
+        self.busy_s = 0.0
         machine.devices.append(self)
-        machine.busy_s[name] = 0.0
+        env.devices.append(self)
 
     def submit(self, operation: Operation) -> SimulatedTask:
         """Queue an operation and return at once."""
         task = SimulatedTask(self, operation)
         self._queue.append(task)
         if self.running is None and self._starting is None:
-            self._next(self.work.latency(operation)[0])
+            self._next(task.form.lead_s)
         return task
 
     def stop(self, task: SimulatedTask) -> None:
@@ -153,10 +207,11 @@ class SimulatedDevice:
                 self._completed = 0
             return
         self._advance(self.env.now)
-        done, boundary = _total(self._steps) - self._remaining, 0.0
-        for index, (_, seconds) in enumerate(self._steps):
+        steps, boundary = self._work.steps, 0.0
+        done = self._work.total_s - self._remaining
+        for index, (_, seconds) in enumerate(steps):
             boundary += seconds
-            if boundary >= done - 1e-15:
+            if boundary >= done - 1e-15 or index + 1 == len(steps):
                 self._completed = index + 1
                 self._remaining = max(0.0, boundary - done)
                 self._schedule()
@@ -169,18 +224,28 @@ class SimulatedDevice:
             self._rate = rate
             self._schedule()
 
+    def go_on(self, now: float) -> None:
+        """Do what is due now."""
+        if self._starting is not None:
+            self._begin(now)
+        elif self._early_s < self._end_s:
+            self._say_early()
+        else:
+            self._end(now)
+
     def _next(self, delay: float) -> None:
         self._starting = self._queue.popleft()
         self._completed = None
+        now = self.env.now
         if delay > 0.0:
-            self._after(delay, self._begin)
+            self.due_s = now + delay
         else:
-            self._begin(None)
+            self._begin(now)
 
-    def _begin(self, _: Event | None) -> None:
+    def _begin(self, now: float) -> None:
         task, self._starting = self._starting, None
         assert task is not None
-        now = self.env.now
+        self.due_s = _NEVER
         if self._completed == 0:  # stopped before it began
             self._report(task, 0)
             if self._queue:
@@ -188,73 +253,62 @@ class SimulatedDevice:
             return
         self.running = task
         self.cost_class = task.operation.cost_class
-        self._steps = self.work.steps(self.name, task.operation, now - self._ended)
-        self._remaining = _total(self._steps)
-        self._rate = 1.0
+        self._work = self.work.work(self.name, task.operation, task.form, now - self._ended)
+        self._remaining = self._work.total_s
+        self._rate = 0.0
         self._started = self._since = now
-        self._schedule()
-        self.machine.changed(now)
+        self._early_s = 0.0 if task.operation.early else _NEVER
+        self.machine.changed(now, self)
 
     def _advance(self, now: float) -> None:
         self._remaining = max(0.0, self._remaining - (now - self._since) * self._rate)
         self._since = now
 
     def _schedule(self) -> None:
-        self._timer = self._after(self._remaining / self._rate, self._end)
-        task = self.running
-        if task is not None and task.operation.early and not task.early.triggered:
+        self._end_s = self.due_s = self._since + self._remaining / self._rate
+        if self._early_s != _NEVER:
             ahead = max(0.0, self._remaining - self._after_early_result())
-            self._early_timer = self._after(ahead / self._rate, self._early)
+            self._early_s = self._since + ahead / self._rate
+            self.due_s = min(self._early_s, self._end_s)
 
     def _after_early_result(self) -> float:
         """Seconds of the steps that follow the running operation's early result."""
         assert self.running is not None
-        names, last = [name for name, _ in self._steps], self.running.operation.early_after
-        return _total(self._steps[names.index(last) + 1 if last in names else 0 :])
+        steps, last = self._work.steps, self.running.operation.early_after
+        names = [name for name, _ in steps]
+        return sum([seconds for _, seconds in steps[names.index(last) + 1 if last in names else 0 :]])
 
-    def _early(self, timer: Event | None) -> None:
-        """Fire the early event of the running operation; None: the step before it was the last."""
-        if timer is not None and timer is not self._early_timer:
-            return  # replanned since
-        task, self._early_timer = self.running, None
-        assert task is not None
-        _fire(task.early, self.work.early_answer(task.operation), self.work.early_latency(task.operation))
-
-    def _after(self, delay: float, callback: Callable[[Event], None]) -> Event:
-        timer = self.env.timeout(delay)
-        timer.callbacks.append(callback)
-        return timer
-
-    def _end(self, timer: Event) -> None:
-        if timer is not self._timer:
-            return  # replanned since
+    def _say_early(self) -> None:
+        """Fire the early event of the running operation."""
         task = self.running
         assert task is not None
-        now = self.env.now
-        if task.operation.early and not task.early.triggered:
-            self._early(None)
+        self._early_s, self.due_s = _NEVER, self._end_s
+        _fire(task.early, self.work.early_answer(task.operation), self.work.mark_s(task.operation, task.form))
+
+    def _end(self, now: float) -> None:
+        if self._early_s != _NEVER:
+            self._say_early()
+        task = self.running
+        assert task is not None
         self._record(task, now)
         self._ended = now
         self.running = None
-        self.machine.changed(now)
+        self.due_s = _NEVER
+        self.machine.changed(now, self)
         self._report(task, self._completed)
         if self._queue:
             self._next(0.0)
 
     def _report(self, task: SimulatedTask, completed: int | None) -> None:
         answer = self.work.answer(task.operation, completed)
-        _fire(task, answer, self.work.latency(task.operation)[1])
+        _fire(task, answer, self.work.after_s(task.operation, task.form))
 
     def _record(self, task: SimulatedTask, now: float) -> None:
         if self.spans is None:
             return
-        steps = [[name, seconds] for name, seconds in self._steps[: self._completed]]
+        steps = [[name, seconds] for name, seconds in self._work.steps[: self._completed]]
         details = {"rows": len(task.operation.view.slots), "steps": steps}
         self.spans.append(Span(self.name, task.operation.kind, self._started, now, details))
-
-
-def _total(steps: Sequence[tuple[str, float]]) -> float:
-    return sum(seconds for _, seconds in steps)
 
 
 class SimulatedWorld:
@@ -282,7 +336,7 @@ class SimulatedWorld:
         timings: Mapping[str, OperationTiming] | None = None,
         noise: KeyedNoise | None = None,
     ) -> None:
-        self.env = simpy.Environment()
+        self.env = Clock()
         self.machine = Machine(slowdowns)
         self.spans: list[Span] = []
         self.vocabulary = tokens.vocabulary

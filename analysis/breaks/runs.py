@@ -19,7 +19,7 @@ from policies.protocols import Steps, World
 from policies.registry import configure
 from policies.rows import RoundLog, Rows, admit
 from policies.sampling import FloatArray, Sampling
-from policies.values import IntArray, Source, Speculation
+from policies.values import IntArray, Speculation
 from simulator.run import Scenario, simulate
 from simulator.world import SimulatedWorld
 
@@ -242,11 +242,8 @@ def plain_pipeline(world: World, rows: Rows, *, lookahead: int, sampling: Sampli
     `lookahead` tokens without a bonus; after a rejection a new block is drafted while the target waits.  One
     row only: rows that reject would have to wait for each other's bubbles.
     """
-    unseen = np.ones(rows.width, dtype=np.int64)
-    block = Speculation(
-        np.full(rows.width, lookahead, dtype=np.int64),
-        np.full(rows.width, int(Source.PRIMARY), dtype=np.int64),
-    )
+    unseen = (1,) * rows.width
+    block = Speculation.primary(rows.width, dict.fromkeys(range(rows.width), lookahead))
     drafted = False
     while rows.active:
         yield from admit(world, rows)
@@ -258,4 +255,4 @@ def plain_pipeline(world: World, rows: Rows, *, lookahead: int, sampling: Sampli
         verdict = yield verify
         yield prepare
         rows.commit(view, block, verdict, now=world.now)
-        drafted = bool((verdict.accepted == block.lengths).all() and not verdict.ended.any())
+        drafted = verdict.accepted == block.lengths and not verdict.ended

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from policies.operation import Operation
-from policies.values import IntArray, Speculation, View
+from policies.values import UNKNOWN, Ints, Speculation, View
 
 
 class ProbeResult(NamedTuple):
@@ -25,24 +25,15 @@ class ProbeResult(NamedTuple):
     durations_s: tuple[float, ...]
 
 
-_NONE = np.zeros(0, dtype=np.int64)
-NO_ROWS = View(_NONE, _NONE, _NONE, _NONE, _NONE)
+NO_ROWS = View((), (), (), (), ())
 """The view of calibration's own operations, which no request has a part in."""
 
 
 def _encode(value: Any) -> Any:
-    """What MessagePack does not know: arrays, by their bytes, and numpy's numbers."""
-    if isinstance(value, np.ndarray):
-        return (value.dtype.char, value.shape, value.tobytes())
+    """What MessagePack does not know: numpy's numbers."""
     if isinstance(value, np.generic):
         return value.item()
     raise NotImplementedError(f"{type(value).__name__} cannot be sent to a worker")
-
-
-def _decode(kind: Any, value: Any) -> Any:
-    """An array, read-only, out of what `_encode` made of it."""
-    dtype, shape, data = value
-    return np.frombuffer(data, dtype).reshape(shape)
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode)
@@ -50,11 +41,11 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode)
 
 @cache
 def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(kind, dec_hook=_decode)
+    return msgspec.msgpack.Decoder(kind)
 
 
 def pack(value: Any) -> bytes:
-    """A value of dataclasses, named tuples, arrays, numbers, strings and tuples of these, as bytes."""
+    """A value of dataclasses, named tuples, numbers, strings and tuples of these, as bytes."""
     return _ENCODER.encode(value)
 
 
@@ -77,19 +68,12 @@ def pack_operation(operation: Operation) -> bytes:
     return pack(operation)
 
 
-def _check_ids(slots: IntArray, speculation: Speculation) -> None:
+def _check_ids(slots: Ints, speculation: Speculation) -> None:
     """Refuse drafted tokens without ids."""
-    lengths, tokens = speculation.lengths[slots], speculation.tokens
-    if tokens is None:
-        if lengths.any():
-            raise ValueError(f"{lengths.sum()} drafted tokens without ids; a live device needs them")
-        return
-    drafted = tokens[slots]
-    unknown = (drafted < 0) & (np.arange(drafted.shape[1]) < lengths[:, None])
-    if unknown.any():
-        row = int(unknown.any(axis=1).argmax())
-        ids = tuple(drafted[row, : lengths[row]].tolist())
-        raise ValueError(f"slot {slots[row]} has drafted tokens of unknown id: {ids}")
+    for slot in slots:
+        ids = speculation.row(slot).tokens
+        if UNKNOWN in ids:
+            raise ValueError(f"slot {slot} has drafted tokens of unknown id: {ids}")
 
 
 def unpack_replies(operation: Operation, frame: bytes, *, early: bool = False) -> tuple[Any, ...]:

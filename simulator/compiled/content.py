@@ -90,9 +90,7 @@ class Rule:
 
     def runs(self) -> IntArray:
         """[n] accepted runs of the draft's tokens."""
-        if self.tokens.sampled is None:
-            return self.tokens.run
-        return self.tokens.sampled.outcomes(self.sampling, Source.PRIMARY, self.shape).run
+        return self.tokens.runs(self.sampling, self.shape)
 
     def chain_hits(self, runs: IntArray) -> BoolArray:
         """[n] whether a round that verifies a whole chain hits."""
@@ -105,7 +103,8 @@ class Rule:
         need = self.tokens.need_free[at]
         if self.config.cache_set != "top":
             rejected = accepted < self.chain
-            need = np.where(rejected, self._need_after(accepted, at), need)
+            after = self.tokens.need_after(self.sampling, self.shape, accepted, at)
+            need = np.where(rejected, after, need)
         return np.asarray(np.array(self.config.fanout)[accepted] >= need)
 
     def none_hits(self, runs: IntArray) -> BoolArray:
@@ -126,14 +125,6 @@ class Rule:
     def _backup_fanout(self) -> tuple[int, ...]:
         assert isinstance(self.config, SaguaroConfig)
         return self.config.fanout_backup or self.config.fanout
-
-    def _need_after(self, accepted: IntArray, at: IntArray) -> IntArray:
-        tokens = self.tokens
-        if tokens.by_depth is not None:
-            return tokens.by_depth.need_after(accepted, at)
-        if tokens.sampled is None:
-            return tokens.need_rejected[at]
-        return tokens.sampled.outcomes(self.sampling, Source.PRIMARY, self.shape).need_after(accepted, at)
 
     def guesses(self, requests: Sequence[Request]) -> Guesses:
         """What is guessed at every position of some requests; kept, since fan-outs do not change it."""

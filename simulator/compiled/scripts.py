@@ -210,8 +210,8 @@ class _ScriptedWorld:
 
     def _note(self, number: int, device: int, operation: Operation, replies: list[Any]) -> None:
         view = operation.view
-        contexts = view.contexts.tolist()
-        rows, first = len(contexts), contexts[0] - int(view.positions[0])
+        contexts = view.contexts
+        rows, first = len(contexts), contexts[0] - view.positions[0]
         tokens, longest, add = operation.tokens_fed, 0, self.calls.append
         match operation:
             case RowOperation():
@@ -220,7 +220,7 @@ class _ScriptedWorld:
                 calls = row_calls(work) if rows > 1 else ((name, 1, fed) for name, fed in work[0])
                 self.calls += [(number, NAMES.number(n), there, fed, fed) for n, there, fed in calls]
             case Draft():
-                unseen = int(operation.unseen[view.slots].max())
+                unseen = max(operation.unseen[slot] for slot in view.slots)
                 for step in range(operation.lookahead):
                     add((number, NAMES.number("draft"), rows, 1 if step else unseen, 1))
             case Prefill():

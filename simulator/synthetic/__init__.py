@@ -7,11 +7,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from policies.config import SettingError
 from policies.operation import RowOperation, Verify
-from policies.values import Source, Speculation, Verdict
+from policies.values import Speculation, Verdict
 from simulator.tokens import TokenModel
 
 Synthesis: TypeAlias = Callable[[Any, TokenModel], list[Any]]
@@ -65,15 +63,12 @@ def _synthesis_of(kind: str, *, early: bool) -> Synthesis:
 def rows_of(operation: RowOperation) -> list[tuple[int, int, int, int, Any]]:
     """(slot, request, position, room, input) of each row."""
     view = operation.view
-    numbers = (each.tolist() for each in (view.slots, view.requests, view.positions, view.rooms))
-    return list(zip(*numbers, operation.inputs, strict=True))
+    return list(zip(view.slots, view.requests, view.positions, view.rooms, operation.inputs, strict=True))
 
 
 def chains_of(operation: RowOperation, lengths: Sequence[int]) -> Speculation:
     """A speculation of the primary draft with so many tokens in each row of the operation."""
-    depths = np.zeros(operation.width, dtype=np.int64)
-    depths[operation.view.slots] = lengths
-    return Speculation(depths, np.where(depths > 0, int(Source.PRIMARY), int(Source.NONE)))
+    return Speculation.primary(operation.width, operation.by_slot(lengths))
 
 
 def verified(

@@ -38,10 +38,10 @@ def verify_pending(operation: VerifyPending, tokens: TokenModel) -> list[Verdict
     replies = []
     for slot, request, position, _, ask in rows_of(operation):
         block = Drafted._make(ask).tokens
-        accepted, emitted = int(verdict.accepted[slot]), int(verdict.emitted[slot])
+        accepted, emitted = verdict.accepted[slot], verdict.emitted[slot]
         bonus = _rank(tokens, request, position + accepted) if emitted > accepted else UNKNOWN
         ids = (*block[:accepted], bonus)[:emitted]
-        row = RowVerdict(accepted, ids, bool(verdict.ended[slot]), bonus)
+        row = RowVerdict(accepted, ids, slot in verdict.ended, bonus)
         replies.append(VerdictReply(row, (("verify", 1 + len(block)),)))
     return replies
 

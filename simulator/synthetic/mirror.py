@@ -47,10 +47,10 @@ def verify_early(operation: EarlyVerify, tokens: TokenModel) -> list[VerdictRepl
     verdict = verified(operation, lengths, tokens)
     share = float(Fraction(operation.exit))
     replies = []
-    for slot, length in zip(operation.view.slots.tolist(), lengths, strict=True):
-        accepted, emitted = int(verdict.accepted[slot]), int(verdict.emitted[slot])
+    for slot, length in zip(operation.view.slots, lengths, strict=True):
+        accepted, emitted = verdict.accepted[slot], verdict.emitted[slot]
         bonus = TOKEN if emitted > accepted else UNKNOWN
-        row = RowVerdict(accepted, (TOKEN,) * emitted, bool(verdict.ended[slot]), bonus)
+        row = RowVerdict(accepted, (TOKEN,) * emitted, slot in verdict.ended, bonus)
         work = ((f"early:{share:g}", 1 + length), ("exit", 0), (f"late:{1.0 - share:g}", 0))
         replies.append(VerdictReply(row, work))
     return replies
@@ -77,11 +77,11 @@ def roll_out(operation: Rollout, tokens: TokenModel) -> list[Rolled]:
     )
     hits = tokens.hits(operation.view, prepared, verdict)
     replies = []
-    for slot, length in zip(operation.view.slots.tolist(), lengths, strict=True):
-        branch = Branch(int(verdict.accepted[slot]), (TOKEN,) * (1 + operation.lookahead))
+    for slot, length in zip(operation.view.slots, lengths, strict=True):
+        branch = Branch(verdict.accepted[slot], (TOKEN,) * (1 + operation.lookahead))
         positions = 1 if operation.candidates == "first" else 1 + length
         work = (("glue", 1 + length), *[("tree", positions * operation.kappa)] * operation.lookahead)
-        replies.append(Rolled((branch,) if hits[slot] else (), work))
+        replies.append(Rolled((branch,) if slot in hits else (), work))
     return replies
 
 

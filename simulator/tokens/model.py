@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,12 +26,12 @@ from policies.laws.ssd import PowerLaw
 from policies.operation import Continue, Prespeculate, Settle, Verify
 from policies.registry import SettingError
 from policies.sampling import Sampling
-from policies.values import UNKNOWN, BoolArray, IntArray, Request, Source, Speculation, Verdict, View
-from simulator.tokens.outcomes import Outcomes
+from policies.values import UNKNOWN, IntArray, Ints, Request, Slots, Source, Verdict, View
+from simulator.tokens.outcomes import NEVER, Outcomes
 from simulator.tokens.sampled import SampledOutcomes
 
-_PRIMARY, _RANDOM, _NGRAM = int(Source.PRIMARY), int(Source.RANDOM), int(Source.NGRAM)
-_FANOUT, _BEFORE = 0, 1
+_PRIMARY, _RANDOM = int(Source.PRIMARY), int(Source.RANDOM)
+_GUESSED = (_RANDOM, int(Source.NGRAM))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class TokenModel:
     sampled: SampledOutcomes | None = None
     by_depth: Outcomes | None = None
     replays: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+    looked_up: list[Any] = field(default_factory=list, init=False, compare=False, repr=False)
+    """The table that rows looked something up in last, and what it is of."""
 
     @classmethod
     def of(
@@ -129,29 +132,42 @@ class TokenModel:
             SettingError: The run's sampling is not that of the recording, or there are no token ids for a
                 policy that needs them.
         """
-        speculation, slots = operation.speculation, view.slots
-        self.check_sampling(operation.sampling, speculation.shape)
-        here = self.starts[view.requests] + view.positions
-        lengths = speculation.lengths[slots]
-        accepted = np.minimum(lengths, self._run(operation.sampling, speculation)[here])
-        if speculation.has_guesses:
-            self._accept_guesses(operation, here, accepted)
-        # Runs end with the request, so the accepted tokens fit in its room unless the limit is lower.
-        accepted = np.minimum(accepted, view.rooms)
-        emitted = np.minimum(accepted + 1, view.rooms)
-        if operation.leave_open:
-            emitted = np.where(accepted == lengths, accepted, emitted)
-        bonus = np.full(len(slots), UNKNOWN, dtype=np.int64)
-        if self.tokens is not None:
-            last = np.minimum(here + accepted, len(self.tokens) - 1)
-            bonus = np.where(emitted > accepted, self.tokens[last], bonus)
-        width = len(speculation.lengths)
+        speculation = operation.speculation
+        table = self._table_of(operation.sampling, speculation.shape)
+        start, run, token, last = table.start, table.run, table.token, table.last
+        lengths, sources, guesses = speculation.lengths, speculation.sources, speculation.has_guesses
+        leave_open, found, ended = operation.leave_open, [], []
+        for slot, request, position, room in zip(
+            view.slots, view.requests, view.positions, view.rooms, strict=True
+        ):
+            here, length = start[request] + position, lengths[slot]
+            if guesses and sources[slot] in _GUESSED:
+                count = self._accepted_guess(operation, slot, here)
+            else:
+                count = run[here]
+                count = min(count, length)
+            # Runs end with the request, so the accepted tokens fit in its room unless the limit is lower.
+            if count < room:
+                said = count if leave_open and count == length else count + 1
+            else:
+                count = said = room
+            if said == room:
+                ended.append(slot)
+            at, bonus = here + count, UNKNOWN
+            if token is not None and said > count:
+                bonus = token[at if at < last else last]
+            found.append((count, said, bonus, here))
+        texts = None
+        if view.tails is not None:
+            texts = [self._ids(here, said) for _, said, _, here in found]
+        width, slots = len(lengths), view.slots
+        accepted, emitted, bonuses, _ = zip(*found, strict=True)
         return Verdict(
-            _spread(accepted, slots, width),
-            _spread(emitted, slots, width),
-            _spread(emitted == view.rooms, slots, width),
-            _spread(bonus, slots, width, UNKNOWN),
-            None if view.tails is None else self._emitted_ids(here, emitted, slots, width),
+            _spread(accepted, slots, width, 0),
+            _spread(emitted, slots, width, 0),
+            frozenset(ended),
+            _spread(bonuses, slots, width, UNKNOWN),
+            None if texts is None else _spread(tuple(texts), slots, width, ()),
         )
 
     def settle(self, operation: Settle) -> Verdict:
@@ -162,36 +178,51 @@ class TokenModel:
         """
         return self.verify(operation.view, Verify(operation.view, operation.speculation, operation.sampling))
 
-    def hits(self, view: View, operation: Prespeculate, verdict: Verdict) -> BoolArray:
-        """[B] whether each row's outcome is one of those that `operation` prepared for.
+    def hits(self, view: View, operation: Prespeculate, verdict: Verdict) -> Slots:
+        """The rows whose outcome is one of those that `operation` prepared for.
 
         Raises:
             SettingError: A fan-out is more than the ranks recorded can decide.
         """
-        speculation, slots = operation.speculation, view.slots
-        here = self.starts[view.requests] + view.positions
-        accepted = verdict.accepted[slots]
-        at = np.minimum(here + accepted, len(self.need_free) - 1)
-        need = self.need_free[at]
-        if not operation.keep_rejected:
-            rejected = accepted < speculation.lengths[slots]
-            need = np.where(rejected, self._need_after(operation, accepted, at), need)
-            if speculation.has_guesses:
-                self._leave_out_guesses(operation, at, accepted, rejected, need=need)
-        hit = (self._prepared(_FANOUT, operation, accepted, slots) >= need) & ~verdict.ended[slots]
-        share, count = operation.part
-        if count > 1:  # the target's token is the need-th of the outcomes with its number accepted
-            hit &= (self._prepared(_BEFORE, operation, accepted, slots) + need - 1) % count == share
-        return _spread(hit, slots, len(speculation.lengths))
+        speculation, keep, (share, devices) = operation.speculation, operation.keep_rejected, operation.part
+        primary = self._table(operation.fanout)
+        backup = primary if operation.fanout_backup is None else self._table(operation.fanout_backup)
+        table = self._table_of(operation.sampling, speculation.shape)
+        start, need_free, rejected, last = table.start, table.need_free, table.need_rejected, table.last
+        lengths, sources, guesses = speculation.lengths, speculation.sources, speculation.has_guesses
+        ended, accepted_of, found = verdict.ended, verdict.accepted, []
+        for slot, request, position in zip(view.slots, view.requests, view.positions, strict=True):
+            if slot in ended:
+                continue
+            accepted = accepted_of[slot]
+            at = start[request] + position + accepted
+            at = min(at, last)
+            if keep or accepted == lengths[slot]:
+                need = need_free[at]
+            elif guesses and sources[slot] in _GUESSED:
+                need = self._need_after_guess(operation, slot, accepted, at)
+            else:
+                need = rejected[min(accepted, len(rejected) - 1)][at]
+            counts, before = primary if sources[slot] == _PRIMARY else backup
+            # The target's token is the need-th of the outcomes with its number accepted.
+            if counts[accepted] >= need and (
+                devices == 1 or (before[accepted] + need - 1) % devices == share
+            ):
+                found.append(slot)
+        return frozenset(found)
 
-    def continues(self, view: View, operation: Continue, verdict: Verdict) -> BoolArray:
-        """[B] whether all was accepted, and then the draft's next token too (PEARL)."""
-        speculation, slots = operation.speculation, view.slots
-        here = self.starts[view.requests] + view.positions
-        lengths = speculation.lengths[slots]
-        run = self._run(operation.sampling, speculation)
-        hit = (run[here] > lengths) & (verdict.accepted[slots] == lengths) & ~verdict.ended[slots]
-        return _spread(hit, slots, len(speculation.lengths))
+    def continues(self, view: View, operation: Continue, verdict: Verdict) -> Slots:
+        """The rows of which all was accepted, and then the draft's next token too (PEARL)."""
+        speculation = operation.speculation
+        table = self._table_of(operation.sampling, speculation.shape)
+        start, run = table.start, table.run
+        return frozenset(
+            slot
+            for slot, request, position in zip(view.slots, view.requests, view.positions, strict=True)
+            if slot not in verdict.ended
+            and verdict.accepted[slot] == (length := speculation.lengths[slot])
+            and run[start[request] + position] > length
+        )
 
     def tail_error(
         self, sampling: Sampling, shape: tuple[int, ...] | None = None, source: Source = Source.PRIMARY
@@ -256,121 +287,133 @@ class TokenModel:
                 "Saguaro's C rescales distributions, which coin tosses do not have; give a sampled trace"
             )
 
-    def _run(self, sampling: Sampling, speculation: Speculation) -> IntArray:
-        """[n] accepted runs of the primary draft's tokens."""
+    def _table_of(self, sampling: Sampling, shape: Ints | None) -> _Table:
+        """What rows look up, one at a time.
+
+        Raises:
+            SettingError: See `check_sampling`.
+        """
+        known = self.looked_up
+        if known and known[0] is sampling and known[1] == shape:
+            found: _Table = known[2]
+            return found
+        self.check_sampling(sampling, shape)
+        needs = self._needs(sampling, shape)
+        which = (0,) if needs.proposal_at is None else needs.proposal_at.tolist()
+        table = _Table(
+            self.starts.data,
+            self.runs(sampling, shape).data,
+            self.need_free.data,
+            [np.ascontiguousarray(needs.need[each]).data for each in which],
+            None if self.tokens is None else np.ascontiguousarray(self.tokens).data,
+            len(self.need_free) - 1,
+        )
+        known[:] = sampling, shape, table
+        return table
+
+    def runs(self, sampling: Sampling, shape: tuple[int, ...] | None) -> IntArray:
+        """[n] accepted runs of the primary draft's tokens; `shape` as in `Speculation`."""
         if self.sampled is None:
             return self.run
-        return self.sampled.outcomes(sampling, Source.PRIMARY, speculation.shape).run
+        return self.sampled.outcomes(sampling, Source.PRIMARY, shape).run
 
-    def _need_after(self, operation: Prespeculate, accepted: IntArray, at: IntArray) -> IntArray:
-        """Fan-out needed where the primary draft's token after `accepted` ones was rejected."""
+    def need_after(
+        self, sampling: Sampling, shape: tuple[int, ...] | None, accepted: IntArray, at: IntArray
+    ) -> IntArray:
+        """[r] fan-out needed where the primary token after `accepted` [r] ones was rejected at `at` [r]."""
+        return self._needs(sampling, shape).need_after(accepted, at)
+
+    def _needs(self, sampling: Sampling, shape: tuple[int, ...] | None) -> Outcomes:
         if self.by_depth is not None:
-            return self.by_depth.need_after(accepted, at)
+            return self.by_depth
         if self.sampled is None:
-            return self.need_rejected[at]
-        outcomes = self.sampled.outcomes(operation.sampling, Source.PRIMARY, operation.speculation.shape)
-        return outcomes.need_after(accepted, at)
+            return Outcomes(self.run, self.need_rejected[None])
+        return self.sampled.outcomes(sampling, Source.PRIMARY, shape)
 
-    def _prepared(self, line: int, operation: Prespeculate, accepted: IntArray, slots: IntArray) -> IntArray:
-        """A line of `_fanout_table` at each row's number of accepted tokens; see `Prespeculate.fanout_of`."""
-        values = self._table(operation.fanout)[line][accepted]
-        if operation.fanout_backup is None:
-            return values
-        primary = operation.speculation.sources[slots] == _PRIMARY
-        return np.where(primary, values, self._table(operation.fanout_backup)[line][accepted])
-
-    def _table(self, fanout: tuple[int, ...]) -> tuple[IntArray, IntArray]:
+    def _table(self, fanout: Ints) -> tuple[Ints, Ints]:
         self.check_fanout(max(fanout))
         return _fanout_table(fanout)
 
-    def _emitted_ids(
-        self, here: IntArray, emitted: IntArray, slots: IntArray, width: int
-    ) -> tuple[tuple[int, ...], ...]:
-        """Per slot the ids emitted."""
+    def _ids(self, here: int, count: int) -> Ints:
+        """So many ids from a position on."""
         if self.tokens is None:
             raise SettingError("coin tosses have no token ids, which this run keeps; replay a trace")
-        texts: list[tuple[int, ...]] = [()] * width
-        for slot, start, count in zip(slots.tolist(), here.tolist(), emitted.tolist(), strict=True):
-            texts[slot] = tuple(self.tokens[start : start + count].tolist())
-        return tuple(texts)
+        return tuple(self.tokens[here : here + count].tolist())
 
-    def _accept_guesses(self, operation: Verify, here: IntArray, accepted: IntArray) -> None:
-        """Set `accepted` [R] of the rows that verify a backup's tokens; `here` are their first positions."""
-        speculation, slots = operation.speculation, operation.view.slots
-        known, drawn = self._deciders(operation)
-        if drawn.any():
-            assert self.sampled is not None
-            run = self.sampled.outcomes(operation.sampling, Source.RANDOM).run
-            accepted[drawn] = np.minimum(speculation.lengths[slots[drawn]], run[here[drawn]])
-        if not known.any():
-            return
-        if self.tokens is None or speculation.tokens is None:  # without ids none is the path's own
-            accepted[known] = 0
-            return
-        guessed = speculation.tokens[slots[known]]
-        at = here[known][:, None] + np.arange(guessed.shape[1])
-        same = guessed == self.tokens[np.minimum(at, len(self.tokens) - 1)]
-        same &= np.arange(guessed.shape[1]) < speculation.lengths[slots[known]][:, None]
-        accepted[known] = np.cumprod(same, axis=1).sum(axis=1)
-
-    def _leave_out_guesses(
-        self,
-        operation: Prespeculate,
-        at: IntArray,
-        accepted: IntArray,
-        rejected: BoolArray,
-        *,
-        need: IntArray,
-    ) -> None:
-        """Set `need`, [R] fan-outs needed, of the rows that verified a backup's tokens and had one rejected.
-
-        A known token frees a place only if it outranks the path's: with rank(y) counted from 0 and s the
-        rejected token, y is the (rank(y) + 1)-th choice, or the rank(y)-th once s, ranked above it, is left
-        out.  `at` are the positions of the rejected tokens.
-        """
-        speculation, slots = operation.speculation, operation.view.slots
-        known, drawn = (mask & rejected for mask in self._deciders(operation))
-        if drawn.any():
-            assert self.sampled is not None
-            outcomes = self.sampled.outcomes(operation.sampling, Source.RANDOM)
-            need[drawn] = outcomes.need_after(accepted[drawn], at[drawn])
-        if not known.any():
-            return
-        need[known] = self.need_free[at[known]]
-        if self.tokens is not None and speculation.tokens is not None:
-            assert self.ranked is not None, "simulator.needs refuses such a setting"
-            guessed = speculation.tokens[slots[known], accepted[known]]
-            is_guessed = self.ranked[at[known] % len(self.ranked)] == guessed[:, None]
-            need[known] -= is_guessed.any(axis=1) & (is_guessed.argmax(axis=1) < need[known] - 1)
-
-    def _deciders(self, operation: Verify | Prespeculate) -> tuple[BoolArray, BoolArray]:
-        """[R] masks: rows whose guessed tokens decide, and rows whose distribution decides.
+    def _by_distribution(self, operation: Verify | Prespeculate, slot: int) -> bool:
+        """Whether a guess is decided by the distribution that it was drawn from, and not by its tokens.
 
         Sampled decoding does not look at random tokens: given the path, the verified token is no longer
         uniform, since the path's own token is all the likelier to be the one that was accepted.
         """
-        sources = operation.speculation.sources[operation.view.slots]
-        random, ngram = sources == _RANDOM, sources == _NGRAM
-        return (random | ngram, np.zeros_like(random)) if self.sampled is None else (ngram, random)
+        return self.sampled is not None and operation.speculation.sources[slot] == _RANDOM
+
+    def _accepted_guess(self, operation: Verify, slot: int, here: int) -> int:
+        """How many of a backup's tokens are accepted from a position on."""
+        speculation = operation.speculation
+        if self._by_distribution(operation, slot):
+            assert self.sampled is not None
+            run = self.sampled.outcomes(operation.sampling, Source.RANDOM).run
+            return min(speculation.lengths[slot], run.item(here))
+        if self.tokens is None or speculation.tokens is None:  # without ids none is the path's own
+            return 0
+        guessed = speculation.tokens[slot]
+        path, count = self._ids(here, len(guessed)), 0
+        while count < len(path) and path[count] == guessed[count]:
+            count += 1
+        return count
+
+    def _need_after_guess(self, operation: Prespeculate, slot: int, accepted: int, at: int) -> int:
+        """Fan-out needed where a backup's token was rejected at a position.
+
+        A known token frees a place only if it outranks the path's: with rank(y) counted from 0 and s the
+        rejected token, y is the (rank(y) + 1)-th choice, or the rank(y)-th once s, ranked above it, is left
+        out.
+        """
+        if self._by_distribution(operation, slot):
+            assert self.sampled is not None
+            outcomes = self.sampled.outcomes(operation.sampling, Source.RANDOM)
+            return int(outcomes.need_after(np.array([accepted]), np.array([at]))[0])
+        need, guesses = self.need_free.item(at), operation.speculation.tokens
+        if self.tokens is None or guesses is None:
+            return need
+        assert self.ranked is not None, "simulator.needs refuses such a setting"
+        above: list[int] = self.ranked[at % len(self.ranked), : max(0, min(need, NEVER) - 1)].tolist()
+        return need - (guesses[slot][accepted] in above)
 
 
-PerRow = TypeVar("PerRow", IntArray, BoolArray)
+class _Table(NamedTuple):
+    """Numbers by request and by position, as `TokenModel` has them; of needs after a rejection one column for
+    each number of accepted tokens.
+
+    Views of the arrays: a look-up in them takes half the time of one in numpy's, and they take no memory.
+    """
+
+    start: Any
+    run: Any
+    need_free: Any
+    need_rejected: list[Any]
+    token: Any
+    last: int
 
 
-def _spread(values: PerRow, slots: IntArray, width: int, elsewhere: int = 0) -> PerRow:
-    """Per-row values of `slots` as an array of the whole batch, `elsewhere` in other rows."""
+_Each = TypeVar("_Each")
+
+
+def _spread(values: tuple[_Each, ...], slots: Ints, width: int, elsewhere: _Each) -> tuple[_Each, ...]:
+    """[B] of [n] values of some rows, `elsewhere` in others."""
     if len(slots) == width:
         return values
-    spread: PerRow = np.full(width, elsewhere, dtype=values.dtype)
-    spread[slots] = values
-    return spread
+    spread = [elsewhere] * width
+    for slot, value in zip(slots, values, strict=True):
+        spread[slot] = value
+    return tuple(spread)
 
 
 @lru_cache(maxsize=1024)
-def _fanout_table(fanout: tuple[int, ...]) -> tuple[IntArray, IntArray]:
-    """[K + 1] outcomes prepared with k tokens accepted, and with fewer; not to be changed."""
-    counts = np.asarray(fanout, dtype=np.int64)
-    return counts, np.cumsum(counts) - counts
+def _fanout_table(fanout: Ints) -> tuple[Ints, Ints]:
+    """[K + 1] outcomes prepared with k tokens accepted, and with fewer."""
+    return fanout, tuple(accumulate(fanout, initial=0))[:-1]
 
 
 def other_sampling(recorded: tuple[float, float], wanted: tuple[float, float]) -> SettingError:

@@ -15,8 +15,8 @@ from policies.operation import Continue, Prespeculate, Verify
 from policies.registry import SettingError
 from policies.rows import Round
 from policies.sampling import Sampling
-from policies.values import BoolArray, IntArray, Request, Speculation, Verdict, View
-from simulator.tokens.model import TokenModel, _spread
+from policies.values import NO_SLOTS, BoolArray, IntArray, Request, Slots, Verdict, View
+from simulator.tokens.model import TokenModel
 
 NO_ROUND = -1
 """At positions where no live round began."""
@@ -43,25 +43,27 @@ class RetoldRounds(TokenModel):
     def check_fanout(self, widest: int) -> None:
         """Whether it hit is told."""
 
-    def hits(self, view: View, operation: Prespeculate, verdict: Verdict) -> BoolArray:
+    def hits(self, view: View, operation: Prespeculate, verdict: Verdict) -> Slots:
         """See `TokenModel`; of several draft devices the first one is said to have prepared it."""
-        return self._told(view, operation.speculation, verdict, operation.part[0] == 0)
+        return self._told(view, verdict) if operation.part[0] == 0 else NO_SLOTS
 
-    def continues(self, view: View, operation: Continue, verdict: Verdict) -> BoolArray:
+    def continues(self, view: View, operation: Continue, verdict: Verdict) -> Slots:
         """See `TokenModel`."""
-        return self._told(view, operation.speculation, verdict, True)
+        return self._told(view, verdict)
 
-    def _told(self, view: View, speculation: Speculation, verdict: Verdict, mine: bool) -> BoolArray:
+    def _told(self, view: View, verdict: Verdict) -> Slots:
         assert self.hit is not None
-        here = self.starts[view.requests] + view.positions
-        hit = self.hit[here] & ~verdict.ended[view.slots] & mine
-        return _spread(hit, view.slots, len(speculation.lengths))
+        rows = zip(view.slots, view.requests, view.positions, strict=True)
+        found = (slot for slot, request, position in rows if self.hit[self.starts[request] + position])
+        return frozenset(found) - verdict.ended
 
-    def _run(self, sampling: Sampling, speculation: Speculation) -> IntArray:
+    def runs(self, sampling: Sampling, shape: tuple[int, ...] | None) -> IntArray:
+        """See `TokenModel`."""
         return self.run
 
-    def _accept_guesses(self, operation: Verify, here: IntArray, accepted: IntArray) -> None:
+    def _accepted_guess(self, operation: Verify, slot: int, here: int) -> int:
         """They are accepted as it was told."""
+        return self.run.item(here)
 
     def verify(self, view: View, operation: Verify) -> Verdict:
         """See `TokenModel`.
@@ -69,13 +71,12 @@ class RetoldRounds(TokenModel):
         Raises:
             SettingError: The simulated round begins where no live one did: the two worlds part.
         """
-        here = self.starts[view.requests] + view.positions
-        if (self.run[here] == NO_ROUND).any():
-            at = int(np.flatnonzero(self.run[here] == NO_ROUND)[0])
-            raise SettingError(
-                f"no live round of request {view.requests[at]} began at position {view.positions[at]}, where "
-                "the simulation has one"
-            )
+        for request, position in zip(view.requests, view.positions, strict=True):
+            if self.run[self.starts[request] + position] == NO_ROUND:
+                raise SettingError(
+                    f"no live round of request {request} began at position {position}, where the simulation "
+                    "has one"
+                )
         return TokenModel.verify(self, view, operation)
 
 

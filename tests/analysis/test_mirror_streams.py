@@ -71,8 +71,8 @@ def test_what_is_counted_of_decisions() -> None:
 def test_coins_pass_as_the_law_says() -> None:
     """Mean passes of fresh windows on coins, within four standard errors."""
     count = 2_000
-    ids = np.arange(count)
-    view = View(ids, ids, np.zeros(count, dtype=np.int64), np.full(count, 9), np.full(count, 9))
+    ids, nine = tuple(range(count)), (9,) * count
+    view = View(ids, ids, (0,) * count, nine, nine)
     asked = StreamDraft(view, count, ((),) * count, lookahead=6, streams=2, acceptance=0.6)
     tokens = coin(0.5, exponent=1.0, requests=1, length=9, prompt_length=3, seed=0)
     passes = np.array([len(reply.emitted) for reply in Synthetic(tokens).replies(asked)])

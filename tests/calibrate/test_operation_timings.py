@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -223,8 +222,7 @@ class Speak(RowOperation):
 
 
 def view() -> View:
-    ones = np.ones(1, dtype=np.int64)
-    return View(0 * ones, 0 * ones, 0 * ones, 100 * ones, 9 * ones)
+    return View((0,), (0,), (0,), (100,), (9,))
 
 
 def timing(

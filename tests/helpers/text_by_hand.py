@@ -26,13 +26,11 @@ BY_HAND = Chain(
 TEXT = trace_of(BY_HAND, np.array([0, 1, 2]), np.array([1, 2, 3]), length=3, ranks=3)
 GREEDY_TEXT = replace(TEXT, meta=TEXT.meta.model_copy(update={"sampling": {"temperature": 0.0}}))
 
-ONE = np.zeros(1, dtype=np.int64)
-VIEW = View(ONE, ONE, ONE, ONE + 5, ONE + 3)
+VIEW = View((0,), (0,), (0,), (5,), (3,))
 
 
 def drafted(length: int, source: Source, *tokens: int) -> Speculation:
-    known = np.array([tokens]) if tokens else None
-    return Speculation(ONE + length, ONE + int(source), known, has_guesses=source > Source.PRIMARY)
+    return Speculation((length,), (int(source),), (tokens,) if tokens else None, source > Source.PRIMARY)
 
 
 def coins() -> TokenModel:

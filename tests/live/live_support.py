@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import simpy
 from plain_decoding import plain_decode
 from tiny_models import VOCABULARY
@@ -141,9 +140,8 @@ class InlineWorld:
 
 def view_of(*rows: Row) -> View:
     """The view that rows come from."""
-    columns = [np.array(column) for column in zip(*(row[:4] for row in rows), strict=True)]
-    rooms = np.array([row.room for row in rows])
-    return View(*columns, rooms, tuple(row.tail for row in rows))
+    columns = zip(*(row[:4] for row in rows), strict=True)
+    return View(*columns, tuple(row.room for row in rows), tuple(row.tail for row in rows))
 
 
 def prefilled(executor: Executor, prompts: dict[int, tuple[int, ...]]) -> None:
@@ -191,10 +189,10 @@ def check_drafts(world: InlineWorld, rows: Rows, prompts: Prompts, draft: PreTra
         for slot, request, position in zip(view.slots, view.requests, view.positions, strict=True):
             if speculation.sources[slot] != Source.PRIMARY:
                 continue
-            length = int(speculation.lengths[slot])
+            length = speculation.lengths[slot]
             assert speculation.tokens is not None
             text = (*prompts[request], *rows.texts[request][:position])
-            assert speculation.tokens[slot, :length].tolist() == plain_decode(draft, text, length)
+            assert list(speculation.tokens[slot]) == plain_decode(draft, text, length)
             compared += 1
     return compared
 
@@ -211,7 +209,7 @@ def check_cached_sets(world: InlineWorld) -> int:
     used = [served for served in passes if served]
     seen = 0
     for parts in zip(*used, strict=True):
-        for slot in parts[0][0].view.slots.tolist():
+        for slot in parts[0][0].view.slots:
             _check_cached_set(slot, [operation for operation, _ in parts], [cache for _, cache in parts])
             seen += 1
     return seen
@@ -223,7 +221,7 @@ def _check_cached_set(slot: int, operations: list[Prespeculate], caches: list[Ou
     sizes = [len(cache.entries[slot]) for cache in caches]
     assert max(sizes) - min(sizes) <= 1, "the drafts do not share the work evenly"
     assert len(set(outcomes)) == len(outcomes), "an outcome was prepared twice"
-    length, fanout = int(operation.speculation.lengths[slot]), operation.fanout_of(slot)
+    length, fanout = operation.speculation.lengths[slot], operation.fanout_of(slot)
     expected = 0
     for k in range(length + 1):
         after_k = {token for accepted, token in outcomes if accepted == k}
@@ -232,7 +230,7 @@ def _check_cached_set(slot: int, operations: list[Prespeculate], caches: list[Ou
         assert len(after_k) == min(fanout[k], VOCABULARY - left_out)
         if left_out:
             assert operation.speculation.tokens is not None
-            assert int(operation.speculation.tokens[slot, k]) not in after_k
+            assert operation.speculation.tokens[slot][k] not in after_k
     assert len(outcomes) == expected
 
 
@@ -248,5 +246,5 @@ def decided_replies(world: InlineWorld) -> dict[Any, Any]:
         for device in (world.target, world.draft)
         for operation, answer in device.served
         if isinstance(operation, RowOperation)
-        for key, slot in zip(operation.reply_keys(), operation.view.slots.tolist(), strict=True)
+        for key, slot in zip(operation.reply_keys(), operation.view.slots, strict=True)
     }

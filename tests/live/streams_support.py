@@ -93,7 +93,9 @@ def knowledge(world: InlineWorld, rows: Rows, prompts: Sequence[Text]) -> dict[T
             continue
         view = operation.view
         for slot, request, position, ask in zip(
-            *(each.tolist() for each in (view.slots, view.requests, view.positions)),
+            view.slots,
+            view.requests,
+            view.positions,
             operation.inputs,
             strict=True,
         ):
@@ -118,7 +120,7 @@ def windows(world: InlineWorld) -> list[list[tuple[int, ...]]]:
 def branches(world: InlineWorld) -> list[list[tuple[Any, ...]]]:
     """(accepted, tokens) of the branches of every rollout, in order."""
     return [
-        [(branch[0], branch[1]) for slot in operation.view.slots.tolist() for branch in answer[slot].branches]
+        [(branch[0], branch[1]) for slot in operation.view.slots for branch in answer[slot].branches]
         for operation, answer in world.draft.served
         if operation.__class__.__name__.endswith("Rollout")
     ]
@@ -127,7 +129,7 @@ def branches(world: InlineWorld) -> list[list[tuple[Any, ...]]]:
 def emissions(world: InlineWorld) -> Iterator[tuple[int, ...]]:
     """Tokens per pass of every window that was written."""
     for operation, answer in world.draft.served:
-        for slot in operation.view.slots.tolist():
+        for slot in operation.view.slots:
             if isinstance(operation, StreamDraft):
                 yield answer[slot].emitted
             elif isinstance(operation, StreamRollout):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from policies.operation import Continue, Draft, Prefill, Prespeculate, Settle, V
 from policies.registry import configure, start
 from policies.rows import Rows
 from policies.sampling import Sampling
-from policies.values import UNKNOWN, BoolArray, Request, Source, Speculation, Verdict, View
+from policies.values import NO_SLOTS, UNKNOWN, Request, Source, Speculation, Verdict, View
 from simulator.costs import TextbookCosts
 from simulator.tokens import coin
 from simulator.world import SimulatedWorld
@@ -21,7 +21,7 @@ from simulator.world import SimulatedWorld
 PROMPTS = ((3, 1, 4, 1, 5), (9, 2), (6, 5, 3, 5), (8, 9, 7, 9, 3, 2), (3, 8))
 LIMIT = 24
 WIDTH = 3
-ONES = np.ones(WIDTH, dtype=np.int64)
+ONES = (1,) * WIDTH
 SAMPLED = Sampling(temperature=1.0, seed=5)
 Body = Callable[[Rows, View], Iterator[Any]]
 
@@ -57,10 +57,9 @@ def in_world(world: Any, body: Body) -> None:
     world.run(policy())
 
 
-def marked(*slots: int) -> BoolArray:
-    mask = np.zeros(WIDTH, dtype=np.bool_)
-    mask[list(slots)] = True
-    return mask
+def each(value: int, slots: Iterable[int]) -> tuple[int, ...]:
+    """[WIDTH] a value in some slots, else 0."""
+    return tuple(value if slot in slots else 0 for slot in range(WIDTH))
 
 
 def test_a_world_names_its_drafts(either: Any) -> None:
@@ -97,26 +96,26 @@ def test_and_waits_for_both_or_for_the_first(either: Any) -> None:
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
 def test_answers_have_their_shapes(either: Any, slots: tuple[int, ...], sampling: Sampling) -> None:
     """Of every subset of the rows; what a value says of the others is nothing."""
-    part = marked(*slots)
 
     def body(rows: Rows, _: View) -> Iterator[Any]:
-        view = rows.view(part)
+        view = rows.view(frozenset(slots))
         drafted = yield either.draft.submit(Draft(view, 4, ONES, sampling))
-        assert drafted.lengths.tolist() == (4 * part).tolist()
-        assert drafted.sources.tolist() == (part * int(Source.PRIMARY)).tolist()
+        assert drafted.lengths == each(4, slots)
+        assert drafted.sources == each(int(Source.PRIMARY), slots)
         verify = either.target.submit(Verify(view, drafted, sampling))
         cache = yield either.draft.submit(Prespeculate(view, drafted, 4, (2,) * 5, sampling=sampling))
         verdict: Verdict = yield verify
-        assert (verdict.accepted[part] >= 0).all() and (verdict.accepted <= 4 * part).all()
-        assert verdict.emitted.tolist() == (verdict.accepted + part).tolist()
-        assert not verdict.ended.any()
-        assert (verdict.bonus[~part] == UNKNOWN).all()
+        for slot in range(WIDTH):
+            there, accepted = slot in slots, verdict.accepted[slot]
+            assert 0 <= accepted <= 4 * there
+            assert verdict.emitted[slot] == accepted + there
+            assert there or verdict.bonus[slot] == UNKNOWN
+        assert not verdict.ended
         hits = cache.lookup(verdict)
         taken = cache.take(verdict, hits)
-        assert hits.shape == (WIDTH,) and hits.dtype == np.bool_
-        assert not hits[~part].any()
-        assert taken.lengths.tolist() == (4 * hits).tolist()
-        assert cache.take(verdict, ~hits & False).lengths.tolist() == [0] * WIDTH
+        assert hits <= set(slots)
+        assert taken.lengths == each(4, hits)
+        assert cache.take(verdict, NO_SLOTS).lengths == (0,) * WIDTH
 
     in_world(either, body)
 
@@ -124,13 +123,13 @@ def test_answers_have_their_shapes(either: Any, slots: tuple[int, ...], sampling
 def test_rows_of_different_lengths_are_verified_together(either: Any) -> None:
     def body(_: Rows, view: View) -> Iterator[Any]:
         drafted: Speculation = yield either.draft.submit(Draft(view, 4, ONES))
-        mixed = drafted.merge(Speculation.empty(3), marked(1))
-        assert mixed.lengths.tolist() == [4, 0, 4]
+        mixed = drafted.merge(Speculation.empty(3), frozenset({1}))
+        assert mixed.lengths == (4, 0, 4)
         cache = either.draft.submit(Prespeculate(view, mixed, 2, (3, 0, 1, 0, 2)))
         verdict = yield either.target.submit(Verify(view, mixed))
         assert verdict.accepted[1] == 0 and verdict.emitted[1] == 1
         hits = (yield cache).lookup(verdict)
-        assert not hits[np.isin(verdict.accepted, (1, 3))].any()
+        assert not any(verdict.accepted[slot] in {1, 3} for slot in hits)
 
     in_world(either, body)
 
@@ -149,8 +148,8 @@ def test_outcomes_are_announced_before_the_tree_is_done(either: Any) -> None:
         kept = either.draft.submit(announcing)
         outcomes = yield kept.early
         assert not kept.triggered
-        assert outcomes.lookup(verdict).tolist() == whole.lookup(verdict).tolist()
-        assert (yield kept).lookup(verdict).tolist() == whole.lookup(verdict).tolist()
+        assert outcomes.lookup(verdict) == whole.lookup(verdict)
+        assert (yield kept).lookup(verdict) == whole.lookup(verdict)
         stopped = either.draft.submit(announcing)
         yield stopped.early
         stopped.stop()
@@ -172,7 +171,7 @@ def test_a_continuation_is_one_token_shorter_than_drafted(either: Any) -> None:
         cache = yield either.draft.submit(Continue(view, nothing, 3))
         verdict = yield either.target.submit(Verify(view, nothing))
         hits = cache.lookup(verdict)
-        assert cache.take(verdict, hits).lengths.tolist() == (2 * hits).tolist()
+        assert cache.take(verdict, hits).lengths == each(2, hits)
 
     in_world(either, body)
 
@@ -185,16 +184,16 @@ def test_an_open_end_is_settled(either: Any) -> None:
         verify = either.target.submit(Verify(view, drafted, SAMPLED, leave_open=True))
         cache = yield either.draft.submit(Continue(view, drafted, 3, SAMPLED))
         verdict = yield verify
-        whole = verdict.accepted == 1
-        assert verdict.emitted.tolist() == [1] * WIDTH
+        whole = [slot for slot, accepted in enumerate(verdict.accepted) if accepted == 1]
+        assert verdict.emitted == (1,) * WIDTH
         opening = cache.opening()
-        assert opening.lengths.tolist() == [1] * WIDTH
+        assert opening.lengths == (1,) * WIDTH
         settled = yield either.target.submit(Settle(view, verdict, drafted, opening, SAMPLED))
-        assert settled.accepted.tolist() == verdict.accepted.tolist()
-        assert settled.emitted.tolist() == (1 + whole).tolist()
+        assert settled.accepted == verdict.accepted
+        assert settled.emitted == tuple(1 + count for count in each(1, whole))
         hits = cache.lookup(settled)
-        assert not hits[~whole].any()
-        assert cache.take(settled, hits).lengths.tolist() == (2 * hits).tolist()
+        assert hits <= set(whole)
+        assert cache.take(settled, hits).lengths == each(2, hits)
 
     in_world(either, body)
 
@@ -204,7 +203,7 @@ def test_stop_is_harmless_where_nothing_can_be_stopped(either: Any) -> None:
         verify = either.target.submit(Verify(view, Speculation.empty(WIDTH)))
         verify.stop()
         verdict = yield verify
-        assert verdict.emitted.tolist() == [1] * WIDTH
+        assert verdict.emitted == (1,) * WIDTH
         verify.stop()
 
     in_world(either, body)
@@ -218,8 +217,8 @@ def test_a_stopped_draft_answers_with_what_it_has(either: Any) -> None:
         running.stop()
         first, second = (yield running), (yield waiting)
         assert 0 <= first.lengths[0] < 60
-        assert len(set(first.lengths.tolist())) == 1
-        assert second.lengths.tolist() == [0] * WIDTH
+        assert len(set(first.lengths)) == 1
+        assert second.lengths == (0,) * WIDTH
 
     in_world(either, body)
 

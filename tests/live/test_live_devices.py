@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import msgspec
 import pytest
 from live_support import new_rows, serve, texts_of, worker_specs
 from plain_decoding import plain_decode
@@ -66,7 +66,7 @@ def test_stop_gives_the_partial_draft(world: LiveWorld, draft_model: PreTrainedM
         rows.admit()
         view = rows.view()
         yield world.draft.submit(Prefill(view, rows.prompts(view)))
-        unseen = np.ones(1, dtype=np.int64)
+        unseen = (1,)
         long = world.draft.submit(Draft(view, ENDLESS, unseen))
         queued = world.draft.submit(Echo())
         behind = world.draft.submit(Draft(view, ENDLESS, unseen))
@@ -74,12 +74,12 @@ def test_stop_gives_the_partial_draft(world: LiveWorld, draft_model: PreTrainedM
         yield world.environment.timeout(0.05)
         long.stop()
         partial = yield long
-        length = int(partial.lengths[0])
-        assert partial.tokens[0].tolist() == plain_decode(draft_model, prompt, length)
+        length = partial.lengths[0]
+        assert list(partial.tokens[0]) == plain_decode(draft_model, prompt, length)
         assert length < ENDLESS
         yield queued
         nothing = yield behind
-        assert nothing.lengths.tolist() == [0]
+        assert nothing.lengths == (0,)
 
     world.run(policy())
 
@@ -94,8 +94,8 @@ def test_a_failure_carries_the_remote_traceback_and_the_world_lives_on(
         yield world.target.submit(Prefill(view, rows.prompts(view)))
         world.draft.submit(Probe(repeats=ENDLESS))  # left behind; the world stops it
         world.target.submit(Verify(rows.view(), Speculation.empty(1)))
-        view.contexts[0] += 4
-        yield world.target.submit(Verify(view, Speculation.empty(1)))
+        wrong = msgspec.structs.replace(view, contexts=(view.contexts[0] + 4,))
+        yield world.target.submit(Verify(wrong, Speculation.empty(1)))
 
     with pytest.raises(WorkerError, match="verify failed on worker 'target'") as caught:
         world.run(policy())

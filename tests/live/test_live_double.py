@@ -84,7 +84,7 @@ def check_drafts(world: InlineWorld, rows: Rows, prompts: Prompts, draft: PreTra
             continue
         view = operation.view
         for i, (slot, request, position) in enumerate(
-            zip(view.slots.tolist(), view.requests.tolist(), view.positions.tolist(), strict=True)
+            zip(view.slots, view.requests, view.positions, strict=True)
         ):
             reply: RetrievalDrafted = answer[slot]
             if not reply.tokens:  # the row has no room for more

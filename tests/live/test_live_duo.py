@@ -79,7 +79,7 @@ def _check_sequences(world: InlineWorld, rows: Rows, prompts: Prompts, draft: Pr
             continue
         view = operation.view
         for i, (slot, request, position) in enumerate(
-            zip(view.slots.tolist(), view.requests.tolist(), view.positions.tolist(), strict=True)
+            zip(view.slots, view.requests, view.positions, strict=True)
         ):
             text = (*prompts[request], *rows.texts[request][:position], *operation.inputs[i])
             sequences = answer[slot].tokens

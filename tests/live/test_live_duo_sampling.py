@@ -75,7 +75,7 @@ def test_every_candidate_is_accepted_as_often_as_the_law_says() -> None:
         reply.sequence
         for operation, answer in world.target.served
         if isinstance(operation, SettleSequences)
-        for slot, at in zip(operation.view.slots.tolist(), operation.view.positions.tolist(), strict=True)
+        for slot, at in zip(operation.view.slots, operation.view.positions, strict=True)
         if at == 0
         for reply in [answer[slot]]
     ]

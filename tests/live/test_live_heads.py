@@ -123,7 +123,7 @@ def first_choices(target: Any, settings: Settings, drafter: Any, text: list[int]
 
 def _places(operation: DraftHeads) -> tuple[list[int], list[int], list[int]]:
     view = operation.view
-    return view.slots.tolist(), view.requests.tolist(), view.positions.tolist()
+    return view.slots, view.requests, view.positions
 
 
 def test_stale_states_show_in_trees(

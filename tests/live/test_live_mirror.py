@@ -75,7 +75,7 @@ def check_rollouts(world: InlineWorld) -> int:
     for operation, answer in world.draft.served:
         if not isinstance(operation, Rollout):
             continue
-        for slot, plan in zip(operation.view.slots.tolist(), operation.inputs, strict=True):
+        for slot, plan in zip(operation.view.slots, operation.inputs, strict=True):
             drafted, reply = plan.window.tokens, answer[slot]
             positions = 1 if operation.candidates == "first" else 1 + len(drafted)
             assert [len(row) for row in plan.candidates] == [min(operation.kappa, VOCABULARY)] * positions

@@ -110,7 +110,7 @@ class ForgetfulDevice(InlineDevice):
 
     def submit(self, operation: Any) -> Any:
         if isinstance(operation, Draft):
-            operation = replace(operation, unseen=operation.unseen * 0 + 1)
+            operation = replace(operation, unseen=(1,) * operation.width)
         return super().submit(operation)
 
 

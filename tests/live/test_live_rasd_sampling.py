@@ -102,7 +102,7 @@ def _accepted(rows: Rows, source: Source) -> int:
         tree.sources[node] == source
         for operation, answers in served
         if isinstance(operation, VerifyTree)
-        for slot, tree in zip(operation.view.slots.tolist(), operation.inputs, strict=True)
+        for slot, tree in zip(operation.view.slots, operation.inputs, strict=True)
         for node in answers[slot].path
     )
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
+import msgspec
 import pytest
 import torch
 from live_support import LIMIT, InlineWorld, new_rows, prefilled, serve, texts_of, view_of
@@ -46,7 +45,7 @@ def test_verdicts(drafted: list[int], best: list[int], room: int, expected: RowV
     assert judge(drafted, best, room, {0}) == expected
 
 
-ONES = np.ones(8, dtype=np.int64)
+ONES = (1,) * 8
 
 
 def test_an_open_end_emits_no_bonus() -> None:
@@ -93,17 +92,15 @@ def test_ties_rank_by_token_id() -> None:
 
 def test_cache_answers_only_for_live_rows() -> None:
     cache = OutcomeCache(2, {0: {(1, 5): Drafted((6, 7), 40)}, 1: {(0, 3): Drafted(())}})
-    verdict = Verdict(np.array([1, 0]), np.array([2, 1]), np.array([False, True]), np.array([5, 3]))
+    verdict = Verdict((1, 0), (2, 1), frozenset({1}), (5, 3))
     hits = cache.lookup(verdict)
-    assert hits.tolist() == [True, False]
+    assert hits == {0}
     taken = cache.take(verdict, hits)
-    assert taken.lengths.tolist() == [2, 0]
-    assert taken.sources.tolist() == [1, 0]
-    assert taken.tokens is not None
-    assert taken.tokens.tolist() == [[6, 7], [-1, -1]]
-    assert taken.handles is not None
-    assert taken.handles.tolist() == [40, -1]
-    assert cache.take(verdict, ~hits & False).handles is None
+    assert taken.lengths == (2, 0)
+    assert taken.sources == (1, 0)
+    assert taken.tokens == ((6, 7), ())
+    assert taken.handles == (40, -1)
+    assert cache.take(verdict, frozenset()).handles is None
     with pytest.raises(ValueError, match="opening"):
         cache.opening()
 
@@ -113,10 +110,10 @@ def test_what_a_live_run_cannot_do_is_refused() -> None:
     rows.admit()
     view = rows.view()
     with pytest.raises(ValueError, match="at least one row"):
-        pack_operation(Verify(rows.view(rows.alive & False), Speculation.empty(1)))
+        pack_operation(Verify(rows.view(frozenset()), Speculation.empty(1)))
     with pytest.raises(ValueError, match="token ids"):
-        pack_operation(Draft(replace(view, tails=None), 3, np.ones(1, dtype=np.int64)))
-    unknown = Speculation(np.array([1]), np.array([1]), np.array([[-1]]))
+        pack_operation(Draft(msgspec.structs.replace(view, tails=None), 3, (1,)))
+    unknown = Speculation((1,), (1,), ((-1,),))
     with pytest.raises(ValueError, match="unknown id"):
         pack_operation(Verify(view, unknown))
 

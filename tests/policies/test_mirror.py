@@ -139,8 +139,7 @@ def test_time_and_fallbacks_follow_the_corrected_laws(reading: str, draft_s: flo
 
 def test_the_pieces_of_a_forward_cost_what_the_forward_costs() -> None:
     tokens = coin(A, exponent=1.0, requests=1, length=4, prompt_length=8, seed=0)
-    ones = np.ones(1, dtype=np.int64)
-    view = View(0 * ones, 0 * ones, 0 * ones, 8 * ones, 4 * ones)
+    view = View((0,), (0,), (0,), (8,), (4,))
     work = (("early:0.4", 4), ("exit", 0), ("late:0.6", 0), ("verify", 1))
     measured = Scenario(tokens, profile=profile(target_s=2.0)).costs
     for costs in (measured, TextbookCosts(2.0, 0.1)):
@@ -235,9 +234,9 @@ def test_windows_and_the_batchs_speculation_are_the_same() -> None:
     windows = {0: Drafted((4, 5), 3), 2: Drafted((6,))}
     speculation = Speculation.drafted(3, windows)
     assert [speculation.row(slot) for slot in range(3)] == [windows[0], Drafted(), windows[2]]
-    assert speculation.sources.tolist() == [Source.PRIMARY, Source.NONE, Source.PRIMARY]
+    assert speculation.sources == (Source.PRIMARY, Source.NONE, Source.PRIMARY)
     # Drafts of a replay have no ids: their windows keep their length.
-    drafted = Speculation(np.array([0, 3, 0]), np.array([0, 1, 0]))
-    merged = speculation.merge(drafted, np.array([False, True, False]))
+    drafted = Speculation((0, 3, 0), (0, 1, 0))
+    merged = speculation.merge(drafted, frozenset({1}))
     assert merged.row(1) == Drafted((UNKNOWN,) * 3)
     assert drafted.row(1) == Drafted((UNKNOWN,) * 3)

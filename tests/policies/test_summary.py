@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from policies.rows import Rows
 from policies.summary import Summary, mean_summary, summarise
-from policies.values import Request, Source, Speculation, Verdict
+from policies.values import NO_SLOTS, Request, Source, Speculation, Verdict
 
 PRIMARY = int(Source.PRIMARY)
 
@@ -18,9 +17,9 @@ def summary_of(rounds: list[tuple[int, int, bool | None]], *, runs_on: bool = Fa
     rows.log.runs_on = runs_on
     rows.admit(0.0)
     for now, (length, accepted, hit) in enumerate(rounds, start=1):
-        drafted = Speculation(np.array([length]), np.array([PRIMARY if length else 0]))
-        verdict = Verdict(np.array([accepted]), np.array([accepted + 1]), np.array([False]), np.array([-1]))
-        hits = None if hit is None else np.array([hit])
+        drafted = Speculation((length,), (PRIMARY if length else 0,))
+        verdict = Verdict((accepted,), (accepted + 1,), NO_SLOTS, (-1,))
+        hits = None if hit is None else frozenset({0} if hit else ())
         rows.commit(rows.view(), drafted, verdict, hits=hits, now=float(now))
     return summarise(rows.log, total_s=float(len(rounds)), busy_s={}, overlap_s=0.0)
 

@@ -416,8 +416,8 @@ def test_it_says_what_it_does_not_cover(policy: str, knobs: dict[str, Any], why:
 
 def test_costs_that_it_does_not_know_are_the_event_worlds() -> None:
     class Doubled(TextbookCosts):
-        def steps(self, device: str, operation: Operation) -> list[tuple[str, float]]:
-            return [(name, 2.0 * s) for name, s in TextbookCosts.steps(self, device, operation)]
+        def steps(self, device: str, operation: Operation, size: Any = None) -> list[tuple[str, float]]:
+            return [(name, 2.0 * s) for name, s in TextbookCosts.steps(self, device, operation, size)]
 
     tokens = coin(0.8, exponent=1.0, requests=1, length=9, prompt_length=3, seed=0)
     run = simulate(Scenario(tokens, textbook=Doubled(1.0, 0.1)), configure("ar"))

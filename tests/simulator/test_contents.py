@@ -61,7 +61,7 @@ def run(world: SimulatedWorld, rows: Rows, marks: list[tuple[float, Any]] | None
                 said = yield task.early
                 marks.append((world.now, said[0].candidates))
             found = yield task
-            verdict = verdict_of(rows.width, {slot: found[slot].verdict for slot in view.slots.tolist()})
+            verdict = verdict_of(rows.width, {slot: found[slot].verdict for slot in view.slots})
             rows.commit(view, Speculation.empty(rows.width), verdict, now=world.now)
 
     world.run(policy(world))

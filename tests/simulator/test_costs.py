@@ -5,13 +5,12 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hardware_profiles.surface import ConstantCost, GridCost, LatencySurface, Point
 from policies.operation import Draft, Prefill, Prespeculate, Settle, Verify
 from policies.sampling import GREEDY
-from policies.values import Source, Speculation, Verdict, View
+from policies.values import NO_SLOTS, Source, Speculation, Verdict, View
 from simulator.costs import Effects, ProfileCosts
 
 
@@ -26,12 +25,12 @@ def constant(seconds: float) -> LatencySurface:
 
 
 def view(rows: int, context: int = 10) -> View:
-    ones = np.ones(rows, dtype=np.int64)
-    return View(np.arange(rows), np.arange(rows), 0 * ones, context * ones, 99 * ones)
+    slots = tuple(range(rows))
+    return View(slots, slots, (0,) * rows, (context,) * rows, (99,) * rows)
 
 
 def speculation(lengths: list[int], sources: list[Source]) -> Speculation:
-    return Speculation(np.array(lengths), np.array([int(s) for s in sources]))
+    return Speculation(tuple(lengths), tuple(map(int, sources)))
 
 
 def costs(tree: LatencySurface, **changes: Any) -> ProfileCosts:
@@ -54,13 +53,13 @@ def prespeculate(**knobs: Any) -> Prespeculate:
 
 def test_branches_by_what_a_row_verifies() -> None:
     # Primary: 1 + 2 + 3.  Nothing: F_0 of the backup's.  Random: 5 + 1 + 0.
-    assert prespeculate().branches.tolist() == [6, 5, 6]
-    assert Prespeculate(view(3), MIXED, 2, (1, 2, 3)).branches.tolist() == [6, 1, 6]
+    assert prespeculate().branches == (6, 5, 6)
+    assert Prespeculate(view(3), MIXED, 2, (1, 2, 3)).branches == (6, 1, 6)
 
 
 def test_a_device_prepares_its_share_rounded_up() -> None:
-    assert prespeculate(part=(1, 4)).branches.tolist() == [2, 2, 2]
-    assert prespeculate(part=(0, 2)).branches.tolist() == [3, 3, 3]
+    assert prespeculate(part=(1, 4)).branches == (2, 2, 2)
+    assert prespeculate(part=(0, 2)).branches == (3, 3, 3)
 
 
 def test_a_batched_tree_step_costs_rows_times_the_widest_row() -> None:
@@ -127,8 +126,7 @@ def test_every_draft_device_costs_what_the_draft_costs() -> None:
 
 
 def test_settling_needs_no_forward() -> None:
-    zeros, no = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_)
-    verdict = Verdict(zeros, zeros, no, zeros)
+    verdict = Verdict((0,), (0,), NO_SLOTS, (0,))
     empty = Speculation.empty(1)
     assert costs(constant(0.1)).steps("target", Settle(view(1), verdict, empty, empty, GREEDY)) == []
 
@@ -143,4 +141,4 @@ def test_tokens_fed_leave_padding_out() -> None:
     rows, mixed = view(2), speculation([2, 0], [Source.PRIMARY, Source.NONE])
     assert Verify(rows, mixed).tokens_fed == 3 + 1
     assert Prespeculate(rows, mixed, 2, (2, 2, 2)).tokens_fed == 4 + 2 * (6 + 2)
-    assert Draft(rows, 3, np.array([2, 1])).tokens_fed == (2 + 2) + (1 + 2)
+    assert Draft(rows, 3, (2, 1)).tokens_fed == (2 + 2) + (1 + 2)

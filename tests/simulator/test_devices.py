@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hardware_profiles.optime import OperationHost
 from policies.operation import Draft, Operation, Verify
 from policies.values import Speculation, View
-from simulator.world import Machine, SimulatedDevice
+from simulator.costs import Priced
+from simulator.replies import Form, TimedWork
+from simulator.world import Clock, Machine, SimulatedDevice
 
-ONE = np.ones(1, dtype=np.int64)
-VIEW = View(np.zeros(1, dtype=np.int64), ONE, ONE, ONE, ONE)
+ONE = (1,)
+VIEW = View((0,), ONE, ONE, ONE, ONE)
 VERIFY = Verify(VIEW, Speculation.empty(1))
 
 
@@ -26,14 +27,16 @@ class Seconds:
         self.by_device = steps
         self.host = host
 
-    def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
-        return [("step", seconds) for seconds in self.by_device[device]]
+    def form(self, operation: Operation) -> Form:
+        return Form(OperationHost(), operation.kind, 1, None, self.host[0])
 
-    def latency(self, operation: Operation) -> tuple[float, float]:
-        return self.host
+    def work(self, device: str, operation: Operation, form: Form, idle_s: float) -> TimedWork:
+        return TimedWork(Priced.of([("step", seconds) for seconds in self.by_device[device]]))
 
-    def early_latency(self, operation: Operation) -> float:
+    def after_s(self, operation: Operation, form: Form) -> float:
         return self.host[1]
+
+    mark_s = after_s
 
     def answer(self, operation: Operation, completed: int | None) -> Any:
         return completed
@@ -44,7 +47,7 @@ def draft(lookahead: int) -> Draft:
 
 
 def test_first_in_first_out() -> None:
-    env = simpy.Environment()
+    env = Clock()
     device = SimulatedDevice(env, "a", Seconds(a=[1.0]), Machine())
     order: list[tuple[int, float]] = []
     for number in range(3):
@@ -56,7 +59,7 @@ def test_first_in_first_out() -> None:
 
 def test_host_time_delays_an_idle_device_but_hides_behind_a_busy_one() -> None:
     # Submit .1, work 1, report .01.  The second operation was submitted long before the device is free.
-    env = simpy.Environment()
+    env = Clock()
     device = SimulatedDevice(env, "a", Seconds(a=[1.0], host=(0.1, 0.01)), Machine())
     ends: list[float] = []
     for _ in range(2):
@@ -69,7 +72,7 @@ def test_work_slows_down_while_the_neighbour_is_busy() -> None:
     # a, the target: 10 s of work from 0; half as fast while b, the draft, is busy.  b: 4 s from 2 to 6,
     # undisturbed.
     # a does 2 s by t = 2, 2 s more by t = 6, and the remaining 6 s by t = 12.
-    env = simpy.Environment()
+    env = Clock()
     machine = Machine({("target", "verify", "draft", None): 2.0})
     work = Seconds(target=[10.0], draft=[4.0])
     a, b = (SimulatedDevice(env, name, work, machine) for name in ("target", "draft"))
@@ -93,15 +96,15 @@ def test_the_slowdown_depends_on_what_the_neighbour_does_and_switches_midway() -
     # a: 10 s of work from 0.  b drafts from 0 (4 s of work), then verifies (2 s).
     # Beside a draft a runs at half speed, beside anything else at 1/1.25 = .8; b is not disturbed.
     # a does 4/2 = 2 s by t = 4 and 2 x .8 = 1.6 s more by t = 6; the other 6.4 s take until 12.4.
-    env = simpy.Environment()
+    env = Clock()
     machine = Machine(
         {("target", "verify", "draft", "draft"): 2.0, ("target", "verify", "draft", None): 1.25}
     )
     pending = [4.0, 2.0]
 
     class Each(Seconds):
-        def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
-            return [("step", pending.pop(0) if device == "draft" else 10.0)]
+        def work(self, device: str, operation: Operation, form: Form, idle_s: float) -> TimedWork:
+            return TimedWork(Priced.of([("step", pending.pop(0) if device == "draft" else 10.0)]))
 
     a, b = (SimulatedDevice(env, name, Each(), machine) for name in ("target", "draft"))
     ends: list[tuple[str, float]] = []
@@ -118,7 +121,7 @@ def test_the_slowdown_depends_on_what_the_neighbour_does_and_switches_midway() -
 def test_both_slow_each_other_and_each_speeds_up_when_the_other_is_done() -> None:
     # a: 6 s, twice slower beside b; b: 2 s, 1.5 times slower beside a.  b ends at 3, when a has done 1.5 s;
     # the other 4.5 s run at full speed: 7.5.
-    env = simpy.Environment()
+    env = Clock()
     machine = Machine(
         {("target", "verify", "draft", None): 2.0, ("draft", "verify", "target", "verify"): 1.5}
     )
@@ -136,7 +139,7 @@ def test_both_slow_each_other_and_each_speeds_up_when_the_other_is_done() -> Non
 def test_two_draft_devices_are_one_role() -> None:
     # Both drafts slow the target: 2 x 2 = 4 times while both work.  Overlap is target beside any draft.
     # target: 4 s; drafts 1 s and 2 s: .25 s done by t = 1, .5 s more by t = 2, 3.25 s alone: 5.25.
-    env = simpy.Environment()
+    env = Clock()
     machine = Machine({("target", "verify", "draft", None): 2.0})
     work = Seconds(**{"target": [4.0], "draft": [1.0], "draft-1": [2.0]})
     ends: dict[str, float] = {}
@@ -149,7 +152,7 @@ def test_two_draft_devices_are_one_role() -> None:
 
 
 def test_work_without_steps_costs_host_time_alone() -> None:
-    env = simpy.Environment()
+    env = Clock()
     device = SimulatedDevice(env, "a", Seconds(a=[], host=(0.1, 0.01)), Machine())
     task = device.submit(VERIFY)
     env.run(task)
@@ -159,7 +162,7 @@ def test_work_without_steps_costs_host_time_alone() -> None:
 
 def test_a_draft_stops_at_its_next_step_boundary() -> None:
     # Steps of 1 s; asked at 1.5 it ends at 2 with two steps done.
-    env = simpy.Environment()
+    env = Clock()
     device = SimulatedDevice(env, "a", Seconds(a=[1.0] * 5), Machine())
     answers: list[tuple[Any, float]] = []
 
@@ -176,7 +179,7 @@ def test_a_draft_stops_at_its_next_step_boundary() -> None:
 
 
 def test_a_waiting_draft_stops_with_nothing_and_a_verification_does_not_stop() -> None:
-    env = simpy.Environment()
+    env = Clock()
     device = SimulatedDevice(env, "a", Seconds(a=[1.0, 1.0]), Machine())
     answers: list[tuple[Any, float]] = []
 
@@ -201,13 +204,13 @@ def test_no_work_is_lost_or_invented(
     a_work: list[float], b_work: list[float], slow_a: float, slow_b: float
 ) -> None:
     """Busy time = work + what overlap cost; with no slow-down it is the work itself."""
-    env = simpy.Environment()
+    env = Clock()
     machine = Machine({("a", "verify", "b", None): slow_a, ("b", "verify", "a", None): slow_b})
     pending = {"a": list(a_work), "b": list(b_work)}
 
     class Each(Seconds):
-        def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
-            return [("step", pending[device].pop(0))]
+        def work(self, device: str, operation: Operation, form: Form, idle_s: float) -> TimedWork:
+            return TimedWork(Priced.of([("step", pending[device].pop(0))]))
 
     a, b = (SimulatedDevice(env, name, Each(), machine) for name in "ab")
     for _ in a_work:

@@ -18,13 +18,13 @@ from hardware_profiles.store import find_decisions, find_profile, shipped_profil
 from hardware_profiles.surface import LatencySurface
 from policies.operation import Draft, Prespeculate, Verify
 from policies.registry import POLICIES, configure
-from policies.values import Source, Speculation, View
-from simulator.costs import PAGE, Effects, ProfileCosts
+from policies.values import View
+from simulator.costs import Effects, ProfileCosts
+from simulator.probe import primary_chains
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin, replay
 
 LONGEST = 200_000
-EDGES = (1, PAGE - 2, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE + 1, LONGEST)
 UNRECORDED = {"gated", "lookahead", "recycling"}
 """Policies that coins cannot stand in for, of which no recording is shipped."""
 CLOCKED = {"dsi", "amusd"}
@@ -33,7 +33,7 @@ POLICY_NAMES = sorted(POLICIES.keys() - UNRECORDED - CLOCKED)
 TOSSED = coin(0.8, exponent=1.0, scale=1.0, requests=2, length=6, prompt_length=1, seed=0)
 TEXT = trace([[0, 0, 5, 0, 0, 0], [5, 0, 0, 0, 5, 0]])
 
-contexts = st.one_of(st.sampled_from(EDGES), st.integers(1, LONGEST))
+contexts = st.integers(1, LONGEST)
 
 
 @cache
@@ -64,9 +64,9 @@ def test_operations_cost_what_the_surface_says_at_their_context(
     name: str, context: int, rows: int, lookahead: int, width: int
 ) -> None:
     costs = ProfileCosts(surfaces(name), effects=Effects(jitter=False), seed=0)
-    slots, full = np.arange(rows), np.full(rows, context)
-    view = View(slots, slots, 0 * slots, full, full)
-    ahead = Speculation(np.full(rows, lookahead), np.full(rows, int(Source.PRIMARY)))
+    slots, full = tuple(range(rows)), (context,) * rows
+    view = View(slots, slots, (0,) * rows, full, full)
+    ahead = primary_chains(rows, lookahead)
     at = {"batch": rows, "context": context}
     forward, draft, tree = (surfaces(name)[n] for n in ("target.forward", "draft.forward", "draft.tree"))
 
@@ -76,7 +76,7 @@ def test_operations_cost_what_the_surface_says_at_their_context(
     assert said(Verify(view, ahead)) == pytest.approx([forward.seconds(new_tokens=1 + lookahead, **at)])
     opening = draft.seconds(new_tokens=2, **at)
     rest = [draft.seconds(batch=rows, new_tokens=1, context=context + j) for j in range(1, lookahead)]
-    assert said(Draft(view, lookahead, np.full(rows, 2))) == pytest.approx([opening, *rest])
+    assert said(Draft(view, lookahead, (2,) * rows)) == pytest.approx([opening, *rest])
     fanout = (*[0] * lookahead, width)
     glue = draft.seconds(new_tokens=1 + lookahead, **at)
     trees = [
@@ -91,7 +91,7 @@ def test_operations_cost_what_the_surface_says_at_their_context(
 def test_every_policy_runs_at_any_context_on_every_profile(policy: str, name: str) -> None:
     """Which tokens are accepted does not depend on how long the prompts are; seconds grow with them."""
     luck = np.random.default_rng([POLICY_NAMES.index(policy), NAMES.index(name)])
-    lengths = (100, *luck.choice(EDGES, 1), *luck.integers(1, LONGEST, 1))
+    lengths = (100, *luck.integers(1, LONGEST, 2))
     tokens = replay(TEXT) if policy in {"pld", "suffix"} else TOSSED
     knobs = {"matched_length": 2.0} if "matched_length" in POLICIES[policy].knobs else {}
     emitted = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tiny_profiles
@@ -88,7 +88,7 @@ def ends(timing: OperationTiming | None, host: Host | None = None, batch: int = 
             rows.admit(world.now)
             view = rows.view()
             found = yield world.target.submit(Judge(view, rows.width, ((),) * len(view.slots)))
-            verdict = verdict_of(rows.width, {slot: found[slot].verdict for slot in view.slots.tolist()})
+            verdict = verdict_of(rows.width, {slot: found[slot].verdict for slot in view.slots})
             rows.commit(view, Speculation.empty(rows.width), verdict, now=world.now)
 
     rows = Rows([Request(i, 5, 4, (1,) * 5) for i in range(batch)], batch, keep_tokens=True)
@@ -153,13 +153,12 @@ STEP = st.tuples(st.sampled_from(["tree", "feed", "early:0.4", "late:0.6"]), st.
 def test_timing_expects_what_the_simulation_would_ask_for(
     role: str, work: list[Work], contexts: list[int]
 ) -> None:
-    rows, ones = len(work), np.ones(len(work), dtype=np.int64)
-    lengths = np.array(contexts[:rows])
-    view = View(np.arange(rows), np.arange(rows), 0 * ones, lengths, 99 * ones)
+    rows, lengths = tuple(range(len(work))), tuple(contexts[: len(work)])
+    view = View(rows, rows, (0,) * len(work), lengths, (99,) * len(work))
     surfaces = {str(name): LatencySurface(cost) for name, cost in SHIPPED.operations.items()}
     costs = ProfileCosts(surfaces, effects=Effects(jitter=False), seed=0)
     simulated = costs.row_steps(role, view, work, {})
-    expected = list(Expectation(SHIPPED).steps(role, work, float(lengths.mean())))  # type: ignore[arg-type]
+    expected = list(Expectation(SHIPPED).steps(role, work, fmean(lengths)))  # type: ignore[arg-type]
     assert [base_name(name) for name, _ in simulated] == [name for name, _ in expected]
     assert [s for _, s in expected] == pytest.approx([s for _, s in simulated])
 

@@ -160,20 +160,12 @@ def acceptance_and_rank_share_their_luck(patch: pytest.MonkeyPatch) -> None:
 
 
 def random_tokens_are_compared(patch: pytest.MonkeyPatch) -> None:
-    def wrong(self: TokenModel, operation: Any) -> Any:
-        known, drawn = deciders(self, operation)
-        return known | drawn, np.zeros_like(drawn)
-
-    deciders = TokenModel._deciders
-    patch.setattr(TokenModel, "_deciders", wrong)
+    patch.setattr(TokenModel, "_by_distribution", lambda *_: False)
 
 
 def backups_get_the_primary_fanout(patch: pytest.MonkeyPatch) -> None:
-    def wrong(self: TokenModel, line: int, operation: Any, *rest: Any) -> Any:
-        return prepared(self, line, replace(operation, fanout_backup=None), *rest)
-
-    prepared = TokenModel._prepared
-    patch.setattr(TokenModel, "_prepared", wrong)
+    hits = TokenModel.hits
+    patch.setattr(TokenModel, "hits", lambda self, v, o, w: hits(self, v, replace(o, fanout_backup=None), w))
 
 
 def the_rejected_token_is_kept(patch: pytest.MonkeyPatch) -> None:
@@ -188,7 +180,8 @@ def the_rejected_token_is_never_kept(patch: pytest.MonkeyPatch) -> None:
 
 def runs_end_with_the_block(patch: pytest.MonkeyPatch) -> None:
     def wrong(self: TokenModel, view: Any, operation: Any, verdict: Any) -> Any:
-        return continues(self, view, operation, verdict) & (verdict.accepted == 0)
+        going_on = continues(self, view, operation, verdict)
+        return frozenset(slot for slot in going_on if verdict.accepted[slot] == 0)
 
     continues = TokenModel.continues
     patch.setattr(TokenModel, "continues", wrong)

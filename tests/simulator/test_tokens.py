@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from text_by_hand import GREEDY_TEXT, SAMPLED, TEXT, VIEW, coins, drafted
@@ -46,8 +47,8 @@ def test_saguaro_sampling_rescales_by_depth(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def run_of(model: TokenModel, sampling: Sampling, shape: tuple[int, ...] | None) -> int:
-    speculation = Speculation(np.array([2]), np.array([1]), shape=shape)
-    return int(model.verify(VIEW, Verify(VIEW, speculation, sampling)).accepted[0])
+    speculation = Speculation((2,), (1,), shape=shape)
+    return model.verify(VIEW, Verify(VIEW, speculation, sampling)).accepted[0]
 
 
 @pytest.mark.parametrize(
@@ -69,10 +70,10 @@ def test_n_gram_tokens_are_compared(
     # The text is 1 2 3; the draft's ranking is 0 1 2 3.
     model, speculation = replay(trace), drafted(len(guess), Source.NGRAM, *guess)
     verdict = model.verify(VIEW, Verify(VIEW, speculation, sampling))
-    assert verdict.accepted.tolist() == [accepted]
+    assert verdict.accepted == (accepted,)
     wide = replace(model, max_fanout=9)
     hits = [
-        bool(wide.hits(VIEW, Prespeculate(VIEW, speculation, 3, (f,) * 4, sampling=sampling), verdict)[0])
+        bool(wide.hits(VIEW, Prespeculate(VIEW, speculation, 3, (f,) * 4, sampling=sampling), verdict))
         for f in range(5)
     ]
     assert hits == [need is not None and f >= need for f in range(5)]
@@ -96,23 +97,23 @@ def test_the_rejected_token_may_be_kept() -> None:
     assert verdict.accepted[0] == 0
     for keep, fanout, hit in ((False, 1, True), (True, 1, False), (True, 2, True)):
         operation = Prespeculate(VIEW, speculation, 2, (fanout,) * 3, sampling=sampling, keep_rejected=keep)
-        assert model.hits(VIEW, operation, verdict)[0] == hit
+        assert bool(model.hits(VIEW, operation, verdict)) == hit
 
 
 def test_fanouts_by_source() -> None:
     # Three rows verify nothing, a primary draft and a guess; each finds the first choice, rank 0.
-    rows = np.arange(3)
+    rows = (0, 1, 2)
     model = tokens_by_hand(*[("+++", [0, 0, 0])] * 3)
-    view = View(rows, rows, rows * 0, rows * 0 + 5, rows * 0 + 3)
-    verdict = Verdict(rows * 0, rows * 0 + 1, rows > 3, rows * 0 + UNKNOWN)
-    speculation = Speculation(np.array([0, 0, 0]), np.array([0, 1, 2]))
+    view = View(rows, rows, (0,) * 3, (5,) * 3, (3,) * 3)
+    verdict = Verdict((0,) * 3, (1,) * 3, frozenset(), (UNKNOWN,) * 3)
+    speculation = Speculation((0, 0, 0), (0, 1, 2))
     for fanout, backup, hits in (
-        ((1, 0), None, [True, True, True]),
-        ((1, 0), (0, 1), [False, True, False]),
-        ((0, 1), (1, 0), [True, False, True]),
+        ((1, 0), None, {0, 1, 2}),
+        ((1, 0), (0, 1), {1}),
+        ((0, 1), (1, 0), {0, 2}),
     ):
         operation = Prespeculate(view, speculation, 1, fanout, backup)
-        assert model.hits(view, operation, verdict).tolist() == hits
+        assert model.hits(view, operation, verdict) == hits
 
 
 def test_an_open_verdict_is_settled_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +125,7 @@ def test_an_open_verdict_is_settled_later(monkeypatch: pytest.MonkeyPatch) -> No
     settled = model.settle(Settle(VIEW, verdict, pending, drafted(1, Source.PRIMARY), SAMPLED))
     assert (settled.accepted[0], settled.emitted[0], settled.bonus[0]) == (1, 2, 2)
     # .39 < .4: the first token past the block is accepted as well.
-    assert model.continues(VIEW, Continue(VIEW, pending, 2, SAMPLED), settled)[0]
+    assert model.continues(VIEW, Continue(VIEW, pending, 2, SAMPLED), settled)
     # A rejection leaves nothing open: .8 > .75
     luck(monkeypatch, acceptance=[0.8, 0.39, 0.9], rejected=[0.5, 0.5, 0.5])
     rejected = replay(TEXT).verify(VIEW, Verify(VIEW, pending, SAMPLED, leave_open=True))
@@ -133,7 +134,7 @@ def test_an_open_verdict_is_settled_later(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_emitted_ids_where_rows_keep_them() -> None:
     model, speculation = replay(GREEDY_TEXT), drafted(2, Source.NGRAM, 1, 2)
-    view = replace(VIEW, tails=((0, 1),))
+    view = msgspec.structs.replace(VIEW, tails=((0, 1),))
     assert model.verify(view, Verify(view, speculation)).tokens == ((1, 2, 3),)
     assert model.verify(VIEW, Verify(VIEW, speculation)).tokens is None
     assert model.requests[0].prompt == TEXT.requests[0].prompt
@@ -176,7 +177,7 @@ def test_what_a_recording_cannot_decide_is_refused() -> None:
 
 def test_coins_fall_alike_at_any_temperature() -> None:
     found = [
-        coins().verify(VIEW, Verify(VIEW, drafted(2, Source.PRIMARY), sampling)).accepted.tolist()
+        coins().verify(VIEW, Verify(VIEW, drafted(2, Source.PRIMARY), sampling)).accepted
         for sampling in (GREEDY, SAMPLED, Sampling(0.3, 0.5, draft="greedy"))
     ]
     assert found[0] == found[1] == found[2]

@@ -37,15 +37,14 @@ class Row(NamedTuple):
 def rows_of(view: View, speculation: Speculation | None = None) -> list[Row]:
     """A view's rows, with what is verified meanwhile."""
     assert view.tails is not None, "checked when it was sent"
-    columns = [each.tolist() for each in (view.slots, view.requests, view.positions, view.contexts)]
-    rows = map(Row, *columns, view.tails, view.rooms.tolist())
+    rows = map(Row, view.slots, view.requests, view.positions, view.contexts, view.tails, view.rooms)
     return list(rows) if speculation is None else [_with_proposal(row, speculation) for row in rows]
 
 
 def open_rows(settle: Settle) -> list[Row]:
     """The open rows of a verification: `position` and `context` are those of the open position."""
-    rows, accepted = rows_of(settle.view), settle.verdict.accepted.tolist()
-    opened = [rows[i] for i in settle.open_rows.tolist()]
+    rows, accepted = rows_of(settle.view), settle.verdict.accepted
+    opened = [rows[i] for i in settle.open_rows]
     return [_with_proposal(behind(row, accepted[row.slot]), settle.proposal) for row in opened]
 
 
@@ -63,9 +62,5 @@ def proposing(row: Row, tokens: tuple[int, ...], handle: int = NO_HANDLE) -> Row
 
 def _with_proposal(row: Row, speculation: Speculation) -> Row:
     """The row with what is proposed for it."""
-    length, tokens = int(speculation.lengths[row.slot]), speculation.tokens
-    return row._replace(
-        tokens=() if tokens is None else tuple(tokens[row.slot, :length].tolist()),
-        source=int(speculation.sources[row.slot]),
-        handle=NO_HANDLE if speculation.handles is None else int(speculation.handles[row.slot]),
-    )
+    tokens, handle = speculation.row(row.slot)
+    return row._replace(tokens=tokens, source=speculation.sources[row.slot], handle=handle)

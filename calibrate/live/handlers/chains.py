@@ -30,8 +30,8 @@ from policies.values import Drafted, Outcome, Prepared, RowVerdict
 @handles(Prefill)
 def prefill(executor: Executor, operation: Prefill) -> list[None]:
     """Feed all of each prompt but its last token, which the first verification feeds."""
-    slots, prompts = operation.view.slots.tolist(), operation.prompts or ()
-    held = [0] * len(slots) if operation.starts is None else operation.starts.tolist()
+    slots, prompts = operation.view.slots, operation.prompts or ()
+    held = operation.starts or (0,) * len(slots)
     if new := [slot for slot, start in zip(slots, held, strict=True) if start == 0]:
         executor.begin(new)
         if operation.states:
@@ -131,7 +131,8 @@ def settle(executor: Executor, operation: Settle) -> list[RowVerdict]:
 @handles(Draft)
 def draft(executor: Executor, operation: Draft) -> list[Drafted]:
     """Draft past each row's committed text; fewer tokens if stopped."""
-    rows, counts = rows_of(operation.view), operation.unseen[operation.view.slots].tolist()
+    rows = rows_of(operation.view)
+    counts = [operation.unseen[row.slot] for row in rows]
     return _extend(executor, operation, rows, counts, shape=operation.shape, stoppable=True)
 
 

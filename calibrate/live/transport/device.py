@@ -253,7 +253,7 @@ class LiveDevice:
             arrival_s=arrival_s,
             queued=pending.queued,
             steps=tuple(s._replace(start_s=s.start_s + shift, end_s=s.end_s + shift) for s in steps),
-            context=float(view.contexts.mean()) if len(view.slots) else 0.0,
+            context=sum(view.contexts) / len(view.slots) if view.slots else 0.0,
             rows=len(view.slots),
             early_s=pending.early_s,
         )
@@ -265,7 +265,7 @@ class LiveDevice:
         if timing.rows:
             details |= {
                 "rows": timing.rows,
-                "requests": view.requests.tolist(),
+                "requests": list(view.requests),
                 "context": timing.context,
             }
         if isinstance(report, Failure):
