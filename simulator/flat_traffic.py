@@ -29,6 +29,8 @@ WORTH = 3_000_000
 """Tokens of replies, over all runs so far, from which on numba is worth its import."""
 MOST_BLOCKS = 50_000_000
 """Of all slots together; beyond it the lists of `serving.blocks` take less memory."""
+USUAL = 8
+"""Tokens of a verifying row up to which all settings share their prices."""
 DRAWN, GAPS = 1 << 16, 1 << 20
 """Factors of noise that are drawn at once; gaps until equal ones are put together."""
 HOST_FIELDS = (
@@ -82,6 +84,11 @@ def _compiled(traffic: Traffic) -> Callable[..., int] | None:
         return s.compiled_steps()
     except ImportError:  # it is there, but not for this Python or numpy
         return None
+
+
+def expect(tokens: int) -> None:
+    """Say that replies of so many tokens will be asked for, so that the first ones are compiled, too."""
+    Loop.turns += tokens
 
 
 class FlatRun:
@@ -265,7 +272,8 @@ class _Prices:
                 if forwards is None:
                     continue
                 self.roles[role] = forwards.drift, forwards.surface.least_s, forwards.curve, forwards.shortest
-                widest = 1 + engine.lookahead if role == 0 else 2
+                # One table serves every K that is usual.
+                widest = max(1 + engine.lookahead, USUAL) if role == 0 and engine.lookahead else 2
                 cuts[role], lines[role] = line_table(forwards.surface, slots, widest)
                 seconds = prompt_table(forwards.prefills, budget + slots)
                 prompts[role] = seconds * forwards.prefill_drift

@@ -30,7 +30,7 @@ from serving.lookahead import Adapt, LookaheadByBatch, parse_lookaheads
 from serving.metrics import metrics, parse_slo
 from serving.rounds import POLICIES
 from serving.traffic import Traffic
-from simulator.flat_traffic import serve_traffic
+from simulator.flat_traffic import expect, serve_traffic
 from simulator.needs import count_devices
 from simulator.scenario import Scenario
 from simulator.traffic import engine_of
@@ -44,6 +44,8 @@ TIE = 0.01
 """Share of goodput that a larger K has to bring."""
 FARTHEST = 10
 """Doublings or halvings of the load that are tried before a setting always or never holds."""
+RUNS = 8
+"""Of a setting and seed, about, until it is known where it stops."""
 STEPS = 6
 """Of a bisection: the load at which a setting stops is known to about 1 %."""
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
@@ -270,6 +272,7 @@ def plan_traffic(query: Query, plan: TrafficPlan, progress: Progress = quiet) ->
     depths = plan.lookaheads
     table, by_context = tuned(load, depths)
     choices = list(candidates(plan, depths, table, query.temperature))
+    expect(RUNS * len(choices) * len(load.seeds) * load.traffics[0].output_tokens)
     stops: list[tuple[float, ...]] = []
     for number, choice in enumerate(choices):
         stops.append(tuple(load.stops_at(number, choice, repeat) for repeat in range(len(load.seeds))))
