@@ -172,25 +172,25 @@ def ssd_gain(row: Row) -> float:
 
 
 def worth(rows: Sequence[Row]) -> list[Row]:
-    """Per GPU, pair, context and batch: from which acceptance SSD with a GPU of its own beats the best of AR
-    and SD on as many GPUs (None: from none that was tried), and its gain at each acceptance.
+    """Per GPU, pair, context and batch: between which acceptances SSD with a GPU of its own beats the best of
+    AR and SD on as many GPUs (None: at none that was tried), and its gain at each acceptance.
     """
     found = []
     for (gpu, pair, context, batch), here in grouped(rows, place_of).items():
         mine = sorted(here, key=lambda row: row["acceptance"])
         gains = [ssd_gain(row) for row in mine]
-        pays = mine[0]["acceptance"] if gains[0] > 0.0 else None
+        inside = [row["acceptance"] for row, gain in zip(mine, gains, strict=True) if gain > 0.0]
         for (low, before), (high, after) in pairwise(zip(mine, gains, strict=True)):
-            if before <= 0.0 < after and pays is None:
-                share = before / (before - after) if math.isfinite(before) else 1.0
-                pays = low["acceptance"] + share * (high["acceptance"] - low["acceptance"])
+            if (before > 0.0) != (after > 0.0) and math.isfinite(before) and math.isfinite(after):
+                share = before / (before - after)
+                inside.append(low["acceptance"] + share * (high["acceptance"] - low["acceptance"]))
         found.append(
             {
                 "gpu": gpu,
                 "pair": pair,
                 "context": context,
                 "batch": batch,
-                "pays_from": pays,
+                "pays": (min(inside), max(inside)) if inside else None,
                 "gains": {
                     f"{row['acceptance']:g}": math.expm1(gain) for row, gain in zip(mine, gains, strict=True)
                 },
@@ -235,8 +235,8 @@ def show(results: Results) -> Iterator[Any]:
         here = [row for row in results.about["worth"] if row["context"] == context]
         batches = sorted({row["batch"] for row in here})
         yield table(
-            f"Is SSD worth a GPU of its own for the draft, at context {context}? The acceptance from which "
-            "it beats AR and SD on as many GPUs, and its gain at the highest one tried",
+            f"Is SSD worth a GPU of its own for the draft, at context {context}? The acceptances at which it "
+            "beats AR and SD on as many GPUs, and its largest gain",
             (Column("GPU and pair", "place"), *(Column(f"batch {batch}", f"{batch}") for batch in batches)),
             [
                 {"place": f"{gpu}, {pair}", **{f"{row['batch']}": _worth(row) for row in mine}}
@@ -254,9 +254,10 @@ def in_words(fastest_from: Sequence[tuple[str, float]]) -> str:
 
 
 def _worth(row: Row) -> str:
-    if row["pays_from"] is None:
+    if row["pays"] is None:
         return "no"
-    return f"{row['pays_from']:.2f}: {list(row['gains'].values())[-1]:+.0%}"
+    low, high = row["pays"]
+    return f"{low:.2f}-{high:.2f}: {max(row['gains'].values()):+.0%}"
 
 
 def pictures(results: Results) -> Mapping[str, Picture]:

@@ -59,10 +59,13 @@ def test_what_a_gpu_is_worth() -> None:
     # Against the best of AR and SD: 0.8 / 1, then 2 / 1.25; straight in the logarithm, it pays from
     # 0.4 + 0.4 log(1.25) / log(2) on.
     (found,) = worth([_row(0.4, 0.5, 0.8), _row(0.8, 1.25, 2.0)])
-    assert found["pays_from"] == pytest.approx(0.4 + 0.4 * math.log(1.25) / math.log(2.0))
+    assert found["pays"] == pytest.approx((0.4 + 0.4 * math.log(1.25) / math.log(2.0), 0.8))
     assert found["gains"] == {"0.4": pytest.approx(-0.2), "0.8": pytest.approx(0.6)}
-    assert worth([_row(0.4, 1.5, 1.2)])[0]["pays_from"] is None
-    assert worth([_row(0.4, 1.5, None), _row(0.8, 1.5, 1.6)])[0]["pays_from"] == 0.8
+    assert worth([_row(0.4, 1.5, 1.2)])[0]["pays"] is None
+    assert worth([_row(0.4, 1.5, None), _row(0.8, 1.5, 1.6)])[0]["pays"] == (0.8, 0.8)
+    # It gains a quarter at 0.6 and loses as much on both sides: from 0.5 to 0.7.
+    both = [_row(0.4, 1.25, 1.0), _row(0.6, 1.0, 1.25), _row(0.8, 1.25, 1.0)]
+    assert worth(both)[0]["pays"] == pytest.approx((0.5, 0.7))
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
