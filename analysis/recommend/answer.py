@@ -52,6 +52,7 @@ from simulator.needs import count_devices
 from simulator.run import Scenario
 from simulator.tokens import TokenModel, replay
 from simulator.tokens.acceptance import load_acceptance
+from simulator.tokens.accepted import SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,8 @@ class Query(PairOptions):
         if isinstance(acceptance, Path):
             shipped = acceptance.stem in shipped_acceptances()
             asked["acceptance"] = acceptance.stem if shipped else acceptance
-            if self.hit_rate is None and load_acceptance(acceptance).hit_curve is None:
+            file = acceptance.suffix != SUFFIX
+            if file and self.hit_rate is None and load_acceptance(acceptance).hit_curve is None:
                 asked["hit_curve"] = "1,1"
         return replace(sources, hw=self.hw, given=asked)
 

@@ -9,6 +9,7 @@ at.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from analysis.sources import Sources
 from hardware_profiles.profile import Profile
 from hardware_profiles.trace import Trace, TraceMeta, TraceRequest
 from policies.laws.inverse import acceptance_from_tokens
-from policies.registry import SettingError
+from policies.registry import SettingError, configure
 from policies.sampling import keyed_generator
 from simulator.given import FLAT, Acceptance
 from simulator.tokens import mixed
 from simulator.tokens.acceptance import joint_of, load_acceptance
+from simulator.tokens.accepted import SUFFIX, accepted_tokens
 
 REQUESTS = 48
 """Requests of made-up traffic."""
@@ -102,6 +104,10 @@ def given_sources(
     """
     curve, tokens = (1.0, 1.0), None
     said = f"acceptance {acceptance:g}" if isinstance(acceptance, float) else "acceptance by position"
+    if isinstance(acceptance, Path) and acceptance.suffix == SUFFIX:
+        tokens, said = accepted_tokens(acceptance, configure("sd"), limit=more.get("length"))
+        sources = given_sources(profile, origin, float(np.mean(tokens.run > 0)), hit_rate=hit_rate, **more)
+        return replace(sources, tokens=tokens, origins={"profile": origin, 0.0: said})
     if isinstance(acceptance, Path):
         known = load_acceptance(acceptance)
         curve, said = known.hit_curve or curve, f"{known.words}, as by `simulate --acceptance`"

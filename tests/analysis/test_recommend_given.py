@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,6 +83,21 @@ def test_acceptance_by_position_is_searched_with_coins_of_its_own() -> None:
     # The recording beside them has as many tokens a round: 1 + a + a^2 + a^3.
     rate = float(np.mean(sources.trace(0.0).column("draft_rank") == 0))
     assert 1 + rate + rate**2 + rate**3 == pytest.approx(2.395, rel=0.03)
+
+
+def test_recorded_lengths_are_replayed(tmp_path: Path) -> None:
+    # A text of four tokens, whose rounds emit 3, 2 and 1 of those that follow the prefill's.
+    row = {
+        "prompt_token_ids": [1],
+        "generated_token_ids": [5, 6, 7, 8],
+        "acc_eagle": {"acc_len": [3, 2, 1, 1]},
+    }
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(row))
+    sources = given_sources(PROFILE, "here", path)
+    summary = simulate(sources.scenario(0.0), configure("sd", lookahead=2)).summary
+    assert summary.tokens == 3 and summary.tokens_per_round == 3.0
+    assert "accepted lengths of 1 recorded texts" in sources.origins[0.0]
 
 
 def test_everything_that_simulate_takes() -> None:
