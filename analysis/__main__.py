@@ -48,6 +48,7 @@ STUDIES = {
     "signs": "signs",
     "queueing": "queueing",
     "gpu-map": "gpu_map",
+    "gpu-day": "gpu_day",
 }
 """Modules of `analysis.studies` by name of the study."""
 

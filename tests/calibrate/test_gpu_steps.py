@@ -1,4 +1,4 @@
-"""The commands of docs/how-to/gpu.md: each is read as it stands, as if there were a GPU; and run in small.
+"""The stages of `gpu-day`: each is read as it stands, as if there were a GPU; and run in small.
 
 Reading goes through everything before the first worker starts: options, architectures, devices, memory.
 """
@@ -6,7 +6,7 @@ Reading goes through everything before the first worker starts: options, archite
 from __future__ import annotations
 
 import json
-import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ import calibrate.calibration
 import calibrate.job
 import calibrate.machine
 import calibrate.models
+from analysis.__main__ import main as analysis_main
+from analysis.studies import gpu_day
+from analysis.studies.gpu_day import STAGES, GpuDayPlan, Stage
 from calibrate.cli import main
 from calibrate.job import Job, worker_specs
 from calibrate.live import placement
@@ -32,19 +35,15 @@ from calibrate.plan import LivePart
 from calibrate.shipped import DATA
 from hardware_profiles.profile import load_profile
 from policies.ar import ArConfig
-from policies.pearl import PearlConfig
 from policies.sd import SdConfig
-from simulator.cli import main as simulate
 
-REPOSITORY = Path(__file__).parents[2]
 CORES = tuple(range(16))
 GPU = Machine("Some CPU", CORES, ("cuda: GPU",), None, (LocalDevice("cuda:0", "GPU", 140 * 10**9),))
 
 
 def commands() -> list[list[str]]:
-    """Every line within a fence of the page, split as a shell does."""
-    blocks = (REPOSITORY / "docs" / "how-to" / "gpu.md").read_text(encoding="utf-8").split("```")[1::2]
-    return [shlex.split(line) for block in blocks for line in block.strip().splitlines()]
+    """Every command of the stages, as they stand."""
+    return [stage.arguments(GpuDayPlan(), Path("gpu")) for stage in STAGES]
 
 
 def of(name: str) -> list[list[str]]:
@@ -77,17 +76,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     monkeypatch.setattr(calibrate.machine, "find_machine", lambda: found)
     monkeypatch.setattr(calibrate.calibration, "run_calibration", stop)
     monkeypatch.setattr("analysis.studies.validation.predictor", stop)
-    for name, source in (("target-8b", "target"), ("draft-0.5b", "draft")):
+    for name, source in (("target", "target"), ("draft", "draft")):
         # As they are; in the shapes of the page they would take minutes and 30 GB.
         folder = Path("gpu") / name
         folder.parent.mkdir(exist_ok=True)
         folder.symlink_to(DATA / source)
     return jobs
-
-
-def test_the_page_has_every_step() -> None:
-    assert {call[0] for call in commands()} == {"calibrate", "simulate", "validate"}
-    assert len(of("calibrate")) == 6 and len(of("validate")) == 2 and len(of("simulate")) == 1
 
 
 @pytest.mark.parametrize("call", of("calibrate"), ids=label)
@@ -104,7 +98,8 @@ def test_calibrations_are_read_as_they_stand(call: list[str], machine: list[Job]
     assert len(draft.cores) == (15 if on_cpu else 1)
     assert draft.backend == ("openvino:CPU" if "openvino:CPU" in call else "torch")
     assert target.mode == ("compiled" if "compiled" in call else "eager")
-    assert set(map(int, call[call.index("--batches") + 1].split(","))) == set(job.batches)
+    if "--batches" in call:
+        assert set(map(int, call[call.index("--batches") + 1].split(","))) == set(job.batches)
 
 
 @pytest.mark.parametrize("call", of("validate"), ids=label)
@@ -141,16 +136,13 @@ def run(command: Any, *arguments: str) -> Result:
 
 
 @pytest.mark.slow
-def test_embed_calibrate_and_validate_in_small(
-    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Steps 2, 3 and 5 with a tiny pair, its draft by OpenVINO, on this machine's cores."""
+def test_a_day_in_small(pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first stages with a tiny pair on this machine's cores; a second day finds them done."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cores = available_cores()
-    here = Machine("Some CPU", cores, (), None, (LocalDevice("openvino:CPU"),))
-    monkeypatch.setattr(calibrate.machine, "find_machine", lambda: here)
-    configs = (ArConfig(), SdConfig(lookahead=2), PearlConfig(lookahead=2))
+    monkeypatch.setattr(calibrate.machine, "find_machine", lambda: Machine("Some CPU", cores, ()))
+    configs = (ArConfig(), SdConfig(lookahead=2))
     least = replace(PLAN, repeats=1, overlap_repeats=1, live=(LivePart(configs, prompts=1, repeats=1),))
     monkeypatch.setattr(calibrate.job, "plan", lambda **_: least)
     lines = [
@@ -158,21 +150,41 @@ def test_embed_calibrate_and_validate_in_small(
         for p in prompts(2)
     ]
     Path("prompts.jsonl").write_text("\n".join(lines))
-    run(main, "pair", "embed", "2x2", "--source", pair[0], "--out", "gpu/target-8b")
-    models = ("--target", "gpu/target-8b", "--draft", pair[1], "--placement", f"shared:{cores[0]}")
-    few = ("--prompts", "prompts.jsonl", "--max-tokens", "8", "--temperature", "0")
-    backend = ("--draft-backend", "openvino:CPU", "--batches", "1", "--name", "gpu-pair", "--out", "gpu")
-    run(main, *models, *few, *backend)
-    profile = load_profile("gpu/gpu-pair.json")
-    assert {r.policy for r in profile.measured_runs} == {"ar", "sd", "pearl"}
-    assert profile.roles.draft.backend == "openvino-cpu" and profile.roles.target.layers == 4
-    validated = run(
-        analysis.cli.main,
-        *("--hw", "gpu/gpu-pair.json", *models, *few, "--count", "2", "--subsets", "1", "--repeats", "1"),
-        *("--policies", "ar,sd", "--lookahead", "3", "--out", "gpu/validation"),
+    few = " --prompts prompts.jsonl --temperature 0 --max-tokens 8"
+    further = {"pair": "", "draft": "", "live": few + " --subsets 1 --repeats 1"}
+
+    def small_stage(stage: Stage) -> Stage:
+        return replace(stage, call=stage.call.replace("compiled", "eager") + further.get(stage.name, few))
+
+    monkeypatch.setattr(gpu_day, "STAGES", tuple(map(small_stage, STAGES)))
+    asked = (
+        "--out", "day", "--placement", f"shared:{cores[0]}", "--precision", "fp32", "--batches", "1",
+        "--target-embedding", "2x2", "--draft-embedding", "1x1", "--target-source", pair[0],
+        "--draft-source", pair[1], "--policies", "ar,sd", "--count", "2", "--json",
+        "--max-tokens", "8", "--stages", "pair,draft,latencies,live",
+    )  # fmt: skip
+    first, second = (
+        json.loads(run(analysis_main, "run", "gpu-day", *asked).stdout)["rows"] for _ in range(2)
     )
-    assert "sd" in validated.stdout and any(Path("gpu/validation").iterdir())
-    # Step 1's last command, on this profile.
-    (call,) = of("simulate")
-    call[call.index("--hw") + 1] = "gpu/gpu-pair.json"
-    assert "saguaro" in run(simulate, *call).stdout
+    assert [row["state"] for row in first] == ["done"] * 4
+    assert [row["state"] for row in second] == ["kept"] * 4
+    made = {row["stage"]: row["files"] for row in first}
+    assert "pair.json" in made["latencies"] and "live/validation.json" in made["live"]
+    assert load_profile("day/pair.json").roles.target.layers == 4
+
+
+def test_what_does_not_fit_is_left_and_failures_are_told(tmp_path: Path) -> None:
+    """Of 10, 20 and 5 minutes within 16 the second one is left; each takes a minute by this clock."""
+    now = iter([0.0, 0.0, 60.0, 60.0, 60.0, 60.0, 120.0])
+    stages = [Stage(n, "", f"calibrate {n}", f"{n}.json", m) for n, m in (("a", 10), ("b", 20), ("c", 5))]
+
+    def call(arguments: Sequence[str]) -> None:
+        (tmp_path / f"{arguments[1]}.json").touch()
+        if arguments[1] == "c":
+            raise RuntimeError("no such device")
+
+    plan = GpuDayPlan(minutes=16.0)
+    found = list(gpu_day.run_stages(stages, plan, tmp_path, call=call, clock=lambda: next(now)))
+    assert [(row["state"], row["seconds"], row["files"]) for row in found] == [
+        ("done", 60.0, ["a.json"]), ("no time", 0.0, []), ("failed: no such device", 60.0, ["c.json"]),
+    ]  # fmt: skip
