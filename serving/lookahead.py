@@ -136,6 +136,7 @@ def _from_vllm(entries: list[list[int]], text: str) -> LookaheadByBatch:
     by_rows: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for first, last, *context, k in entries:
         start, stop = context or (0, LARGEST_CONTEXT)
+        start = 0 if start == 1 else start  # vllm PR#48944 counts contexts from 1
         by_rows.setdefault((first, last), []).append((start, stop, k))
     axes = [list(by_rows), *([each[:2] for each in line] for line in by_rows.values())]
     if any(a[1] + 1 != b[0] for axis in axes for a, b in pairwise(axis)):

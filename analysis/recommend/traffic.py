@@ -46,6 +46,8 @@ FARTHEST = 10
 """Doublings or halvings of the load that are tried before a setting always or never holds."""
 RUNS = 8
 """Of a setting and seed, about, until it is known where it stops."""
+STEADY = 3
+"""Times as long as a request takes arrivals have to go on at the load where a setting stops."""
 STEPS = 6
 """Of a bisection: the load at which a setting stops is known to about 1 %."""
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
@@ -269,9 +271,8 @@ def plan_traffic(query: Query, plan: TrafficPlan, progress: Progress = quiet) ->
     sources = query.sources()
     scenario = sources.scenario(query.temperature, limit=query.max_tokens, seed=query.seed)
     load = Load(plan, scenario, query.seed)
-    depths = plan.lookaheads
-    table, by_context = tuned(load, depths)
-    choices = list(candidates(plan, depths, table, query.temperature))
+    table, by_context = tables = tuned(load, plan.lookaheads)
+    choices = list(candidates(plan, tables, query.temperature))
     expect(RUNS * len(choices) * len(load.seeds) * load.traffics[0].output_tokens)
     stops: list[tuple[float, ...]] = []
     for number, choice in enumerate(choices):
@@ -309,14 +310,17 @@ def _stop(held: Held) -> float:
 
 
 def candidates(
-    plan: TrafficPlan, depths: Sequence[int], table: LookaheadByBatch, temperature: float
+    plan: TrafficPlan, tables: tuple[LookaheadByBatch, LookaheadByBatch | None], temperature: float
 ) -> Iterator[Choice]:
     """Settings that are compared."""
+    depths, (table, by_context) = plan.lookaheads, tables
     for policy in plan.policies:
         if policy == "sd":
             for depth in depths:
                 yield Choice(configure("sd", lookahead=depth, temperature=temperature))
             yield Choice(configure("sd", temperature=temperature), table, "sd K by batch, tuned")
+            if by_context is not None:
+                yield Choice(configure("sd", temperature=temperature), by_context, "sd K by batch, context")
         else:
             yield Choice(configure(policy, temperature=temperature))
     if plan.lookahead_by_batch:
@@ -327,8 +331,8 @@ def candidates(
         yield Choice(deepest, plan.adapt, f"sd adaptive {plan.adapt}")
 
 
-def tuned(load: Load, depths: Sequence[int]) -> tuple[LookaheadByBatch, LookaheadByBatch]:
-    """Tables of lookaheads by rows, and by rows and context; see above.
+def tuned(load: Load, depths: Sequence[int]) -> tuple[LookaheadByBatch, LookaheadByBatch | None]:
+    """Tables of lookaheads by rows, and by rows and context if that differs; see above.
 
     Raises:
         SettingError: SD cannot run here.
@@ -347,8 +351,12 @@ def tuned(load: Load, depths: Sequence[int]) -> tuple[LookaheadByBatch, Lookahea
         return next(k for k in goodput if goodput[k] >= (1.0 - TIE) * max(goodput.values()))
 
     plain = LookaheadByBatch(tuple(rows), tuple(best(count, load.context) for count in rows))
-    cells = tuple(best(count, 3 * context // 2 or 512) for count in rows for context in contexts)
-    return joined(plain), LookaheadByBatch(tuple(rows), cells, tuple(contexts))
+    lines = [tuple(best(count, 3 * context // 2 or 512) for context in contexts) for count in rows]
+    if all(len(set(line)) == 1 for line in lines):
+        return joined(plain), None
+    kept = [place for place, line in enumerate(lines) if place == 0 or line != lines[place - 1]]
+    cells = tuple(k for place in kept for k in lines[place])
+    return joined(plain), LookaheadByBatch(tuple(rows[place] for place in kept), cells, tuple(contexts))
 
 
 def _heat(scenario: Scenario) -> float:
@@ -409,4 +417,13 @@ def _held(load: Load, number: int, choice: Choice, stops: tuple[float, ...], rat
 def _beyond(load: Load, held: Sequence[Held]) -> list[str]:
     """Where costs lay outside what was measured."""
     entries = {entry.operation for found in load._known.values() for entry in found["beyond"]}
-    return [f"beyond what was measured: {', '.join(sorted(entries))}"] if entries else []
+    said = [f"beyond what was measured: {', '.join(sorted(entries))}"] if entries else []
+    first = load.traffics[0]
+    slowest = max(float(np.mean(each.latencies_s)) for each in held)
+    fastest = max(_stop(each) for each in held)
+    if len(first.requests) < STEADY * slowest * fastest:
+        said.append(
+            f"{len(first.requests)} requests are a burst at the loads where settings stop, no steady load: "
+            "more of them stop earlier (--requests, a longer trace)"
+        )
+    return said

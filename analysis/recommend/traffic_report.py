@@ -98,7 +98,11 @@ def lines(answer: TrafficAnswer) -> dict[str, str]:
     if not engines_load(target) or not engines_load(draft):
         return {}
     start = f"vllm serve {shlex.quote(target)}"
-    best = next(each.choice for each in answer.held if each.choice.settings.policy in {"ar", "sd"})
+    best = next(
+        each.choice
+        for each in answer.held
+        if each.choice.settings.policy == "ar" or speculation(answer, each.choice) is not None
+    )
     flags = speculation(answer, best)
     found = {"vllm": f"{start}{engine_flags(answer)}" + (f" {flags.flags['vllm']}" if flags else "")}
     if answer.plan.export is not None:
@@ -135,8 +139,10 @@ def engine_flags(answer: TrafficAnswer) -> str:
 
 
 def speculation(answer: TrafficAnswer, choice: Choice) -> Speculation | None:
-    """A setting for engines; None for plain decoding."""
+    """A setting for engines; None for plain decoding, and for what no engine takes yet."""
     if choice.settings.policy != "sd" or choice.settings.lookahead is None:
+        return None
+    if isinstance(choice.by_load, str) or (choice.by_load and len(choice.by_load.contexts) > 1):
         return None
     by_load, most = choice.by_load, answer.plan.options.max_num_seqs
     if isinstance(by_load, LookaheadByBatch):
@@ -166,7 +172,8 @@ def bench_command(answer: TrafficAnswer, target: str) -> str:
 def worth_running(answer: TrafficAnswer) -> list[Held]:
     """The few settings that the engine should decide between: the fastest ones, the table, plain decoding."""
     known = [each for each in answer.held if each.choice.settings.policy == "sd"]
-    kept = [each for each in known if not isinstance(each.choice.by_load, str)][:WORTH_RUNNING]
+    known = [each for each in known if speculation(answer, each.choice) is not None]
+    kept = known[:WORTH_RUNNING]
     tables = [each for each in known if isinstance(each.choice.by_load, LookaheadByBatch)]
     kept += [each for each in tables[:1] if each not in kept]
     return kept + [each for each in answer.held if each.choice.settings.policy == "ar"]
@@ -255,7 +262,7 @@ def predicted_at(answer: TrafficAnswer, choice: Choice, rate: float) -> Mapping[
 
 def _stops(row: Row) -> str:
     if row["always_holds"]:
-        return "never"
+        return "not by so few"
     return "{middle:.2f} ({low:.2f}-{high:.2f})".format(**row["stops_at_rate"])
 
 

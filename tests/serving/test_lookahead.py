@@ -54,6 +54,7 @@ def test_by_batch_and_context() -> None:
     again = table.as_vllm(256)
     assert again[2:] == [[65, 256, 0, 767, 0], [65, 256, 768, 1048576, 3]]
     assert parse_lookaheads(str(again)) == table
+    assert parse_lookaheads(text.replace("256, 0,", "256, 1,")) == table
 
 
 def test_acceptance_of_a_row() -> None:
