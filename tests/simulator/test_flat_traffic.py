@@ -16,7 +16,7 @@ from policies.registry import Settings, configure
 from serving.lookahead import LookaheadByBatch
 from serving.metrics import Served
 from serving.scheduler import EngineOptions
-from serving.traffic import ServedRequest, Traffic, arrival_times, generated
+from serving.traffic import ServedRequest, Traffic, TrafficError, arrival_times, generated
 from simulator import flat_traffic
 from simulator import traffic as plain
 from simulator.compiled import steps
@@ -142,3 +142,24 @@ def test_compiled() -> None:
     expected, _ = plain.serve_traffic(scenario, configure("sd"), traffic, options)
     engine = plain.engine_of(scenario, configure("sd"))
     same(expected, flat_traffic.FlatRun(traffic, options, engine, None).serve(steps.compiled_steps()))
+
+
+@pytest.mark.parametrize(
+    ("request_", "options", "says"),
+    [
+        (ServedRequest(0.0, 100, 20), {"num_gpu_blocks": 7}, "request 1 .* needs 8 KV blocks"),
+        (ServedRequest(0.0, 100, 20), {"max_model_len": 119}, "request 1 .* longer than max_model_len 119"),
+        (ServedRequest(0.0, 100, 20), {"max_num_batched_tokens": 4}, "less than max_num_seqs"),
+    ],
+)
+def test_what_can_never_be_served_is_refused(
+    request_: ServedRequest, options: dict[str, int], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name and before anything runs, also where it is compiled."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr(Loop, "mode", "numba")
+    monkeypatch.setattr(steps, "compiled_steps", lambda: steps.run_steps)
+    scenario = Scenario(TOKENS, textbook=TextbookCosts(1.0, 0.1))
+    traffic = Traffic((ServedRequest(0.0, 4, 4), request_), "x")
+    with pytest.raises(TrafficError, match=says):
+        flat_traffic.serve_traffic(scenario, configure("ar"), traffic, EngineOptions(**options))
