@@ -11,9 +11,9 @@ SpecDecode-Bench) and what a draft's step takes beyond its forward (`DRAFT_GAPS`
 SSD's round is max(verify, head(B, K + 1) + K tree(B F (K + 1))), and a miss drafts K tokens more.  A step of
 plain decoding is a forward, with a gap where the engine does not schedule ahead (`GAPS`).
 Three sources ran one script on SGLang of late 2025 (`SCRIPT`).  What its steps and rounds on several GPUs
-take beyond their kernels is taken from the other two sources, never from the one predicted; where a run ends
-with few requests, a share of its tokens is decoded alone, and that share is taken from the source's other
-concurrencies.
+take beyond their kernels is taken from the other two sources, never from the one predicted (`ALIKE`: from all
+three); where a run ends with few requests, a share of its tokens is decoded alone, and that share is taken
+from the source's other concurrencies.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ SCRIPT: Mapping[str, int | None] = {
     "Tencent/AngelSlim issue #163": None,
 }
 """Sources that ran SpecForge's `bench_eagle3.py`, and a run's questions, where they are said to be few."""
+ALIKE = ("sgl-project/sglang PR #4716", "sgl-project/SpecForge issue #164")
+"""Further sources of SGLang of 2025 on several GPUs: they have the host time of `SCRIPT`'s."""
 CONTEXT = 500
 """Tokens cached where a source does not say: MT-Bench's and GSM8K's prompts and answers are of that size."""
 FIT_HOLDS = 64
@@ -307,7 +309,7 @@ class Oracle:
         what the *other* sources' single requests take beyond their kernels, the median by tensor
         parallelism, on a line over its logarithm.
         """
-        if cell.row["source"] not in SCRIPT or cell.row["tp"] == "1":
+        if cell.row["source"] not in (*SCRIPT, *ALIKE) or cell.row["tp"] == "1":
             return usual
         beyond: dict[int, list[float]] = {}
         for kind, source, spread, seconds in self._beyond:
