@@ -49,6 +49,7 @@ STUDIES = {
     "queueing": "queueing",
     "gpu-map": "gpu_map",
     "gpu-day": "gpu_day",
+    "sweep": "sweep",
 }
 """Modules of `analysis.studies` by name of the study."""
 

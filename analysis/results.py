@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hardware_profiles.files import atomic_write, parse_json, read_json, to_json
+from hardware_profiles.tables import columns_of, csv_of, write_rows
 from policies.registry import Settings, configure
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -54,7 +53,7 @@ class Results:
     @property
     def columns(self) -> list[str]:
         """Names of all columns, in the order in which they come up."""
-        return list(dict.fromkeys(name for row in self.rows for name in row))
+        return columns_of(self.rows)
 
     def as_json(self) -> str:
         """One JSON object; what is not a number becomes null."""
@@ -63,12 +62,7 @@ class Results:
 
     def as_csv(self) -> str:
         """The table; lists and the like as JSON."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
-        writer.writeheader()
-        for row in self.rows:
-            writer.writerow({n: to_json(v) if isinstance(v, list | dict) else v for n, v in row.items()})
-        return text.getvalue()
+        return csv_of(self.rows)
 
     def write(self, folder: Path, name: str | None = None) -> list[Path]:
         """Write NAME.parquet, .csv and .json to a folder; returns the files.
@@ -81,13 +75,10 @@ class Results:
             raise ValueError(f"{paths[0]} holds live results; give --out another folder, or --live")
         folder.mkdir(parents=True, exist_ok=True)
         meta = {"format": FORMAT, "study": self.study, "asked": dict(self.asked), "about": dict(self.about)}
-        columns = {name: pa.array([row.get(name) for row in self.rows]) for name in self.columns}
-        table = pa.table(columns).replace_schema_metadata({KEY: to_json(_finite(meta)).encode()})
-        with atomic_write(paths[0], binary=True) as file:
-            pq.write_table(table, file)
-        for path, text in zip(paths[1:], (self.as_csv(), self.as_json() + "\n"), strict=True):
-            with atomic_write(path) as file:
-                file.write(text)
+        for path in paths[:2]:
+            write_rows(self.rows, path, {KEY: to_json(_finite(meta)).encode()})
+        with atomic_write(paths[2]) as file:
+            file.write(self.as_json() + "\n")
         return paths
 
 

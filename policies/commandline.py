@@ -352,7 +352,7 @@ def split_words(
 
 def _split(text: str, read: Callable[[str], Any]) -> list[Any]:
     try:
-        return [read(part) for part in text.split(",")]
+        return [read(part) for part in _listed(text)]
     except ValueError as error:
         raise click.BadParameter(
             f"{_short(text)!r} is not a number or a comma-separated list of them"
@@ -362,7 +362,7 @@ def _split(text: str, read: Callable[[str], Any]) -> list[Any]:
 def split_integers(
     context: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[int, ...] | None:
-    """`3` or `4,3,2` as a tuple of integers (a click callback); None stays None, none only by default."""
+    """`3` or `4,1-3` as a tuple of integers (a click callback); None stays None, none only by default."""
     if value is None:
         return None
     whole = Whole(None, _limit(param))

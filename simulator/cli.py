@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from hardware_profiles.files import to_json
+from hardware_profiles.tables import write_rows
 from policies.commandline import (
     BAD_INPUT,
     HELP,
@@ -37,7 +38,7 @@ from simulator.fanout import SHAPES
 from simulator.given import AcceptanceType
 from simulator.report import plot, print_report, report_of, write_timeline
 from simulator.request import SimulationRequest
-from simulator.sweep import Sweeper, write_rows
+from simulator.sweep import Sweeper
 from simulator.sweep_report import plot_rows, print_rows
 from simulator.traffic_report import TrafficRequest, plot_frontier, print_traffic, serve_asked, write_steps
 

@@ -6,8 +6,10 @@ temperature, for greedy and sampled drafts, for Saguaro's rescaling and for eith
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -18,6 +20,8 @@ from policies.values import IntArray, Source, Speculation
 if TYPE_CHECKING:
     from simulator.tokens import TokenModel
 
+P = ParamSpec("P")
+T = TypeVar("T")
 DEEPEST = 32
 """Largest fan-out of a curve."""
 PRIOR_ROUNDS = 20.0
@@ -63,6 +67,21 @@ class RoundStatistics:
         return 1.0 + float((self.weights * np.arange(len(self.weights))).sum())
 
 
+def _once(probe: Callable[Concatenate[TokenModel, P], T]) -> Callable[Concatenate[TokenModel, P], T]:
+    """A function of a token model, whose answers are kept with the model."""
+
+    @wraps(probe)
+    def answer(tokens: TokenModel, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (probe.__name__, args, *kwargs.items())
+        if key not in tokens.probed:
+            tokens.probed[key] = probe(tokens, *args, **kwargs)
+        found: T = tokens.probed[key]
+        return found
+
+    return answer
+
+
+@_once
 def round_statistics(
     tokens: TokenModel, lookahead: int, rule: DraftRule, *, deepest: int = DEEPEST
 ) -> RoundStatistics:
@@ -93,6 +112,7 @@ def round_statistics(
     return RoundStatistics(rounds / rounds.sum(), np.array(rows), free.mean(axis=0))
 
 
+@_once
 def mean_acceptance(tokens: TokenModel, rule: DraftRule) -> float:
     """Share of positions at which a token of the primary draft is accepted.
 
@@ -102,6 +122,7 @@ def mean_acceptance(tokens: TokenModel, rule: DraftRule) -> float:
     return float((_runs(tokens, 1, rule)[_all_positions(tokens).at] > 0).mean())
 
 
+@_once
 def rejection_power_law(tokens: TokenModel, rule: DraftRule) -> PowerLaw | None:
     """Power law fitted to P(miss | F) after a rejection, all positions pooled; None if that fails."""
     accepted, hits = _curves(tokens, _all_positions(tokens), 1, rule, min(DEEPEST, tokens.max_fanout))

@@ -125,6 +125,8 @@ class SimulationRequest(PairOptions):
 
 Kept: TypeAlias = dict[Hashable, Any]
 """Files read, profiles composed, texts made up and what is laid out of them, by what they follow from."""
+PROFILE, LAID_OUT = "profile", "laid out"
+"""Keys of what is kept: profiles, and the fields of `Scenario` that its copies share."""
 T = TypeVar("T")
 
 
@@ -175,7 +177,7 @@ def build_scenario(request: SimulationRequest, kept: Kept | None = None) -> tupl
         decisions=_decisions(request, profile, sources),
         measured_timings=_measured_timings(request, profile),
         engine=request.engine,
-        **_once(kept, "laid out", lambda: {"built": {}, "served": {}, "scripts": {}}),
+        **_once(kept, LAID_OUT, lambda: {"built": {}, "served": {}, "scripts": {}}),
     )
     policy = find_policy(request.query.settings.policy)
     if profile is not None and policy.needs_decisions:
@@ -218,7 +220,7 @@ def with_default_pair(request: SimulationRequest) -> tuple[SimulationRequest, di
 def _hardware(request: SimulationRequest) -> Hashable:
     """What the profile follows from."""
     names = ("hw", "target_shape", "draft_shape", "placement", *(each.name for each in fields(PairOptions)))
-    return "profile", *(getattr(request, name) for name in names)
+    return PROFILE, *(getattr(request, name) for name in names)
 
 
 def _overridden(request: SimulationRequest) -> tuple[Profile, dict[str, str]]:

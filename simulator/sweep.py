@@ -8,9 +8,7 @@ done: a run that was killed goes on where it stopped.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import shutil
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,20 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from hardware_profiles.files import atomic_write, to_json
+from hardware_profiles.tables import Row
 from policies.registry import SettingError, Settings
 from simulator.auto import resolve
 from simulator.law import law_inputs, law_prediction
 from simulator.report import Report
-from simulator.request import Kept, SimulationRequest, build_scenario
+from simulator.request import LAID_OUT, PROFILE, Kept, SimulationRequest, build_scenario
 from simulator.run import Scenario, Simulated, baseline_settings, simulate
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Row: TypeAlias = dict[str, Any]
 Progress: TypeAlias = Callable[[str, int, int], None]
 Chunk = TypeVar("Chunk")
-FORMATS = (".parquet", ".csv", ".json")
+ROUNDS_OF_JOBS = 4
+"""Chunks per process that are handed out together."""
 KEY = b"spectwin.sweep"
 
 
@@ -44,6 +43,13 @@ class Sweeper:
 
     kept: Kept = field(default_factory=dict)
     _known: dict[Hashable, tuple[Scenario, Simulated]] = field(default_factory=dict)
+
+    def of_other_texts(self) -> Sweeper:
+        """One that shares the profiles alone: texts and what is laid out of them take memory."""
+        profiles = [key for key in self.kept if isinstance(key, tuple) and key[0] == PROFILE]
+        kept: Kept = {key: self.kept[key] for key in profiles}
+        built = self.kept.get(LAID_OUT, {}).get("built", {})
+        return Sweeper({**kept, LAID_OUT: {"built": built, "served": {}, "scripts": {}}})
 
     def rows(
         self, requests: Iterable[SimulationRequest], done: Callable[[int], None] | None = None
@@ -86,6 +92,7 @@ class Sweeper:
             "speedup_vs_ar_per_device": report.per_device(report.speedup_vs_ar),
             "speedup_vs_sd": report.speedup_vs_sd,
             "law_speedup_vs_ar": law.speedup_vs_ar,
+            "cost_ratio": law.assumptions.ratio if law.assumptions.draft_s else None,
             "tokens_per_round": summary.tokens_per_round,
             "acceptance_rate": summary.acceptance_rate,
             "cache_hit_rate": summary.cache_hit_rate,
@@ -111,7 +118,7 @@ def _world(request: SimulationRequest) -> Row:
 
 def _asked(request: SimulationRequest) -> Row:
     """Columns of what is asked beside the setting, plain values."""
-    names = ("hw", "batch", "acceptance", "prompt_length", "placement", "requests")
+    names = ("hw", "batch", "acceptance", "prompt_length", "placement", "draft_factor", "requests")
     values = {name: getattr(request, name) for name in names}
     return {name: value.stem if isinstance(value, Path) else value for name, value in values.items()}
 
@@ -130,6 +137,26 @@ def _setting(settings: Settings) -> Row:
     }
 
 
+def row_schema() -> pa.Schema:
+    """Columns of a row whose acceptance is a number, as Parquet has them."""
+    import pyarrow as pa
+
+    words = (
+        "setting", "policy", "fanout", "backup", "knobs", "hw", "placement", "engine", "extrapolated",
+        "refused",
+    )  # fmt: skip
+    counts = ("lookahead", "draft_devices", "batch", "requests", "devices")
+    names = (
+        "setting", "policy", "lookahead", "fanout", "backup", "draft_devices", "temperature", "knobs", "hw",
+        "batch", "acceptance", "prompt_length", "placement", "draft_factor", "requests", "tokens_per_second",
+        "speedup_vs_ar", "speedup_vs_ar_per_device", "speedup_vs_sd", "law_speedup_vs_ar", "cost_ratio",
+        "tokens_per_round", "acceptance_rate", "cache_hit_rate", "time_to_first_token_s", "devices", "engine",
+        "extrapolated", "refused",
+    )  # fmt: skip
+    kinds = {**dict.fromkeys(words, pa.string()), **dict.fromkeys(counts, pa.int64())}
+    return pa.schema([(name, kinds.get(name, pa.float64())) for name in names])
+
+
 # All rows
 
 
@@ -138,21 +165,25 @@ def parallel(
 ) -> Iterator[list[Row]]:
     """The rows of all chunks in their order, `done` being told how many there are so far.
 
-    More than one job, or a backend that is registered with joblib (`joblib.parallel_config`), is joblib's
-    affair; one is done here.
+    More than one job is joblib's affair: processes here, or what the backend that is registered with it has
+    (`joblib.parallel_config`), of which -1 takes all.
 
     Raises:
         ImportError: joblib is needed and not installed.
     """
-    if jobs == 1:
-        found: Iterable[list[Row]] = map(work, chunks)
-    else:
-        from joblib import Parallel, delayed
-
-        found = Parallel(jobs, return_as="generator")(delayed(work)(chunk) for chunk in chunks)
-    for number, rows in enumerate(found):
+    for number, rows in enumerate(map(work, chunks) if jobs == 1 else _by_joblib(work, chunks, jobs)):
         done(number + 1)
         yield rows
+
+
+def _by_joblib(work: Callable[[Chunk], list[Row]], chunks: Sequence[Chunk], jobs: int) -> Iterator[list[Row]]:
+    from joblib import Parallel, delayed, effective_n_jobs
+
+    # Some at a time and not as a generator, which Dask's backend has not.
+    some = ROUNDS_OF_JOBS * effective_n_jobs(jobs)
+    with Parallel(jobs) as pool:
+        for first in range(0, len(chunks), some):
+            yield from pool(delayed(work)(chunk) for chunk in chunks[first : first + some])
 
 
 def kept_in_parts(
@@ -197,39 +228,3 @@ def kept_in_parts(
             writer.write_table(pq.read_table(part).cast(schema))
     shutil.rmtree(parts)
     return len(missing)
-
-
-def write_rows(rows: Sequence[Row], path: Path, metadata: Mapping[bytes, bytes] | None = None) -> None:
-    """Write a table as its file's ending says: Parquet, CSV or JSON.
-
-    Raises:
-        SettingError: Another ending.
-    """
-    if path.suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        columns = {name: pa.array([row.get(name) for row in rows]) for name in columns_of(rows)}
-        with atomic_write(path, binary=True) as file:
-            pq.write_table(pa.table(columns).replace_schema_metadata(metadata), file)
-        return
-    if path.suffix not in FORMATS:
-        raise SettingError(f"{path}: a table ends in {', '.join(FORMATS)}")
-    text = csv_of(rows) if path.suffix == ".csv" else to_json(list(rows), indent=1) + "\n"
-    with atomic_write(path) as file:
-        file.write(text)
-
-
-def csv_of(rows: Sequence[Row]) -> str:
-    """A table as CSV; lists and the like as JSON."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns_of(rows), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({n: to_json(v) if isinstance(v, list | dict) else v for n, v in row.items()})
-    return text.getvalue()
-
-
-def columns_of(rows: Iterable[Row]) -> list[str]:
-    """Names of all columns, in the order in which they come up."""
-    return list(dict.fromkeys(name for row in rows for name in row))

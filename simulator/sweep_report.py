@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hardware_profiles.files import atomic_write
+from hardware_profiles.tables import Row
 from policies.commandline import fitted_table
 from policies.config import shown
 from policies.registry import KNOBS, find_policy
 from simulator.report import METHOD
-from simulator.sweep import Row
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -58,6 +58,7 @@ class TokenModel:
             None where it does not.
         replays: What compiled replays laid out of these arrays, by setting; copies that serve other requests
             share it.
+        probed: What was asked of all rounds of these requests (`simulator.probe`); of this copy alone.
     """
 
     starts: IntArray
@@ -77,6 +78,7 @@ class TokenModel:
     replays: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
     looked_up: list[Any] = field(default_factory=list, init=False, compare=False, repr=False)
     """The table that rows looked something up in last, and what it is of."""
+    probed: dict[Hashable, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(

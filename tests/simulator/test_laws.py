@@ -6,6 +6,8 @@ standard errors a correct simulator fails one case in about 150 000.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -36,9 +38,7 @@ def per_request(acceptance: float, policy: str, **knobs: object) -> tuple[np.nda
     emitted, rounds, seconds = [], [], []
     for request in tokens.requests:
         alone = Scenario(
-            tokens=type(tokens)(
-                **{f: getattr(tokens, f) for f in tokens.__dataclass_fields__} | {"requests": (request,)}
-            ),
+            tokens=replace(tokens, requests=(request,)),
             textbook=TextbookCosts(1.0, 0.1),
         )
         summary = simulate(alone, configure(policy, **knobs)).summary  # type: ignore[arg-type]

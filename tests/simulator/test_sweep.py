@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from simulate_command import answer, simulated
 
-from simulator.sweep import Row, kept_in_parts
+from hardware_profiles.tables import Row
+from simulator.sweep import kept_in_parts
 
 FEW = ("--acceptance", "0.8", "--requests", "4", "--max-tokens", "24")
 COIN = ("--target-time", "1", "--draft-time", "0.1", *FEW)
