@@ -39,6 +39,7 @@ from hardware_profiles.trace import Trace
 from policies.registry import Settings, configure
 from policies.sampling import FloatArray, keyed_generator
 from policies.values import IntArray
+from simulator.compiled.replay import ReplayedLog
 from simulator.run import Scenario, Simulated, baseline_settings, simulate
 from simulator.tokens import TokenModel, replay
 
@@ -117,6 +118,30 @@ def seconds_by_request(run: Simulated) -> tuple[FloatArray, FloatArray]:
     return tokens, np.array([end - log.admitted_s[request] - prefill for request, end in last.items()])
 
 
+def sums_by_request(run: Simulated) -> tuple[FloatArray, FloatArray]:
+    """([n] tokens, [n] seconds) of each request of a run, in the order served; they sum to the run's.
+
+    The rows of a round share its seconds; where rounds are not laid out beforehand, every row's round takes
+    as long as another.
+    """
+    log, summary = run.rows.log, run.summary
+    if isinstance(log, ReplayedLog):
+        lineup, count = log.lineup, len(log.ends)
+        first, tokens = lineup.admitted, lineup.limits.astype(np.float64)
+        last = np.minimum(first + lineup.ends - lineup.begins, count)
+        came, went = (np.bincount(each, minlength=count + 1) for each in (first, last))
+        rows = np.maximum(np.cumsum(came - went)[:count], 1)
+        until = np.concatenate([[0.0], np.cumsum(np.diff(log.ends, prepend=0.0) / rows)])
+        shares = until[last] - until[first]
+    elif run.rows.width == 1:
+        tokens, shares = seconds_by_request(run)
+    else:
+        table, order = log.table(), list(log.admitted_s)
+        tokens = np.bincount(table["request"], weights=table["emitted"])[order]
+        shares = np.bincount(table["request"])[order].astype(np.float64)
+    return tokens, shares * (summary.seconds / shares.sum())
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """Where a value will lie with probability `level`, and its middle (the replicates' median)."""
@@ -169,6 +194,7 @@ class Bootstrap:
     extrapolated: set[str] = field(default_factory=set)
     """Where costs lay outside the measured grid in any of the runs, prefills left out."""
     _speeds: dict[tuple[Settings, int], FloatArray] = field(default_factory=dict)
+    _weights: dict[int, FloatArray] = field(default_factory=dict)
 
     @cached_property
     def count(self) -> int:
@@ -202,7 +228,7 @@ class Bootstrap:
 
     def predicted_speeds(self, settings: Settings, batch: int | None = None) -> FloatArray:
         """[R] tokens per second in each replicate, model error included."""
-        return self.speeds(settings, batch) * self._error_factors(settings)
+        return self.speeds(settings, batch) * self.error_factors(settings)
 
     def speedups(self, settings: Settings) -> FloatArray:
         """[R] speed over that of plain decoding on the same prompts and machine."""
@@ -220,9 +246,23 @@ class Bootstrap:
         order = keyed_generator(self.seed, "bootstrap-several")
         chosen = np.array([order.permutation(self.count) for _ in range(runs)])
         ratios = [1.0 / (1.0 / self.speeds(s)[chosen]).mean(axis=0) for s in (settings, plain(settings))]
-        return interval(ratios[0] / ratios[1] * self._error_factors(settings), self.level)
+        return interval(ratios[0] / ratios[1] * self.error_factors(settings), self.level)
 
-    def _error_factors(self, settings: Settings) -> FloatArray:
+    def weights(self, requests: int) -> FloatArray:
+        """[R, n] how often each replicate draws each of so many requests: the same for every setting."""
+        if requests not in self._weights:
+            self._weights[requests] = self._drawn(requests)
+        return self._weights[requests]
+
+    def _drawn(self, requests: int) -> FloatArray:
+        luck = keyed_generator(self.seed, f"bootstrap-{requests}")
+        drawn = luck.integers(0, requests, (self.count, requests))
+        places = drawn + requests * np.arange(self.count)[:, None]
+        counts = np.bincount(places.ravel(), minlength=self.count * requests)
+        return counts.reshape(self.count, requests).astype(np.float64)
+
+    def error_factors(self, settings: Settings) -> FloatArray:
+        """[R] what the simulator gets wrong of a setting."""
         if settings.plain or self.model_error == 0.0:
             return np.ones(self.count)
         normal = self._keyed("model-error", settings).standard_normal(self.count)

@@ -14,12 +14,14 @@ import click
 from analysis.recommend.answer import Query, recommend
 from analysis.recommend.picture import picture
 from analysis.recommend.report import as_json, print_recommendation
+from analysis.recommend.table import every_setting
 from analysis.recommend.traffic import TrafficPlan, plan_traffic
 from analysis.recommend.traffic_report import as_dict, export, goodput_map, print_answer, read_results
 from analysis.show import save
 from calibrate.display import show_progress
 from calibrate.options import quiet
 from hardware_profiles.files import to_json
+from hardware_profiles.tables import write_rows
 from policies.commandline import (
     BAD_INPUT,
     HELP,
@@ -50,7 +52,12 @@ Examples:
 @with_options(click_options(TrafficPlan))
 @click.option("--json", "machine", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture.")
-def main(*, machine: bool, plot: Path | None, **options: Any) -> None:
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write every setting tried, with its interval: .parquet, .csv or .json.",
+)
+def main(*, machine: bool, plot: Path | None, out: Path | None, **options: Any) -> None:
     """Recommend policy, lookahead, fan-out and backup for a pair, its hardware and its traffic.
 
     Compares equal devices under equal load: N devices are replicas of plain decoding or of SD on the
@@ -65,6 +72,8 @@ def main(*, machine: bool, plot: Path | None, **options: Any) -> None:
         # A progress bar on a terminal; nothing in a pipe or a log.
         with show_progress() if sys.stderr.isatty() else nullcontext(quiet) as progress:
             answer = recommend(query.sources(), query, progress)
+        if out:
+            write_rows(every_setting(answer), out)
         answer = replace(answer, seconds=time.perf_counter() - started)
         if plot:
             save(picture(answer), plot)

@@ -33,6 +33,7 @@ from analysis.recommend.search import (
     grid,
     leaders,
     refine,
+    resampled,
     values_of,
 )
 from analysis.results import Row
@@ -46,6 +47,7 @@ from policies.commandline import about
 from policies.registry import SettingError, Settings, configure
 from policies.sampling import FloatArray, keyed_uniforms
 from policies.summary import Summary
+from simulator.compiled.replay import COVERED
 from simulator.given import Acceptance, AcceptanceType, PairOptions
 from simulator.law import coins_of, law_inputs
 from simulator.needs import count_devices
@@ -176,6 +178,12 @@ class Query(PairOptions):
             )
         return SettingSearch(scenario, devices, self.batch, self.temperature, progress)
 
+    def bootstrap(self, search: SettingSearch, model_error: float) -> Bootstrap:
+        """Replicates of runs of what is searched."""
+        return Bootstrap(
+            search.scenario, batch=search.widest, model_error=model_error, level=self.level, seed=self.seed
+        )
+
 
 def usual_devices(profile: Profile) -> int:
     """Devices of a recommendation unless others are asked for: a group of the profile's two models."""
@@ -294,7 +302,7 @@ def recommend(sources: Sources, query: Query, progress: Progress = quiet) -> Rec
         if best_of(found, policy) is None:
             reason = next((why for s, why in search.refused.items() if s.policy == policy), "it was refused")
             raise SettingError(f"{policy} cannot run here: {reason}")
-    rows = rank(leaders(found, 2), search, sources.model_error, query)
+    rows = rank(leaders(found, 2), search, query.bootstrap(search, sources.model_error))
     best: dict[str, Ranked] = {}
     for row in rows:
         best.setdefault(row.settings.policy, row)
@@ -311,25 +319,32 @@ def recommend(sources: Sources, query: Query, progress: Progress = quiet) -> Rec
     )
 
 
-def rank(choices: Sequence[Tried], search: SettingSearch, model_error: float, query: Query) -> list[Ranked]:
-    """The choices, fastest first, with intervals from replicates on the same prompts and machine."""
-    widest = max(width for choice in choices for width in choice.widths)
-    boot = Bootstrap(
-        search.scenario, batch=widest, model_error=model_error, level=query.level, seed=query.seed
-    )
+def rank(choices: Sequence[Tried], search: SettingSearch, boot: Bootstrap) -> list[Ranked]:
+    """The choices, fastest first, with intervals from replicates on the same prompts and machine.
+
+    A setting that was rejected before all prompts is known by its ratio to plain decoding on those it met.
+    """
     speeds: list[FloatArray] = []  # [R] tokens per second of all groups in each replicate
-    for done, choice in enumerate(choices):
+
+    def predicted(choice: Tried) -> FloatArray:
         widths = choice.widths.items()
         parts = [groups * boot.predicted_speeds(choice.settings, width) for width, groups in widths]
-        speeds.append(np.sum(parts, axis=0))
+        return np.asarray(np.sum(parts, axis=0), dtype=np.float64)
+
+    plain = predicted(next(choice for choice in choices if choice.settings.plain))
+    for done, choice in enumerate(choices):
+        if choice.requests >= len(search.scenario.tokens.requests):
+            speeds.append(predicted(choice))
+        else:
+            ratio = resampled(choice, boot) / resampled(search.plainly(choice), boot)
+            speeds.append(plain * ratio * boot.error_factors(choice.settings))
         search.progress("intervals", done + 1, len(choices))
-    plain = next(s for s, c in zip(speeds, choices, strict=True) if c.settings.plain)
     return [
         Ranked(
             **values_of(choice),
-            speed=interval(speed, query.level),
-            over_ar=interval(speed / plain, query.level),
-            winner_over=interval(speeds[0] / speed, query.level),
+            speed=interval(speed, boot.level),
+            over_ar=interval(speed / plain, boot.level),
+            winner_over=interval(speeds[0] / speed, boot.level),
         )
         for choice, speed in zip(choices, speeds, strict=True)
     ]
@@ -366,7 +381,7 @@ def points(
     found: list[Optimum] = []
     for at, search in searches.items():
         requests = max(6, 2 * search.batch)
-        small = grid(search.scenario.tokens, search.temperature, FEW)
+        small = [s for s in grid(search.scenario.tokens, search.temperature, FEW) if s.policy in COVERED]
         # Coins have neither texts nor distributions: settings that need them are refused and drop out.
         ranked = search.best([*finalists, *small], requests)
         ar, sd = best_of(ranked, "ar"), best_of(ranked, "sd")

@@ -10,25 +10,32 @@ its own while the other waits, which is what SD does in the profile's placement;
 is not checked.
 
 **Candidates.**  A coarse grid, the settings whose decisions are recorded, and the neighbours of good ones.
+
+**Rejection.**  All candidates meet the same few requests, and fewer of them more requests.  What each request
+takes is kept, so that resamples of requests, the same for all, give every setting an interval, whichever
+stage it was rejected at.  A policy that no request more could bring near the fastest is not run on all: it is
+known by its ratio to plain decoding on those that it has.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from analysis.intervals import evenly_chosen, outside_grid, varied
+from analysis.intervals import Bootstrap, evenly_chosen, outside_grid, sums_by_request, varied
+from analysis.stats import grouped
 from calibrate.options import Progress, quiet
 from hardware_profiles.profile import Profile
 from policies.laws.fanout import exact_fanout
 from policies.registry import MAX_LOOKAHEAD, SettingError, Settings, configure
-from policies.sampling import Sampling
+from policies.sampling import FloatArray, Sampling
 from policies.summary import Summary
+from simulator.compiled.replay import COVERED
 from simulator.needs import count_devices
 from simulator.probe import DraftRule, RoundStatistics, round_statistics
 from simulator.run import Scenario, simulate
@@ -200,11 +207,18 @@ class Tried(Deployment):
         tokens_per_second: Of all groups together.
         summary: Metrics of one group (the widest).
         extrapolated: Where costs lay outside the measured grid, prefills left out.
+        sums: Groups of each width, [n] tokens and [n] seconds of each request that one of them served.
     """
 
     tokens_per_second: float
     summary: Summary
     extrapolated: tuple[str, ...]
+    sums: tuple[tuple[int, FloatArray, FloatArray], ...]
+
+    @property
+    def requests(self) -> int:
+        """Requests of the traffic that it was tried on."""
+        return max(len(tokens) for _, tokens, _ in self.sums)
 
     @property
     def per_device(self) -> float:
@@ -247,11 +261,30 @@ class SettingSearch:
     refused: dict[Settings, str] = field(default_factory=dict)
     """Why a setting cannot run."""
     _known: dict[tuple[Settings, int], Tried] = field(default_factory=dict)
+    _scenarios: dict[tuple[int, int], Scenario] = field(default_factory=dict)
 
     @property
     def simulated(self) -> int:
         """Different settings simulated so far."""
         return len({settings for settings, _ in self._known})
+
+    @property
+    def widest(self) -> int:
+        """Rows of the widest group of any setting tried."""
+        return max(width for each in self._known.values() for width in each.widths)
+
+    def plainly(self, choice: Tried) -> Tried:
+        """Plain decoding on the requests that a setting was tried on, or on about as many."""
+        plain = (each for each in self._known.values() if each.settings.plain)
+        return min(plain, key=lambda each: abs(each.requests - choice.requests))
+
+    @property
+    def tried(self) -> list[Tried]:
+        """Every setting simulated so far, on as many requests as it ever was."""
+        most: dict[Settings, Tried] = {}
+        for each in sorted(self._known.values(), key=lambda tried: tried.requests):
+            most[each.settings] = each
+        return list(most.values())
 
     @property
     def profile(self) -> Profile:
@@ -291,24 +324,39 @@ class SettingSearch:
         return sorted(filter(None, choices), key=lambda choice: -choice.tokens_per_second)
 
     def _simulate(self, deployment: Deployment, count: int) -> Tried:
-        total, summaries = 0.0, []
+        total, summaries, sums = 0.0, [], []
         outside: set[str] = set()
         for width, groups in sorted(deployment.widths.items()):
-            tokens = self.scenario.tokens
-            wanted = requests_served(count, width)
-            if count < len(tokens.requests):
-                tokens = evenly_chosen(tokens, wanted)
-            scenario = varied(self.scenario, tokens=tokens, batch=width, requests=wanted)
-            run = simulate(scenario, deployment.settings)
+            run = simulate(self._serving(count, width), deployment.settings)
             total += groups * run.summary.tokens_per_second
             summaries.append(run.summary)
+            sums.append((groups, *sums_by_request(run)))
             outside.update(outside_grid(run))
         return Tried(
             **values_of(deployment),
             tokens_per_second=total,
             summary=summaries[-1],
             extrapolated=tuple(sorted(outside)),
+            sums=tuple(sums),
         )
+
+    def _serving(self, count: int, width: int) -> Scenario:
+        """A group of so many rows that serves so many requests."""
+        if (count, width) not in self._scenarios:
+            tokens, wanted = self.scenario.tokens, requests_served(count, width)
+            if count < len(tokens.requests):
+                tokens = evenly_chosen(tokens, wanted)
+            self._scenarios[count, width] = varied(self.scenario, tokens=tokens, batch=width, requests=wanted)
+        return self._scenarios[count, width]
+
+
+def resampled(tried: Tried, boot: Bootstrap) -> FloatArray:
+    """[R] tokens per second of all groups with requests drawn anew, the same ones for every setting."""
+    speeds = np.zeros(boot.count)
+    for groups, tokens, seconds in tried.sums:
+        drawn = boot.weights(len(tokens))
+        speeds += groups * (drawn @ tokens) / (drawn @ seconds)
+    return speeds
 
 
 def requests_served(count: int, width: int) -> int:
@@ -323,6 +371,11 @@ MOST_DRAFTS = 4
 """Draft devices that are tried beside one target: the grid grows with them, and forty devices are groups."""
 KEPT = (8, 5)
 """Settings that the first and the second stage leave."""
+SLOW = (3, 2)
+"""Requests per row that policies meet first which the compiled replay does not lay out, and how many settings
+of each that leaves."""
+HOPELESS = 0.8
+"""A policy whose best is slower than this share of the fastest is not run on all requests."""
 
 
 def refine(search: SettingSearch, span: GridSpan = COARSE) -> list[Tried]:
@@ -330,15 +383,29 @@ def refine(search: SettingSearch, span: GridSpan = COARSE) -> list[Tried]:
     tokens, roles = search.scenario.tokens, search.profile.roles
     drafts = (search.devices - roles.target.tensor_parallel) // roles.draft.tensor_parallel
     settings = grid(tokens, search.temperature, span, draft_devices=min(max(1, drafts), MOST_DRAFTS))
-    settings += recorded_settings(search.scenario, search.temperature)
     per_row = max(search.batch // max(1, search.devices // (2 * roles.target.tensor_parallel)), 1)
     sizes = [max(r * per_row, n) for r, n in zip(ROUNDS_OF_REQUESTS, LEAST_REQUESTS, strict=True)]
+    settings += recorded_settings(search.scenario, search.temperature)
+    slow = [each for each in settings if each.policy not in COVERED]
+    met = search.best(slow, SLOW[0] * per_row, "slow policies")
+    of_policy = grouped(met, lambda choice: choice.settings.policy).values()
+    left = [choice.settings for mine in of_policy for choice in mine[: SLOW[1]]]
+    settings = [*(each for each in settings if each.policy in COVERED), *left]
     first = search.best(settings, sizes[0], "coarse search")
     kept = leaders(first, KEPT[0])
     good = kept[:2] + [choice for choice in leaders(first, 0) if choice.settings.fanout is None]
     near = [each for choice in good for each in neighbours(choice.settings, tokens)]
     second = search.best([*(choice.settings for choice in kept), *near], sizes[1], "refinement")
-    return search.best((choice.settings for choice in leaders(second, KEPT[1])), None, "all tokens")
+    going = leaders(second, KEPT[1])
+    least = HOPELESS * going[0].tokens_per_second
+    last = [c for c in going if c.tokens_per_second >= least or c.settings.policy in {"ar", "sd"}]
+    found = search.best((choice.settings for choice in last), None, "all tokens")
+    before, after = (best_of(choices, "ar") for choices in (second, found))
+    if before is None or after is None:
+        return found
+    known = after.tokens_per_second / before.tokens_per_second
+    behind = [replace(c, tokens_per_second=known * c.tokens_per_second) for c in going if c not in last]
+    return sorted([*found, *behind], key=lambda choice: -choice.tokens_per_second)
 
 
 def leaders(choices: Sequence[Tried], count: int) -> list[Tried]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tiny_profiles import profile, trace
 
+from analysis.intervals import sums_by_request
 from analysis.recommend.answer import Query, crossovers, recommend, thinned, time_per_token
 from analysis.recommend.search import (
     MOST_DRAFTS,
@@ -20,9 +21,10 @@ from analysis.recommend.search import (
     neighbours,
     refine,
 )
+from analysis.recommend.table import every_setting
 from analysis.sources import Sources
 from policies.registry import SettingError, Settings, configure
-from simulator.run import Scenario
+from simulator.run import Engine, Scenario, simulate
 from simulator.tokens import replay
 
 AR, SD, SSD = configure("ar"), configure("sd"), configure("saguaro", fanout=(2,))
@@ -65,6 +67,60 @@ def test_the_compiled_search_finds_the_winner_of_the_event_world() -> None:
         for engine in ("event", "compiled")
     ]
     assert ranked[0][:3] == ranked[1][:3]
+
+
+def test_rejection_finds_what_exhaustive_search_of_the_event_world_finds() -> None:
+    rng = np.random.default_rng(5)
+    tokens = replay(trace([rng.choice([0, 0, 0, 1, 3], 10).tolist() for _ in range(12)]))
+    scenario = Scenario(tokens, profile=profile(draft_s=0.2), batch=1)
+    span = GridSpan((1, 3), (1, 2))
+    events = SettingSearch(replace(scenario, engine="event"), 2, 1)
+    search = SettingSearch(scenario, 2, 1)
+    found = refine(search, span)
+    every = events.best({*grid(tokens, 0.0, span), *(choice.settings for choice in search.tried)})
+    assert found[0].settings.policy == every[0].settings.policy
+    assert found[0].tokens_per_second == pytest.approx(every[0].tokens_per_second, rel=1e-9)
+
+
+def test_a_hopeless_policy_is_known_by_its_ratio_to_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = replay(trace([[0] * 20] * 30))  # all alike: five requests say what thirty do
+    scenario = Scenario(tokens, profile=profile(), batch=1)
+    search = SettingSearch(scenario, 2, 1)
+    monkeypatch.setattr("analysis.recommend.search.HOPELESS", 1.0)
+    found = {choice.settings.policy: choice for choice in refine(search)}
+    assert found["ar"].requests == found["sd"].requests == 30
+    rejected = next(choice for choice in found.values() if choice.requests < 30)
+    whole = search.try_out(rejected.settings)
+    assert whole is not None
+    assert rejected.tokens_per_second == pytest.approx(whole.tokens_per_second, rel=1e-6)
+
+
+def test_every_setting_tried_has_an_interval() -> None:
+    ranks = np.random.default_rng(1).choice([0, 1, 3], p=[0.6, 0.2, 0.2], size=(24, 20)).tolist()
+    answer = recommend(Sources(profile(), {0.0: trace(ranks)}, model_error=0.0), Query(crossovers=False))
+    rows = every_setting(answer)
+    assert len(rows) == answer.search.simulated and len({row["setting"] for row in rows}) == len(rows)
+    for row in rows:
+        assert row["speedup_vs_ar_low"] <= row["speedup_vs_ar"] <= row["speedup_vs_ar_high"]
+        assert row["tokens_per_second_low"] <= row["tokens_per_second_high"]
+    (plain,) = (row for row in rows if row["policy"] == "ar")
+    assert plain["speedup_vs_ar_low"] == plain["speedup_vs_ar_high"] == 1.0
+    # Where all prompts were met, resamples of sums are the answer's own bootstrap but for their luck.
+    best = next(row for row in rows if row["setting"] == answer.winner.settings.label)
+    assert best["requests"] == 24
+    assert best["speedup_vs_ar_low"] == pytest.approx(answer.winner.over_ar.low, rel=0.03)
+    assert best["speedup_vs_ar_high"] == pytest.approx(answer.winner.over_ar.high, rel=0.03)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("engine", ["compiled", "event"])
+def test_the_seconds_of_a_run_are_shared_by_its_requests(engine: Engine, batch: int) -> None:
+    tokens = replay(trace([[0] * 12, [5] * 12, [0, 5] * 6, [0] * 12]))
+    run = simulate(Scenario(tokens, profile=profile(), batch=batch, engine=engine), SSD)
+    emitted, seconds = sums_by_request(run)
+    assert emitted.tolist() == [12.0] * 4
+    assert seconds.sum() == pytest.approx(run.summary.seconds)
+    assert seconds[1] > 2 * seconds[0]  # a token per round against five
 
 
 def test_one_device_has_no_room_for_a_second_model_unless_the_profile_shares_it() -> None:

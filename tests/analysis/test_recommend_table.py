@@ -21,7 +21,7 @@ def found() -> Ranked:
     summary: Any = SimpleNamespace(tokens=1000, seconds=1.0, overlap_s=0.4, utilization=used, **rates)
     settings = configure("saguaro", lookahead=3, fanout=(3, 2, 1, 2), backup="ngram")
     over = Interval(1.95, 2.14, 2.36, 0.8)
-    return Ranked(settings, 4, 10, 40, 5, 523.4, summary, (), over, over, over)
+    return Ranked(settings, 4, 10, 40, 5, 523.4, summary, (), (), over, over, over)
 
 
 @pytest.mark.parametrize(("width", "whole"), [(60, False), (80, False), (112, True)])
