@@ -74,7 +74,8 @@ def main(*, machine: bool, plot: Path | None, out: Path | None, **options: Any) 
             answer = recommend(query.sources(), query, progress)
         if out:
             write_rows(every_setting(answer), out)
-        answer = replace(answer, seconds=time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        answer = replace(answer, seconds=seconds, cpu_seconds=time.process_time())
         if plot:
             save(picture(answer), plot)
         if machine:

@@ -99,6 +99,9 @@ class Query(PairOptions):
         default="coarse",
         metadata=about("Where the search begins: some hundred settings, or ten thousand."),
     )
+    settings: int | None = option(
+        None, "Begin with so many settings of the grid, evenly chosen.  [default: all]", type=POSITIVE
+    )
     seed: int = option(0, "Same seed, same answer.")
 
     def __post_init__(self) -> None:
@@ -245,6 +248,7 @@ class Recommendation:
         by_batch: The best at other batches.
         by_acceptance: The best at other acceptances.
         seconds: What the answer took, files read included.
+        cpu_seconds: Of this process, its start included.
     """
 
     query: Query
@@ -256,6 +260,7 @@ class Recommendation:
     by_batch: Sequence[Optimum] = ()
     by_acceptance: Sequence[Optimum] = ()
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
     @property
     def trace(self) -> Trace:
@@ -297,7 +302,7 @@ def recommend(sources: Sources, query: Query, progress: Progress = quiet) -> Rec
         SettingError: No trace at the temperature, or no policy can run.
     """
     search = query.search(sources, progress)
-    found = refine(search, FULL if query.grid == "full" else COARSE)
+    found = refine(search, FULL if query.grid == "full" else COARSE, query.settings)
     for policy in ("ar", "sd"):
         if best_of(found, policy) is None:
             reason = next((why for s, why in search.refused.items() if s.policy == policy), "it was refused")

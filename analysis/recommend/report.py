@@ -70,6 +70,8 @@ def as_json(answer: Recommendation) -> str:
         "extrapolated": answer.extrapolated,
         "settings_tried": search.simulated,
         "seconds": answer.seconds,
+        "cpu_seconds": answer.cpu_seconds,
+        "cpu_seconds_per_1000_settings": 1e3 * answer.cpu_seconds / search.simulated,
         "policies_without_decisions": dict(answer.undecided),
         "settings_refused": {s.label: why for s, why in search.refused.items()},
         "method": METHOD,

@@ -378,14 +378,18 @@ HOPELESS = 0.8
 """A policy whose best is slower than this share of the fastest is not run on all requests."""
 
 
-def refine(search: SettingSearch, span: GridSpan = COARSE) -> list[Tried]:
-    """All settings that got to the last stage, fastest first; the best of each policy are among them."""
+def refine(search: SettingSearch, span: GridSpan = COARSE, most: int | None = None) -> list[Tried]:
+    """All settings that got to the last stage, fastest first; the best of each policy are among them.
+
+    The search begins with `most` settings of the grid, and one of each policy.
+    """
     tokens, roles = search.scenario.tokens, search.profile.roles
     drafts = (search.devices - roles.target.tensor_parallel) // roles.draft.tensor_parallel
     settings = grid(tokens, search.temperature, span, draft_devices=min(max(1, drafts), MOST_DRAFTS))
     per_row = max(search.batch // max(1, search.devices // (2 * roles.target.tensor_parallel)), 1)
     sizes = [max(r * per_row, n) for r, n in zip(ROUNDS_OF_REQUESTS, LEAST_REQUESTS, strict=True)]
     settings += recorded_settings(search.scenario, search.temperature)
+    settings = settings if most is None else fewer(settings, most)
     slow = [each for each in settings if each.policy not in COVERED]
     met = search.best(slow, SLOW[0] * per_row, "slow policies")
     of_policy = grouped(met, lambda choice: choice.settings.policy).values()
@@ -406,6 +410,13 @@ def refine(search: SettingSearch, span: GridSpan = COARSE) -> list[Tried]:
     known = after.tokens_per_second / before.tokens_per_second
     behind = [replace(c, tokens_per_second=known * c.tokens_per_second) for c in going if c not in last]
     return sorted([*found, *behind], key=lambda choice: -choice.tokens_per_second)
+
+
+def fewer(settings: Sequence[Settings], most: int) -> list[Settings]:
+    """So many settings, evenly chosen, and the first of each policy."""
+    first = grouped(settings, lambda each: each.policy).values()
+    even = np.unique(np.linspace(0, len(settings) - 1, most).astype(np.int64)).tolist()
+    return list(dict.fromkeys([*(mine[0] for mine in first), *(settings[i] for i in even)]))
 
 
 def leaders(choices: Sequence[Tried], count: int) -> list[Tried]:

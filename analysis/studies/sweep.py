@@ -55,7 +55,7 @@ PLANES = {
 }
 TOKENS = 48
 """Of each reply that is made up."""
-REQUESTS = (48, 4)
+REQUESTS = (32, 3)
 """Least requests of a made-up text, and per row."""
 READ = (
     "setting", "policy", "hw", "placement", "temperature", "batch", "acceptance", "prompt_length",
@@ -92,7 +92,7 @@ class SweepPlan(Plan):
         (), "Other than the profile's: split, shared.", names=("split", "shared")
     )
     policies: tuple[str, ...] = option(("ar", "sd", "pearl", "saguaro"), "Policies.")
-    lookaheads: tuple[int, ...] = option((1, 2, 3, 4, 6, 8, 12, 16), "K.", callback=split_counts)
+    lookaheads: tuple[int, ...] = option((1, 2, 3, 5, 8, 12), "K.", callback=split_counts)
     shapes: tuple[str, ...] = option(("exact",), "Of fan-outs.", names=("uniform", "geometric", "exact"))
     guesses: tuple[int, ...] = option((1, 3), "Budgets of fan-outs, per position.", callback=split_counts)
     backups: tuple[str, ...] = option(("primary", "plain"), "Of saguaro.")
