@@ -17,7 +17,6 @@ from policies.laws.catalogue import STATEMENTS, Statement, evaluate, parameters
 from policies.laws.evaluate import answer
 from policies.laws.glossary import GLOSSARY
 from policies.laws.law import broadcast
-from policies.laws.report import markdown
 from policies.laws.ssd import cache_entries, outcome_weights, ssd_speedup
 
 ROOT = Path(__file__).parents[2]
@@ -161,14 +160,6 @@ def test_edges_have_a_value_or_a_reason(statement: Statement) -> None:
 def test_a_wrong_statement_s_example_shows_the_difference(name: str) -> None:
     said = answer(STATEMENTS[name], STATEMENTS[name].example.split())
     assert said.value != said.printed
-
-
-def test_the_docs_have_the_table_as_the_command_prints_it() -> None:
-    """Made with `laws list --markdown`."""
-    text = (ROOT / "docs" / "reference" / "laws.md").read_text()
-    found = re.search(r"<!-- laws list --markdown -->\n(.*?)\n<!-- end -->", text, re.DOTALL)
-    assert found is not None
-    assert found.group(1) == markdown(STATEMENTS.values()), "put the output of `laws list --markdown` there"
 
 
 def test_a_statement_takes_what_it_needs_of_what_is_known() -> None:
