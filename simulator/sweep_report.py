@@ -107,7 +107,12 @@ def plot_rows(rows: Sequence[Row], axes: Sequence[str], path: Path) -> None:
         for line, label in zip(*each.get_legend_handles_labels(), strict=True)
     }
     figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=5, fontsize=9, frameon=False
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=min(5, 2 * wide),
+        fontsize=9,
+        frameon=False,
     )
     with atomic_write(path, binary=True) as file:
         figure.savefig(file, dpi=130, format=path.suffix.lstrip(".") or "png")
