@@ -14,6 +14,8 @@ PARTS = {
     "simulate": ("simulator.cli", "one setting: law and simulated speed, where time goes, why they differ"),
     "recommend": ("analysis.recommend.__main__", "the fastest setting, how sure, and where it changes"),
     "diagnose": ("analysis.diagnose.__main__", "why speculation is slow on a server, and what would help"),
+    "report": ("analysis.page.__main__", "one page to look at: policies by batch, where each wins, why"),
+    "explore": ("analysis.page.explore", "the same with sliders, served on this machine"),
     "calibrate": ("calibrate.cli", "measure a pair on this machine: a profile and its traces"),
     "validate": ("analysis.cli", "settings live beside law and simulation"),
     "imports": ("simulator.imports.__main__", "what an engine measured; settings in engines' terms"),
