@@ -202,6 +202,10 @@ class PairOptions:
             else profile.model_copy(update={"verification": self.verification})
         )
 
+    def says_acceptance(self, acceptance: Acceptance | None) -> bool:
+        """Whether something says how much is accepted."""
+        return (acceptance, self.run_length, self.acceptance_by_context) != (None, None, None)
+
     def accepted(self, acceptance: float | Path | None, context: float) -> Acceptance | None:
         """What all that is said of acceptance comes to; None: nothing is.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -196,25 +196,35 @@ def with_default_pair(request: SimulationRequest) -> tuple[SimulationRequest, di
     if request.target is not None or request.draft is not None:
         return request, {}  # refused where the pair is composed
     settings = request.query.settings
-    asked = {
-        "--trace": request.trace,
-        "--decisions": request.decisions,
-        "--prompt-category": request.prompt_category,
-        "--temperature": settings.temperature or None,
-        f"policy {settings.policy!r}": settings.config.reads_text or None,
+    check_recorded(
+        {
+            "--trace": request.trace,
+            "--decisions": request.decisions,
+            "--prompt-category": request.prompt_category,
+            "--temperature": settings.temperature or None,
+            f"policy {settings.policy!r}": settings.config.reads_text or None,
+        }
+    )
+    said = {
+        "hardware": f"none named, so {DEFAULT_PROFILE}; --hw {RECORDED_PROFILE}: a small pair on two "
+        "CPU cores, measured and validated live"
     }
+    if request.says_acceptance(request.acceptance):
+        return replace(request, hw=DEFAULT_PROFILE), said
+    return replace(request, hw=DEFAULT_PROFILE, acceptance=find_acceptance(DEFAULT_ACCEPTANCE)), said
+
+
+def check_recorded(asked: Mapping[str, Any]) -> None:
+    """Refuse on the default pair what recordings alone answer, by how it was asked for.
+
+    Raises:
+        SettingError: Something is asked for; it names hardware that has recordings.
+    """
     if recorded := [name for name, value in asked.items() if value is not None]:
         raise SettingError(
             f"{recorded[0]} needs recordings, and the default pair ({DEFAULT_PROFILE}) has none: name the "
             f"hardware, e.g. --hw {RECORDED_PROFILE}, a calibrated pair"
         )
-    said = {
-        "hardware": f"none named, so {DEFAULT_PROFILE}; --hw {RECORDED_PROFILE}: a small pair on two "
-        "CPU cores, measured and validated live"
-    }
-    if request.acceptance is not None or request.run_length is not None:
-        return replace(request, hw=DEFAULT_PROFILE), said
-    return replace(request, hw=DEFAULT_PROFILE, acceptance=find_acceptance(DEFAULT_ACCEPTANCE)), said
 
 
 def _hardware(request: SimulationRequest) -> Hashable:

@@ -41,7 +41,7 @@ from analysis.sources import Sources, load_sources
 from analysis.study import POSITIVE, option
 from calibrate.options import Progress, quiet
 from hardware_profiles.profile import Profile, load_profile
-from hardware_profiles.store import find_profile, origin, other_pair, shipped_acceptances
+from hardware_profiles.store import find_acceptance, find_profile, origin, other_pair, shipped_acceptances
 from hardware_profiles.trace import Trace
 from policies.commandline import about
 from policies.registry import SettingError, Settings, configure
@@ -51,6 +51,7 @@ from simulator.compiled.replay import COVERED
 from simulator.given import Acceptance, AcceptanceType, PairOptions
 from simulator.law import coins_of, law_inputs
 from simulator.needs import count_devices
+from simulator.request import DEFAULT_ACCEPTANCE, DEFAULT_PROFILE, check_recorded
 from simulator.run import Scenario
 from simulator.tokens import TokenModel, replay
 from simulator.tokens.acceptance import load_acceptance
@@ -65,7 +66,11 @@ class Query(PairOptions):
         SettingError: A value out of its domain.
     """
 
-    hw: str = option("cpu2-x5", "Hardware profile: a name, shipped:NAME or a file.")
+    hw: str | None = option(
+        None,
+        f"Hardware profile: a name, shipped:NAME or a file.  [default: {DEFAULT_PROFILE}, composed, with the "
+        "acceptance published for that pair]",
+    )
     trace: str | None = option(None, "Recorded trace: a name or a file.  [default: the profile's]")
     acceptance: float | Path | None = field(
         default=None,
@@ -118,9 +123,11 @@ class Query(PairOptions):
             SettingError: Options that contradict each other or lack their partner.
         """
         pair = self.composed(self.hw)
+        if self.hw is None:
+            return self._on_default_pair.sources()
         context = (self.prompt_length or LENGTH) + 0.5 * (self.max_tokens or LENGTH)
         if (acceptance := self.accepted(self.acceptance, context)) is not None:
-            return self._given(pair, acceptance)
+            return self._given(self.hw, pair, acceptance)
         if pair is not None:
             raise SettingError("nothing was recorded of such a pair: give --acceptance or --run-length")
         if self.hit_rate is not None or self.prompt_length is not None:
@@ -135,13 +142,22 @@ class Query(PairOptions):
         )
         return replace(sources, profile=self.verified(sources.profile))
 
-    def _given(self, pair: tuple[Profile, str] | None, acceptance: Acceptance) -> Sources:
+    @property
+    def _on_default_pair(self) -> Query:
+        """The same where no hardware is named."""
+        category, temperature = self.prompt_category, self.temperature or None
+        check_recorded({"--trace": self.trace, "--prompt-category": category, "--temperature": temperature})
+        said = self.says_acceptance(self.acceptance)
+        acceptance = self.acceptance if said else find_acceptance(DEFAULT_ACCEPTANCE)
+        return replace(self, hw=DEFAULT_PROFILE, acceptance=acceptance)
+
+    def _given(self, hw: str, pair: tuple[Profile, str] | None, acceptance: Acceptance) -> Sources:
         if self.trace is not None or self.temperature or self.prompt_category is not None:
             raise SettingError(
                 "--trace, --temperature and --prompt-category are of recorded traffic: give them or "
                 "--acceptance and --run-length"
             )
-        path = None if pair else find_profile(self.hw)
+        path = None if pair else find_profile(hw)
         profile, where = pair or (load_profile(str(path)), origin(Path(str(path))))
         sources = given_sources(
             self.verified(profile),
@@ -162,7 +178,7 @@ class Query(PairOptions):
             file = acceptance.suffix != SUFFIX
             if file and self.hit_rate is None and load_acceptance(acceptance).hit_curve is None:
                 asked["hit_curve"] = "1,1"
-        return replace(sources, hw=self.hw, given=asked)
+        return replace(sources, hw=hw, given=asked)
 
     def search(self, sources: Sources, progress: Progress = quiet) -> SettingSearch:
         """What is searched for it.

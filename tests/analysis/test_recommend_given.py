@@ -10,10 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from analysis.recommend.__main__ import main
+from analysis.recommend.answer import Query
 from analysis.recommend.given import LENGTH, REQUESTS, given_sources, made_up
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile
 from policies.registry import SettingError, configure
+from simulator.request import DEFAULT_ACCEPTANCE, DEFAULT_PROFILE
 from simulator.run import simulate
 
 PROFILE = load_profile(find_profile("textbook"))
@@ -66,9 +68,9 @@ def test_a_run_length_is_an_acceptance() -> None:
     [
         (PAIR, "nothing was recorded of such a pair: give --acceptance or --run-length"),
         (("--tp", "4"), "--target, --draft and --hw"),
-        (("--hit-rate", "0.5"), "go with --acceptance or --run-length"),
+        (("--hw", "cpu2-x5", "--hit-rate", "0.5"), "go with --acceptance or --run-length"),
         (("--acceptance", "0.5", "--run-length", "3"), "not both"),
-        (("--acceptance", "0.5", "--temperature", "1"), "are of recorded traffic"),
+        (("--hw", "cpu2-x5", "--acceptance", "0.5", "--temperature", "1"), "are of recorded traffic"),
     ],
 )
 def test_contradictions_are_refused(arguments: tuple[str, ...], said: str) -> None:
@@ -106,3 +108,11 @@ def test_everything_that_simulate_takes() -> None:
     assert "--acceptance dflash-k7" in line and "--hit-curve 1,1" in line
     mixed = run(*PAIR, "--acceptance", "0.9", "--miss-acceptance", "0.6", "--hit-rate", "0.8", *FEW)
     assert "--miss-acceptance 0.6" in json.loads(mixed.stdout)["paste"]["simulate"]
+
+
+def test_without_hardware_it_is_the_default_pair_with_its_published_acceptance() -> None:
+    sources = Query().sources()
+    assert sources.profile.name == DEFAULT_PROFILE and sources.given["acceptance"] == DEFAULT_ACCEPTANCE
+    assert Query(acceptance=0.7).sources().given["acceptance"] == "0.7"
+    with pytest.raises(SettingError, match=r"--temperature needs recordings.*--hw cpu2-x5"):
+        Query(temperature=1.0).sources()
