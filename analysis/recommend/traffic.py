@@ -152,6 +152,7 @@ class TrafficAnswer:
         by_context: The same by context, too.
         over_plain: How much sooner requests end with the first one than by plain decoding.
         over_next: The same against the second one.
+        models: Names of target and draft.
         warnings: What to know before believing anything else.
     """
 
@@ -168,6 +169,7 @@ class TrafficAnswer:
     over_plain: Interval | None
     over_next: Interval | None
     origins: Mapping[str, str]
+    models: tuple[str, str]
     warnings: Sequence[str] = ()
 
     @property
@@ -270,6 +272,7 @@ def plan_traffic(query: Query, plan: TrafficPlan, progress: Progress = quiet) ->
             )
     sources = query.sources()
     scenario = sources.scenario(query.temperature, limit=query.max_tokens, seed=query.seed)
+    meta = sources.trace(query.temperature).meta
     load = Load(plan, scenario, query.seed)
     table, by_context = tables = tuned(load, plan.lookaheads)
     choices = list(candidates(plan, tables, query.temperature))
@@ -301,6 +304,7 @@ def plan_traffic(query: Query, plan: TrafficPlan, progress: Progress = quiet) ->
         over_plain=None if plain is None or plain is held[0] else sooner(held[0], plain),
         over_next=sooner(held[0], held[1]) if len(held) > 1 else None,
         origins={str(name): text for name, text in sources.origins.items()},
+        models=(meta.target_model, meta.draft_model),
         warnings=_beyond(load, held),
     )
 

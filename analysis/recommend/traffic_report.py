@@ -94,7 +94,7 @@ def latency(held: Held) -> Interval:
 
 def lines(answer: TrafficAnswer) -> dict[str, str]:
     """Commands to paste, by what they are for; none where engines cannot load the models."""
-    target, draft = models(answer)
+    target, draft = answer.models
     if not engines_load(target) or not engines_load(draft):
         return {}
     start = f"vllm serve {shlex.quote(target)}"
@@ -114,12 +114,6 @@ def lines(answer: TrafficAnswer) -> dict[str, str]:
         )
         found["results"] = f"recommend ... --measured {folder}/runs"
     return found
-
-
-def models(answer: TrafficAnswer) -> tuple[str, str]:
-    """Names of target and draft."""
-    roles = answer.scenario.profile.roles if answer.scenario.profile else None
-    return (roles.target.model, roles.draft.model) if roles else ("", "")
 
 
 def engine_flags(answer: TrafficAnswer) -> str:
@@ -148,8 +142,8 @@ def speculation(answer: TrafficAnswer, choice: Choice) -> Speculation | None:
     if isinstance(by_load, LookaheadByBatch):
         by_batch = {first: k for first, *_, k in by_load.as_vllm(most)}
         deepest = max(1, by_load.most)
-        return Speculation(deepest, model=models(answer)[1], by_batch=by_batch, largest_batch=most)
-    return Speculation(choice.settings.lookahead, model=models(answer)[1])
+        return Speculation(deepest, model=answer.models[1], by_batch=by_batch, largest_batch=most)
+    return Speculation(choice.settings.lookahead, model=answer.models[1])
 
 
 def bench_command(answer: TrafficAnswer, target: str) -> str:
@@ -313,7 +307,7 @@ def print_answer(answer: TrafficAnswer) -> None:
     for name, line in lines(answer).items():
         say(f"[bold]{name}[/bold]: {line}", soft_wrap=True)
     if not lines(answer):
-        say(NO_MODELS.format(" and ".join(name for name in models(answer) if not engines_load(name))))
+        say(NO_MODELS.format(" and ".join(name for name in answer.models if not engines_load(name))))
     if answer.plan.num_gpu_blocks is None and answer.plan.gpu_memory_utilization is None:
         say("[dim]KV blocks are taken to be always enough: --gpu-memory-utilization 0.9 counts them[/dim]")
     for warning in answer.warnings:

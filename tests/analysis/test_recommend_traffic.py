@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from click.testing import CliRunner, Result
 
 from analysis.recommend import traffic_report
 from analysis.recommend.__main__ import main
-from analysis.recommend.traffic import interval_of, joined
+from analysis.recommend.answer import Query
+from analysis.recommend.traffic import TrafficPlan, interval_of, joined, plan_traffic
 from serving.lookahead import LookaheadByBatch
 
 # A forward takes 1 s, one of the draft 0.1 s, all drafted tokens are accepted.  A reply of 5 tokens takes
@@ -137,6 +139,13 @@ def test_a_sweep_goes_out_and_its_results_come_back(tmp_path: Path, monkeypatch:
 def test_refusals(options: tuple[str, ...], says: str) -> None:
     result = run("--hw", "textbook", "--acceptance", "0.5", *options)
     assert result.exit_code == 2 and says in result.output, result.output
+
+
+def test_a_pair_that_engines_cannot_load() -> None:
+    plan = TrafficPlan(rate=1.0, slo="e2el=9", count=2, seeds=2, output=4, lookaheads=(2,))
+    found = plan_traffic(Query(hw="textbook", acceptance=1.0), plan)
+    assert traffic_report.lines(found)["vllm"].startswith("vllm serve any ")
+    assert traffic_report.lines(replace(found, models=("pair:x5", "pair:draft"))) == {}
 
 
 def test_intervals_and_tables_by_hand() -> None:
