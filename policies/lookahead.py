@@ -19,16 +19,16 @@ temperature: n-grams are chosen, not drawn, so that their distribution is one-ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from policies.ar import ArConfig
 from policies.config import DECISIONS, Knob, OnOff, PolicyConfig, PolicyInfo
 from policies.operation import RowOperation
-from policies.protocols import Steps, World
+from policies.protocols import Event, Steps, World
 from policies.retrieval import check_text
 from policies.rows import Rows
 from policies.sampling import GREEDY, Sampling, keyed_uniforms
@@ -65,7 +65,39 @@ class LookAhead(RowOperation, cost_class="verify", reply=TreeRound):
     config: LookaheadDecodingConfig = LookaheadDecodingConfig()
 
 
-class LookaheadState:
+class NGrams:
+    """N-grams of a request by first token.
+
+    Args:
+        length: N.
+        most: Kept per first token.
+        text: Where the first ones come from.
+
+    Attributes:
+        pool: What followed each token, the latest last.
+    """
+
+    def __init__(self, length: int, most: int, text: Path = ()) -> None:
+        self.length = length
+        self.most = most
+        self.pool: dict[int, dict[Path, None]] = {}
+        for start in range(len(text) - length + 1):
+            self.learn(text[start : start + length])
+
+    def learn(self, gram: Sequence[int]) -> None:
+        """Keep an n-gram; the oldest of its first token makes room."""
+        known = self.pool.setdefault(gram[0], {})
+        known.pop(tuple(gram[1:]), None)
+        known[tuple(gram[1:])] = None
+        if len(known) > self.most:
+            del known[next(iter(known))]
+
+    def guesses(self, last: int) -> TokenTree:
+        """What may follow a token, the latest first."""
+        return TokenTree.of_paths([*reversed(self.pool.get(last, {}))], Source.NGRAM)
+
+
+class LookaheadState(NGrams):
     """Window and pool of a request.
 
     Args:
@@ -76,29 +108,13 @@ class LookaheadState:
     Attributes:
         levels: Tokens of the window, at first one level alone; level 0 has W - 1 of them, since its first one
             is the last committed token.
-        pool: By first token, what followed it, the latest last.
     """
 
     def __init__(self, config: LookaheadDecodingConfig, prompt: Path, key: tuple[int, int]) -> None:
+        super().__init__(config.ngram, config.guesses, prompt if config.prompt_pool == "on" else ())
         self.config = config
-        self.pool: dict[int, dict[Path, None]] = {}
         drawn = keyed_uniforms(key[0], "lookahead-window", key[1], np.arange(config.window - 1))
         self.levels = [[prompt[int(place)] for place in (drawn * len(prompt)).tolist()]]
-        if config.prompt_pool == "on":
-            for start in range(len(prompt) - config.ngram + 1):
-                self.learn(prompt[start : start + config.ngram])
-
-    def learn(self, gram: Sequence[int]) -> None:
-        """Put an n-gram into the pool; the oldest of its first token makes room."""
-        known = self.pool.setdefault(gram[0], {})
-        known.pop(tuple(gram[1:]), None)
-        known[tuple(gram[1:])] = None
-        if len(known) > self.config.guesses:
-            del known[next(iter(known))]
-
-    def guesses(self, last: int) -> TokenTree:
-        """The n-grams that begin with a token, the latest first."""
-        return TokenTree.of_paths([*reversed(self.pool.get(last, {}))], Source.NGRAM)
 
     def window(self) -> TokenTree:
         """The window as a tree below the last committed token, level by level."""
@@ -130,10 +146,11 @@ def lookahead_decoding(
     """Guess and verify in one forward of the target, repeat; there is no draft."""
     check_text(rows, config.policy)
 
-    def ask(view: View, prompts: tuple[Path, ...]) -> LookAhead:
+    def ask(view: View, prompts: tuple[Path, ...], _: Any) -> Generator[Event, Any, LookAhead]:
+        yield from ()
         return LookAhead(view, rows.width, prompts, sampling, config=config)
 
-    return own_rounds(world, rows, sampling, ask)
+    return own_rounds(world, rows, ask)
 
 
 INFO = PolicyInfo(

@@ -233,25 +233,31 @@ class TreeRound(NamedTuple):
     work: Work
 
 
-def own_rounds(
-    world: World, rows: Rows, sampling: Sampling, ask: Callable[[View, tuple[Path, ...]], RowOperation]
-) -> Steps:
-    """Rounds of a target that drafts for itself: one operation each, without a draft.
+Ask: TypeAlias = Callable[[View, tuple[Path, ...], tuple[Path, ...]], Generator[Event, Any, RowOperation]]
+"""(rows, prompts of those that begin, what a draft has not seen of each) to steps that return an operation
+with `TreeRound` replies."""
+
+
+def own_rounds(world: World, rows: Rows, ask: Ask, *, drafts: bool = False) -> Steps:
+    """Rounds of a target that adds to the trees itself, or makes them.
 
     Args:
         world: Where.
         rows: What to serve; their tokens have to be known.
-        sampling: How tokens are chosen.
-        ask: From the rows, and the prompts of those that begin, to an operation with `TreeRound` replies.
+        ask: Makes the operation of a round.
+        drafts: Whether a draft model reads the prompts.
     """
+    unseen: dict[int, Path] = {}
     while rows.active:
-        yield from admit(world, rows, drafts=False)
+        yield from admit(world, rows, drafts=drafts)
         view = rows.view()
         begun = zip(view.requests, view.positions, strict=True)
         prompts = tuple(() if position else rows.text(request) for request, position in begun)
-        replies = yield world.target.submit(ask(view, prompts))
+        unseen |= {slot: prompt[-1:] for slot, prompt in zip(view.slots, prompts, strict=True) if prompt}
+        operation = yield from ask(view, prompts, tuple(unseen[slot] for slot in view.slots))
+        replies = yield world.target.submit(operation)
         trees = [tree_of(replies[slot]) for slot in view.slots]
-        commit_trees(world, rows, view, trees, replies)
+        unseen |= commit_trees(world, rows, view, trees, replies)
 
 
 Propose: TypeAlias = Callable[[View, tuple[Path, ...]], Generator[Event, Any, list[TokenTree]]]

@@ -17,9 +17,11 @@ from calibrate.live_runs import run_live
 from hardware_profiles.reply_trace import read_decisions, write_decisions
 from policies.config import SettingError
 from policies.lookahead import LookaheadDecodingConfig, LookaheadState
+from policies.ouroboros import PhrasePool
 from policies.recycling import Matrix, RecyclingConfig, ranks_of
 from policies.registry import Settings, configure
-from policies.tokentree import ROOT
+from policies.tokentree import ROOT, TokenTree
+from policies.values import Source
 from simulator.costs import TextbookCosts
 from simulator.run import Scenario, simulate
 from simulator.tokens import coin
@@ -30,10 +32,12 @@ SETTINGS = [
     configure("lookahead", prompt_pool="off"),
     configure("recycling", recycled_nodes=24),
     configure("recycling", recycled_nodes=6, recycled_top=2),
+    configure("ouroboros", lookahead=2, phrase_length=3),
 ]
 SAMPLED = [
     configure("lookahead", window=2, ngram=3, guesses=3, temperature=0.9, seed=2),
     configure("recycling", recycled_nodes=6, recycled_top=3, temperature=0.9, seed=2, top_p=0.8),
+    configure("ouroboros", lookahead=1, phrase_length=2, temperature=0.9, seed=2),
 ]
 
 
@@ -71,6 +75,21 @@ def test_a_matrix_by_hand() -> None:
     assert matrix.tree(2).paths == [(1,), (1, 4), (1, 3)]  # nothing is known after 4
     matrix.recycle((2, 1, 1), [[5, 6], [7, 8], [9, 9]], (0, 1, 2, 1))
     assert (matrix.after[2], matrix.after[1]) == ((5, 6), (7, 8))  # the last one named stays
+
+
+def test_phrases_by_hand() -> None:
+    pool = PhrasePool(3, 2, (1, 2, 3))
+    assert pool.pool == {1: {(2, 3): None}}
+    pool.said((1,))  # 2 3 1
+    drafted = TokenTree.of_paths([(5, 1)])
+    longer = pool.lengthened(drafted)
+    assert (longer.tokens, longer.parents) == ((5, 1, 2, 3), (ROOT, 0, 1, 2))
+    assert longer.sources == (int(Source.PRIMARY),) * 2 + (int(Source.NGRAM),) * 2
+    # The target says 9 after the text, but goes on with 6, 7 and 8 after 5, 6 and 7: of a discarded draft
+    # 5 6 7 8 the phrases 5 6 7 and 6 7 8 stay.
+    pool.agree((1, 5, 6, 7, 8), (9, 6, 7, 8, 4))
+    assert (pool.pool[5], pool.pool[6]) == ({(6, 7): None}, {(7, 8): None})
+    assert pool.pool[2] == {(3, 1): None} and 7 not in pool.pool
 
 
 def test_the_tree_of_the_authors_is_about_that_of_the_rule() -> None:
@@ -123,7 +142,9 @@ def test_a_mutant_is_caught(
     assert found.p_value < 1e-9, str(found)
 
 
-@pytest.mark.parametrize("settings", [SETTINGS[0], SAMPLED[1]], ids=lambda settings: settings.label)
+@pytest.mark.parametrize(
+    "settings", [SETTINGS[0], SAMPLED[1], SETTINGS[-1]], ids=lambda settings: settings.label
+)
 def test_a_live_run_replays_round_by_round(
     world: LiveWorld, settings: Settings, prompts: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
@@ -138,7 +159,7 @@ def test_a_live_run_replays_round_by_round(
         assert {i: tuple(text) for i, text in simulated.rows.texts.items()} == live.texts
 
 
-@pytest.mark.parametrize("policy", ["lookahead", "recycling"])
+@pytest.mark.parametrize("policy", ["lookahead", "recycling", "ouroboros"])
 def test_coins_cannot_stand_in_for_a_text(policy: str) -> None:
     tokens = coin(0.5, exponent=1.0, requests=1, length=4, prompt_length=5, seed=0)
     with pytest.raises(SettingError, match="coin tosses have none"):

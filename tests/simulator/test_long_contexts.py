@@ -25,7 +25,7 @@ from simulator.run import Scenario, simulate
 from simulator.tokens import coin, replay
 
 LONGEST = 200_000
-UNRECORDED = {"gated", "lookahead", "recycling"}
+UNRECORDED = {"gated", "lookahead", "recycling", "ouroboros"}
 """Policies that coins cannot stand in for, of which no recording is shipped."""
 CLOCKED = {"dsi", "amusd"}
 """Policies whose rounds are up to the clock."""

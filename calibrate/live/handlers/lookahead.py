@@ -13,7 +13,9 @@ from policies.tokentree import TreeRound
 def look_ahead(executor: Executor, operation: LookAhead) -> list[TreeRound]:
     """Feed n-grams and window, verify the former, move the latter on by what the target says after it."""
     config, seed = operation.config, operation.sampling.seed
-    states = own_states(executor, operation, lambda p, request: LookaheadState(config, p, (seed, request)))
+    states = own_states(
+        executor, operation, operation.inputs, lambda p, request: LookaheadState(config, p, (seed, request))
+    )
     lasts = [row.tail[-1] for row in rows_of(operation.view)]
     trees = [state.guesses(last) for state, last in zip(states, lasts, strict=True)]
     windows = [state.window() for state in states]

@@ -114,12 +114,15 @@ def judged_trees(
     return verdicts, [own.path for own in judged], logits
 
 
-def own_states(executor: Executor, operation: RowOperation, begin: Callable[[Path, int], T]) -> list[T]:
+def own_states(
+    executor: Executor, operation: RowOperation, prompts: Sequence[Path], begin: Callable[[Path, int], T]
+) -> list[T]:
     """[R] what the target keeps of each row for trees of its own: begun from the prompt, found again later.
 
     Args:
         executor: Keeps them by slot.
-        operation: Its inputs are the prompts of rows that begin, () of others.
+        operation: What they are for.
+        prompts: [R] the text of rows that begin, () of others.
         begin: (prompt, request) to the state of a new row.
 
     Raises:
@@ -127,7 +130,7 @@ def own_states(executor: Executor, operation: RowOperation, begin: Callable[[Pat
     """
     kept = executor.once(f"states of {operation.kind}", dict[int, tuple[int, T]])
     states = []
-    for row, prompt in zip(rows_of(operation.view), operation.inputs, strict=True):
+    for row, prompt in zip(rows_of(operation.view), prompts, strict=True):
         if prompt:
             kept[row.slot] = row.request, begin(prompt, row.request)
         if row.slot not in kept or kept[row.slot][0] != row.request:
