@@ -25,7 +25,11 @@ from simulator.run import Scenario, simulate
 
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "sd": ({"lookahead": 2}, {"lookahead": 5}),
+    "gated": ({"lookahead": 3},),
     "pld": ({"lookahead": 3},),
+    "suffix": ({"speculation_factor": 2.0},),
+    "lookahead": ({"window": 2},),
+    "recycling": ({"recycled_nodes": 6},),
     "pearl": ({"lookahead": 2}, {"lookahead": 5}),
     "saguaro": (
         {"lookahead": 2, "fanout": (3,), "backup": "plain"},
@@ -38,6 +42,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"tree_widths": (2, 1, 1)},
         {"tree_plan": "dynamic", "tree_depth": 4, "tree_topk": 2, "tree_budget": 8},
     ),
+    "ouroboros": ({"lookahead": 3},),
     "rest": ({"retrieval_nodes": 12},),
     "rasd": ({"tree_depth": 3, "tree_topk": 2, "tree_budget": 6, "retrieval_nodes": 8},),
 }
@@ -95,12 +100,14 @@ def answer(bench: Bench) -> list[Row]:
     else:
         asked = [[setting_from(text, t, seed) for text in plan.setting] for t in plan.temperature]
         every = [settings_for(plan.policies, t, seed) for t in plan.temperature]
-        entries = [Entry(settings) for mine in (asked if plan.setting else every) for settings in mine]
+        found = asked if plan.setting else every
+        entries = [Entry(each, batch) for batch in plan.batch for mine in found for each in mine]
     rows = bench.compare(entries)
     for row in rows:
         if row["category"] == EVERY and row["policy"] != "ar":
-            known, measured = bench.calibration(row["temperature"]), row["measured_speedup_vs_ar"]
+            known = replace(bench.calibration(row["temperature"]), batch=row["batch"])
             ignored = row["ignored_speedup_vs_ar"] = content_ignored(known, settings_of(row))
+            measured = row["measured_speedup_vs_ar"]
             row["ignored_error"] = None if measured is None else ignored / measured - 1.0
     return rows
 
@@ -129,10 +136,15 @@ def content_ignored(scenario: Scenario, settings: Settings) -> float:
     return speed / simulate(tossed, replace(plain(settings), seed=0)).summary.tokens_per_second
 
 
-def groups_of(results: Results) -> dict[tuple[str, float], list[Row]]:
-    """The settings of each profile and temperature, all categories, plain decoding left out."""
+def groups_of(results: Results) -> dict[tuple[str, float, int], list[Row]]:
+    """The settings of each profile, temperature and batch, all categories, plain decoding left out."""
     rows = (row for row in results.rows if row["policy"] != "ar")
-    return grouped(rows, lambda row: (row["profile"], row["temperature"]))
+    return grouped(rows, lambda row: (row["profile"], row["temperature"], row["batch"]))
+
+
+def title(profile: str, temperature: float, batch: int) -> str:
+    """What a group is called."""
+    return f"{profile}, temperature {temperature:g}" + (f", batch {batch}" if batch > 1 else "")
 
 
 def about(results: Results) -> Row:
@@ -140,11 +152,11 @@ def about(results: Results) -> Row:
     if not results.live:
         return {}
     said: list[Row] = []
-    for (profile, temperature), rows in groups_of(results).items():
+    for (profile, temperature, batch), rows in groups_of(results).items():
         categories = grouped(rows, lambda row: row["category"])
         orders = [{"category": category, **ranks(mine)} for category, mine in categories.items()]
-        own = {"profile": profile, "temperature": temperature, "errors": errors(rows), "orders": orders}
-        said.append(own)
+        place = {"profile": profile, "temperature": temperature, "batch": batch}
+        said.append(place | {"errors": errors(rows), "orders": orders})
     return {"errors": errors(results.rows), "groups": said}
 
 
@@ -175,12 +187,13 @@ COLUMNS = (
 
 def show(results: Results) -> Iterator[Any]:
     """A table per profile and temperature, the fastest first, and what the predicted order is worth."""
-    orders = {(g["profile"], g["temperature"]): g["orders"] for g in results.about.get("groups", ())}
-    for (profile, temperature), rows in groups_of(results).items():
+    told = results.about.get("groups", ())
+    orders = {(g["profile"], g["temperature"], g["batch"]): g["orders"] for g in told}
+    for group, rows in groups_of(results).items():
         mine = [row for row in rows if row["category"] == EVERY]
         mine.sort(key=lambda row: -(row["measured_speedup_vs_ar"] or row["simulated_speedup_vs_ar"]))
-        yield table(f"{profile}, temperature {temperature:g}", COLUMNS, mine)
-        for order in orders.get((profile, temperature), ()):
+        yield table(title(*group), COLUMNS, mine)
+        for order in orders.get(group, ()):
             yield (
                 f"{order['category']}: {order['right']} of {order['pairs']} separated pairs in the predicted "
                 f"order; predicted best {order['predicted']}, measured best {order['best']}, regret "
@@ -200,11 +213,11 @@ def pictures(results: Results) -> dict[str, Picture]:
     groups = groups_of(results) if results.live else {}
 
     def draw(figure: Any) -> None:
-        for axes, ((profile, temperature), rows) in zip(
+        for axes, (group, rows) in zip(
             figure.subplots(1, len(groups), squeeze=False)[0], groups.items(), strict=True
         ):
             scatter(axes, [row for row in rows if row["category"] == EVERY])
-            axes.set_title(f"{profile}, temperature {temperature:g}; band: 10 %")
+            axes.set_title(f"{title(*group)}; band: 10 %")
 
     return {"": Picture(draw, (6.5 * len(groups), 6.0))} if groups else {}
 

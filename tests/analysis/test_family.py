@@ -25,6 +25,7 @@ def row(
         "setting": f"sd K={lookahead}",
         "profile": "p",
         "temperature": 0.0,
+        "batch": 1,
         "category": category,
         "simulated_speedup_vs_ar": simulated,
         "measured_speedup_vs_ar": pooled,
