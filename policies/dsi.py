@@ -5,18 +5,18 @@ sent to a target server that is free, while another server decodes plainly from 
 that DSI is never slower than plain decoding.  The first rejection ends it all: its correction is
 committed, and the draft begins anew behind it.  One sequence.
 
-`pipeline` is the loop, which AMUSD (`policies.amusd`) shares.  What is drafted and verified depends on the
-clock, so that it runs on events alone; what is accepted is the recorded path's and exact.
+What is drafted and verified depends on the clock, so that it runs on events alone; what is accepted is the
+recorded path's and exact.
 
 Where it differs from the authors' code: a verification that became useless is not killed with its process,
-since a forward cannot be stopped: its server is busy until it ends, and the draft until its next token.
-In their offline simulation (`law`) both are free at once.
+since a forward cannot be stopped: its server is busy until it ends, and the draft until its next token. In
+their offline simulation (`law`) both are free at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import count
@@ -157,26 +157,8 @@ def _chain(length: int) -> Speculation:
     return Speculation((length,), (int(Source.PRIMARY),))
 
 
-def pipeline(
-    world: World,
-    rows: Rows,
-    sampling: Sampling,
-    *,
-    servers: Sequence[Device],
-    block: int,
-    most: int,
-    plain: bool,
-) -> Steps:
+def dsi(world: World, rows: Rows, config: DsiConfig, sampling: Sampling = GREEDY) -> Steps:
     """Draft on while verifications run, until a rejection; begin anew behind it.
-
-    Args:
-        world: Where.
-        rows: A batch of one.
-        sampling: How tokens are chosen.
-        servers: Target devices.
-        block: Drafted tokens that are sent at least, unless they end the request.
-        most: Tokens that the draft may be ahead of what is sure.
-        plain: Whether a server decodes plainly from where the draft began, until it is overtaken.
 
     Raises:
         SettingError: More rows than one.
@@ -188,7 +170,7 @@ def pipeline(
         yield from admit(world, rows)
         race = _Race(rows.view())
         while not race.over:
-            _go_on(world, race, sampling, stale, servers=servers, block=block, most=most, plain=plain)
+            _go_on(world, race, config.lookahead, sampling, stale)
             running = [*race.jobs, *stale]
             happened = yield reduce(or_, running)
             for task in [each for each in running if len(running) == 1 or each in happened]:
@@ -204,35 +186,19 @@ def pipeline(
         stale |= race.jobs
 
 
-def _go_on(
-    world: World,
-    race: _Race,
-    sampling: Sampling,
-    stale: Mapping[Any, _Job],
-    *,
-    servers: Sequence[Device],
-    block: int,
-    most: int,
-    plain: bool,
-) -> None:
-    """Give work to whoever is free; see `pipeline`."""
+def _go_on(world: World, race: _Race, block: int, sampling: Sampling, stale: Mapping[Any, _Job]) -> None:
+    """Give work to whoever is free: of the servers one decodes plainly until it is overtaken."""
     busy = [job.device for job in (*race.jobs.values(), *stale.values())]
-    free, room = [server for server in servers if server not in busy], race.base.rooms[0]
-    if plain and free and race.sure == race.checked and not any(job.plain for job in race.jobs.values()):
+    free, room = [server for server in world.targets if server not in busy], race.base.rooms[0]
+    if free and race.sure == race.checked and not any(job.plain for job in race.jobs.values()):
         race.verify(free.pop(0), race.sure, 1, sampling, plain=True)
     waiting = race.drafted - race.sent
     if free and waiting and (waiting >= block or race.drafted == room):
         race.verify(free[0], race.sent, waiting, sampling, plain=False)
         race.sent = race.drafted
-    if world.draft not in busy and race.drafted < min(room, race.sure + most):
+    if world.draft not in busy and race.drafted < room:
         ask = Draft(race.at(race.drafted), 1, (1,), sampling)
         race.jobs[world.draft.submit(ask)] = _Job(world.draft, race.drafted, 1)
-
-
-def dsi(world: World, rows: Rows, config: DsiConfig, sampling: Sampling = GREEDY) -> Steps:
-    """Send every K drafted tokens to a server, while one decodes plainly."""
-    servers, block = world.targets, config.lookahead
-    return pipeline(world, rows, sampling, servers=servers, block=block, most=2**31, plain=True)
 
 
 INFO = PolicyInfo(

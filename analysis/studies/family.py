@@ -35,6 +35,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"lookahead": 2, "fanout": (3,), "backup": "plain"},
         {"lookahead": 4, "fanout": (2,), "backup": "primary"},
     ),
+    "amusd": ({"lookahead": 6},),
     "double": ({"lookahead": 2}, {"lookahead": 3, "retrieval_length": 4}),
     "duo": ({"lookahead": 4, "sequences": "2"}, {"lookahead": 6}),
     "mirror": ({"lookahead": 3, "kappa": 1}, {"lookahead": 4, "kappa": 2}),

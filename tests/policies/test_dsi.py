@@ -70,12 +70,15 @@ def test_a_law_for_as_many_servers_as_it_supposes() -> None:
     assert DsiConfig(2, 5).law(inputs, 2).speedup is None
 
 
-@pytest.mark.parametrize("policy", ["dsi", "amusd"])
-def test_what_it_is_refused_for(policy: str) -> None:
+def test_a_batch_is_refused() -> None:
     tokens = coin(0.8, exponent=1.0, requests=2, length=9, prompt_length=3, seed=0)
-    scenario = Scenario(tokens, textbook=TextbookCosts(1.0, 0.1), batch=2)
     with pytest.raises(SettingError, match="one sequence"):
-        simulate(scenario, configure(policy))
+        simulate(Scenario(tokens, textbook=TextbookCosts(1.0, 0.1), batch=2), configure("dsi"))
+
+
+@pytest.mark.parametrize("policy", ["dsi", "amusd"])
+def test_the_clock_has_a_say(policy: str) -> None:
+    tokens = coin(0.8, exponent=1.0, requests=2, length=9, prompt_length=3, seed=0)
     scenario = Scenario(tokens, textbook=TextbookCosts(1.0, 0.1), engine="compiled")
     with pytest.raises(SettingError, match="does not cover"):
         simulate(scenario, configure(policy))
