@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import numpy as np
@@ -24,6 +24,7 @@ from analysis.results import Results, Row, settings_of
 from analysis.show import Column, draw_marks, legend_below, parity, table, values
 from analysis.sources import Sources, load_sources
 from analysis.stats import errors_of, grouped, median
+from analysis.studies import arrivals
 from analysis.study import POSITIVE, Entry, Picture, Plan, Study, option
 from calibrate.calibration import Calibrated, open_work, run_calibration, write_all
 from calibrate.job import Job, like_profile, make_job
@@ -60,7 +61,7 @@ SAMPLED = (
 
 
 @dataclass(frozen=True)
-class ValidationPlan(Plan):
+class ValidationPlan(arrivals.LoadPlan, Plan):
     """Every combination of the knobs that each policy has."""
 
     policies: tuple[str, ...] = option(("ar", "sd", "pearl", "saguaro"), "List.")
@@ -84,7 +85,6 @@ class ValidationPlan(Plan):
     max_tokens: int | None = option(128, "Most tokens per prompt.", type=POSITIVE)
     trust_remote_code: bool = option(False, TRUST)
     live: bool = True
-    measured: Path | None = None
 
 
 def expand(
@@ -136,12 +136,16 @@ def nearest_measured(settings: Settings, runs: Sequence[MeasuredRun], batch: int
 def answer(bench: Bench) -> list[Row]:
     """Predict, run live, compare: a row per setting and batch, with its live runs on each subset."""
     plan = bench.plan_as(ValidationPlan)
+    if plan.measured is not None and not plan.under_load:
+        raise SettingError("--measured goes with --rate or --traffic here")
+    if plan.calibrate and plan.under_load:
+        raise SettingError("--calibrate alternates with full batches: leave out --rate and --traffic")
     shapes = [(f,) for f in plan.fanout]
     settings = expand(
         plan.policies, plan.lookahead, shapes, plan.backup, temperatures=plan.temperature, seed=plan.seed
     )
     widest, needed = max(plan.batch), max(plan.batch) * plan.subsets
-    if widest > (plan.count or needed) // plan.subsets:
+    if not plan.under_load and widest > (plan.count or needed) // plan.subsets:
         raise SettingError(
             f"a batch of {widest} needs {needed} prompts in {plan.subsets} subsets, got {plan.count}: a "
             f"smaller batch would be run; give --count {needed}"
@@ -165,11 +169,6 @@ def answer(bench: Bench) -> list[Row]:
         for temperature in plan.temperature:
             sources.trace(temperature)  # fails before anything slow begins
         here = replace(here, given_sources=sources, given_job=like_profile(job, sources.profile))
-    if not plan.calibrate:
-        rows = here.compare(entries)
-    if bench.out is not None:
-        for comparison in here.comparisons:
-            write_timelines(comparison, bench.out)
     bench.notes |= {
         "machine": str(job.machine),
         "profile_machine": sources.profile.provenance.machine,
@@ -177,6 +176,13 @@ def answer(bench: Bench) -> list[Row]:
         "files": {str(kind): file for kind, file in sources.origins.items()},
         "model_error": sources.model_error,
     }
+    if plan.under_load:
+        return arrivals.load_rows(here, plan, settings)
+    if not plan.calibrate:
+        rows = here.compare(entries)
+    if bench.out is not None:
+        for comparison in here.comparisons:
+            write_timelines(comparison, bench.out)
     return foresee(rows, sources, here, size=len(prompts) // here.subsets)
 
 
@@ -632,6 +638,20 @@ def _finish(axes: Any, names: Sequence[str], label: str) -> None:
     axes.grid(axis="x", alpha=0.3)
 
 
+T = TypeVar("T")
+
+
+def _either(batches: Callable[..., T], loads: Callable[..., T]) -> Callable[..., T]:
+    """What is said of results: of full batches, or of requests that arrive."""
+
+    def said(results: Results, *more: Any) -> T:
+        return (loads if results.asked.get("rate") or results.asked.get("traffic") else batches)(
+            results, *more
+        )
+
+    return said
+
+
 STUDY = Study(
     "validation",
     "Run settings live and simulated on the same prompts: law / simulated / measured.",
@@ -639,10 +659,10 @@ STUDY = Study(
     worlds={"simulated": Effects(), "alone": Effects(overlap=False)},
     timeline=True,
     answer=answer,
-    about=about,
-    show=show,
-    pictures=pictures,
-    files=write_live_runs,
+    about=_either(about, arrivals.about),
+    show=_either(show, arrivals.show),
+    pictures=_either(pictures, arrivals.pictures),
+    files=_either(write_live_runs, lambda results, folder: []),
     command="validate",
     examples=(
         "                                        # the four policies, shipped pair, held-out prompts",
@@ -650,6 +670,7 @@ STUDY = Study(
         "--target pair:x5 --batch 1,4,8 --temperature 0,1 --count 16 --max-tokens 64",
         "--policies duo,double,mirror --target pair:x5 --count 8 --json",
         "--calibrate --target pair:x5 --until 0.03    # calibrated in turns with the live runs",
+        "--rate light,knee,overload --policies ar,sd,pld,saguaro --slo ttft=0.5,tpot=0.02   # under load",
         "--emulate h100x4+1 --time-scale 8 --target pair:target    # live, at an H100's times",
     ),
 )
