@@ -132,32 +132,44 @@ def load_rows(bench: Bench, plan: LoadPlan, settings: Sequence[Settings]) -> lis
     scenario = varied(bench.scenario(0.0), effects=effects)
     rates = {} if bench.stored is None else {row["load"]: row["rate"] for row in bench.stored.rows}
     loads = list(loads_of(plan, scenario, texts, bench.plan.seed, rates))
-    predicted = {}
+    runs = live_runs(bench, plan.engine, settings, loads, texts) if bench.plan.live else {}
+    measured = {key: [metrics(each.served, objectives) for each in own] for key, own in runs.items()}
+    measured = measured or stored(bench)
+    same = {each: plain_texts(runs, each, bench.trace(0.0)) for each in settings if runs}
+    predicted: dict[tuple[str, str], Row] = {}
+
+    def rows() -> list[Row]:
+        return [
+            {
+                "load": load.name,
+                "rate": load.rate,
+                "requests": len(load.traffic.requests),
+                "profile": bench.sources.profile.name,
+                **describe(each),
+                **compared(
+                    metric, predicted.get((load.name, each.label)), measured.get((load.name, each.label), [])
+                ),
+                "identical": same.get(each),
+            }
+            for load in loads
+            for each in settings
+            for metric in METRICS
+        ]
+
+    if bench.out is not None and runs:  # before anything is simulated: it can be predicted again
+        Results(bench.study.name, tuple(rows()), {**bench.plan.asked, **bench.notes}).write(bench.out)
     for load in loads:
         for each in settings:
-            predicted[load.name, each] = simulated(scenario, each, load, plan.engine, objectives)
+            predicted[load.name, each.label] = simulated(scenario, each, load, plan.engine, objectives)
             bench.progress("simulations", len(predicted), len(loads) * len(settings))
-    measured, same = stored(bench), dict[Settings, bool]()
-    if bench.plan.live:
-        runs = live_runs(bench, plan.engine, settings, loads, texts)
-        measured = {k: [metrics(each.served, objectives) for each in own] for k, own in runs.items()}
-        same = {each: plain_texts(runs, each, bench.trace(0.0)) for each in settings}
-    rows = []
-    for load in loads:
-        for each in settings:
-            own = predicted[load.name, each]
-            by_repeat = measured.get((load.name, each.label), [])
-            head = {"load": load.name, "rate": load.rate, "requests": len(load.traffic.requests)}
-            head |= {"profile": bench.sources.profile.name, **describe(each), "identical": same.get(each)}
-            rows += [{**head, **compared(name, own, by_repeat)} for name in METRICS]
-    return rows
+    return rows()
 
 
-def compared(metric: str, own: Mapping[str, Any], by_repeat: Sequence[Mapping[str, Any]]) -> Row:
+def compared(metric: str, own: Mapping[str, Any] | None, by_repeat: Sequence[Mapping[str, Any]]) -> Row:
     """A metric as simulated, as measured in the mean of repetitions, and how far off."""
     values = [each[metric] for each in by_repeat if each[metric] is not None]
     mean = float(np.mean(values)) if values else None
-    simulated = own[metric]
+    simulated = None if own is None else own[metric]
     return {
         "metric": metric,
         "simulated": simulated,
@@ -167,7 +179,7 @@ def compared(metric: str, own: Mapping[str, Any], by_repeat: Sequence[Mapping[st
         "measured_spread": spread_of(values, mean) if mean else None,
         "by_repeat": values,
         "error": simulated / mean - 1.0 if mean and simulated is not None else None,
-        "extrapolated": own["extrapolated"],
+        "extrapolated": "" if own is None else own["extrapolated"],
     }
 
 
