@@ -368,7 +368,8 @@ def show(results: Results) -> Iterator[Any]:
     if kept := results.about.get("emulated"):
         yield (
             f"emulated: {results.asked['emulate']}, {kept['time_scale']:g} real seconds per second; "
-            f"{kept['missed_runs']} runs missed a deadline and were repeated"
+            f"{kept['missed_runs']} runs missed a deadline and were repeated, {kept['late_reports']} "
+            "reports came late"
         )
     if (same := results.about["identical_to_plain_decoding"]) is not None:
         yield f"text identical to plain decoding: {'yes' if same else 'NO'}"

@@ -69,7 +69,9 @@ class ValidationPlan(arrivals.LoadPlan, Plan):
     count: int | None = option(12, "Prompts to use.", type=POSITIVE)
     hw: tuple[str, ...] = option(("auto",), "Profile to predict with; auto: this machine's.")
     emulate: str = option("", "Profile whose times live devices take; it predicts, too.")
-    time_scale: float = option(4.0, "Real seconds per emulated one.", type=click.FloatRange(0, min_open=True))
+    time_scale: float = option(
+        4.0, "Real seconds per emulated one; 0: nobody waits for a clock.", type=click.FloatRange(0)
+    )
     calibrate: bool = option(False, "Calibrate in turns with the live runs, and predict with that.")
     trace: str = option("", "Calibration trace.  [default: the profile's]")
     target: str = option("pair:x20", "Model name or folder.")
@@ -133,26 +135,35 @@ def nearest_measured(settings: Settings, runs: Sequence[MeasuredRun], batch: int
     )
 
 
-def answer(bench: Bench) -> list[Row]:
-    """Predict, run live, compare: a row per setting and batch, with its live runs on each subset."""
-    plan = bench.plan_as(ValidationPlan)
+def check_plan(plan: ValidationPlan) -> None:
+    """Refuse what contradicts itself.
+
+    Raises:
+        SettingError: Options that do not go together, or too few prompts for a batch.
+    """
     if plan.measured is not None and not plan.under_load:
         raise SettingError("--measured goes with --rate or --traffic here")
     if plan.calibrate and plan.under_load:
         raise SettingError("--calibrate alternates with full batches: leave out --rate and --traffic")
-    shapes = [(f,) for f in plan.fanout]
-    settings = expand(
-        plan.policies, plan.lookahead, shapes, plan.backup, temperatures=plan.temperature, seed=plan.seed
-    )
     widest, needed = max(plan.batch), max(plan.batch) * plan.subsets
     if not plan.under_load and widest > (plan.count or needed) // plan.subsets:
         raise SettingError(
             f"a batch of {widest} needs {needed} prompts in {plan.subsets} subsets, got {plan.count}: a "
             f"smaller batch would be run; give --count {needed}"
         )
-    prompts = bench.prompts()
     if not plan.hw:
         raise SettingError("--hw is empty: name a profile, or leave it out for this machine's own")
+
+
+def answer(bench: Bench) -> list[Row]:
+    """Predict, run live, compare: a row per setting and batch, with its live runs on each subset."""
+    plan = bench.plan_as(ValidationPlan)
+    check_plan(plan)
+    shapes = [(f,) for f in plan.fanout]
+    settings = expand(
+        plan.policies, plan.lookahead, shapes, plan.backup, temperatures=plan.temperature, seed=plan.seed
+    )
+    prompts = bench.prompts()
     asked = {name: getattr(plan, name) for name in SAME}
     job = make_job(replace(LIVE, max_tokens=plan.max_tokens or 0, **asked))
     here = replace(bench, given_job=job, subsets=min(plan.subsets, len(prompts)))

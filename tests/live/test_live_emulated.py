@@ -212,6 +212,6 @@ def test_work_that_is_not_done_in_time_is_an_error(emulated: LiveWorld, prompts:
     assert run_in_time(emulated, configure("ar"), requests_of(prompts)[:1]).tokens == LIMIT
 
 
-def test_a_time_scale_is_positive() -> None:
-    with pytest.raises(ValueError, match="must be positive, got 0"):
-        Emulation(PaperMachine(), 0.0)
+def test_a_time_scale_is_not_negative() -> None:
+    with pytest.raises(ValueError, match="must not be negative, got -1"):
+        Emulation(PaperMachine(), -1.0)

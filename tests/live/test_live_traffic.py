@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from live_support import InlineDevice, InlineTask, InlineWorld, Reference
+from live_support import InlineDevice, InlineTask, InlineWorld, Reference, worker_specs
+from tiny_profiles import profile
 
 from calibrate.live.backends.torch import ModelRunner
+from calibrate.live.errors import LiveError
+from calibrate.live.transport.emulated import Emulation
 from calibrate.live.transport.world import LiveWorld
 from calibrate.live_traffic import LiveServing, serve_live
+from hardware_profiles.optime import Host
 from policies.registry import SettingError, Settings, configure
 from policies.values import Request
 from serving.loop import Run
 from serving.scheduler import EngineOptions
 from serving.traffic import ServedRequest, Traffic, TrafficError
+from simulator.run import Scenario
+from simulator.tokens import coin
+from simulator.traffic import serve_traffic
 
 OPTIONS = EngineOptions(max_num_seqs=3, max_num_batched_tokens=24, block_size=4, enable_prefix_caching=False)
 SETTINGS = [
@@ -99,6 +107,41 @@ def test_processes_in_real_time(settings: Settings, world: LiveWorld, reference:
     check(run, traffic, reference)
     assert run.served.counts.read == sum(text.prompt_length - 1 for text in texts)
     assert run.served.end_s >= traffic.requests[-1].arrival_s
+
+
+HOST = Host(submit_s=0.125, report_s=0.0625)
+PRICED = Scenario(
+    coin(1.0, exponent=1.0, scale=0.0, requests=7, length=18, prompt_length=8, seed=0),
+    profile=profile(target_s=1.0, draft_s=0.25, tree_s=0.5, host=HOST),
+)
+"""A draft that is always right."""
+
+
+@pytest.fixture(scope="module")
+def timeless(pair: tuple[str, str]) -> Iterator[LiveWorld]:
+    """Processes whose operations last as priced, while nobody waits; the draft is the target's model."""
+    with LiveWorld(*worker_specs((pair[0], pair[0])), emulation=Emulation(PRICED.live_prices, 0.0)) as world:
+        yield world
+
+
+@pytest.mark.parametrize("settings", [*SETTINGS[:2], *SETTINGS[3:5]], ids=lambda settings: settings.label)
+def test_emulated_devices_serve_as_simulated(
+    settings: Settings, timeless: LiveWorld, reference: Reference
+) -> None:
+    """Scheduler, messages, models and caches are the real ones: every request ends when it was foreseen."""
+    traffic, texts = traffic_of(reference, 0.7)
+    run = serve_live(timeless, settings, traffic, OPTIONS, texts)
+    check(run, traffic, reference)
+    simulated, _ = serve_traffic(PRICED, settings, traffic, OPTIONS, rounds=True)
+    assert run.served.first_s == pytest.approx(simulated.first_s, abs=1e-9)
+    assert run.served.last_s == pytest.approx(simulated.last_s, abs=1e-9)
+    assert run.served.counts == simulated.counts and run.served.waiting > 0.1
+
+
+def test_what_may_be_stopped_needs_a_clock(timeless: LiveWorld, reference: Reference) -> None:
+    traffic, texts = traffic_of(reference, 1.0)
+    with pytest.raises(LiveError, match="time scale above 0"):
+        serve_live(timeless, configure("saguaro", lookahead=2, tree="abort"), traffic, OPTIONS, texts)
 
 
 def early(run: Run, now: float) -> None:

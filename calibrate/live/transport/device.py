@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from calibrate.live.errors import AuditError, WorkerError
+from calibrate.live.errors import AuditError, LiveError, WorkerError
 from calibrate.live.transport.environment import LiveEnvironment
 from calibrate.live.transport.worker import WorkerLink
 from calibrate.live.wire import (
@@ -146,6 +146,7 @@ class LiveDevice:
         self.spans: list[Span] = []
         self.replies: list[tuple[RowOperation, tuple[Any, ...], tuple[Any, ...] | None]] = []
         self._pending: deque[_Pending] = deque()
+        self._received = 0
         self._numbers = itertools.count()
 
     @property
@@ -164,12 +165,19 @@ class LiveDevice:
         return len(self._pending)
 
     @property
+    def awaited(self) -> bool:
+        """See `environment.Port`."""
+        return len(self._pending) > self._received
+
+    @property
     def tasks(self) -> list[Task]:
         """Tasks that have not fired, oldest first."""
         return [pending.task for pending in self._pending]
 
     def submit(self, operation: Operation) -> Task:
         """Queue an operation and return at once; see `pack_operation` for what is refused."""
+        if operation.early and operation.stoppable and not self.environment.waits:
+            raise LiveError(f"{operation.kind} may be stopped midway, which takes a time scale above 0")
         submit_s = self._present_s()
         at_s = submit_s - self._shift if self.emulated and operation.view is not NO_ROWS else None
         work = Work(next(self._numbers), operation.kind, pack_operation(operation), at_s)
@@ -194,7 +202,9 @@ class LiveDevice:
 
     def receive(self) -> object:
         """Read one report; see `environment.Port`."""
-        return self.link.receive()
+        report = self.link.receive()
+        self._received += not isinstance(report, Early)
+        return report
 
     def happens_s(self, report: object, arrival_s: float) -> float:
         """See `environment.Port`."""
@@ -217,6 +227,7 @@ class LiveDevice:
             task.early.succeed(operation.answer(pending.early))
             return
         self._pending.popleft()
+        self._received -= 1
         self.link.acknowledge()
         self._record(pending, report, arrival_s)
         if isinstance(report, Failure):

@@ -13,6 +13,10 @@ once; the report waits for `noticed` on the policy's side.  Deadlines are absolu
 machine takes (work, messages, host time, a scheduler's whims) is gone as long as it fits in between, and does
 not add up.  What does not fit is an error, once the run is over: `errors.DeadlineMissed`.
 
+With a scale of 0 nobody waits for a clock: time is the environment's, which goes on to the next event when
+every worker has said when its operation ends.  The machine at hand then has no part in what is measured,
+however busy it is, and there is no deadline.  What may be stopped in the middle needs a clock.
+
 Devices do not slow each other here.  An operation that policies stop because of what it said early takes its
 steps one by one: a stop takes effect at the first boundary after it was asked for, as in the simulation, and
 the worker waits for that boundary before it looks.  All others have the room of all their steps for their
@@ -69,19 +73,19 @@ class Emulation:
 
     Attributes:
         prices: What its operations take.
-        scale: Real seconds per second of it.
+        scale: Real seconds per second of it; 0: nobody waits.
     """
 
     prices: Prices
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.scale > 0.0:
-            raise ValueError(f"a time scale must be positive, got {self.scale:g}")
+        if not self.scale >= 0.0:
+            raise ValueError(f"a time scale must not be negative, got {self.scale:g}")
 
     def clock(self) -> float:
-        """The monotonic clock, in its seconds."""
-        return time.perf_counter() / self.scale
+        """The monotonic clock, in its seconds; it stands still where nobody waits for it."""
+        return time.perf_counter() / self.scale if self.scale else 0.0
 
     def wait(self, until_s: float) -> None:
         """Sleep until shortly before a moment, then spin."""

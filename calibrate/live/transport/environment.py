@@ -34,6 +34,11 @@ class Port(Protocol):
         """Operations that the worker still has to report."""
         ...
 
+    @property
+    def awaited(self) -> bool:
+        """Whether the report of any of these has not been received."""
+        ...
+
     def receive(self) -> object:
         """Read the report that lies ready; `WorkerDied` if there is none, and there never will be."""
         ...
@@ -57,7 +62,8 @@ class LiveEnvironment(simpy.Environment):
 
     Args:
         clock: Monotonic seconds.
-        scale: Real seconds per second of the clock.
+        scale: Real seconds per second of the clock; 0: `now` goes on to the next event at once, when
+            every report that is under way has been received.
         wait: As `multiprocessing.connection.wait`; replaceable for tests.
     """
 
@@ -67,6 +73,8 @@ class LiveEnvironment(simpy.Environment):
         super().__init__(0.0)
         self._clock = clock
         self._scale = scale
+        self.waits = scale > 0.0
+        """Whether time is a clock's."""
         self._wait = wait
         self.origin = clock()
         """The clock's reading at `now == 0`."""
@@ -81,7 +89,7 @@ class LiveEnvironment(simpy.Environment):
 
     def elapsed(self) -> float:
         """Seconds since the environment began, by the clock: `now` or a little later."""
-        return self._clock() - self.origin
+        return self._clock() - self.origin if self.waits else float(self._now)
 
     def catch_up(self) -> None:
         """Let `now` be the present, if nothing is under way; between runs it stands still."""
@@ -116,6 +124,8 @@ class LiveEnvironment(simpy.Environment):
 
     def _due(self) -> bool:
         """Whether the head of the queue has happened; first moves an earlier arrival into the queue."""
+        if not self.waits:
+            return self._is_next()
         if self._held and self.peek() > self._now:
             self._take_in(0.0)  # what is to be noticed first may have arrived last
         if self._arrivals and self._arrivals[0][0] < self.peek() and self._arrivals[0][0] <= self.elapsed():
@@ -126,10 +136,22 @@ class LiveEnvironment(simpy.Environment):
         # Events triggered at `now` need no look at the clock, which may be coarser than `now`.
         return head <= self._now or head <= self.elapsed()
 
+    def _is_next(self) -> bool:
+        """The same where nobody waits for a clock: what is under way may come before all that is known."""
+        if self.peek() <= self._now:
+            return True
+        if any(port.awaited for port in self._ports):
+            return False
+        if self._arrivals and self._arrivals[0][0] < self.peek():
+            happens_s, _, port, report = heappop(self._arrivals)
+            self._now = max(float(self._now), happens_s)
+            port.deliver(report, happens_s)
+        return self.peek() < simpy.core.Infinity
+
     def _listen(self) -> None:
         """Wait until the head of the queue is due, a held report happens or others have arrived."""
         head = min(float(self.peek()), self._arrivals[0][0] if self._arrivals else simpy.core.Infinity)
-        if head == simpy.core.Infinity:
+        if head == simpy.core.Infinity or not self.waits:
             if not any(port.outstanding for port in self._ports):
                 raise StuckPolicy(
                     "nothing is scheduled and no worker has anything outstanding: the policy waits for "

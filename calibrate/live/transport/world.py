@@ -99,7 +99,9 @@ class LiveWorld:
             LiveEnvironment(clock=emulation.clock, scale=self._scale) if emulation else LiveEnvironment()
         )
         self.devices = [
-            LiveDevice(self.environment, link, offset / self._scale, emulated=self._emulated)
+            LiveDevice(
+                self.environment, link, offset / self._scale if self._scale else 0.0, emulated=self._emulated
+            )
             for link, offset in zip(self._links, offsets, strict=True)
         ]
         for device in self.devices:
