@@ -73,12 +73,14 @@ class ServedRows(Rows):
 
     def refill(self, world: World, *, drafts: bool, states: bool = False) -> Steps:
         """Let the scheduler fill the rows, waiting for requests if there are none; reads their prompts."""
-        fresh, run = NO_SLOTS, self.served_by
+        fresh, run, waited_s = NO_SLOTS, self.served_by, 0.0
         while run.unfinished:
-            step = run.begin(self._now)
+            # A clock that began elsewhere may round the moment waited for to one before it.
+            step = run.begin(max(waited_s, self._now))
             self._leave()
             if step is None:
-                yield self.stage.until(self.began_s + run.next_s)
+                waited_s = run.next_s
+                yield self.stage.until(self.began_s + waited_s)
                 continue
             if step.chunks:
                 yield from self._read(world, replace(self._prefill(step), states=states), drafts=drafts)

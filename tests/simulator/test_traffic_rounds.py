@@ -17,6 +17,7 @@ from policies.registry import SettingError, Settings, configure
 from serving.blocks import BlockPool
 from serving.loop import Run, StepRecord
 from serving.metrics import Served
+from serving.rounds import serve_rounds
 from serving.scheduler import EngineOptions, Row, Scheduler, Step
 from serving.traffic import ServedRequest, Traffic, TrafficError, arrival_times, generated
 from simulator.costs import Effects, TextbookCosts
@@ -97,6 +98,16 @@ def test_prompt_lookup_searches_recorded_texts() -> None:
     assert served.counts.accepted > 0 and served.counts.emitted == 150
     with pytest.raises(SettingError, match="the text itself"):
         by_rounds(scenario, settings, generated(1, 50, 3000, [0.0]), max_num_seqs=4)
+
+
+def test_a_clock_that_began_elsewhere_ends_too() -> None:
+    """Where now - begin is rounded below the moment waited for, waiting again would never end."""
+    traffic, scenario = generated(200, 8, 1, arrival_times(200, 0.1, seed=1)), textbook()
+    tokens = arriving_texts(scenario.tokens, traffic)
+    world = scenario.world(tokens)
+    world.env.run(until=123456.7)
+    served, _ = serve_rounds(world, SETTINGS[0], traffic, EngineOptions(), tokens.requests)
+    assert served.ttft_s == pytest.approx(by_rounds(scenario, SETTINGS[0], traffic).ttft_s, abs=1e-9)
 
 
 def test_longer_replies_go_on_from_the_beginning() -> None:
