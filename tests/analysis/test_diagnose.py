@@ -232,3 +232,12 @@ def test_watching_prints_a_row_each_time(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_server_that_does_not_answer_is_one_line() -> None:
     refused = run("http://127.0.0.1:9/metrics")
     assert refused.exit_code == 2 and refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_it_fits_a_terminal_and_a_file_without_colour(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    sample = str(SAMPLES / "vllm/prometheus_delta_K7_dflash.json")
+    shown = run(sample, "--hw", PAIR, "--batch", "64", "--context", "4000").stdout
+    lines = [line for line in shown.splitlines() if not line.startswith(("vllm:", "sglang:"))]  # to paste: whole
+    assert max(map(len, lines)) <= columns and "\x1b" not in shown and "fastest K by batch" in shown
