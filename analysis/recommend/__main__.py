@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +36,28 @@ from policies.commandline import (
 EXAMPLES = """
 \b
 Examples:
-  recommend                                          one request at a time, two devices
-  recommend --batch 8 --max-devices 4
+  recommend                                          Llama-3.1-70B with a 1B draft on H100, a row at a time
+  recommend --batch 8 --max-devices 8
   recommend --hw cpu2-x20 --prompt-category code --json
-  recommend --temperature 1 --plot answer.png
-  recommend --max-devices 1                          plain decoding or collocated SD
+  recommend --hw cpu2-x5 --temperature 1 --plot answer.png
+  recommend --hw cpu2-x5 --max-devices 1             plain decoding or collocated SD
   recommend --hw h100 --tp 4 --target llama-3.1-70b --draft llama-3.2-1b --acceptance 0.8 --batch 16
   recommend --hw h100x4-llama-3.1-70b+llama-3.2-1b --acceptance 0.7 --rate 4 --prompt 1000 --output 300 \\
             --slo ttft=1,tpot=0.04 --export sweep
 """
 
+HEADINGS = {
+    "How much is asked of it": ("batch", "max_devices", "prompt_length", "max_tokens", "temperature"),
+    "On what": ("hw", "target", "draft", "tp", "draft_tp", "draft_placement"),
+    "What is accepted": ("acceptance", "run_length", "hit_rate", "trace", "prompt_category"),
+    "How it is searched": ("grid", "settings", "level", "crossovers", "seed"),
+    "Output": ("machine", "plot", "out", "config", "help"),
+    "Requests that arrive": tuple(each.name for each in fields(TrafficPlan)),
+}
+"""What `recommend --help` lists, most wanted first."""
 
-@checked_command("recommend", epilog=EXAMPLES, context_settings=HELP)
+
+@checked_command("recommend", epilog=EXAMPLES, context_settings=HELP, headings=HEADINGS)
 @with_options(click_options(Query))
 @with_options(click_options(TrafficPlan))
 @click.option("--json", "machine", is_flag=True, help="Print one JSON object.")

@@ -239,5 +239,7 @@ def test_it_fits_a_terminal_and_a_file_without_colour(columns: int, monkeypatch:
     monkeypatch.setenv("COLUMNS", str(columns))
     sample = str(SAMPLES / "vllm/prometheus_delta_K7_dflash.json")
     shown = run(sample, "--hw", PAIR, "--batch", "64", "--context", "4000").stdout
-    lines = [line for line in shown.splitlines() if not line.startswith(("vllm:", "sglang:"))]  # to paste: whole
+    lines = [
+        line for line in shown.splitlines() if not line.startswith(("vllm:", "sglang:"))
+    ]  # to paste: whole
     assert max(map(len, lines)) <= columns and "\x1b" not in shown and "fastest K by batch" in shown
