@@ -91,7 +91,7 @@ def test_a_sweep_goes_out_and_its_results_come_back(tmp_path: Path, monkeypatch:
             "12",
         ),
         *("--prompt", "100", "--output", "20", "--slo", "ttft=1,tpot=0.02", "--seeds", "2"),
-        *("--lookaheads", "2,4", "--max-num-seqs", "64"),
+        *("--lookaheads", "4", "--max-num-seqs", "64"),
     )
     found = run(*pair, "--export", str(tmp_path / "sweep"), "--plot", str(tmp_path / "map.png"), "--json")
     assert found.exit_code == 0, found.output
