@@ -199,12 +199,14 @@ def kept_in_parts(
     """Write the rows of all chunks to a Parquet file, a row group each, and return how many chunks were new.
 
     What is done is kept beside it, a file per chunk, until all are: only those that are missing, or are of
-    another sweep than `about` says, are worked on.
+    another sweep than `about` says, are worked on, and nothing where the file is of this sweep.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     meta = {KEY: to_json(dict(about)).encode()}
+    if path.is_file() and (pq.read_schema(path).metadata or {}).get(KEY) == meta[KEY]:
+        return 0
     stamp = hashlib.sha256(meta[KEY] + str(schema).encode()).hexdigest()[:16]
     parts = path.with_suffix(".parts")
     files = [parts / f"{stamp}-{number:06d}.parquet" for number in range(len(chunks))]

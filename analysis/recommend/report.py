@@ -22,8 +22,9 @@ from simulator.imports.export import METHOD_OF, engine_lines, engines_load
 
 METHOD = (
     "tokens/s = emitted tokens / decode seconds (prefill left out), ratio of sums over the recorded prompts, "
-    "all groups of devices together. Intervals: prompts, sampling luck and latency blocks resampled, model "
-    "error from the calibration's live settings."
+    "all groups of devices together; policies far behind on fewer prompts, beside plain decoding's. "
+    "Intervals: prompts, sampling luck and latency blocks resampled, model error from the calibration's live "
+    "settings."
 )
 THINNED = {
     True: "the recorded trace thinned: the draft's first choice made wrong (or right) at random positions",
@@ -91,6 +92,7 @@ def as_row(row: Ranked) -> Row:
         "backup": settings.backup,
         **settings.unusual,
         "deployment": row.words,
+        "requests": row.requests,
         "tokens_per_second": row.tokens_per_second,
         "tokens_per_second_interval": asdict(row.speed),
         "tokens_per_second_per_device": row.per_device,

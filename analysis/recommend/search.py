@@ -374,8 +374,8 @@ KEPT = (8, 5)
 SLOW = (3, 2)
 """Requests per row that policies meet first which the compiled replay does not lay out, and how many settings
 of each that leaves."""
-HOPELESS = 0.8
-"""A policy whose best is slower than this share of the fastest is not run on all requests."""
+HOPELESS = (0.65, 0.8)
+"""What ends a policy after the first stage, and the second: its best is below this share of the fastest."""
 
 
 def refine(search: SettingSearch, span: GridSpan = COARSE, most: int | None = None) -> list[Tried]:
@@ -397,19 +397,31 @@ def refine(search: SettingSearch, span: GridSpan = COARSE, most: int | None = No
     settings = [*(each for each in settings if each.policy in COVERED), *left]
     first = search.best(settings, sizes[0], "coarse search")
     kept = leaders(first, KEPT[0])
-    good = kept[:2] + [choice for choice in leaders(first, 0) if choice.settings.fanout is None]
+    going = hopeful(kept, HOPELESS[0])
+    good = kept[:2] + [choice for choice in going if choice.settings.fanout is None]
     near = [each for choice in good for each in neighbours(choice.settings, tokens)]
-    second = search.best([*(choice.settings for choice in kept), *near], sizes[1], "refinement")
-    going = leaders(second, KEPT[1])
-    least = HOPELESS * going[0].tokens_per_second
-    last = [c for c in going if c.tokens_per_second >= least or c.settings.policy in {"ar", "sd"}]
+    second = search.best([*(choice.settings for choice in going), *near], sizes[1], "refinement")
+    reached = leaders(second, KEPT[1])
+    last = hopeful(reached, HOPELESS[1])
     found = search.best((choice.settings for choice in last), None, "all tokens")
-    before, after = (best_of(choices, "ar") for choices in (second, found))
-    if before is None or after is None:
+    if (plain := best_of(found, "ar")) is None:
         return found
-    known = after.tokens_per_second / before.tokens_per_second
-    behind = [replace(c, tokens_per_second=known * c.tokens_per_second) for c in going if c not in last]
-    return sorted([*found, *behind], key=lambda choice: -choice.tokens_per_second)
+    for choice in (*but(kept, going), *but(reached, last)):
+        ratio = plain.tokens_per_second / search.plainly(choice).tokens_per_second
+        found.append(replace(choice, tokens_per_second=ratio * choice.tokens_per_second))
+    return sorted(found, key=lambda choice: -choice.tokens_per_second)
+
+
+def but(choices: Sequence[Tried], without: Sequence[Tried]) -> list[Tried]:
+    """The choices whose setting is not among others."""
+    others = {choice.settings for choice in without}
+    return [choice for choice in choices if choice.settings not in others]
+
+
+def hopeful(choices: Sequence[Tried], share: float) -> list[Tried]:
+    """Those that reach a share of the fastest, which comes first, and the baselines."""
+    least = share * choices[0].tokens_per_second
+    return [c for c in choices if c.tokens_per_second >= least or c.settings.policy in {"ar", "sd"}]
 
 
 def fewer(settings: Sequence[Settings], most: int) -> list[Settings]:

@@ -86,7 +86,7 @@ def test_a_hopeless_policy_is_known_by_its_ratio_to_plain_decoding(monkeypatch: 
     tokens = replay(trace([[0] * 20] * 30))  # all alike: five requests say what thirty do
     scenario = Scenario(tokens, profile=profile(), batch=1)
     search = SettingSearch(scenario, 2, 1)
-    monkeypatch.setattr("analysis.recommend.search.HOPELESS", 1.0)
+    monkeypatch.setattr("analysis.recommend.search.HOPELESS", (0.0, 1.0))
     found = {choice.settings.policy: choice for choice in refine(search)}
     assert found["ar"].requests == found["sd"].requests == 30
     rejected = next(choice for choice in found.values() if choice.requests < 30)

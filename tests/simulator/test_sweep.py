@@ -128,6 +128,7 @@ def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert [row["number"] for row in pq.read_table(tmp_path / "a.parquet").to_pylist()] == [
         0, 1, 10, 11, 20, 21, 30, 31,
     ]  # fmt: skip
+    assert _kept(tmp_path / "a.parquet", {"asked": 1}) == 0
     assert _kept(tmp_path / "whole.parquet", {"asked": 1}) == 4
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
 
