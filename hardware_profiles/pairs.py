@@ -184,5 +184,5 @@ USUAL = tuple(
     )
 )
 """Pairs that are shipped, so that the main install answers without tables."""
-RECIPE = 2
+RECIPE = 3
 """Of how forwards are put together; another one makes what is kept useless."""

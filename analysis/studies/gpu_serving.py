@@ -9,6 +9,7 @@ only runs whose share is small are compared.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -21,11 +22,13 @@ from hardware_profiles.networks import find_network
 FILE = "silicon_sample.csv"
 MODELS = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-32b", "qwen3-8b")
 """Dense networks; the path of a run's model has their name in it."""
+CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
+"""Requests at once, where a run says so apart from its batch."""
 LARGEST_SHARE = 0.1
 """Of prefills in the time per token."""
 MOST_ROWS = 128
 CAUSES: Mapping[str, str] = {
-    "trtllm": "probably kernels launched before the last one ends; 8-bit cells exceed its engine's steps",
+    "trtllm": "gaps between kernels, where many GPUs share a step; 4-bit cells hold what quantises",
     "sglang": "an engine a year older than its tables",
     "vllm": "host time of an engine a year older than its tables, most of a step where many GPUs share it",
 }
@@ -40,6 +43,9 @@ def serving_rows(systems: Path, roofline: Callable[[Composer, int, int, int], fl
         alone = line["pp_size"] in ("", "1") and line["attention_dp_size"] in ("", "0", "1")
         if model is None or line["mode"] != "agg" or not alone or float(line["batch_size"]) > MOST_ROWS:
             continue
+        asked = CONCURRENCY.search(line["silicon_data_source"])
+        if asked is not None and float(asked[1]) != float(line["batch_size"]):
+            continue  # more requests than rows: they wait for each other, and a token's time has that in it
         precision = line["gemm_quant_mode"] or line["precision"]
         precision = precision if precision not in ("", "bf16") else "bfloat16"
         key = (line["system"], line["backend"], model, precision, line["tp_size"])

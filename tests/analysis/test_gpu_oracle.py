@@ -184,15 +184,16 @@ def test_serving_runs_by_hand(systems: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(gpu_serving, "find_network", lambda name, precision: NETWORK)
     columns = (
         "system,backend,backend_version,model_path,mode,pp_size,attention_dp_size,batch_size,gemm_quant_mode,"
-        "precision,tp_size,isl,osl,silicon_tpot_ms"
+        "precision,tp_size,isl,osl,silicon_tpot_ms,silicon_data_source"
     )
-    shared = "h100_sxm,vllm,0.12,meta-llama/Llama-3.1-8B,{mode},1,1,2,,,1,10,{output},0.5"
+    shared = "h100_sxm,vllm,0.12,meta-llama/Llama-3.1-8B,{mode},1,1,2,,,1,10,{output},0.5,run{more}"
     runs = [
-        ("agg", 4000),
-        ("disagg", 4000),
-        ("agg", 10),
-    ]  # apart; and a prefill is a large share of ten tokens
-    lines = [shared.format(mode=mode, output=output) for mode, output in runs]
+        ("agg", 4000, "; silicon_concurrency=2"),
+        ("disagg", 4000, ""),
+        ("agg", 10, ""),
+        ("agg", 4000, "; silicon_concurrency=4"),
+    ]  # apart; a prefill is a large share of ten tokens; four requests wait for two rows
+    lines = [shared.format(mode=mode, output=output, more=more) for mode, output, more in runs]
     (systems / gpu_serving.FILE).write_text("\n".join([columns, *lines]))
     (row,) = gpu_serving.serving_rows(systems, lambda *at: None)
     composer = Composer(Tables(systems, "h100"), NETWORK)
