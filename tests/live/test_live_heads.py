@@ -121,7 +121,7 @@ def first_choices(target: Any, settings: Settings, drafter: Any, text: list[int]
     return chain
 
 
-def _places(operation: DraftHeads) -> tuple[list[int], list[int], list[int]]:
+def _places(operation: DraftHeads) -> tuple[tuple[int, ...], ...]:
     view = operation.view
     return view.slots, view.requests, view.positions
 

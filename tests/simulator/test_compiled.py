@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -236,7 +237,7 @@ def runs(draw: Callable[..., Any]) -> Run:
 
 
 RANDOM = settings(
-    max_examples=120,
+    max_examples=int(os.environ.get("EXAMPLES", "120")),  # more of them where somebody asks
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking runs both worlds some hundred times
