@@ -77,22 +77,38 @@ class RoundCounts(NamedTuple):
     run_length: float | None
 
 
-def count_rounds(table: dict[str, np.ndarray], *, runs_on: bool) -> RoundCounts:
-    """Counts over the columns of a log, in any order; see `RoundLog`."""
-    rounds = len(table["emitted"])
-    primary = table["source"] == Source.PRIMARY
-    rejected = (table["accepted"] < table["length"]) & (table["emitted"] > table["accepted"])
-    verified = (table["accepted"] + rejected)[primary].sum()
-    hit, looked_up = table["hit"], table["hit"] != NO_CACHE
+def count_rounds(
+    table: dict[str, np.ndarray], *, runs_on: bool, times: np.ndarray | None = None
+) -> RoundCounts:
+    """Counts over the columns of a log, in any order; see `RoundLog`.
+
+    `times` [n] says how often each of these rounds was; None: once.
+    """
+    accepted, length, emitted, hit = (table[name] for name in ("accepted", "length", "emitted", "hit"))
+
+    def total(values: np.ndarray) -> int:
+        return int(values.sum() if times is None else values @ times)
+
+    rounds = len(emitted) if times is None else int(times.sum())
+    primary, looked_up = table["source"] == Source.PRIMARY, hit != NO_CACHE
+    whole, cut, hits = accepted == length, emitted == accepted, hit == 1
+
+    def rate(among: np.ndarray) -> float | None:
+        return _ratio(total(hits & among), total(among))
+
+    # Where runs go on past a block (PEARL), a hit's bonus token is a drafted one that was accepted, and a miss
+    # after everything else was accepted is a rejection.
+    broken = ~cut & (~whole | (hit == 0)) if runs_on else ~cut & ~whole
+    drafted = total(accepted) + (total(hits) if runs_on else 0)
     return RoundCounts(
-        tokens=int(table["emitted"].sum()),
+        tokens=total(emitted),
         rounds=rounds,
-        accepted_per_round=float(table["accepted"].sum()) / rounds,
-        acceptance_rate=_ratio(table["accepted"][primary].sum(), verified),
-        cache_hit_rate=_mean(hit[looked_up]),
-        hit_rate_after_primary=_mean(hit[looked_up & primary]),
-        hit_rate_after_backup=_mean(hit[looked_up & ~primary]),
-        run_length=_run_length(table, runs_on=runs_on),
+        accepted_per_round=total(accepted) / rounds,
+        acceptance_rate=_ratio(total(accepted * primary), total((accepted + (~whole & ~cut)) * primary)),
+        cache_hit_rate=rate(looked_up),
+        hit_rate_after_primary=rate(looked_up & primary),
+        hit_rate_after_backup=rate(looked_up & ~primary),
+        run_length=_ratio(drafted, total(broken)),
     )
 
 
@@ -152,22 +168,6 @@ def mean_summary(runs: Sequence[Summary]) -> Summary:
         tokens_per_round=tokens / rounds,
         accepted_per_round=sum(run.accepted_per_round * run.rounds for run in runs) / rounds,
     )
-
-
-def _run_length(table: dict[str, np.ndarray], *, runs_on: bool) -> float | None:
-    """Accepted tokens per rejection of a drafted token.
-
-    Where runs go on past a block (PEARL), a hit's bonus token is a drafted one that was accepted, and a
-    miss after everything else was accepted is a rejection.
-    """
-    whole = table["accepted"] == table["length"]
-    cut = table["emitted"] == table["accepted"]
-    rejected = ~cut & ~whole
-    accepted = table["accepted"].sum()
-    if runs_on:
-        rejected |= ~cut & (table["hit"] == 0)
-        accepted += (table["hit"] == 1).sum()
-    return _ratio(accepted, rejected.sum())
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> float | None:

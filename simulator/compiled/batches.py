@@ -20,9 +20,9 @@ from simulator.compiled.content import Rule, Walks, walks_of
 from simulator.compiled.loops import CHAIN, FIELDS, line_up
 from simulator.tokens import TokenModel
 
-CHUNK = 65_536
+CHUNK = 32_768
 """Rounds of a batch laid out, priced and timed at once, which bounds the memory taken."""
-KEPT_CHUNKS = 8
+KEPT_CHUNKS = 16
 """Of a line-up that is kept for the next run; longer ones are laid out anew."""
 KEPT_LINEUPS = 8
 """Of a setting."""
@@ -90,12 +90,13 @@ class Lineup:
         if self._kept is not None:
             yield from self._kept
             return
-        kept: list[Rounds] | None = []
+        kept: list[Rounds] = []
+        keeps = self.rounds <= KEPT_CHUNKS * CHUNK * self.width
         for chunk in self._laid_out():
-            if kept is not None:
-                kept = [*kept, chunk] if len(kept) < KEPT_CHUNKS else None
+            if keeps:
+                kept.append(chunk)
             yield chunk
-        self._kept = kept
+        self._kept = kept if keeps else None
 
     def _laid_out(self, listed: tuple[np.ndarray, np.ndarray] | None = None) -> Iterator[Rounds]:
         if listed is None and self.rounds <= CHUNK and not line_up.compiles and not self._rows_wait:
@@ -217,20 +218,22 @@ class Lineup:
 
     @cached_property
     def counts(self) -> RoundCounts:
-        """What a summary counts of them, in columns as narrow as they are kept: there may be millions."""
-        walks, lengths = self.walks, (self.ends - self.begins).astype(np.int32)
-        rounds = np.repeat((self.begins - np.cumsum(lengths) + lengths).astype(np.int32), lengths)
-        rounds += np.arange(self.rounds, dtype=np.int32)
-        accepted = walks.accepted[rounds]
-        left = np.repeat(self.limits.astype(np.int32), lengths) - walks.positions[rounds]
+        """What a summary counts of them: each round of each text once, however often it is served."""
+        walks = self.walks
+        own, first, often = np.unique(self.own, return_index=True, return_counts=True)
+        lengths = walks.ends[own] - walks.begins[own]
+        rounds = np.repeat(walks.begins[own] - np.cumsum(lengths) + lengths, lengths)
+        rounds += np.arange(len(rounds))
+        accepted = walks.accepted[rounds].astype(np.int64)
+        left = np.repeat(self.limits[first], lengths) - walks.positions[rounds]
         table = {
             "length": walks.lengths[rounds],
-            "source": _sources(self.settings).astype(np.int8)[walks.states[rounds]],
+            "source": _sources(self.settings)[walks.states[rounds]],
             "accepted": accepted,
-            "emitted": np.minimum(accepted + 1, left).astype(np.int16),
+            "emitted": np.minimum(accepted + 1, left),
             "hit": walks.hits[rounds],
         }
-        return count_rounds(table, runs_on=self.settings.policy == "pearl")
+        return count_rounds(table, runs_on=self.settings.policy == "pearl", times=np.repeat(often, lengths))
 
     def _columns(self, rounds: np.ndarray, owners: np.ndarray) -> dict[str, IntArray]:
         walks, tokens = self.walks, self.tokens.tokens

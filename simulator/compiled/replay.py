@@ -128,10 +128,13 @@ def replay_run(
     """
     lineup = line_up_of(tokens, settings, requests, batch)
     clock = _Clock(settings, world)
+    ends, made = np.empty(lineup.rounds), 0  # no batch has more rounds than its rows together
     for rounds in lineup.chunks():
-        clock.run(rounds)
-    ends, began = np.concatenate(clock.ends), np.concatenate(clock.began)
-    log = ReplayedLog(lineup, ends, began[lineup.admitted], clock.prefill_s)
+        ends[made : made + len(rounds)] = clock.run(rounds)
+        made += len(rounds)
+    admissions, began = np.concatenate(clock.admissions), np.concatenate(clock.began)
+    began = began[np.searchsorted(admissions, lineup.admitted)]
+    log = ReplayedLog(lineup, ends[:made], began, clock.prefill_s)
     names = ["target", "draft", *(f"draft-{i}" for i in range(1, clock.devices))]
     summary = timed(
         lineup.counts,
@@ -193,8 +196,10 @@ class _Clock:
         self.ended = np.zeros(self.devices + 1)
         self.busy = np.zeros(self.devices + 1)
         self.prefill_s = 0.0
-        self.ends: list[FloatArray] = []
+        self.admissions: list[IntArray] = []
+        """Rounds at whose beginning requests got their slots."""
         self.began: list[FloatArray] = []
+        """When these began."""
         self.opens = settings.policy == "pearl" and settings.sampling.draft_sampled
         self.redrafts = isinstance(config, SaguaroConfig) and config.backup == "primary"
         self.drafts_first = isinstance(config, SaguaroConfig) and (
@@ -202,8 +207,8 @@ class _Clock:
         )
         self._carried: Ops | None = None
 
-    def run(self, rounds: Rounds) -> None:
-        """Time some rounds."""
+    def run(self, rounds: Rounds) -> FloatArray:
+        """[n] when some rounds are committed, s."""
         program = self._program(rounds)
         phases = np.flatnonzero(program.present)
         which, of = phases % PHASES, phases // PHASES
@@ -228,11 +233,11 @@ class _Clock:
             done,
         )
         prefills = which == PREFILL
-        admitted = np.zeros(len(rounds))
-        admitted[of[prefills]] = began[prefills]
-        self.ends.append(done[which == last])
-        self.began.append(admitted)
+        self.admissions.append(rounds.first + of[prefills])
+        self.began.append(began[prefills])
         self.prefill_s += float((done - began)[prefills].sum())
+        ends: FloatArray = done[which == last]
+        return ends
 
     def _program(self, rounds: Rounds) -> _Program:
         program, policy = _Program(len(rounds)), self.settings.policy
