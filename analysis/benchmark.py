@@ -1,6 +1,8 @@
 """How fast the simulator itself is: simulated output tokens per second of CPU time, by both engines.
 
+    python -m analysis.benchmark            # tables in Markdown
     python -m analysis.benchmark --json
+    python -m analysis.benchmark --scale    # seconds and memory as the work grows
 
 Machines differ, and one machine from minute to minute, so that every run is measured beside two others that
 anybody can repeat: simpy's bare event loop, and a scalar loop in plain Python over a recorded trace.  All
@@ -9,10 +11,15 @@ take turns, once around per repetition.
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from multiprocessing import get_context
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -22,7 +29,7 @@ import simpy
 from hardware_profiles.files import to_json
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile, find_trace
-from hardware_profiles.trace import read_trace
+from hardware_profiles.trace import Trace, read_trace, write_trace
 from policies.commandline import HELP, POSITIVE, checked_command, click_options, option, with_options
 from policies.registry import configure
 from simulator.costs import TextbookCosts
@@ -33,6 +40,12 @@ SETTINGS = configure("saguaro", lookahead=4, fanout=(3,))
 PROFILE = "cpu2-x5"
 LENGTH = 1000
 """Tokens of a request of coins."""
+SCALE: Mapping[str, tuple[int, ...]] = {
+    "tokens": (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000),
+    "batch": (1, 4, 16, 64, 256, 512),
+    "positions": (10_000, 100_000, 1_000_000),
+}
+"""What grows: simulated tokens; rows, at a million tokens; positions of the trace, all of them simulated."""
 WORLDS = ("textbook_1", "textbook_16", "profile_1", "profile_16")
 SHORT, LONG = 30_000, 1_000_000
 """Simulated tokens of a run of the event world, and of the compiled replay."""
@@ -72,10 +85,15 @@ class Worlds:
             coins = coin(0.8, exponent=1.0, requests=requests, length=LENGTH, prompt_length=64, seed=0)
             textbook = TextbookCosts(1.0, 0.1)
             return Scenario(coins, textbook=textbook, batch=batch, requests=requests, engine=self.engine)
-        each = sum(r.limit for r in self.recorded.requests) / len(self.recorded.requests)
-        requests = max(2 * batch, round(self.tokens / each))
-        profile = load_profile(find_profile(PROFILE))
-        return Scenario(self.recorded, profile=profile, batch=batch, requests=requests, engine=self.engine)
+        return _served(self.recorded, self.tokens, batch, self.engine)
+
+
+def _served(model: TokenModel, tokens: int, batch: int, engine: Engine) -> Scenario:
+    """About so many tokens of a recording on the profile."""
+    each = sum(request.limit for request in model.requests) / len(model.requests)
+    requests = max(2 * batch, round(tokens / each))
+    profile = load_profile(find_profile(PROFILE))
+    return Scenario(model, profile=profile, batch=batch, requests=requests, engine=engine)
 
 
 def per_second(work: Callable[[], float]) -> float:
@@ -142,6 +160,64 @@ def benchmark(query: BenchmarkQuery, progress: Callable[[int, int], None]) -> di
     return _medians(measured) | {"spread": _spreads(measured), "repeats": query.repeats}
 
 
+def scale(axis: str, value: int, folder: str) -> dict[str, Any]:
+    """CPU seconds and peak memory of one simulation with a profile, in a process that did nothing before.
+
+    Returns:
+        `axis` and `value`; `open_s` to read the trace and make the scenario ready, `seconds` to simulate it;
+        `megabytes` resident at most, and `base_megabytes` of them for Python and its packages.
+    """
+    base, started = _resident(), time.process_time()
+    tokens = value if axis != "batch" else SCALE["tokens"][2]
+    batch = value if axis == "batch" else 16
+    columns = ("draft_rank", "draft_top_ids")
+    path = f"{folder}/{value}.parquet" if axis == "positions" else find_trace(PROFILE)
+    model = replay(read_trace(path, columns=columns))
+    scenario = _served(model, tokens, batch, "auto")
+    opened = time.process_time()
+    simulate(scenario, SETTINGS)
+    return {
+        "axis": axis,
+        "value": value,
+        "open_s": opened - started,
+        "seconds": time.process_time() - opened,
+        "megabytes": _resident(),
+        "base_megabytes": base,
+    }
+
+
+def _resident() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def write_long_trace(positions: int, folder: str) -> None:
+    """The shipped trace, so often that it has so many positions; the requests are new ones."""
+    short = read_trace(find_trace(PROFILE))
+    times, count = -(-positions // len(short)), len(short.requests)
+    requests = [each.model_copy(update={"id": i}) for i, each in enumerate(short.requests * times)]
+    columns = {name: np.concatenate([column] * times) for name, column in short.columns.items()}
+    lengths = np.diff(short.offsets)
+    columns["request"] = np.repeat(np.arange(count * times), np.tile(lengths, times))
+    write_trace(Trace.of(requests, short.meta, **columns), f"{folder}/{positions}.parquet")
+
+
+def scales(progress: Callable[[int], None]) -> list[dict[str, Any]]:
+    """All of `SCALE`, one after the other."""
+    found = []
+    spawn = get_context("spawn")
+    with (
+        TemporaryDirectory() as folder,
+        ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool,
+    ):
+        for axis, values in SCALE.items():
+            for value in values:
+                if axis == "positions":
+                    pool.submit(write_long_trace, value, folder).result()
+                found.append(pool.submit(scale, axis, value, folder).result())
+                progress(1)
+    return found
+
+
 def _tokens_per_second(scenario: Scenario) -> float:
     return per_second(lambda: simulate(scenario, SETTINGS).summary.tokens)
 
@@ -166,26 +242,52 @@ def _spreads(measured: dict[str, list[float]]) -> dict[str, list[float]]:
 @checked_command("benchmark", context_settings=HELP)
 @with_options(click_options(BenchmarkQuery))
 @click.option("--json", "machine", is_flag=True, help="Print one JSON object.")
-def main(*, machine: bool, **options: Any) -> None:
+@click.option("--scale", "growing", is_flag=True, help="Seconds and memory as the work grows, in its place.")
+def main(*, machine: bool, growing: bool, **options: Any) -> None:
     """Measure the output tokens that the simulator replays per second of CPU time, beside simpy's loop."""
     query = BenchmarkQuery(**options)
-    with click.progressbar(length=query.repeats, hidden=machine) as bar:
-        found = benchmark(query, lambda done, _: bar.update(1 if done else 0))
+    steps = sum(map(len, SCALE.values())) if growing else query.repeats
+    with click.progressbar(length=steps, hidden=machine, file=sys.stderr) as bar:
+        if growing:
+            found: Any = scales(bar.update)
+        else:
+            found = benchmark(query, lambda done, _: bar.update(1 if done else 0))
     if machine:
         click.echo(to_json(found, indent=2))
-        return
+    else:
+        click.echo("\n".join(_scale_table(found) if growing else _speed_table(found)))
+
+
+def _speed_table(found: dict[str, Any]) -> list[str]:
     timeouts = found["simpy_timeouts_per_second"]
-    click.echo(
-        f"simpy {timeouts:,.0f} timeouts/s, scalar loop {found['scalar_tokens_per_second']:,.0f} tokens/s"
-    )
-    for engine in ("event", "compiled", "compiled_uncached"):
-        for name in WORLDS:
-            low, high = found["spread"][f"{engine}.{name}"]
-            rate = found[engine][name]
-            click.echo(
-                f"{engine:>18} {name:<12} {rate:>12,.0f} tokens/s ({low:,.0f} to {high:,.0f}), "
-                f"{rate / timeouts:.3g} per simpy timeout"
+    lines = [f"| engine | world | tokens per simpy timeout | tokens/s (range of {found['repeats']}) |"]
+    lines.append("|---|---|--:|--:|")
+    names = {
+        "event": "event world",
+        "compiled": "compiled, content kept",
+        "compiled_uncached": "compiled, laid out",
+    }
+    for engine, name in names.items():
+        for world in WORLDS:
+            low, high = found["spread"][f"{engine}.{world}"]
+            costs, _, batch = world.partition("_")
+            rate = found[engine][world]
+            ratio = f"{rate / timeouts:.3g}"
+            lines.append(
+                f"| {name} | {costs}, batch {batch} | {ratio} | {rate:,.0f} ({low:,.0f}-{high:,.0f}) |"
             )
+    scalar = found["scalar_tokens_per_second"]
+    lines.append(f"| scalar loop | textbook, batch 1 | {scalar / timeouts:.3g} | {scalar:,.0f} |")
+    lines.append(f"\nsimpy: {timeouts:,.0f} timeouts/s")
+    return lines
+
+
+def _scale_table(found: list[dict[str, Any]]) -> list[str]:
+    lines = ["| what grows | to | open, s | simulate, s | MB resident |", "|---|--:|--:|--:|--:|"]
+    for row in found:
+        times = f"{row['open_s']:.2f} | {row['seconds']:.2f} | {row['megabytes']:.0f}"
+        lines.append(f"| {row['axis']} | {row['value']:,} | {times} |")
+    return lines
 
 
 if __name__ == "__main__":

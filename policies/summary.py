@@ -96,8 +96,8 @@ def count_rounds(
     def rate(among: np.ndarray) -> float | None:
         return _ratio(total(hits & among), total(among))
 
-    # Where runs go on past a block (PEARL), a hit's bonus token is a drafted one that was accepted, and a miss
-    # after everything else was accepted is a rejection.
+    # Where runs go on past a block (PEARL), a hit's bonus token is a drafted one that was accepted, and a
+    # miss after everything else was accepted is a rejection.
     broken = ~cut & (~whole | (hit == 0)) if runs_on else ~cut & ~whole
     drafted = total(accepted) + (total(hits) if runs_on else 0)
     return RoundCounts(

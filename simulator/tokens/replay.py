@@ -62,7 +62,7 @@ def replay(trace: Trace, *, limit: int | None = None, seed: int = 0) -> TokenMod
         need_rejected=need_rejected,
         need_free=np.where(rank < listed, rank + 1, NEVER),
         tokens=trace.token,
-        ranked=None if known is None else known.astype(np.int64),
+        ranked=known,
         max_fanout=NEVER if known is None else listed - 1,
         vocabulary=trace.meta.vocabulary,
         setting=(sampling.temperature, sampling.top_p),
