@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from click.testing import CliRunner
 
-from analysis.benchmark import WORLDS, main, scalar_tokens
+from analysis.benchmark import PROFILE, WORLDS, main, scalar_tokens, scale, write_long_trace
+from hardware_profiles.store import find_trace
+from hardware_profiles.trace import read_trace
 
 
 def test_it_prints_one_object() -> None:
@@ -18,6 +21,23 @@ def test_it_prints_one_object() -> None:
     for name in ("simpy_timeouts_per_second", "scalar_tokens_per_second"):
         low, high = found["spread"][name]
         assert 0.0 < low <= found[name] <= high
+
+
+def test_people_get_a_table() -> None:
+    few = ["--repeats", "1", "--event-tokens", "300", "--compiled-tokens", "300"]
+    lines = CliRunner().invoke(main, few, catch_exceptions=False).stdout.splitlines()
+    assert sum(line.startswith("| event world | ") for line in lines) == len(WORLDS)
+    assert all(line.count("|") == lines[0].count("|") for line in lines if line.startswith("|"))
+
+
+def test_a_long_trace_is_the_shipped_one_again_and_again(tmp_path: Path) -> None:
+    write_long_trace(9_000, str(tmp_path))
+    again = read_trace(tmp_path / "9000.parquet", columns=("draft_rank",))
+    once = read_trace(find_trace(PROFILE), columns=("draft_rank",))
+    assert len(again) >= 9_000 and len(again) % len(once) == 0
+    assert again.column("draft_rank")[-len(once) :].tolist() == once.column("draft_rank").tolist()
+    found = scale("positions", 9_000, str(tmp_path))
+    assert found["seconds"] > 0.0 and found["megabytes"] >= found["base_megabytes"] > 0.0
 
 
 def test_the_scalar_loop_by_hand() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from policies.rows import Rows
-from policies.summary import Summary, mean_summary, summarise
+from policies.summary import Summary, count_rounds, mean_summary, summarise
 from policies.values import NO_SLOTS, Request, Source, Speculation, Verdict
 
 PRIMARY = int(Source.PRIMARY)
@@ -47,6 +48,24 @@ def test_no_rejection_no_run_length() -> None:
 
 def test_the_first_token_comes_with_the_first_round() -> None:
     assert summary_of([(2, 2, None), (2, 2, None)]).time_to_first_token_s == pytest.approx(1.0)
+
+
+def test_rounds_that_were_several_times_are_counted_so_often() -> None:
+    rng = np.random.default_rng(0)
+    length = rng.integers(0, 4, 50)
+    accepted = np.minimum(length, rng.integers(0, 4, 50))
+    table = {
+        "source": np.where(length > 0, PRIMARY, 0),
+        "length": length,
+        "accepted": accepted,
+        "emitted": accepted + rng.integers(0, 2, 50),
+        "hit": rng.integers(-1, 2, 50),
+    }
+    times = rng.integers(1, 4, 50)
+    repeated = {name: np.repeat(column, times) for name, column in table.items()}
+    for runs_on in (False, True):
+        whole = count_rounds(repeated, runs_on=runs_on)
+        assert count_rounds(table, runs_on=runs_on, times=times) == whole
 
 
 def test_mean_of_runs_by_hand() -> None:
