@@ -391,13 +391,14 @@ def pictures(results: Results) -> dict[str, Picture]:
 
     def draw(figure: Any) -> None:
         for axes, (metric, label) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
-            draw_loads(axes, [row for row in results.rows if row["metric"] == metric], label)
+            mine = [row for row in results.rows if row["metric"] == metric]
+            draw_loads(axes, mine, label, legend=metric == next(iter(PANELS)))
         figure.suptitle(f"{results.rows[0]['profile']}: simulated (diamonds), measured (bars: repetitions)")
 
     return {"": Picture(draw, (11.0, 7.5))}
 
 
-def draw_loads(axes: Any, rows: Sequence[Row], label: str) -> None:
+def draw_loads(axes: Any, rows: Sequence[Row], label: str, *, legend: bool) -> None:
     """A group of settings per load: simulated, and measured with its range."""
     loads = list(dict.fromkeys(row["load"] for row in rows))
     settings = list(dict.fromkeys(row["setting"] for row in rows))
@@ -413,7 +414,7 @@ def draw_loads(axes: Any, rows: Sequence[Row], label: str) -> None:
             axes.errorbar([x], [row["measured"]], yerr=ends, color=colour, **look)
     axes.set_xticks(range(len(loads)), [f"{load}\n{_rate(rows, load):.3g}/s" for load in loads])
     axes.set_yscale("log")
-    frame(axes, x="", y=label, legend=7)
+    frame(axes, x="", y=label, legend=7 * legend)
 
 
 def _rate(rows: Sequence[Row], load: str) -> float:
