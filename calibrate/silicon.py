@@ -17,6 +17,7 @@ import click
 from hardware_profiles.composed import CAPTURE_LIMIT, HOST_GAP_S, SMALL_TICKS, Composer, Forward
 from hardware_profiles.costcurves import curves_of, curves_profile, read_curves
 from hardware_profiles.files import to_json, write_json
+from hardware_profiles.kernels import ENGINES as KERNEL_ENGINES
 from hardware_profiles.kernels import PACKAGE, VERSION, Tables, coverage, find_tables
 from hardware_profiles.layers import Layers, Link, forwards_profile, layers_profile
 from hardware_profiles.networks import find_network
@@ -338,17 +339,26 @@ def with_roofline_draft(profile: Profile, draft: str, device: str) -> Profile:
 @TABLES
 @JSON
 def show_coverage(tables: Path | None, *, as_json: bool) -> None:
-    """Which GPU has which operations, of which engine and version, in which precisions."""
+    """Which GPU has which operations in which precisions, by engine; every version with --json."""
     with refusals(kinds=BAD_INPUT):
         rows = coverage(find_tables(tables))
     if as_json:
         click.echo(to_json(rows, indent=2))
         return
+    engines = [name for name in (*KERNEL_ENGINES, "nccl") if any(r["engine"] == name for r in rows)]
+    types: dict[tuple[str, str, str], set[str]] = {}
+    for row in rows:
+        types.setdefault((row["gpu"], row["table"], row["engine"]), set()).update(row["types"])
     cells = [
-        (r["gpu"], r["engine"], r["table"], r["version"], str(r["rows"]), ", ".join(r["types"])) for r in rows
+        (
+            gpu,
+            table.removesuffix("_perf"),
+            *(", ".join(sorted(types.get((gpu, table, e), "-"))) for e in engines),
+        )
+        for gpu, table in dict.fromkeys((r["gpu"], r["table"]) for r in rows)
     ]
-    titles = ("GPU", "engine", "table", "version", "rows", "types")
-    wide_console().print(wrapped_table(titles, cells, right=(4,), title=f"{PACKAGE} {VERSION}"))
+    title = f"{PACKAGE} {VERSION}: precisions of all versions"
+    wide_console().print(wrapped_table(("GPU", "operation", *engines), cells, title=title))
 
 
 @main.command(context_settings=HELP)

@@ -92,6 +92,8 @@ def test_coverage_and_check(wheel: Path) -> None:
     assert {row["gpu"] for row in json.loads(run("coverage", "--tables", wheel, "--json").stdout)} == {
         "h100_sxm"
     }
+    shown = run("coverage", "--tables", wheel).stdout
+    assert shown.count("custom_allreduce") == 1 and "bfloat16" in shown  # one line of both versions
     assert "sound" in run("check", "--tables", wheel).stdout
     next((wheel / "aiconfigurator_core/systems/data").rglob("moe_perf.parquet")).write_bytes(b"no")
     assert "moe_perf.parquet is damaged" in run("check", "--tables", wheel).stderr
