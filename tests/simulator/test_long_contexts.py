@@ -25,11 +25,11 @@ from simulator.run import Scenario, simulate
 from simulator.tokens import coin, replay
 
 LONGEST = 200_000
-UNRECORDED = {"gated", "lookahead", "recycling", "ouroboros"}
-"""Policies that coins cannot stand in for, of which no recording is shipped."""
+RECORDED = {"rest", "rasd", "gated", "lookahead", "recycling", "ouroboros"}
+"""Policies that coins cannot stand in for."""
 CLOCKED = {"dsi", "amusd"}
 """Policies whose rounds are up to the clock."""
-POLICY_NAMES = sorted(POLICIES.keys() - UNRECORDED - CLOCKED)
+POLICY_NAMES = sorted(POLICIES.keys() - CLOCKED)
 TOSSED = coin(0.8, exponent=1.0, scale=1.0, requests=2, length=6, prompt_length=1, seed=0)
 TEXT = trace([[0, 0, 5, 0, 0, 0], [5, 0, 0, 0, 5, 0]])
 
@@ -39,7 +39,7 @@ contexts = st.integers(1, LONGEST)
 @cache
 def recorded(policy: str) -> DecisionTrace | None:
     """What the shipped pair decided, for the policies that look words up; None where coins do."""
-    return read_decisions(find_decisions(f"cpu2-x5-{policy}")) if policy in {"rest", "rasd"} else None
+    return read_decisions(find_decisions(f"cpu2-x5-{policy}")) if policy in RECORDED else None
 
 
 @cache
