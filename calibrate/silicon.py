@@ -175,6 +175,9 @@ class ComposeRequest:
     expert_correlation: float = option(
         0.0, "Of one row's experts: 0 independent, 1 all the same.", type=click.FloatRange(0, 1)
     )
+    expert_distribution: Literal["balanced", "power_law_1.01", "power_law_1.2"] = option(
+        "power_law_1.01", "How tokens spread over experts."
+    )
     host_gap_ms: float = option(
         1e3 * HOST_GAP_S, "Between two forwards of the target.", type=click.FloatRange(0)
     )

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from hardware_profiles.kernels import (
     BYTES,
     PACKAGE,
+    SPREAD,
     VERSION,
     Heads,
     How,
@@ -95,7 +96,7 @@ class Composer:
     network: Network
     tensor_parallel: int = 1
     eager: bool = False
-    distribution: str = "power_law_1.01"
+    distribution: str = SPREAD
     correlation: float = 0.0
     kv_dtype: str = "bfloat16"
     capture_limit: int = CAPTURE_LIMIT
@@ -340,7 +341,8 @@ def _grid(composer: Composer, operation: OperationName, ticks: Mapping[Axis, tup
     )
     masked = "; the mask of a tree costs nothing (assumed)" if operation.endswith("tree") else ""
     if composer.network.experts is not None:
-        masked += f"; experts of one row's tokens correlated by {composer.correlation:g} (assumed)"
+        masked += f"; experts spread as {composer.distribution}, correlated within a row by "
+        masked += f"{composer.correlation:g} (assumed)"
     note = f"{composer.tables.engine} {composer.tables.current} on {composer.tables.gpu.name}: {far}{masked}"
     return GridCost(axes=axes, points=tuple(points), provenance=Provenance(kind="composed", note=note))
 

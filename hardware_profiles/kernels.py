@@ -571,6 +571,10 @@ def _line(name: str, rows: Mapping[str, Any], axis: str) -> Line:
     return Line(f"{name} {rows['version']}", ticks, seconds)
 
 
+SPREAD = "power_law_1.01"
+"""How tokens spread over experts where nothing is said; tables have `balanced` and `power_law_1.2`, too."""
+
+
 class MoeKey(NamedTuple):
     """What identifies a layer's experts in the tables; `distribution` says how tokens spread over them."""
 
@@ -581,7 +585,7 @@ class MoeKey(NamedTuple):
     num_experts: int
     moe_tp_size: int = 1
     moe_ep_size: int = 1
-    distribution: str = "power_law_1.01"
+    distribution: str = SPREAD
 
 
 _TYPES = {"gemm_perf": "gemm_dtype", "moe_perf": "moe_dtype", "nccl_perf": "nccl_dtype"}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from hardware_profiles.composed import CAPTURE_LIMIT, HOST_GAP_S, TICKS, Composer, Placement, composed_profile
-from hardware_profiles.kernels import PACKAGE, SYSTEMS, VERSION, Tables, TablesError, find_tables
+from hardware_profiles.kernels import PACKAGE, SPREAD, SYSTEMS, VERSION, Tables, TablesError, find_tables
 from hardware_profiles.networks import Network, find_network
 from hardware_profiles.predicted import replaced
 from hardware_profiles.profile import Profile, ProfileError, load_profile, save_profile
@@ -43,6 +43,7 @@ class Pair:
         host_gap_s: Between two forwards of the target.
         capture_limit: Tokens of the largest captured graph.
         expert_correlation: Of the experts of one row's tokens (`Composer.correlation`).
+        expert_distribution: How tokens spread over experts (`Composer.distribution`).
         tables: Unpacked wheel; None: the installed package.
     """
 
@@ -58,6 +59,7 @@ class Pair:
     host_gap_s: float = HOST_GAP_S
     capture_limit: int = CAPTURE_LIMIT
     expert_correlation: float = 0.0
+    expert_distribution: str = SPREAD
     tables: Path | None = None
 
     @property
@@ -109,11 +111,14 @@ def pair_profile(pair: Pair) -> tuple[Profile, str]:
     """
     target = find_network(pair.target, tables=pair.tables, precision=pair.precision)
     draft = find_network(pair.draft, tables=pair.tables)
-    if pair.expert_correlation and target.experts is None and draft.experts is None:
-        raise TablesError("--expert-correlation changes nothing: neither network has experts")
+    assumed = pair.expert_correlation or pair.expert_distribution != SPREAD
+    if assumed and target.experts is None and draft.experts is None:
+        raise TablesError(
+            "--expert-correlation and --expert-distribution change nothing: neither network has experts"
+        )
     name = pair.name(target, draft)
-    usual = (HOST_GAP_S, CAPTURE_LIMIT, 0.0)
-    if pair.tables is None and (pair.host_gap_s, pair.capture_limit, pair.expert_correlation) == usual:
+    usual = (pair.host_gap_s, pair.capture_limit) == (HOST_GAP_S, CAPTURE_LIMIT) and not assumed
+    if pair.tables is None and usual:
         with suppress(ProfileError):
             own = SHIPPED + replace(pair, placement="own").name(target, draft)
             return replaced(load_profile(find_profile(own)), PLACEMENTS[pair.placement]), own
@@ -151,6 +156,7 @@ def compose(pair: Pair, systems: Path, ticks: Mapping[str, Mapping[Axis, tuple[i
             eager=pair.eager,
             capture_limit=pair.capture_limit,
             correlation=pair.expert_correlation,
+            distribution=pair.expert_distribution,
         )
         for network, spread in ((target, pair.devices), (draft, pair.draft_tp))
     ]
@@ -184,5 +190,5 @@ USUAL = tuple(
     )
 )
 """Pairs that are shipped, so that the main install answers without tables."""
-RECIPE = 3
+RECIPE = 4
 """Of how forwards are put together; another one makes what is kept useless."""

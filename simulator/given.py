@@ -109,6 +109,9 @@ class PairOptions:
         "Of the experts of one row's tokens, in a mixture: 0 independent, 1 all the same.  [default: 0]",
         type=click.FloatRange(0, 1),
     )
+    expert_distribution: Literal["balanced", "power_law_1.01", "power_law_1.2"] | None = option(
+        None, "How tokens spread over experts.  [default: power_law_1.01]"
+    )
     verification: Literal["padded", "packed"] | None = option(
         None,
         "Rows of unequal drafts: each computes as many tokens as the widest, or only its own.  "
@@ -158,6 +161,7 @@ class PairOptions:
         if self.target is not None and self.draft is not None and hw is not None:
             # Here and not at the top: most runs name no models.
             from hardware_profiles.composed import CAPTURE_LIMIT
+            from hardware_profiles.kernels import SPREAD
             from hardware_profiles.pairs import Pair, pair_profile
 
             return pair_profile(
@@ -172,6 +176,7 @@ class PairOptions:
                     eager=self.eager,
                     capture_limit=self.capture_limit or CAPTURE_LIMIT,
                     expert_correlation=self.expert_correlation or 0.0,
+                    expert_distribution=self.expert_distribution or SPREAD,
                     tables=self.tables,
                 )
             )
@@ -184,13 +189,14 @@ class PairOptions:
             self.kernels,
             self.capture_limit,
             self.expert_correlation,
+            self.expert_distribution,
             self.tables,
         )
         if any(value is not None for value in given) or self.eager:
             raise SettingError(
                 "--target, --draft and --hw (a GPU: h100, a100x8, ...) go together; --tp, --draft-tp, "
-                "--draft-placement, --kernels, --eager, --capture-limit, --expert-correlation and --tables "
-                "say more of such a pair"
+                "--draft-placement, --kernels, --eager, --capture-limit, --expert-correlation, "
+                "--expert-distribution and --tables say more of such a pair"
             )
         return None
 

@@ -227,9 +227,10 @@ def test_a_pair_is_composed_once(wheel: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_experts_of_a_pair_are_correlated_where_there_are_any(wheel: Path) -> None:
-    pair = Pair(hw="h100", target="llama-3.1-8b", draft="llama-3.2-1b", expert_correlation=0.5, tables=wheel)
-    with pytest.raises(TablesError, match="neither network has experts"):
-        pair_profile(pair)
+    pair = Pair(hw="h100", target="llama-3.1-8b", draft="llama-3.2-1b", tables=wheel)
+    for said in ({"expert_correlation": 0.5}, {"expert_distribution": "balanced"}):
+        with pytest.raises(TablesError, match="neither network has experts"):
+            pair_profile(replace(pair, **said))
 
 
 def test_what_quantises_the_input_is_taken_off_every_narrow_cell() -> None:
