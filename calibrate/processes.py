@@ -23,6 +23,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, TypeAlias
 
+from policies.commandline import RUNS_MODELS
+
 PRELOADED = ["torch", "transformers.models.llama.modeling_llama", "calibrate.live.loading"]
 """What every process of ours needs and takes seconds to import."""
 _FRAME = re.compile(r"^  File .*\n", re.MULTILINE)
@@ -40,6 +42,8 @@ def last_error(traceback: str) -> str:
     if kind.startswith("calibrate.") and message:
         return message
     name = kind.rpartition(".")[2]
+    if name == "ModuleNotFoundError":
+        return f"{message}; {RUNS_MODELS}"
     text = f"{name}: {message}" if message else name
     places = _FRAME_AT.findall(traceback)
     return f"{text} ({PurePath(places[-1][0]).name}, line {places[-1][1]})" if places else text

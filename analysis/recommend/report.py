@@ -298,6 +298,8 @@ def _knobs(settings: Settings) -> dict[str, str]:
 
 def print_recommendation(answer: Recommendation) -> None:
     """The answer for people."""
+    from rich.markup import escape
+
     console = wide_console()
     say = partial(console.print, highlight=False)
     query, winner, devices = answer.query, answer.winner, answer.search.devices
@@ -309,7 +311,8 @@ def print_recommendation(answer: Recommendation) -> None:
         f"{answer.sources.category or 'all'} prompts, temperature {query.temperature:g}"
     )
     if files := answer.sources.origins:
-        say(f"[dim]profile {files['profile']}, trace {files[query.temperature]}[/dim]")
+        said = escape(f"profile {files['profile']}, trace {files[query.temperature]}")
+        say(f"[dim]{said}[/dim]")
     say(_margin("over plain decoding", winner.over_ar))
     if winner.settings.policy != "sd":
         say(_margin(f"over the best SD ({answer.best['sd'].settings.label})", answer.over_sd))

@@ -69,6 +69,8 @@ def test_errors_of_ours_are_told_as_they_are_written() -> None:
     assert re.fullmatch(r"OSError: no file \(test_processes.py, line \d+\)", told(OSError("no file")))
     assert told(StopIteration()).startswith("StopIteration (test_processes.py")
     assert last_error("the reason") == "the reason"
+    missing = told(ModuleNotFoundError("No module named 'torch'"))
+    assert missing == "No module named 'torch'; this runs models: pip install 'spectwin[live]'"
 
 
 ROOT = Path(__file__).parents[2]
