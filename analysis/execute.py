@@ -608,7 +608,8 @@ class Comparison:
         spans = zip(self.trace.requests, self.trace.offsets, self.trace.offsets[1:], strict=False)
         texts = {r.id: tuple(self.trace.token[a:b].tolist()[: self.bench.limit]) for r, a, b in spans}
         row: Row = {"identical": all(run.texts.items() <= texts.items() for run in ran)}
-        if not simulated or find_policy(settings.policy).needs_decisions:
+        info = find_policy(settings.policy)
+        if not simulated or info.needs_decisions or info.clocked:
             return row
         expected = {
             request: run.rows.log.rounds(request)

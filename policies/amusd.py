@@ -115,6 +115,7 @@ INFO = PolicyInfo(
     on_miss="the rest is dropped",
     verifies="chain",
     order=5.4,
+    clocked=True,
     colour="#c5a3e0",
     variants=({}, {"lookahead": 12}),
 )

@@ -408,6 +408,7 @@ class PolicyInfo:
         replay: Which row of design.md's replay table it is in.
         needs_draft: Whether it uses the draft device.
         collocated: Whether its devices take turns, so that one is enough.
+        clocked: Whether how its rounds go is up to the clock, so that live ones are not the simulated ones.
         worlds: Where it runs.
         aliases: Other names it goes by; engines' among them.
         implied: Knobs that an alias says, e.g. `eagle3` the kind of heads; what is given comes first.
@@ -427,6 +428,7 @@ class PolicyInfo:
     replay: str = EXACT
     needs_draft: bool = True
     collocated: bool = False
+    clocked: bool = False
     worlds: tuple[WorldName, ...] = ("simulated", "live")
     aliases: tuple[str, ...] = ()
     implied: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

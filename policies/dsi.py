@@ -210,6 +210,7 @@ INFO = PolicyInfo(
     on_miss="the rest is dropped",
     verifies="chains, by several target servers",
     order=5.3,
+    clocked=True,
     worlds=("simulated",),
     colour="#9467bd",
 )

@@ -27,9 +27,7 @@ from simulator.tokens import coin, replay
 LONGEST = 200_000
 RECORDED = {"rest", "rasd", "gated", "lookahead", "recycling", "ouroboros"}
 """Policies that coins cannot stand in for."""
-CLOCKED = {"dsi", "amusd"}
-"""Policies whose rounds are up to the clock."""
-POLICY_NAMES = sorted(POLICIES.keys() - CLOCKED)
+POLICY_NAMES = sorted(name for name, info in POLICIES.items() if not info.clocked)
 TOSSED = coin(0.8, exponent=1.0, scale=1.0, requests=2, length=6, prompt_length=1, seed=0)
 TEXT = trace([[0, 0, 5, 0, 0, 0], [5, 0, 0, 0, 5, 0]])
 
