@@ -183,6 +183,15 @@ def _checked(param: click.Parameter) -> click.ParamType[Any]:
     return Whole(None, _limit(param)) if kind is click.INT else kind
 
 
+SINGULAR = {
+    "--policies": "--policy",
+    "--batches": "--batch",
+    "--lookaheads": "--lookahead",
+    "--contexts": "--context",
+    "--acceptances": "--acceptance",
+}
+
+
 class CheckedCommand(click.Command):
     """A command whose numbers are checked, whose output fits its terminal, and whose output's end is told.
 
@@ -198,8 +207,12 @@ class CheckedCommand(click.Command):
         self.headings = headings or {}
         if not isinstance(self, click.Group) and all("--config" not in param.opts for param in self.params):
             self.params.append(_config_option())
+        taken = {name for param in self.params for name in param.opts}
         for param in self.params:
             param.type = _checked(param)
+            # What is a list here is one value there: either name is taken everywhere.
+            more = [SINGULAR[name] for name in param.opts if SINGULAR.get(name, name) not in taken]
+            param.opts = [*more, *param.opts]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """As click does, but below the headings where there are any."""

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from hardware_profiles.files import check_name
-from policies.commandline import CheckedCommand, CheckedGroup, parse_setting
+from policies.commandline import SINGULAR, CheckedCommand, CheckedGroup, parse_setting
 from policies.registry import SettingError
 
 ROOT = Path(__file__).parents[2]
@@ -158,3 +158,15 @@ def test_a_full_disk_is_one_line(arguments: list[str]) -> None:
         )
     assert done.returncode == 2
     assert done.stderr == "Error: cannot write the output: No space left on device\n"
+
+
+def test_lists_are_taken_under_the_name_of_one_value_too() -> None:
+    """Where a command has no other option of that name."""
+    seen = 0
+    for command in commands():
+        names = [name for param in command.params for name in param.opts]
+        assert len(set(names)) == len(names)
+        for several, one in SINGULAR.items():
+            assert several not in names or one in names
+            seen += several in names
+    assert seen > 5
