@@ -43,6 +43,7 @@ class Statement:
     example: str
     assumptions: tuple[str, ...] = ()
     counterexample: str = ""
+    numbers: str = ""
     aliases: tuple[str, ...] = ()
 
     @property

@@ -40,6 +40,7 @@ def details(statement: Statement) -> dict[str, Any]:
         "assumptions": list(statement.assumptions),
         "domain": statement.domain,
         "counterexample": statement.counterexample,
+        **({"numbers": statement.numbers} if statement.numbers else {}),
         "check": statement.check,
         "example": command(statement),
     }
@@ -103,8 +104,8 @@ def print_statement(statement: Statement) -> None:
             console.print(_literal(form["says"]), highlight=False)
     console.print()
     lists = {"parameters": ", ".join(known["parameters"]), "assumptions": "; ".join(known["assumptions"])}
-    for label in ("parameters", "assumptions", "domain", "counterexample", "check", "example"):
-        if text := (known | lists)[label]:
+    for label in ("parameters", "assumptions", "domain", "counterexample", "numbers", "check", "example"):
+        if text := (known | lists).get(label):
             console.print(f"[bold]{label}[/]  {_literal(text)}", highlight=False)
 
 
