@@ -261,6 +261,8 @@ class SettingSearch:
     refused: dict[Settings, str] = field(default_factory=dict)
     """Why a setting cannot run."""
     _known: dict[tuple[Settings, int], Tried] = field(default_factory=dict)
+    plain: list[Tried] = field(default_factory=list)
+    """Plain decoding, on each number of requests that it was tried on."""
     _scenarios: dict[tuple[int, int], Scenario] = field(default_factory=dict)
 
     @property
@@ -275,8 +277,7 @@ class SettingSearch:
 
     def plainly(self, choice: Tried) -> Tried:
         """Plain decoding on the requests that a setting was tried on, or on about as many."""
-        plain = (each for each in self._known.values() if each.settings.plain)
-        return min(plain, key=lambda each: abs(each.requests - choice.requests))
+        return min(self.plain, key=lambda each: abs(each.requests - choice.requests))
 
     @property
     def tried(self) -> list[Tried]:
@@ -308,7 +309,8 @@ class SettingSearch:
         count = requests or len(self.scenario.tokens.requests)
         if (settings, count) not in self._known:
             try:
-                self._known[settings, count] = self._simulate(deployment, count)
+                self._known[settings, count] = found = self._simulate(deployment, count)
+                self.plain += [found] if settings.plain else []
             except SettingError as error:
                 self.refused[settings] = str(error)
                 return None

@@ -22,12 +22,12 @@ def every_setting(answer: Recommendation) -> list[Row]:
     boot = query.bootstrap(search, answer.sources.model_error)
     tried = search.tried
     levels = [(1 - query.level) / 2, 0.5, (1 + query.level) / 2]
+    plain = {each.requests: resampled(each, boot) for each in search.plain}
     rows: list[Row] = []
     for first in range(0, len(tried), SHORT):
         some = tried[first : first + SHORT]
-        plain = [search.plainly(each) for each in some]
         speeds = np.array([resampled(each, boot) * boot.error_factors(each.settings) for each in some])
-        over = speeds / np.array([resampled(each, boot) for each in plain])
+        over = speeds / np.array([plain[search.plainly(each).requests] for each in some])
         low, _, high = np.quantile(speeds, levels, axis=1)
         ratio_low, ratio, ratio_high = np.quantile(over, levels, axis=1)
         rows += [
