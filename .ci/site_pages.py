@@ -30,18 +30,23 @@ def on_files(files: Files, *, config: Any) -> Files:
         found[2] for page in (ROOT / "docs").rglob("*.md") for found in OUTSIDE.finditer(page.read_text())
     }
     for name in sorted(linked):
-        if (ROOT / name).suffix != ".md":
+        if copied(name):
             files.append(File.generated(config, f"repository/{name}", abs_src_path=str(ROOT / name)))
     return files
 
 
+def copied(name: str) -> bool:
+    """Whether a file of the repository is on the site: pictures and tables, no pages and no folders."""
+    return (ROOT / name).is_file() and not name.endswith(".md")
+
+
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Links out of `docs/`: pictures and tables to their copies, pages of the repository to their names."""
+    """Links out of `docs/`: pictures and tables to their copies, others to nothing."""
     up = "../" * page.file.src_uri.count("/")
 
     def moved(found: re.Match[str]) -> str:
         name = found[2]
-        return "](#)" if name.endswith(".md") else f"]({up}repository/{name})"
+        return f"]({up}repository/{name})" if copied(name) else "](#)"
 
     return OUTSIDE.sub(moved, markdown)
 
