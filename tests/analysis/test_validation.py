@@ -32,6 +32,7 @@ from analysis.studies.validation import (
     show,
     summary,
 )
+from calibrate.calibration import Calibrated
 from calibrate.live_runs import Cell
 from calibrate.machine import Machine
 from hardware_profiles.profile import MeasuredRun, Overlap
@@ -279,6 +280,20 @@ def test_an_emulated_machine_is_predicted_by_what_it_emulates(
         assert row["error"] == row["error_without_contention"]
     kept = {"time_scale": 3.0, "missed_runs": 0, "reports": 0, "late_reports": 0, "latest_s": 0.0}
     assert (told["emulate"], told["emulated"]) == ("tiny", kept)
+
+
+def test_a_calibration_in_turns_predicts(machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Calibrated(TINY, {0.0: TEXTS})
+    monkeypatch.setattr(validation, "run_calibration", lambda job, progress: found)
+    result = CliRunner().invoke(main, [*ASKED, "--calibrate", "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["files"] == {"profile": "calibrated in turns"}
+    for row in told["rows"]:  # live runs are 10 % slower than simulated but for plain decoding
+        assert row["error"] == pytest.approx(0.0 if row["policy"] == "ar" else 0.1, abs=0.011)
+        assert row["rounds_equal"] and row["predicted_low"] is not None
+    refused = call("--calibrate")
+    assert refused.exit_code == 2 and "--calibrate predicts with what it measures" in refused.stderr
 
 
 def test_machines_differ_in_what_they_do_not_share() -> None:
