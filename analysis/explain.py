@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -35,7 +35,8 @@ from policies.operation import Operation, Prefill
 from policies.registry import find_policy, start
 from policies.rows import Rows
 from policies.summary import summarise
-from simulator.costs import Effects
+from simulator.costs import Effects, Priced
+from simulator.replies import Form, Replies, TimedWork
 from simulator.run import Scenario, decided
 
 PARTS = ("content", "waiting", "forwards", "contention", "host", "messages", "rest")
@@ -99,7 +100,7 @@ class Retimed:
         replaced: What they say.
     """
 
-    inner: Any
+    inner: Replies
     live: Mapping[str, Sequence[Timing]]
     replaced: Replaced
     weather: float
@@ -120,41 +121,53 @@ class Retimed:
             self._matched[id(operation)] = operation, found
         return self._matched[id(operation)][1]
 
-    def steps(self, device: str, operation: Operation, idle_s: float) -> list[tuple[str, float]]:
+    def form(self, operation: Operation) -> Form:
+        """See `simulator.replies.OperationTimes`; asked when an operation is submitted."""
+        form, timing, replaced = self.inner.form(operation), self.match(operation), self.replaced
+        lead_s = form.lead_s
+        if timing is not None and replaced.each:
+            lead_s = lead_s if timing.queued else (timing.start_s - timing.submit_s) / self.weather
+        elif (mean := self._message(timing)) is not None:
+            lead_s = mean.lead_s
+        return replace(form, lead_s=max(0.0, lead_s))
+
+    def work(self, device: str, operation: Operation, form: Form, idle_s: float) -> TimedWork:
         """See `simulator.replies.OperationTimes`."""
-        said = self.inner.steps(device, operation, idle_s)
+        said = self.inner.work(device, operation, form, idle_s)
         timing, replaced = self.match(operation), self.replaced
         if timing is None:
-            return list(said)
+            return said
         kind = kind_of(timing)
-        model_host_s = sum(s for name, s in said if name == "host")
-        forwards = [(name, s) for name, s in said if name != "host"]
+        model_host_s = sum(s for name, s in said.steps if name == "host")
+        forwards = [(name, s) for name, s in said.steps if name != "host"]
         model_s, (live_s, live_host_s) = sum(s for _, s in forwards), parts_of(timing, self.weather)
         lead_s = None if timing.queued else (timing.start_s - timing.submit_s) / self.weather
         after_s = timing.report_overhead_s / self.weather
         self.seen.append(
             Seen(kind, live_s, model_s, live_host_s, model_host_s, lead_s, after_s, self._alone(timing))
         )
-        factor, host_s = 1.0, model_host_s
+        host_s = model_host_s
         if replaced.each:
             factor, host_s = (live_s / model_s if model_s > 0.0 else 1.0), live_host_s
         else:
             factor = (replaced.forwards or {}).get(kind, 1.0)
             if replaced.host is not None and kind in replaced.host:
                 host_s = replaced.host[kind].host_s
-        return [("host", host_s), *((name, s * factor) for name, s in forwards)]
+        return TimedWork(Priced.of(forwards), factor, host_s)
 
-    def latency(self, operation: Operation) -> tuple[float, float]:
+    def after_s(self, operation: Operation, form: Form) -> float:
         """See `simulator.replies.OperationTimes`."""
-        lead_s, after_s = self.inner.latency(operation)
-        timing, replaced = self.match(operation), self.replaced
-        if timing is not None and replaced.each:
-            own_s = lead_s if timing.queued else (timing.start_s - timing.submit_s) / self.weather
-            return max(0.0, own_s), max(0.0, timing.report_overhead_s / self.weather)
-        if timing is not None and replaced.messages is not None and kind_of(timing) in replaced.messages:
-            mean = replaced.messages[kind_of(timing)]
-            return mean.lead_s, mean.after_s
-        return lead_s, after_s
+        timing = self.match(operation)
+        if timing is not None and self.replaced.each:
+            return max(0.0, timing.report_overhead_s / self.weather)
+        mean = self._message(timing)
+        return self.inner.after_s(operation, form) if mean is None else mean.after_s
+
+    def _message(self, timing: Timing | None) -> Means | None:
+        """Of its kind, where these are replaced."""
+        if timing is None or self.replaced.messages is None:
+            return None
+        return self.replaced.messages.get(kind_of(timing))
 
     def _alone(self, timing: Timing) -> bool:
         lasted_s = timing.end_s - timing.start_s
@@ -291,7 +304,9 @@ def parts(
     own = {kind: mean.forwards for kind, mean in means.items()}
     lone = [each for each in seen if each.alone]
     enough = {kind for kind in own if sum(each.kind == kind for each in lone) >= ENOUGH}
-    undisturbed = {k: ratios(lone)[k] if k in enough else others.get(k, factor) for k, factor in own.items()}
+    undisturbed = {
+        k: ratios(lone).get(k, factor) if k in enough else others.get(k, factor) for k, factor in own.items()
+    }
     stages = [
         ("", predicted_s),
         ("content", per_token(Effects())),
