@@ -308,7 +308,7 @@ def test_machines_differ_in_what_they_do_not_share() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--policies", "medusa"], "unknown policy 'medusa'"),
+        (["--policies", "nonesuch"], "unknown policy 'nonesuch'"),
         (["--lookahead", "0"], "lookahead must be between"),
         (["--backup", "hope"], "unknown backup"),
         (["--lookahead", "two"], "comma-separated list"),
@@ -357,7 +357,7 @@ def test_expand_gives_each_policy_its_own_knobs_and_ar_first() -> None:
         "sd K=4",
     ]
     with pytest.raises(SettingError, match="unknown policy"):
-        expand(["medusa"], [4], [(3,)], ["plain"])
+        expand(["nonesuch"], [4], [(3,)], ["plain"])
 
 
 def measured(
