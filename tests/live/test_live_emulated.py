@@ -148,7 +148,7 @@ def test_an_early_result_that_depends_on_the_replies_comes_with_them() -> None:
     assert (report.end, bench.sent[0].noticed_s) == (10.25, 0.25 + 4.0 + 0.0625)
 
 
-SCALE = 0.05
+SCALE = 0.15
 LIMIT = 8
 HOST = Host(submit_s=0.125, report_s=0.0625)
 
