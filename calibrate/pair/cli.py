@@ -157,7 +157,7 @@ def streams(count: int, **options: Any) -> None:
 
 
 @pair.command()
-@_of_heads("target", "medusa", steps=150)
+@_of_heads("target", "medusa", steps=200)
 def medusa(**options: Any) -> None:
     """Train Medusa heads of a target, whose own weights stay as they are, and measure them.
 

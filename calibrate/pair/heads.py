@@ -483,7 +483,7 @@ def medusa_kind(count: int = UNROLLED) -> HeadKind[MedusaHeads, DraftingReport]:
         return drafting_loss(*medusa_logits(target, heads, batch))
 
     measure = partial(_measure_drafting, medusa_logits)
-    return HeadKind("medusa", 1e-3, 8_000_000, WINDOW, make, loss, save_heads, measure)
+    return HeadKind("medusa", 3e-3, 8_000_000, WINDOW, make, loss, save_heads, measure)
 
 
 def eagle_kind() -> HeadKind[EagleHead, DraftingReport]:

@@ -156,7 +156,7 @@ def test_an_emulated_machine_spends_its_time_as_simulated(trace: Trace) -> None:
         str(resolve_model("pair:target")), str(resolve_model("pair:draft")), parse_placement("shared:0")
     )
     draft = replace(draft, cores=available_cores()[-1:])
-    with LiveWorld(target, draft, emulation=Emulation(scenario.live_prices, 0.1)) as world:
+    with LiveWorld(target, draft, emulation=Emulation(scenario.live_prices, 0.2)) as world:
         for settings, batch in EMULATED_SETTINGS:
             run = run_in_time(world, settings, requests_of(part, 8), batch=batch)
             decided = DecisionTrace(part.requests, part.meta, {run.decisions.label: run.decisions}, 8)

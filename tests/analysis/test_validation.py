@@ -319,7 +319,7 @@ def test_machines_differ_in_what_they_do_not_share() -> None:
         (["--hw", ""], "--hw"),
         (["--emulate", "tiny", "--hw", "cpu2-x5"], "--emulate predicts with what it emulates"),
         (["--emulate", "nowhere"], "nowhere"),
-        (["--emulate", "textbook", "--time-scale", "0"], "--time-scale"),
+        (["--emulate", "textbook", "--time-scale", "-1"], "--time-scale"),
     ],
 )
 def test_bad_input_is_refused(arguments: list[str], message: str) -> None:
