@@ -218,7 +218,7 @@ class Tried(Deployment):
     @property
     def requests(self) -> int:
         """Requests of the traffic that it was tried on."""
-        return max(len(tokens) for _, tokens, _ in self.sums)
+        return max((len(tokens) for _, tokens, _ in self.sums), default=0)
 
     @property
     def per_device(self) -> float:
