@@ -19,20 +19,20 @@ temperature: n-grams are chosen, not drawn, so that their distribution is one-ho
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from policies.ar import ArConfig
 from policies.config import DECISIONS, Knob, OnOff, PolicyConfig, PolicyInfo
 from policies.operation import RowOperation
-from policies.protocols import Event, Steps, World
+from policies.protocols import Steps, World
 from policies.retrieval import check_text
 from policies.rows import Rows
 from policies.sampling import GREEDY, Sampling, keyed_uniforms
-from policies.tokentree import ROOT, Path, TokenTree, TreeRound, own_rounds
+from policies.tokentree import ROOT, Path, TokenTree, TreeRound, target_rounds
 from policies.values import NO_HANDLE, Source, View
 
 
@@ -146,11 +146,10 @@ def lookahead_decoding(
     """Guess and verify in one forward of the target, repeat; there is no draft."""
     check_text(rows, config.policy)
 
-    def ask(view: View, prompts: tuple[Path, ...], _: Any) -> Generator[Event, Any, LookAhead]:
-        yield from ()
+    def operation(view: View, prompts: tuple[Path, ...]) -> LookAhead:
         return LookAhead(view, rows.width, prompts, sampling, config=config)
 
-    return own_rounds(world, rows, ask)
+    return target_rounds(world, rows, operation)
 
 
 INFO = PolicyInfo(

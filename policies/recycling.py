@@ -12,21 +12,21 @@ kept, else the last.  Nodes are chosen, not drawn, at every temperature (`TokenT
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from policies.ar import ArConfig
 from policies.config import DECISIONS, Knob, PolicyConfig, PolicyInfo
 from policies.operation import RowOperation
-from policies.protocols import Event, Steps, World
+from policies.protocols import Steps, World
 from policies.retrieval import check_text
 from policies.rows import Rows
 from policies.sampling import GREEDY, Sampling
-from policies.tokentree import MOST_NODES, Path, TokenTree, TreeRound, own_rounds
+from policies.tokentree import MOST_NODES, Path, TokenTree, TreeRound, target_rounds
 from policies.values import Source, View
 
 DEEPER = 1.5
@@ -108,11 +108,10 @@ def recycling(world: World, rows: Rows, config: RecyclingConfig, sampling: Sampl
     """Read a tree off the matrix, verify it, recycle, repeat; there is no draft."""
     check_text(rows, config.policy)
 
-    def ask(view: View, prompts: tuple[Path, ...], _: Any) -> Generator[Event, Any, Recycle]:
-        yield from ()
+    def operation(view: View, prompts: tuple[Path, ...]) -> Recycle:
         return Recycle(view, rows.width, prompts, sampling, config=config)
 
-    return own_rounds(world, rows, ask)
+    return target_rounds(world, rows, operation)
 
 
 INFO = PolicyInfo(

@@ -260,6 +260,16 @@ def own_rounds(world: World, rows: Rows, ask: Ask, *, drafts: bool = False) -> S
         unseen |= commit_trees(world, rows, view, trees, replies)
 
 
+def target_rounds(world: World, rows: Rows, operation: Callable[[View, tuple[Path, ...]], Any]) -> Steps:
+    """`own_rounds` without a draft: `operation` of (rows, prompts of those that begin) is a round's."""
+
+    def ask(view: View, prompts: tuple[Path, ...], _: Any) -> Generator[Event, Any, Any]:
+        yield from ()
+        return operation(view, prompts)
+
+    return own_rounds(world, rows, ask)
+
+
 Propose: TypeAlias = Callable[[View, tuple[Path, ...]], Generator[Event, Any, list[TokenTree]]]
 """(rows, what the draft has not seen of each) to steps that return the rows' trees."""
 

@@ -10,12 +10,10 @@ import pytest
 import torch
 from live_support import Reference, inline_world, serve, texts_of
 from sampling_support import fit, sampled_texts
-from test_live_tree_replay import replayed, requests_of, rounds_of, trace_of
+from test_live_tree_replay import check_replay, requests_of
 
 from calibrate.live.handlers import gated
 from calibrate.live.transport.world import LiveWorld
-from calibrate.live_runs import run_live
-from hardware_profiles.reply_trace import read_decisions, write_decisions
 from policies.registry import Settings, configure
 
 SETTINGS = [
@@ -77,9 +75,4 @@ def test_emitted_texts_have_the_targets_law(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_live_run_replays_round_by_round(
     world: LiveWorld, settings: Settings, prompts: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
-    requests = requests_of(prompts)
-    live = run_live(world, settings, requests, batch=3, fresh_seed=False)
-    write_decisions(trace_of(live.decisions, requests), tmp_path / "decisions.parquet")
-    trace = read_decisions(tmp_path / "decisions.parquet")
-    for batch in (1, 3):
-        assert rounds_of(replayed(trace, settings, batch).rows) == live.rounds
+    check_replay(world, settings, requests_of(prompts), 3, tmp_path / "decisions.parquet")

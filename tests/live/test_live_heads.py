@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from live_support import InlineWorld, serve, texts_of
+from live_support import InlineWorld, serve, texts_of, worker_specs
 from plain_decoding import plain_decode_many
 from sampling_support import TableRunner, fit, sampled_texts
+from test_live_tree_replay import check_replay, requests_of
 from tiny_models import tiny_model
 from transformers import LlamaForCausalLM
 
@@ -24,6 +26,7 @@ from calibrate.live.handlers import chains
 from calibrate.live.handlers import heads as handlers
 from calibrate.live.loading import load_model
 from calibrate.live.placement import Mode
+from calibrate.live.transport.world import LiveWorld
 from calibrate.pair.embed import Shape, embed
 from calibrate.pair.heads import eagle_kind, eagle_logits, medusa_kind, medusa_logits
 from policies.heads import DraftHeads
@@ -142,6 +145,15 @@ def test_stale_states_show_in_trees(
         rows = serve(world, settings, prompts[5:7], limit=LIMIT)
         with pytest.raises(AssertionError):
             check_trees(world, settings, rows, prompts[5:7], target)
+
+
+def test_a_live_run_replays_round_by_round(
+    target: LlamaForCausalLM, prompts: Prompts, tmp_path: Path
+) -> None:
+    folder = str(target.config._name_or_path)
+    with LiveWorld(*worker_specs((folder, folder))) as world:
+        for i, settings in enumerate((SETTINGS[0], replace(SETTINGS[4], temperature=0.9))):
+            check_replay(world, settings, requests_of(prompts), 3, tmp_path / f"{i}.parquet")
 
 
 def test_an_embedded_target_uses_the_heads_of_the_model_it_holds(

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 from live_support import Reference, inline_world, serve, texts_of
 from sampling_support import fit, sampled_texts
-from test_live_tree_replay import replayed, requests_of, rounds_of, trace_of
+from test_live_tree_replay import check_replay, requests_of
 
 from calibrate.live.engine import verification
 from calibrate.live.engine.verification import TreeJudge
 from calibrate.live.transport.world import LiveWorld
-from calibrate.live_runs import run_live
-from hardware_profiles.reply_trace import read_decisions, write_decisions
 from policies.config import SettingError
 from policies.lookahead import LookaheadDecodingConfig, LookaheadState
 from policies.ouroboros import PhrasePool
@@ -149,14 +147,7 @@ def test_a_live_run_replays_round_by_round(
     world: LiveWorld, settings: Settings, prompts: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     """At any batch: what a request said is its own."""
-    requests = requests_of(prompts)
-    live = run_live(world, settings, requests, batch=3, fresh_seed=False)
-    write_decisions(trace_of(live.decisions, requests), tmp_path / "decisions.parquet")
-    trace = read_decisions(tmp_path / "decisions.parquet")
-    for batch in (1, 3):
-        simulated = replayed(trace, settings, batch)
-        assert rounds_of(simulated.rows) == live.rounds
-        assert {i: tuple(text) for i, text in simulated.rows.texts.items()} == live.texts
+    check_replay(world, settings, requests_of(prompts), 3, tmp_path / "decisions.parquet")
 
 
 @pytest.mark.parametrize("policy", ["lookahead", "recycling", "ouroboros"])

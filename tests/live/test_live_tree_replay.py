@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.live.transport.world import LiveWorld
-from calibrate.live_runs import run_live
+from calibrate.live_runs import LiveRun, run_live
 from hardware_profiles.reply_trace import Decisions, DecisionTrace, read_decisions, write_decisions
 from hardware_profiles.trace import TraceMeta, TraceRequest
 from policies.config import SettingError
@@ -50,20 +50,26 @@ def rounds_of(rows: Rows) -> dict[int, list[Round]]:
     return {request: rows.log.rounds(request) for request in rows.texts}
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings.label)
-def test_a_live_run_replays_round_by_round(
-    world: LiveWorld, settings: Settings, batch: int, prompts: list[tuple[int, ...]], tmp_path: Path
-) -> None:
-    requests = requests_of(prompts)
+def check_replay(
+    world: LiveWorld, settings: Settings, requests: list[Request], batch: int, path: Path
+) -> LiveRun:
+    """What a live run decided, written and read, replays to its rounds and texts in any batch."""
     live = run_live(world, settings, requests, batch=batch, fresh_seed=False)
-    path = tmp_path / "decisions.parquet"
     write_decisions(trace_of(live.decisions, requests), path)
     trace = read_decisions(path)
     for other in (1, 3):
         simulated = replayed(trace, settings, other)
         assert rounds_of(simulated.rows) == live.rounds
         assert {i: tuple(text) for i, text in simulated.rows.texts.items()} == live.texts
+    return live
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings.label)
+def test_a_live_run_replays_round_by_round(
+    world: LiveWorld, settings: Settings, batch: int, prompts: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    live = check_replay(world, settings, requests_of(prompts), batch, tmp_path / "decisions.parquet")
     assert {r.accepted for rounds in live.rounds.values() for r in rounds} >= {0, 1, 2}
 
 
