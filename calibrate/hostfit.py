@@ -131,7 +131,7 @@ def fit_sampled(name: str, samples: Sequence[Sample], greedy: OperationHost | No
     if greedy is None and any(s.seen.calls for s in samples):
         return fit_operation(name, samples)
     chosen = _undisturbed(name, samples)
-    slopes = (greedy or NEUTRAL).model_copy(update={"extra_s": 0.0})
+    slopes = (greedy or NEUTRAL).but(extra_s=0.0)
     kept = trimmed(chosen)
     calls = [s.seen.calls for s in kept]
     fitted = regression(
@@ -149,12 +149,12 @@ def fit_sampled(name: str, samples: Sequence[Sample], greedy: OperationHost | No
     # A settling feeds nothing, and does nothing where no row is open: the mean is what counts, and what it
     # costs more in a batch goes by rows.
     seconds = [s.seen.work_s for s in kept if s.seen.rows == 1] or [s.seen.work_s for s in kept]
-    entry = entry.model_copy(update={"extra_s": float(np.mean(seconds))})
+    entry = entry.but(extra_s=float(np.mean(seconds)))
     several = trimmed([s for s in chosen if s.seen.rows > 1])
     rows = np.array([s.seen.rows - 1 for s in several], dtype=np.float64)
     left = np.array([s.seen.work_s - predicted(entry, s) for s in several])
     row_s = float((rows * left).sum() / (rows * rows).sum()) if several else 0.0
-    return entry.model_copy(update={"row_s": row_s})
+    return entry.but(row_s=row_s)
 
 
 def fit_own(samples: Sequence[Sample], borrowed: OperationHost, *, drafts: bool) -> OperationHost:
@@ -259,7 +259,7 @@ def with_spread(
     The spread, at `LEVELS`, is relative to the mean of each run: a setting that the fit has wrong does not
     scatter by that, nor does a batch whose rows become fewer.  Few samples have none.
     """
-    host = others.model_copy(update=dict(fitted))
+    host = others.but(**dict(fitted))
     if len(samples) <= FEW:
         return host
     usual = usual_work(samples)
@@ -267,7 +267,7 @@ def with_spread(
     bias = _run_means(samples, (predicted_s / usual).tolist())
     ratios = np.array([s.seen.work_s for s in samples]) / predicted_s * bias
     spread: Quantiles = tuple(np.quantile(ratios, LEVELS).tolist())
-    return host.model_copy(update={"spread": spread})
+    return host.but(spread=spread)
 
 
 def regression(
@@ -350,9 +350,7 @@ def fit_host(
     )
     factors |= _target_slowdowns(factors, greedy, fitted)
     return host, [
-        o.model_copy(update={"slowdown": factors[o.device, o.operation, o.while_operation]})
-        if o.while_operation
-        else o
+        o.but(slowdown=factors[o.device, o.operation, o.while_operation]) if o.while_operation else o
         for o in overlap
     ]
 

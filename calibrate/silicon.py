@@ -330,11 +330,9 @@ def with_roofline_draft(profile: Profile, draft: str, device: str) -> Profile:
     engine = ENGINES["ssd"]
     basis = Basis(engine.efficiency, Provenance(kind="roofline", note=engine.note))
     operations = {name: predicted_grid(name, setting, basis) for name in ROLE_OPERATIONS["draft"]}
-    return profile.model_copy(
-        update={
-            "roles": profile.roles.model_copy(update={"draft": predicted_role(setting)}),
-            "operations": {**profile.operations, **operations},
-        }
+    return profile.but(
+        roles=profile.roles.but(draft=predicted_role(setting)),
+        operations={**profile.operations, **operations},
     )
 
 

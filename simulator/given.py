@@ -202,11 +202,7 @@ class PairOptions:
 
     def verified(self, profile: Profile) -> Profile:
         """The profile with verifications padded or packed as is asked."""
-        return (
-            profile
-            if self.verification is None
-            else profile.model_copy(update={"verification": self.verification})
-        )
+        return profile if self.verification is None else profile.but(verification=self.verification)
 
     def says_acceptance(self, acceptance: Acceptance | None) -> bool:
         """Whether something says how much is accepted."""
