@@ -161,7 +161,9 @@ class ComposeRequest:
     hw: str = option(None, "GPU, with or without their number: h100, a100x8.", required=True)
     target: str = option(None, "Target: a config.json, a folder with one, or a name.", required=True)
     draft: str = option(
-        None, "Draft, given in the same ways; eagle3:TARGET, eagle:TARGET, mtp:TARGET: that target's head.", required=True
+        None,
+        "Draft, given in the same ways; eagle3:TARGET, eagle:TARGET, mtp:TARGET: that target's head.",
+        required=True,
     )
     tp: int | None = option(None, "GPUs of the target.  [default: as --hw says, else 1]", type=POSITIVE)
     draft_tp: int = option(1, "GPUs of the draft.", type=POSITIVE)

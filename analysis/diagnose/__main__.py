@@ -66,7 +66,8 @@ class Question:
     hw: str | None = option(None, "GPU (h100, a100x8, ...) or hardware profile that says what forwards cost.")
     target: str | None = option(None, "Target model.  [default: as --serve says]")
     draft: str | None = option(
-        None, "Draft: a name, its config.json or folder, or eagle3:TARGET, eagle:TARGET, mtp:TARGET.  "
+        None,
+        "Draft: a name, its config.json or folder, or eagle3:TARGET, eagle:TARGET, mtp:TARGET.  "
         "[default: as --serve says]",
     )
     tp: int | None = option(None, "GPUs of the target.  [default: as --serve says]", type=POSITIVE)

@@ -162,7 +162,9 @@ def _trtllm(words: Sequence[str]) -> Serve:
     inline = [word for word in alone if word.startswith("{")]
     text = inline[0] if inline and (file or "").startswith("<(") else read_text(Path(file)) if file else ""
     # `key: value` in sections whose keys all differ, or JSON: no reader of YAML is needed for that.
-    said = dict(re.findall(r"""["']?(\w+)["']?:[ \t]*["']?([^\s"',{}]+)""", re.sub(r"(?m)(^|\s)#.*$", "", text)))
+    said = dict(
+        re.findall(r"""["']?(\w+)["']?:[ \t]*["']?([^\s"',{}]+)""", re.sub(r"(?m)(^|\s)#.*$", "", text))
+    )
     decoding = said.get("decoding_type", "").lower()
     served = [word for word in alone if word not in ("serve", *inline)]
     nodes = _count(said, "max_total_draft_tokens")

@@ -155,13 +155,13 @@ def test_serve_lines_that_are_exported_are_read_back(method: str) -> None:
 
 def test_a_file_says_what_tensorrt_llm_speculates_with(tmp_path: Path) -> None:
     (tmp_path / "llm.yaml").write_text(
-        "# four GPUs\ntensor_parallel_size: 4\nspeculative_config:\n  decoding_type: Eagle3  # max_draft_len: 9\n"
+        "# four GPUs\ntensor_parallel_size: 4\nspeculative_config:\n  decoding_type: Eagle3  # lookahead: 9\n"
         "  max_draft_len: 3\n  speculative_model: 'org/head'\ncuda_graph_config: null\n"
     )
     for option in ("--config", "--extra_llm_api_options"):
         read = read_serve(f"trtllm-serve serve org/target {option} {tmp_path}/llm.yaml")
         assert read == Serve("tensorrt-llm", "org/target", "eagle3", 3, None, "org/head", tp=4, eager=True)
-    with pytest.raises(ValueError, match="other.yaml: No such file"):
+    with pytest.raises(ValueError, match=r"other\.yaml: No such file"):
         read_serve(f"trtllm-serve org/target --config {tmp_path}/other.yaml")
 
 
