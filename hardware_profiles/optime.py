@@ -41,7 +41,7 @@ class OperationHost(Frozen, frozen=True, kw_only=True):
             token in each branch, and drawing it where tokens are sampled.
         scale: Seconds of its forwards in real rounds per second that the grids say.
         wake: Seconds of further work per second that the device idled before: caches grow cold.
-        idle_cap_s: Longest idling that `wake` was fitted on; longer idling costs no more.
+        idle_cap_s: Idling beyond which it costs no more: what could grow cold has.
         spread: What whole operations took in real rounds over the mean of their kind, at `LEVELS`; None: they
             vary as their forwards do in probes.  In rounds the forwards of an operation are slow together,
             and devices that wait for each other wait for whichever is.
