@@ -21,8 +21,9 @@ def run(settings: Settings, acceptance: float, *, draft_s: float = 0.25, hit_sca
 def test_rounds_by_hand() -> None:
     """All is accepted and every outcome prepared: 50 rounds of four tokens for each of two requests.
 
-    A draft pass and a verification, 1.25 s.  With a cache 1 s, after a first block of 0.25 s: the glue pass and
-    that of the blocks (0.5 s) hide.  With a pass per token 0.25 + 3 * 0.25 s hide, too; the first takes 0.75 s.
+    A draft pass and a verification, 1.25 s.  With a cache 1 s, after a first block of 0.25 s: the glue pass
+    and that of the blocks (0.5 s) hide.  With a pass per token 0.25 + 3 * 0.25 s hide, too; the first
+    takes 0.75 s.
     """
     alone = run(configure("block", lookahead=K), 1.0).summary
     assert alone.seconds == pytest.approx(2 * 50 * 1.25)
@@ -33,7 +34,7 @@ def test_rounds_by_hand() -> None:
 
 
 def test_what_was_prepared_is_accepted_less() -> None:
-    """Prepared tokens are refused, redrafted ones accepted; all outcomes are prepared, from the first round on.
+    """Prepared tokens are refused, redrafted ones accepted; all outcomes are prepared.
 
     A request of 200 tokens begins with 4, and goes on with one in each round.
     """

@@ -24,7 +24,7 @@ from policies.values import RowVerdict
 T = TypeVar("T")
 
 
-@handles
+@handles(DraftTree)
 def draft_trees(executor: Executor, operation: DraftTree) -> list[TreeDrafted]:
     """A forward over what is unseen, then one per level of the trees but the last."""
     plan, feeds = operation.plan, operation.inputs
