@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,13 +22,18 @@ if TYPE_CHECKING:
     from calibrate.calibration import Calibrated
 
 
+EVERY_S = 30.0
+"""Between two lines of progress in a log."""
 MUCH_DRIFT = 0.05
 """Repetitions further apart than this call for a warning."""
 
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar per stage on stderr; yields the function that moves them, (stage, done, total)."""
+    """A progress bar per stage on stderr; yields the function that moves them, (stage, done, total).
+
+    In a log bars would show only once all is done: there a line says now and then how far a stage is.
+    """
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -45,10 +51,18 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
         TimeRemainingColumn(),
     )
     # Two refreshes a second: the bar must not take a core from what is being timed.
-    with Progress(*columns, console=wide_console(stderr=True), refresh_per_second=2) as bars:
+    console = wide_console(stderr=True)
+    with Progress(*columns, console=console, refresh_per_second=2, disable=not console.is_terminal) as bars:
         tasks: dict[str, int] = {}
+        said = monotonic()
 
         def move(stage: str, done: int, total: int) -> None:
+            nonlocal said
+            if not console.is_terminal:
+                if monotonic() - said >= EVERY_S:
+                    said = monotonic()
+                    console.print(f"{stage}: {done} of {total}")
+                return
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total)
             bars.update(tasks[stage], completed=done, total=total)  # type: ignore[arg-type]
