@@ -39,7 +39,16 @@ A run that was interrupted goes on where it was: give the same command again.
 """
 
 
-@checked_group(invoke_without_command=True, epilog=EXAMPLES, context_settings=HELP)
+HEADINGS = {
+    "What is measured": ("target", "draft", "prompts", "count", "max_tokens", "temperature", "top_p"),
+    "On what": ("hw", "placement", "draft_backend", "precision", "mode", "batches"),
+    "How long": ("quick", "passes", "apart", "until_error", "time_budget"),
+    "Output": ("name", "out", "fresh", "verbose", "as_json", "help"),
+}
+"""What `calibrate --help` lists, most wanted first."""
+
+
+@checked_group(invoke_without_command=True, epilog=EXAMPLES, context_settings=HELP, headings=HEADINGS)
 @with_options(click_options(CalibrationRequest))
 @click.option(
     "--out",

@@ -226,6 +226,8 @@ class CheckedCommand(click.Command):
             records = [params[name].get_help_record(ctx) for name in names if name in params]
             with formatter.section(heading):
                 formatter.write_dl([record for record in records if record is not None])
+        if isinstance(self, click.Group):
+            self.format_commands(ctx, formatter)
 
     @property
     def _knobs(self) -> set[str]:
@@ -463,11 +465,16 @@ def about(text: str, **details: Any) -> dict[str, Any]:
     return {"help": text, **details}
 
 
-def click_options(request: type[DataclassInstance]) -> list[Callable[[Command], Command]]:
-    """The command-line options of a request, in the order of its fields; tuples are lists with commas."""
+def click_options(
+    request: type[DataclassInstance], *, without: Collection[str] = ()
+) -> list[Callable[[Command], Command]]:
+    """The command-line options of a request, in the order of its fields; tuples are lists with commas.
+
+    `without` are fields that the command at hand does not look at.
+    """
     hints, options = get_type_hints(request), []
     for each in fields(request):
-        if "help" in each.metadata:
+        if "help" in each.metadata and each.name not in without:
             default = None if each.default is MISSING else each.default
             options.append(_click_option(each.name, hints[each.name], default, **each.metadata))
     return options
