@@ -14,6 +14,7 @@ from analysis.__main__ import main
 from analysis.results import Results
 from analysis.rounds import GAP_BOUND
 from analysis.studies.identity import about, departure, identity_settings, show
+from policies import heads
 from policies.config import SettingError
 from policies.registry import KNOBS, POLICIES
 
@@ -59,7 +60,7 @@ def test_every_live_policy_and_greedy_value_has_a_setting() -> None:
 
 
 def test_a_policy_without_models_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(POLICIES, "heads", replace(POLICIES["heads"], worlds=("simulated",)))
+    monkeypatch.setattr(heads, "INFO", replace(heads.INFO, worlds=("simulated",)))
     with pytest.raises(SettingError, match="simulated world only"):
         identity_settings(["heads"])
     done = CliRunner().invoke(main, ["run", "identity", "--policies", "sd", "--count", "2", "--batch", "4"])

@@ -25,8 +25,9 @@ from hardware_profiles.store import decisions_name, find_decisions, find_profile
 from hardware_profiles.trace import read_trace
 from policies.operation import Operation
 from policies.registry import SettingError, Settings, configure
-from simulator.compiled import batches, content, not_covered, prices, replay
+from simulator.compiled import batches, content, prices, replay
 from simulator.compiled.loops import Loop, Mode
+from simulator.compiled.replay import not_covered
 from simulator.costs import Effects, TextbookCosts
 from simulator.run import Scenario, Simulated, simulate
 from simulator.tokens import TokenModel, coin
