@@ -16,14 +16,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from hardware_profiles.records import Frozen, Positive, Seconds, field
-from hardware_profiles.surface import Quantiles, RoleName, check_quantiles
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator
+
+from hardware_profiles.surface import Frozen, Quantiles, RoleName, check_quantiles
 
 LEAST_SHARE = 0.2
 """Least part of its forwards' time that an operation takes, whatever its fit takes off."""
 
 
-class OperationHost(Frozen, frozen=True, kw_only=True):
+class OperationHost(Frozen):
     """What one operation costs beyond its forwards, in real rounds, s.
 
     Attributes:
@@ -41,28 +42,26 @@ class OperationHost(Frozen, frozen=True, kw_only=True):
             token in each branch, and drawing it where tokens are sampled.
         scale: Seconds of its forwards in real rounds per second that the grids say.
         wake: Seconds of further work per second that the device idled before: caches grow cold.
-        idle_cap_s: Idling beyond which it costs no more: what could grow cold has.
+        idle_cap_s: Longest idling that `wake` was fitted on; longer idling costs no more.
         spread: What whole operations took in real rounds over the mean of their kind, at `LEVELS`; None: they
             vary as their forwards do in probes.  In rounds the forwards of an operation are slow together,
             and devices that wait for each other wait for whichever is.
     """
 
-    submit_s: Seconds = 0.0
-    report_s: Seconds = 0.0
-    submit_row_s: Seconds = 0.0
-    report_token_s: Seconds = 0.0
+    submit_s: NonNegativeFloat = 0.0
+    report_s: NonNegativeFloat = 0.0
+    submit_row_s: NonNegativeFloat = 0.0
+    report_token_s: NonNegativeFloat = 0.0
     extra_s: float = 0.0
     row_s: float = 0.0
-    step_s: Seconds = 0.0
-    token_s: Seconds = 0.0
-    scale: Positive = 1.0
-    wake: Seconds = 0.0
-    idle_cap_s: Seconds = 0.0
+    step_s: NonNegativeFloat = 0.0
+    token_s: NonNegativeFloat = 0.0
+    scale: PositiveFloat = 1.0
+    wake: NonNegativeFloat = 0.0
+    idle_cap_s: NonNegativeFloat = 0.0
     spread: Quantiles | None = None
 
-    def __post_init__(self) -> None:
-        """Check what types do not say."""
-        check_quantiles("spread", self.spread)
+    _check_spread = field_validator("spread")(check_quantiles)
 
     def beyond_s(self, *, rows: int, calls: int, tokens: int, idle_s: float) -> float:
         """Work beyond its forwards, s; may be negative.
@@ -106,7 +105,7 @@ class OperationHost(Frozen, frozen=True, kw_only=True):
 HostOperation: TypeAlias = Literal["decode", "verify", "settle", "draft", "prespeculate", "continue"]
 
 
-class Host(Frozen, frozen=True, kw_only=True):
+class Host(Frozen):
     """What the controller adds to the devices' own time, s.
 
     Attributes:
@@ -117,15 +116,13 @@ class Host(Frozen, frozen=True, kw_only=True):
             `operations` says.
     """
 
-    submit_s: Seconds = 0.0
-    report_s: Seconds = 0.0
+    submit_s: NonNegativeFloat = 0.0
+    report_s: NonNegativeFloat = 0.0
     message_latency_s: Quantiles | None = None
-    operations: Mapping[HostOperation, OperationHost] = field(default_factory=dict)
-    sampled: Mapping[HostOperation, OperationHost] = field(default_factory=dict)
+    operations: Mapping[HostOperation, OperationHost] = Field(default_factory=dict)
+    sampled: Mapping[HostOperation, OperationHost] = Field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        """Check what types do not say."""
-        check_quantiles("message_latency_s", self.message_latency_s)
+    _check_quantiles = field_validator("message_latency_s")(check_quantiles)
 
     def of(self, operation: HostOperation, *, sampled: bool = False) -> OperationHost:
         """What an operation costs; what all have in common if nothing is said of it."""
@@ -133,7 +130,7 @@ class Host(Frozen, frozen=True, kw_only=True):
         return stated or OperationHost(submit_s=self.submit_s, report_s=self.report_s)
 
 
-class StepTiming(Frozen, frozen=True, kw_only=True):
+class StepTiming(Frozen):
     """What the steps of one name take.
 
     Attributes:
@@ -142,9 +139,9 @@ class StepTiming(Frozen, frozen=True, kw_only=True):
         row_s: Seconds of each step for each row after the first, beyond what the profile says, too.
     """
 
-    factor: Positive = 1.0
-    extra_s: Seconds = 0.0
-    row_s: Seconds = 0.0
+    factor: PositiveFloat = 1.0
+    extra_s: NonNegativeFloat = 0.0
+    row_s: NonNegativeFloat = 0.0
 
     def seconds(self, expected_s: float, rows: int = 1, calls: int = 1) -> float:
         """Seconds of `calls` steps over `rows` rows, of which the profile says `expected_s` in all."""
@@ -154,7 +151,7 @@ class StepTiming(Frozen, frozen=True, kw_only=True):
 AS_EXPECTED = StepTiming()
 
 
-class OperationTiming(Frozen, frozen=True, kw_only=True):
+class OperationTiming(Frozen):
     """What the operations of one kind take.
 
     Attributes:
@@ -165,8 +162,8 @@ class OperationTiming(Frozen, frozen=True, kw_only=True):
     """
 
     host: OperationHost = OperationHost()
-    steps: Mapping[str, StepTiming] = field(default_factory=dict)
-    mark_s: Seconds | None = None
+    steps: Mapping[str, StepTiming] = Field(default_factory=dict)
+    mark_s: NonNegativeFloat | None = None
 
     def step(self, name: str) -> StepTiming:
         """What the steps called `name` take, with or without a share."""

@@ -34,7 +34,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hardware_profiles.records import plain
 from hardware_profiles.shapes import Shape
 from hardware_profiles.surface import ConstantCost, GridCost, InterpolationError, OperationCost, summary_of
 
@@ -381,8 +380,8 @@ class RooflineFit:
             "bandwidth": self.efficiency.bandwidth,
             "layer_s": self.efficiency.layer_s,
             "points": self.points,
-            "held_out_error": plain(self.error),
-            "beyond_error": plain(self.beyond),
+            "held_out_error": self.error.model_dump(),
+            "beyond_error": self.beyond.model_dump(),
         }
 
 

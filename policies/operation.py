@@ -27,6 +27,8 @@ from itertools import accumulate, zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
+import msgspec
+
 from policies.sampling import GREEDY, Sampling
 from policies.values import (
     UNKNOWN,
@@ -50,9 +52,10 @@ RowAnswers: TypeAlias = Mapping[int, Any]
 """The replies of an operation, by slot."""
 
 
-@dataclass(frozen=True, slots=True)
 class Operation:
     """What a device is asked to do for some rows.
+
+    Those of every round are structs, as `View` is; others dataclasses.
 
     Attributes:
         kind: Its name in timelines, in recordings and on the way to a worker.
@@ -62,6 +65,7 @@ class Operation:
         early_after: Step after which it does; without such a step, at the beginning.
     """
 
+    __slots__ = ()
     kind: ClassVar[str] = ""
     cost_class: ClassVar[CostClass] = "verify"
     reply: ClassVar[Any] = None
@@ -185,8 +189,7 @@ def total_tokens(replies: Sequence[Any]) -> int:
     return sum(tokens for reply in replies for _, tokens in reply.work)
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill(Operation, cost_class="prefill"):
+class Prefill(Operation, msgspec.Struct, frozen=True, gc=False):
     """Fill the KV cache with the prompt but its last token.  Answer: None.
 
     The last prompt token is fed by the first verification, so that every emitted token comes out of
@@ -198,6 +201,7 @@ class Prefill(Operation, cost_class="prefill"):
     `states`: keep the prompt's hidden states, for heads that read them.
     """
 
+    cost_class: ClassVar[CostClass] = "prefill"
     view: View
     prompts: tuple[tuple[int, ...], ...] | None = None
     starts: Ints | None = None
@@ -207,9 +211,10 @@ class Prefill(Operation, cost_class="prefill"):
         """Nothing."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Speculated(Operation):
     """An operation about rows and what was drafted for them."""
+
+    __slots__ = ()
 
     if TYPE_CHECKING:
 
@@ -235,8 +240,7 @@ class _Speculated(Operation):
         return len(self.view.slots) + sum(self.lengths)
 
 
-@dataclass(frozen=True, slots=True)
-class Verify(_Speculated, reply=RowVerdict):
+class Verify(_Speculated, msgspec.Struct, frozen=True, gc=False):
     """One target forward over `1 + speculation.lengths` new tokens per row.  Answer: `Verdict`.
 
     The prefix is never recomputed: the KV cache holds all committed tokens but the last.  With an
@@ -246,6 +250,7 @@ class Verify(_Speculated, reply=RowVerdict):
     will.  Their verdict counts the accepted tokens alone.
     """
 
+    reply: ClassVar[Any] = RowVerdict
     view: View
     speculation: Speculation
     sampling: Sampling = GREEDY
@@ -254,7 +259,11 @@ class Verify(_Speculated, reply=RowVerdict):
     @property
     def size(self) -> Ints:
         """Rows, tokens of the longest chain, of all chains."""
-        lengths = self.lengths
+        lengths, slots = self.speculation.lengths, self.view.slots
+        if len(slots) < len(lengths):
+            lengths = tuple([lengths[slot] for slot in slots])
+        if len(lengths) == 1:
+            return 1, lengths[0], lengths[0]
         return len(lengths), max(lengths), sum(lengths)
 
     @property
@@ -267,8 +276,7 @@ class Verify(_Speculated, reply=RowVerdict):
         return verdict_of(self.width, self.by_slot(replies))
 
 
-@dataclass(frozen=True, slots=True)
-class Settle(_Speculated, cost_class="settle", reply=RowVerdict):
+class Settle(_Speculated, msgspec.Struct, frozen=True, gc=False):
     """Verify one token more where a `Verify` left the bonus open.  Answer: the completed `Verdict`.
 
     No forward: the target still has the probabilities of the open position.  The proposed token of a row
@@ -276,6 +284,8 @@ class Settle(_Speculated, cost_class="settle", reply=RowVerdict):
     first token past a block).  `view`, `speculation` and `verdict` are the verification's.
     """
 
+    cost_class: ClassVar[CostClass] = "settle"
+    reply: ClassVar[Any] = RowVerdict
     view: View
     verdict: Verdict
     speculation: Speculation
@@ -312,8 +322,7 @@ class Settle(_Speculated, cost_class="settle", reply=RowVerdict):
         return Verdict(verdict.accepted, tuple(emitted), frozenset(ended), tuple(bonus), tuple(tokens))
 
 
-@dataclass(frozen=True, slots=True)
-class Draft(Operation, cost_class="draft", reply=Drafted):
+class Draft(Operation, msgspec.Struct, frozen=True, gc=False):
     """Draft `lookahead` tokens autoregressively from the committed text.  Answer: `Speculation`.
 
     May be stopped at a step boundary; the answer then holds the tokens drafted so far.
@@ -324,6 +333,8 @@ class Draft(Operation, cost_class="draft", reply=Drafted):
         shape: F_0 ... F_(K-1) for Saguaro sampling; None to draw from q itself.
     """
 
+    cost_class: ClassVar[CostClass] = "draft"
+    reply: ClassVar[Any] = Drafted
     view: View
     lookahead: int
     unseen: Ints
@@ -343,7 +354,9 @@ class Draft(Operation, cost_class="draft", reply=Drafted):
     @property
     def size(self) -> Ints:
         """Rows, unseen tokens of the row with most, of all rows, K."""
-        unseen = [self.unseen[slot] for slot in self.view.slots]
+        unseen, slots = self.unseen, self.view.slots
+        if len(slots) < len(unseen):
+            unseen = tuple([unseen[slot] for slot in slots])
         return len(unseen), max(unseen), sum(unseen), self.lookahead
 
     @property
@@ -366,10 +379,22 @@ def _outcomes_below(fanout: Ints, devices: int) -> Ints:
     return tuple(-(-total // devices) for total in accumulate(fanout))
 
 
-@dataclass(frozen=True, slots=True)
-class Prespeculate(
-    _Speculated, cost_class="prespeculate", reply=Prepared, early_reply=Prepared, early_after="glue"
-):
+def _branches(lengths: Ints, sources: Ints, fanout: Ints, fanout_backup: Ints | None, devices: int) -> Ints:
+    """[n] See `Prespeculate.branches`."""
+    table = _outcomes_below(fanout, devices)
+    guessed = table if fanout_backup is None else _outcomes_below(fanout_backup, devices)
+    rows = zip(lengths, sources, strict=True)
+    return tuple([(table if source == _PRIMARY else guessed)[length] for length, source in rows])
+
+
+@lru_cache(maxsize=1024)
+def _prepared(lengths: Ints, sources: Ints, *fanouts_and_devices: Any) -> Ints:
+    """See `Prespeculate.size`."""
+    most = _branches(lengths, sources, *fanouts_and_devices[:-1])
+    return len(lengths), max(lengths), sum(lengths), max(most), sum(most), fanouts_and_devices[-1]
+
+
+class Prespeculate(_Speculated, msgspec.Struct, frozen=True, gc=False):
     """Draft a speculation for the likely outcomes of verifying `speculation` (SSD, definitions 2-6, 10).
 
     One *glue* forward over the last committed token and the speculation ranks the candidates for the
@@ -389,6 +414,10 @@ class Prespeculate(
         early: Whether the task's early event fires after the glue step, with a `Cache` of the outcomes alone.
     """
 
+    cost_class: ClassVar[CostClass] = "prespeculate"
+    reply: ClassVar[Any] = Prepared
+    early_reply: ClassVar[Any] = Prepared
+    early_after: ClassVar[str] = "glue"
     view: View
     speculation: Speculation
     lookahead: int
@@ -417,23 +446,16 @@ class Prespeculate(
         A row that verifies l tokens has the positions 0 ... l, with the fan-outs that belong to where its
         tokens come from.
         """
-        table = _outcomes_below(self.fanout, self.part[1])
-        if self.fanout_backup is None:
-            return tuple([table[length] for length in self.lengths])
-        slots, sources = self.view.slots, self.speculation.sources
-        guessed = _outcomes_below(self.fanout_backup, self.part[1])
-        return tuple(
-            [
-                (table if sources[slot] == _PRIMARY else guessed)[length]
-                for slot, length in zip(slots, self.lengths, strict=True)
-            ]
-        )
+        sources = tuple([self.speculation.sources[slot] for slot in self.view.slots])
+        return _branches(self.lengths, sources, self.fanout, self.fanout_backup, self.part[1])
 
     @property
     def size(self) -> Ints:
         """Rows, tokens of the longest chain, of all chains, branches of the widest row, of all rows, K."""
-        lengths, branches = self.lengths, self.branches
-        return len(lengths), max(lengths), sum(lengths), max(branches), sum(branches), self.lookahead
+        lengths, sources, slots = self.speculation.lengths, self.speculation.sources, self.view.slots
+        if len(slots) < len(lengths):
+            lengths, sources = tuple([lengths[i] for i in slots]), tuple([sources[i] for i in slots])
+        return _prepared(lengths, sources, self.fanout, self.fanout_backup, self.part[1], self.lookahead)
 
     @property
     def tokens_fed(self) -> int:
@@ -445,14 +467,15 @@ class Prespeculate(
         return OutcomeCache(self.width, self.by_slot([dict(row.entries) for row in replies]))
 
 
-@dataclass(frozen=True, slots=True)
-class Continue(_Speculated, cost_class="continue", reply=Drafted):
+class Continue(_Speculated, msgspec.Struct, frozen=True, gc=False):
     """Draft on past `speculation`, on the bet that all of it will be accepted (PEARL).  Answer: `Cache`.
 
     The cache holds one outcome: everything accepted and the bonus token equal to the first of the
     `lookahead` newly drafted tokens (at least one); its speculation is the remaining `lookahead - 1`.
     """
 
+    cost_class: ClassVar[CostClass] = "continue"
+    reply: ClassVar[Any] = Drafted
     view: View
     speculation: Speculation
     lookahead: int

@@ -6,6 +6,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import add, sub
 
 import numpy as np
@@ -75,6 +76,8 @@ class Rows:
 
     def refill(self, world: World, *, drafts: bool, states: bool = False) -> Steps:
         """See `policies.rows.admit`."""
+        if not self.waiting or len(self.alive) == self.width:
+            return NO_SLOTS
         fresh = self.admit(world.now)
         if fresh:
             view = self.view(fresh)
@@ -156,7 +159,7 @@ def admit(world: World, rows: Rows, *, drafts: bool = True, states: bool = False
     `drafts`: whether the draft devices read the prompts too; a target-only policy pays for none.
     `states`: whether the target keeps the prompts' hidden states, for heads that read them.
     """
-    return (yield from rows.refill(world, drafts=drafts, states=states))
+    return rows.refill(world, drafts=drafts, states=states)
 
 
 NO_CACHE = -1
@@ -190,6 +193,8 @@ class Round:
     hit: int
 
 
+PENDING = 1024
+"""Rounds that a log keeps as they came before it writes them into its columns."""
 COLUMNS = ("request", "position", "length", "source", "accepted", "emitted", "bonus", "hit")
 """Of a log's table, named like the fields of `Round`."""
 
@@ -214,30 +219,15 @@ class RoundLog:
         self.admitted_s: dict[int, float] = {}
         self.first_token_s: dict[int, float] = {}
         self._columns = tuple(array("q") for _ in COLUMNS)
+        self._pending: list[tuple[View, Speculation, Verdict, Slots | None]] = []
 
     def append(
         self, view: View, verified: Speculation, verdict: Verdict, hits: Slots | None, now: float
     ) -> None:
         """Log one round of the batch."""
-        slots, ended = view.slots, verdict.ended
-        request, position, length, source, accepted, emitted, bonus, hit = self._columns
-        request.extend(array("q", view.requests))
-        position.extend(array("q", view.positions))
-        for column, values in (
-            (length, verified.lengths),
-            (source, verified.sources),
-            (accepted, verdict.accepted),
-            (emitted, verdict.emitted),
-            (bonus, verdict.bonus),
-        ):
-            # By an array of its own: they are joined as they stand, other sequences number by number.
-            column.extend(array("q", values if len(slots) == len(values) else [values[s] for s in slots]))
-        if hits is None:
-            hit.extend(array("q", [NO_CACHE] * len(slots)))
-        elif ended:
-            hit.extend(array("q", [NO_CACHE if slot in ended else slot in hits for slot in slots]))
-        else:
-            hit.extend(array("q", [slot in hits for slot in slots]))
+        self._pending.append((view, verified, verdict, hits))
+        if len(self._pending) == PENDING:
+            self._write()
         if 0 in view.positions:
             for own, at in zip(view.requests, view.positions, strict=True):
                 if at == 0:
@@ -245,12 +235,42 @@ class RoundLog:
         self.batch_rounds += 1
         self.ends.append(now)
 
+    def _write(self) -> None:
+        """Put what is pending into the columns, a column of all rounds at once."""
+        request, position, length, source, accepted, emitted, bonus, hit = self._columns
+        if not self._pending:
+            return
+        views, verified, verdicts, hits = zip(*self._pending, strict=True)
+        self._pending.clear()
+        # The others' numbers lie as they are needed.
+        some = [(i, v.slots) for i, v in enumerate(views) if len(v.slots) < len(verified[i].lengths)]
+        for column, of_rows in (
+            (request, [view.requests for view in views]),
+            (position, [view.positions for view in views]),
+            (length, [speculation.lengths for speculation in verified]),
+            (source, [speculation.sources for speculation in verified]),
+            (accepted, [verdict.accepted for verdict in verdicts]),
+            (emitted, [verdict.emitted for verdict in verdicts]),
+            (bonus, [verdict.bonus for verdict in verdicts]),
+        ):
+            for i, slots in some if column is not request and column is not position else ():
+                of_rows[i] = tuple([of_rows[i][slot] for slot in slots])
+            column.extend(chain.from_iterable(of_rows))
+        for view, verdict, found in zip(views, verdicts, hits, strict=True):
+            if found is None:
+                hit.extend([NO_CACHE] * len(view.slots))
+            elif verdict.ended:
+                hit.extend([NO_CACHE if slot in verdict.ended else slot in found for slot in view.slots])
+            else:
+                hit.extend(map(found.__contains__, view.slots))
+
     def times_to_first_token(self) -> list[float]:
         """Seconds from getting a slot to the first token, prefill included, of each request that has one."""
         return [now - self.admitted_s.get(r, 0.0) for r, now in self.first_token_s.items()]
 
     def table(self) -> dict[str, IntArray]:
         """The columns, one entry per row and round."""
+        self._write()
         return {
             name: np.array(column, dtype=np.int64)
             for name, column in zip(COLUMNS, self._columns, strict=True)

@@ -14,7 +14,7 @@ its code read differently, each reading has a name (design.md, section 7):
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -187,6 +187,7 @@ def saguaro(world: World, rows: Rows, config: SaguaroConfig, sampling: Sampling 
     speculation = Speculation.empty(rows.width)
     redrafting: Task | None = None  # of the rows that sit this round out
     absent = NO_SLOTS
+    prepare, waits_for_glue = prespeculation(world, config, sampling), config.tree == "abort"
     while rows.active:
         fresh = yield from admit(world, rows)
         if fresh:
@@ -196,16 +197,16 @@ def saguaro(world: World, rows: Rows, config: SaguaroConfig, sampling: Sampling 
             speculation = yield from fall_back(
                 world, rows, speculation, fresh, config, sampling=sampling, backup=backup
             )
-        view = rows.view(rows.alive - absent)
+        view = rows.view(rows.alive - absent if absent else None)
         verify = world.target.submit(Verify(view, speculation, sampling))
-        prepares = prespeculate(world, view, speculation, config, sampling)
+        prepares = prepare(view, speculation)
         verdict = yield verify
-        if config.tree == "abort":
-            outcomes = yield from join([prepare.early for prepare in prepares])
+        if waits_for_glue:
+            outcomes = yield from join([share.early for share in prepares])
             if not outcomes.lookup(verdict):
-                for prepare in prepares:
-                    prepare.stop()
-        cache = yield from join(prepares)
+                for share in prepares:
+                    share.stop()
+        cache = (yield prepares[0]) if len(prepares) == 1 else (yield from join(prepares))
         hits = cache.lookup(verdict)
         rows.commit(view, speculation, verdict, hits=hits, now=world.now)
         speculation = cache.take(verdict, hits)
@@ -230,28 +231,19 @@ def join(parts: Sequence[Event]) -> Generator[Event, Any, Cache]:
     return caches[0] if len(caches) == 1 else JoinedCache(caches)
 
 
-def prespeculate(
-    world: World, view: View, speculation: Speculation, config: SaguaroConfig, sampling: Sampling
-) -> list[Task]:
-    """Submit each draft device's share of the pre-speculation."""
-    count = config.draft_devices
-    return [
-        device.submit(
-            Prespeculate(
-                view,
-                speculation,
-                config.lookahead,
-                config.fanout,
-                config.fanout_backup,
-                sampling=sampling,
-                shape=config.shape(sampling),
-                keep_rejected=config.cache_set == "top",
-                early=config.tree == "abort",
-                part=(i, count),
-            )
-        )
-        for i, device in enumerate(world.drafts[:count])
-    ]
+def prespeculation(
+    world: World, config: SaguaroConfig, sampling: Sampling
+) -> Callable[[View, Speculation], list[Task]]:
+    """What submits each draft device's share of a pre-speculation."""
+    count, shape = config.draft_devices, config.shape(sampling)
+    knobs = config.lookahead, config.fanout, config.fanout_backup, sampling, shape, config.cache_set == "top"
+    shares = [(device.submit, (i, count)) for i, device in enumerate(world.drafts[:count])]
+    early = config.tree == "abort"
+
+    def submit(view: View, speculation: Speculation) -> list[Task]:
+        return [ask(Prespeculate(view, speculation, *knobs, share, early)) for ask, share in shares]
+
+    return submit
 
 
 def fall_back(

@@ -9,7 +9,6 @@ and what runs live differ in their world alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from policies.config import LookaheadConfig
@@ -83,7 +82,7 @@ class ServedRows(Rows):
                 yield self.stage.until(self.began_s + waited_s)
                 continue
             if step.chunks:
-                yield from self._read(world, replace(self._prefill(step), states=states), drafts=drafts)
+                yield from self._read(world, self._prefill(step, states=states), drafts=drafts)
             fresh |= self._join(step)
             if step.decodes:
                 self._step = step
@@ -124,7 +123,7 @@ class ServedRows(Rows):
         if gone:
             self._set_alive(self.alive.difference([self._slots.pop(place) for place in gone]))
 
-    def _prefill(self, step: Step) -> Prefill:
+    def _prefill(self, step: Step, *, states: bool) -> Prefill:
         """What is read of prompts ahead of the round; of preempted rows what they said, too."""
         rows = [row for row, _, _ in step.chunks]
         slots = [self._slot(row) for row in rows]
@@ -143,7 +142,7 @@ class ServedRows(Rows):
             rooms=tuple([row.end - row.known for row in rows]),
             tails=None if parts is None else tuple(part[-2:] for part in parts),
         )
-        return Prefill(view, parts, starts)
+        return Prefill(view, parts, starts, states)
 
     def _slot(self, row: Row) -> int:
         """A row's slot, the first free one where it has none."""

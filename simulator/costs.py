@@ -23,13 +23,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
-from operator import mul
+from functools import cached_property, lru_cache
+from itertools import chain
+from itertools import count as count_from
 from typing import Any, NamedTuple, Protocol, cast
 
+import msgspec
 import numpy as np
 
 from hardware_profiles.optime import base_name, share_of
@@ -58,23 +60,30 @@ class KeyedNoise:
         self.seed = seed
         self.strata = strata
         self._used: dict[str, int] = {}
-        self._block: dict[str, list[float]] = {}
+        self._streams: dict[str, Iterator[float]] = {}
+
+    def stream(self, name: str, spread: Sequence[float]) -> Iterator[float]:
+        """The factors of a name, whose spread (`hardware_profiles.surface.varied`) is always the same.
+
+        All who ask for the name take from the same ones.
+        """
+        found = self._streams.get(name)
+        if found is None:
+            blocks = (
+                _factors(self.seed, f"latency-{name}", block, self.strata, spread).tolist()
+                for block in count_from(0)
+            )
+            found = self._streams[name] = chain.from_iterable(blocks)
+        return found
 
     def factor(self, name: str, spread: Sequence[float]) -> float:
-        """The next factor of a name, whose spread (`hardware_profiles.surface.varied`) is always the same."""
-        used = self._used.get(name, 0)
-        self._used[name] = used + 1
-        block = self._block.get(name)
-        if block is None or used % BLOCK == 0:
-            found = _factors(self.seed, f"latency-{name}", used // BLOCK, self.strata, spread)
-            block = self._block[name] = found.tolist()
-        return block[used % BLOCK]
+        """The next factor of a name."""
+        return next(self.stream(name, spread))
 
     def factors(self, name: str, spread: Sequence[float], count: int) -> FloatArray:
-        """[count] The next factors of a name."""
+        """[count] The next factors of a name of which no stream is taken."""
         used = self._used.get(name, 0)
         self._used[name] = used + count
-        self._block.pop(name, None)
         blocks = range(used // BLOCK, -(-(used + count) // BLOCK))
         found = [_factors(self.seed, f"latency-{name}", block, self.strata, spread) for block in blocks]
         return np.concatenate([np.zeros(0), *found])[used % BLOCK :][:count]
@@ -150,28 +159,35 @@ class Extrapolation:
         return f"{self.operation} at {axis} {self.value} ({KNOWN[self.origin]} {side} {self.measured_to})"
 
 
-class Priced:
+class Priced(msgspec.Struct, frozen=True, gc=False):
     """What an operation takes.
 
     Attributes:
         total_s: All its steps.
         count: How many there are.
+        named: Names them, with what follows.
     """
 
-    __slots__ = ("_steps", "count", "total_s")
-
-    def __init__(self, total_s: float, count: int, steps: Callable[[], list[tuple[str, float]]]) -> None:
-        self.total_s, self.count, self._steps = total_s, count, steps
+    total_s: float
+    count: int
+    named: Any
+    context: int = 0
+    factors: Sequence[float] = ()
 
     @classmethod
     def of(cls, steps: list[tuple[str, float]]) -> Priced:
         """Of steps that are named already."""
-        return cls(sum([seconds for _, seconds in steps]), len(steps), lambda: steps)
+        return cls(sum([seconds for _, seconds in steps]), len(steps), lambda *_: steps)
 
     @property
     def steps(self) -> list[tuple[str, float]]:
         """Its named steps, s."""
-        return self._steps()
+        steps: list[tuple[str, float]] = self.named(self.context, self.factors)
+        return steps
+
+
+Pricer = Callable[[View], Priced]
+"""What an operation about some rows takes, of one kind and size on a role's devices."""
 
 
 class Costs(Protocol):
@@ -186,8 +202,8 @@ class Costs(Protocol):
         """Named steps of a built-in operation, s; `size` is the operation's, if it is known already."""
         ...
 
-    def priced(self, device: str, operation: Operation, size: Ints | None) -> Priced:
-        """The same, named only where they are asked for."""
+    def pricer(self, device: str, operation: Operation, size: Ints | None) -> Pricer:
+        """The same of operations like this one, named only where they are asked for."""
         ...
 
     def row_steps(
@@ -229,9 +245,10 @@ class TextbookCosts:
         assert isinstance(operation, Draft | Continue | Prespeculate)
         return [("draft", self.draft_s)] * operation.lookahead
 
-    def priced(self, device: str, operation: Operation, size: Ints | None) -> Priced:
+    def pricer(self, device: str, operation: Operation, size: Ints | None) -> Pricer:
         """See `Costs`."""
-        return Priced.of(self.steps(device, operation, size))
+        priced = Priced.of(self.steps(device, operation, size))
+        return lambda _: priced
 
     def row_steps(
         self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
@@ -306,20 +323,31 @@ class _Plan:
             that it is the mean of.
     """
 
-    __slots__ = ("_means", "count", "noises", "steps")
+    __slots__ = ("_steady", "count", "kept_means", "noises", "steps")
 
     def __init__(
         self, steps: list[_Lines | tuple[str, float | None]], noises: list[tuple[str, Any, float]]
     ) -> None:
         self.steps, self.noises = steps, noises
         self.count = sum([1 if isinstance(step, tuple) else step.times for step in steps])
-        self._means: dict[int, list[float]] = {}
+        self.kept_means: dict[int, list[float]] = {}
+        self._steady: dict[int, Priced] = {}
+
+    def steady(self, context: int) -> Priced:
+        """What they take without noise, the first one at `context`."""
+        found = self._steady.get(context)
+        if found is None:
+            still = [1.0] * len(self.noises)
+            found = self._steady[context] = Priced(
+                sum(self.means(context)), self.count, self.named, context, still
+            )
+        return found
 
     def means(self, context: int) -> list[float]:
         """Mean seconds of the calls of every noise, where all steps are whole calls."""
-        found = self._means.get(context)
+        found = self.kept_means.get(context)
         if found is None:
-            found = self._means[context] = [0.0] * len(self.noises)
+            found = self.kept_means[context] = [0.0] * len(self.noises)
             names, at = [name for name, _, _ in self.noises], context
             for step in self.steps:
                 assert isinstance(step, _Lines)
@@ -395,27 +423,52 @@ class ProfileCosts:
 
     def steps(self, device: str, operation: Operation, size: Ints | None = None) -> list[tuple[str, float]]:
         """See `Costs`."""
-        return self.priced(device, operation, size).steps
+        return self.pricer(device, operation, size)(operation.view).steps
 
-    def priced(self, device: str, operation: Operation, size: Ints | None) -> Priced:
+    def pricer(self, device: str, operation: Operation, size: Ints | None) -> Pricer:
         """See `Costs`."""
         kind = operation.cost_class
-        if kind == "settle":
-            return Priced.of([])
-        if kind == "prefill":
-            seconds = self._prefill(f"{role_of(device)}.prefill", cast("Prefill", operation))
-            return Priced.of([("prefill", seconds)])
+        if kind in {"settle", "prefill"}:
+            steps = []
+            if kind == "prefill":
+                steps = [("prefill", self._prefill(f"{role_of(device)}.prefill", cast("Prefill", operation)))]
+            done = Priced.of(steps)
+            return lambda _: done
         size = size or operation.size
         plan = self._plans.get((kind, size))
         if plan is None:
             assert size is not None
             plan = self._planned((kind, size), _CALLS[kind](self, *size))
-        context = self._context(operation.view)
+        found, ahead = plan, 0
         if kind == "continue" and self.effects.context:
-            context += cast("Ints", size)[1]
-        factors = self._factors(plan)
-        total_s = sum(map(mul, plan.means(context), factors))
-        return Priced(total_s, plan.count, partial(plan.named, context, factors))
+            ahead = cast("Ints", size)[1]
+        if self._noise is None:
+            return lambda view: found.steady(self._context(view) + ahead)
+        noises = [(self._noise.stream(name, spread), root) for name, spread, root in plan.noises]
+        kept, means, count, named, context_of = (
+            plan.kept_means,
+            plan.means,
+            plan.count,
+            plan.named,
+            self._context,
+        )
+        stream, root = noises[0]
+        second, second_root = noises[-1]
+        alone = len(noises) == 1
+        assert len(noises) <= 2
+
+        def priced(view: View) -> Priced:
+            context = context_of(view) + ahead
+            mean_s = kept.get(context) or means(context)
+            # The mean of independent forwards varies that much less.
+            factor = 1.0 + (next(stream) - 1.0) / root
+            if alone:
+                return Priced(mean_s[0] * factor, count, named, context, (factor,))
+            other = 1.0 + (next(second) - 1.0) / second_root
+            total_s = mean_s[0] * factor + mean_s[1] * other
+            return Priced(total_s, count, named, context, (factor, other))
+
+        return priced
 
     def row_steps(
         self, device: str, view: View, work: Sequence[Work], seconds: Mapping[str, float]
@@ -545,9 +598,10 @@ class ProfileCosts:
 
     def _context(self, view: View) -> int:
         """Mean context of the rows, in tokens."""
+        contexts = view.contexts
         if not self.effects.context:
-            return view.contexts[0] - view.positions[0]
-        return sum(view.contexts) // len(view.contexts)
+            return contexts[0] - view.positions[0]
+        return contexts[0] if len(contexts) == 1 else sum(contexts) // len(contexts)
 
     def check_tree(self) -> None:
         """Refuse steps of a tree where none was measured.

@@ -4,9 +4,12 @@ recording or coins.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeAlias, cast
+
+import msgspec
 
 from hardware_profiles.optime import Host, HostOperation, OperationHost, OperationTiming, base_name
 from hardware_profiles.reply_trace import Decisions, Key
@@ -22,7 +25,7 @@ from policies.operation import (
     total_tokens,
 )
 from policies.values import RowVerdict, Slots, Source, Speculation, Verdict, cut_to
-from simulator.costs import Costs, KeyedNoise, Priced
+from simulator.costs import Costs, KeyedNoise, Priced, Pricer
 from simulator.synthetic import Synthetic
 from simulator.tokens import TokenModel
 
@@ -71,6 +74,8 @@ class Form:
         lead_s: Seconds from submission to the start on an idle device.
         after_s: From the end to the task's event; None where the replies decide.
         warm_s: See `OperationHost.warm_s`; None before it is known how many steps there are.
+        pricer: Of those of this size; None before the first one begins.
+        luck: Factors of whole operations by device, as far as they began.
     """
 
     host: OperationHost
@@ -80,26 +85,27 @@ class Form:
     lead_s: float
     after_s: float | None = None
     warm_s: float | None = None
+    pricer: Pricer | None = None
+    luck: dict[str, Iterator[float]] = field(default_factory=dict)
 
 
-class TimedWork:
-    """Work of an operation, s at full rate.
+class TimedWork(msgspec.Struct, frozen=True, gc=False):
+    """Work of an operation, s at full rate."""
 
-    Attributes:
-        total_s: All of it.
-    """
+    priced: Priced
+    factor: float = 1.0
+    host_s: float = 0.0
 
-    __slots__ = ("_factor", "_host_s", "_priced", "total_s")
-
-    def __init__(self, priced: Priced, factor: float = 1.0, host_s: float = 0.0) -> None:
-        self._priced, self._factor, self._host_s = priced, factor, host_s
-        self.total_s = host_s + priced.total_s * factor
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return self.host_s + self.priced.total_s * self.factor
 
     @property
     def steps(self) -> list[tuple[str, float]]:
         """Named pieces; an operation may be stopped between them."""
-        steps = [(name, seconds * self._factor) for name, seconds in self._priced.steps]
-        return [("host", self._host_s), *steps] if self._host_s > 0.0 else steps
+        steps = [(name, seconds * self.factor) for name, seconds in self.priced.steps]
+        return [("host", self.host_s), *steps] if self.host_s > 0.0 else steps
 
 
 class OperationTimes:
@@ -157,29 +163,44 @@ class OperationTimes:
     def work(self, device: str, operation: Operation, form: Form, idle_s: float) -> TimedWork:
         """What an operation takes; `idle_s` is how long the device did nothing before."""
         host = form.host
-        # Where the spread of whole operations is known, they vary as such, and not by their forwards.
-        costs = self.costs if host.spread is None else self.costs.steady
-        if form.size is None and isinstance(operation, RowOperation):
-            priced = Priced.of(self._row_steps(costs, device, operation))
-        else:
-            priced = costs.priced(device, operation, form.size)
-        warm_s = form.warm_s
-        if warm_s is None:
+        if form.size is None:
+            priced = self._priced(device, operation, host)
             tokens = self._tokens_fed(operation) if host.token_s else 0
             warm_s = host.warm_s(rows=form.rows, calls=priced.count, tokens=tokens)
-            if form.size is not None:
-                form.warm_s = warm_s
+        else:
+            if form.pricer is None:
+                form.pricer = self._costs(host).pricer(device, operation, form.size)
+            priced = form.pricer(operation.view)
+            if form.warm_s is None:
+                tokens = operation.tokens_fed
+                form.warm_s = host.warm_s(rows=form.rows, calls=priced.count, tokens=tokens)
+            warm_s = form.warm_s
         beyond = warm_s + host.waking_s(idle_s) if host.wake else warm_s
         factor = luck = self._luck(device, form)
         if beyond < 0.0 or host.scale != 1.0:
             factor *= host.stretch(priced.total_s, beyond)
         return TimedWork(priced, factor, beyond * luck if beyond > 0.0 else 0.0)
 
+    def _costs(self, host: OperationHost) -> Costs:
+        """Where the spread of whole operations is known, they vary as such, and not by their forwards."""
+        return self.costs if host.spread is None else self.costs.steady
+
+    def _priced(self, device: str, operation: Operation, host: OperationHost) -> Priced:
+        """Of an operation whose size alone does not tell."""
+        costs = self._costs(host)
+        if isinstance(operation, RowOperation):
+            return Priced.of(self._row_steps(costs, device, operation))
+        return costs.pricer(device, operation, None)(operation.view)
+
     def _luck(self, device: str, form: Form) -> float:
         """How much longer than in the mean an operation takes."""
-        if self.noise is None or form.host.spread is None or form.kind == "prefill":
+        spread = form.host.spread
+        if self.noise is None or spread is None or form.kind == "prefill":
             return 1.0
-        return self.noise.factor(f"{device}-{form.kind}", form.host.spread)
+        stream = form.luck.get(device)
+        if stream is None:
+            stream = form.luck[device] = self.noise.stream(f"{device}-{form.kind}", spread)
+        return next(stream)
 
     def _row_steps(self, costs: Costs, device: str, operation: RowOperation) -> list[tuple[str, float]]:
         """The steps of a row operation, as its replies tell them, at the times measured of its kind."""
@@ -256,9 +277,13 @@ def _drafted(
     `shape` are the fan-outs that rescaled the distributions its tokens are drawn from, if anything did.
     """
     if len(rows) == width:
-        lengths, sources = (length,) * width, ((_PRIMARY if length else _NONE),) * width
-        return Speculation(lengths, sources, shape=shape)
+        return _all_drafted(width, length, shape)
     return Speculation.primary(width, dict.fromkeys(rows, length), shape)
+
+
+@lru_cache(maxsize=1024)
+def _all_drafted(width: int, length: int, shape: tuple[int, ...] | None) -> Speculation:
+    return Speculation((length,) * width, ((_PRIMARY if length else _NONE),) * width, shape=shape)
 
 
 class Recorded:

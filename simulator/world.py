@@ -11,13 +11,15 @@ import math
 from collections import deque
 from collections.abc import Generator, Mapping
 from functools import cached_property
-from typing import Any, TypeAlias, cast
+from heapq import heappop, heappush
+from operator import attrgetter
+from typing import Any, TypeAlias, cast, get_args
 
 import simpy
-from simpy.events import Event
+from simpy.events import NORMAL, Event
 
 from hardware_profiles.optime import Host, OperationTiming
-from policies.operation import Operation
+from policies.operation import CostClass, Operation
 from policies.protocols import Steps, role_of
 from policies.timeline import Span
 from simulator.costs import Costs, KeyedNoise, Priced
@@ -30,6 +32,7 @@ second is busy; None as the other operation: anything that has no entry of its o
 
 
 _NEVER = math.inf
+_DOING = attrgetter("doing")
 
 
 class Clock(simpy.Environment):
@@ -41,7 +44,7 @@ class Clock(simpy.Environment):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(0.0)
         self.devices: list[SimulatedDevice] = []
 
     def step(self) -> None:
@@ -55,6 +58,32 @@ class Clock(simpy.Environment):
         else:
             self._now = due_s
             first.go_on(due_s)
+
+    def finish(self, process: Event) -> None:
+        """Step until a process has ended: `run(until=process)`, without a call per step.
+
+        Raises:
+            RuntimeError: There is nothing left to do before that.
+            BaseException: What an event failed with that nobody handled, the process among them.
+        """
+        queue, devices = self._queue, self.devices
+        while process.callbacks is not None:
+            due_s, first = _NEVER, None
+            for device in devices:
+                if device.due_s < due_s:
+                    due_s, first = device.due_s, device
+            if first is not None and not (queue and queue[0][0] < due_s):
+                self._now = due_s
+                first.go_on(due_s)
+            elif queue:
+                self._now, _, _, event = heappop(queue)
+                callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
+                for callback in callbacks:
+                    callback(event)
+                if not event._ok and not hasattr(event, "_defused"):
+                    raise event._value
+            else:
+                raise RuntimeError("the policy waits for an event that nothing will trigger")
 
 
 class Machine:
@@ -75,7 +104,7 @@ class Machine:
         self._running: list[SimulatedDevice] = []
         self._since = 0.0
         self._overlap = False
-        self._slower: dict[tuple[str, str, str, str], float] = {}
+        self._rates: dict[tuple[str, ...], tuple[list[float], bool]] = {}
 
     @property
     def busy_s(self) -> dict[str, float]:
@@ -90,7 +119,7 @@ class Machine:
         if elapsed > 0.0:
             self._since = now
             for each in running:
-                if each.cost_class != "prefill":
+                if each.counted:
                     each.busy_s += elapsed
             if self._overlap:
                 self.overlap_s += elapsed
@@ -98,24 +127,23 @@ class Machine:
             running.remove(device)
         else:
             running.append(device)
-        if len(running) == 1:
-            self._overlap = False
-            running[0].replan(now, 1.0)
-        elif running:
-            self._overlap = len({each.role for each in running if each.cost_class != "prefill"}) > 1
-            for each in running:
-                each.replan(now, self._rate(each) if self.slowdowns else 1.0)
+        doing = tuple(map(_DOING, running))
+        found = self._rates.get(doing)
+        if found is None:
+            overlap = len({each.role for each in running if each.counted}) > 1
+            found = self._rates[doing] = [self._rate(each) for each in running], overlap
+        rates, self._overlap = found
+        for each, rate in zip(running, rates, strict=True):
+            if each.rate != rate:
+                each.replan(now, rate)
 
     def _rate(self, device: SimulatedDevice) -> float:
         rate = 1.0
         for other in self._running:
             if other is not device:
-                pair = (device.role, device.cost_class, other.role, other.cost_class)
-                slower = self._slower.get(pair)
-                if slower is None:
-                    always = self.slowdowns.get((*pair[:3], None), 1.0)
-                    slower = self._slower[pair] = self.slowdowns.get(pair, always)
-                rate /= slower
+                pair = device.role, device.cost_class, other.role
+                always = self.slowdowns.get((*pair, None), 1.0)
+                rate /= self.slowdowns.get((*pair, other.cost_class), always)
         return rate
 
 
@@ -123,7 +151,9 @@ class SimulatedTask(Event):
     """A submitted operation; fires once, with its answer."""
 
     def __init__(self, device: SimulatedDevice, operation: Operation) -> None:
-        super().__init__(device.env)
+        # As an event does, without the call.
+        self.env = device.env
+        self.callbacks = []
         self.device = device
         self.operation = operation
         self.form = device.work.form(operation)
@@ -138,10 +168,10 @@ class SimulatedTask(Event):
         self.device.stop(self)
 
 
-def _fire(event: Event, value: Any, delay: float) -> None:
+def _fire(env: Clock, event: Event, value: Any, delay: float) -> None:
     event._ok = True
     event._value = value
-    event.env.schedule(event, delay=delay)
+    heappush(env._queue, (env._now + delay, NORMAL, next(env._eid), event))
 
 
 class SimulatedDevice:
@@ -152,6 +182,10 @@ class SimulatedDevice:
         spans: Collects the timeline; None records nothing.
 
     Attributes:
+        cost_class: Of the operation at hand.
+        doing: Its role and that.
+        counted: Whether it is none that reads prompts.
+        rate: At which it proceeds.
         due_s: When it does something next by itself.
         busy_s: Seconds of work, prefills left out.
     """
@@ -172,27 +206,29 @@ class SimulatedDevice:
         self.machine = machine
         self.spans = spans
         self.running: SimulatedTask | None = None
-        self.cost_class = ""
+        self.cost_class, self.doing, self.counted = "", "", True
         self._queue: deque[SimulatedTask] = deque()
         self._starting: SimulatedTask | None = None
         self._work = TimedWork(Priced.of([]))
         self._started = 0.0
         self._ended = 0.0
         self._remaining = 0.0
-        self._rate = 1.0
+        self.rate = 1.0
         self._since = 0.0
         self._completed: int | None = None
         self._end_s = self._early_s = self.due_s = _NEVER
         self.busy_s = 0.0
+        self._kinds = {kind: (kind, f"{self.role} {kind}", kind != "prefill") for kind in get_args(CostClass)}
         machine.devices.append(self)
         env.devices.append(self)
 
     def submit(self, operation: Operation) -> SimulatedTask:
         """Queue an operation and return at once."""
         task = SimulatedTask(self, operation)
-        self._queue.append(task)
         if self.running is None and self._starting is None:
-            self._next(task.form.lead_s)
+            self._next(task, task.form.lead_s)
+        else:
+            self._queue.append(task)
         return task
 
     def stop(self, task: SimulatedTask) -> None:
@@ -219,10 +255,14 @@ class SimulatedDevice:
 
     def replan(self, now: float, rate: float) -> None:
         """Go on at another rate from now on."""
-        if rate != self._rate:
-            self._advance(now)
-            self._rate = rate
-            self._schedule()
+        if rate != self.rate:
+            if self.rate:  # else it begins only now
+                self._advance(now)
+            self.rate = rate
+            if self._early_s == _NEVER:
+                self._end_s = self.due_s = now + self._remaining / rate
+            else:
+                self._schedule()
 
     def go_on(self, now: float) -> None:
         """Do what is due now."""
@@ -233,10 +273,9 @@ class SimulatedDevice:
         else:
             self._end(now)
 
-    def _next(self, delay: float) -> None:
-        self._starting = self._queue.popleft()
-        self._completed = None
-        now = self.env.now
+    def _next(self, task: SimulatedTask, delay: float) -> None:
+        self._starting, self._completed = task, None
+        now = self.env._now
         if delay > 0.0:
             self.due_s = now + delay
         else:
@@ -249,26 +288,26 @@ class SimulatedDevice:
         if self._completed == 0:  # stopped before it began
             self._report(task, 0)
             if self._queue:
-                self._next(0.0)
+                self._next(self._queue.popleft(), 0.0)
             return
-        self.running = task
-        self.cost_class = task.operation.cost_class
-        self._work = self.work.work(self.name, task.operation, task.form, now - self._ended)
-        self._remaining = self._work.total_s
-        self._rate = 0.0
+        self.running, operation = task, task.operation
+        self.cost_class, self.doing, self.counted = self._kinds[operation.cost_class]
+        self._work = work = self.work.work(self.name, operation, task.form, now - self._ended)
+        self._remaining = work.total_s
+        self.rate = 0.0
         self._started = self._since = now
-        self._early_s = 0.0 if task.operation.early else _NEVER
+        self._early_s = 0.0 if operation.early_reply is not None and operation.early else _NEVER
         self.machine.changed(now, self)
 
     def _advance(self, now: float) -> None:
-        self._remaining = max(0.0, self._remaining - (now - self._since) * self._rate)
+        self._remaining = max(0.0, self._remaining - (now - self._since) * self.rate)
         self._since = now
 
     def _schedule(self) -> None:
-        self._end_s = self.due_s = self._since + self._remaining / self._rate
+        self._end_s = self.due_s = self._since + self._remaining / self.rate
         if self._early_s != _NEVER:
             ahead = max(0.0, self._remaining - self._after_early_result())
-            self._early_s = self._since + ahead / self._rate
+            self._early_s = self._since + ahead / self.rate
             self.due_s = min(self._early_s, self._end_s)
 
     def _after_early_result(self) -> float:
@@ -283,29 +322,30 @@ class SimulatedDevice:
         task = self.running
         assert task is not None
         self._early_s, self.due_s = _NEVER, self._end_s
-        _fire(task.early, self.work.early_answer(task.operation), self.work.mark_s(task.operation, task.form))
+        work, operation = self.work, task.operation
+        _fire(self.env, task.early, work.early_answer(operation), work.mark_s(operation, task.form))
 
     def _end(self, now: float) -> None:
         if self._early_s != _NEVER:
             self._say_early()
         task = self.running
         assert task is not None
-        self._record(task, now)
+        if self.spans is not None:
+            self._record(task, now)
         self._ended = now
         self.running = None
         self.due_s = _NEVER
         self.machine.changed(now, self)
         self._report(task, self._completed)
         if self._queue:
-            self._next(0.0)
+            self._next(self._queue.popleft(), 0.0)
 
     def _report(self, task: SimulatedTask, completed: int | None) -> None:
-        answer = self.work.answer(task.operation, completed)
-        _fire(task, answer, self.work.after_s(task.operation, task.form))
+        work, operation = self.work, task.operation
+        _fire(self.env, task, work.answer(operation, completed), work.after_s(operation, task.form))
 
     def _record(self, task: SimulatedTask, now: float) -> None:
-        if self.spans is None:
-            return
+        assert self.spans is not None
         steps = [[name, seconds] for name, seconds in self._work.steps[: self._completed]]
         details = {"rows": len(task.operation.view.slots), "steps": steps}
         self.spans.append(Span(self.name, task.operation.kind, self._started, now, details))
@@ -354,7 +394,7 @@ class SimulatedWorld:
     @property
     def now(self) -> float:
         """Simulated seconds."""
-        return float(self.env.now)
+        return self.env._now
 
     def until(self, at_s: float) -> Event:
         """A moment, or now where it has passed."""
@@ -367,10 +407,4 @@ class SimulatedWorld:
             RuntimeError: The policy waits for something that nobody will do.
         """
         # A policy yields this world's own events, which are simpy's.
-        process = self.env.process(cast("Generator[Event, Any, Any]", policy_steps))
-        try:
-            self.env.run(until=process)
-        except RuntimeError as error:
-            if process.triggered:
-                raise
-            raise RuntimeError("the policy waits for an event that nothing will trigger") from error
+        self.env.finish(self.env.process(cast("Generator[Event, Any, Any]", policy_steps)))

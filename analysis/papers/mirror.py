@@ -2,8 +2,7 @@
 
 Vanilla SD takes 1 + T_draft per round, Mirror half a step to the exit and then the longer of the other half
 and the draft, which streams two tokens per internal step at batch 1.  T_draft is not printed;
-T_draft <= 8 / speedup - 1 for gamma = 7, the best task deciding.  Methods without a draft follow from the
-other target's row.
+T_draft <= 8 / speedup - 1 for gamma = 7, the best task deciding.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ from fractions import Fraction
 
 from analysis.papers.cells import Paper, PaperCell
 from analysis.papers.forecast import (
-    WITHOUT_A_DRAFT,
     Coin,
     Forecast,
     Quantities,
     acceptance_of_tokens,
     assumed,
-    by_other_target,
     forecast,
     given,
     naive_guess,
@@ -34,12 +31,7 @@ def forecasts(paper: Paper) -> list[Forecast]:
     """Every cell that its paper's other cells say something about."""
     cells = paper.all(table="Table 1", method="Mirror-SD", value_name="speedup")
     adapters = paper.sound(value_name="early_exit_adapter_params")
-    draftless = paper.sound(table="Table 1", method=WITHOUT_A_DRAFT, value_name="speedup")
-    return [
-        *(_mirror(paper, cell) for cell in cells),
-        *(_adapter(cell) for cell in adapters),
-        *(by_other_target(paper, cell, tuple(SHAPES)) for cell in draftless),
-    ]
+    return [*(_mirror(paper, cell) for cell in cells), *(_adapter(cell) for cell in adapters)]
 
 
 def mirror_over_sd(draft: float, streams: float, fallback: float, exit_at: float, rendezvous: float) -> float:

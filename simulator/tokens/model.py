@@ -16,9 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from policies.laws.ssd import PowerLaw
 from policies.operation import Continue, Prespeculate, Settle, Verify
 from policies.registry import SettingError
 from policies.sampling import Sampling
-from policies.values import UNKNOWN, IntArray, Ints, Request, Slots, Source, Verdict, View
+from policies.values import NO_SLOTS, UNKNOWN, IntArray, Ints, Request, Slots, Source, Verdict, View
 from simulator.tokens.outcomes import NEVER, Outcomes
 from simulator.tokens.sampled import SampledOutcomes
 
@@ -134,20 +133,22 @@ class TokenModel:
             SettingError: The run's sampling is not that of the recording, or there are no token ids for a
                 policy that needs them.
         """
-        speculation = operation.speculation
+        speculation, slots, leave_open = operation.speculation, view.slots, operation.leave_open
         table = self._table_of(operation.sampling, speculation.shape)
         start, run, token, last = table.start, table.run, table.token, table.last
-        lengths, sources, guesses = speculation.lengths, speculation.sources, speculation.has_guesses
-        leave_open, found, ended = operation.leave_open, [], []
+        lengths, guesses = speculation.lengths, speculation.has_guesses
+        places: list[int] = []
+        accepted: list[int] = []
+        emitted: list[int] = []
+        bonus: list[int] = []
+        ended = []
         for slot, request, position, room in zip(
-            view.slots, view.requests, view.positions, view.rooms, strict=True
+            slots, view.requests, view.positions, view.rooms, strict=True
         ):
             here, length = start[request] + position, lengths[slot]
-            if guesses and sources[slot] in _GUESSED:
-                count = self._accepted_guess(operation, slot, here)
-            else:
-                count = run[here]
-                count = min(count, length)
+            count = self._accepted_guess(operation, slot, here, run[here]) if guesses else run[here]
+            if count > length:  # noqa: PLR1730 - `min` takes as long as all else
+                count = length
             # Runs end with the request, so the accepted tokens fit in its room unless the limit is lower.
             if count < room:
                 said = count if leave_open and count == length else count + 1
@@ -155,21 +156,29 @@ class TokenModel:
                 count = said = room
             if said == room:
                 ended.append(slot)
-            at, bonus = here + count, UNKNOWN
+            places.append(here)
+            accepted.append(count)
+            emitted.append(said)
             if token is not None and said > count:
-                bonus = token[at if at < last else last]
-            found.append((count, said, bonus, here))
+                here += count
+                bonus.append(token[here if here < last else last])
+            else:
+                bonus.append(UNKNOWN)
+        table.view, table.places = view, places
         texts = None
         if view.tails is not None:
-            texts = [self._ids(here, said) for _, said, _, here in found]
-        width, slots = len(lengths), view.slots
-        accepted, emitted, bonuses, _ = zip(*found, strict=True)
+            texts = [self._ids(here, said) for here, said in zip(places, emitted, strict=True)]
+        if len(slots) < len(lengths):
+            rows = slots, len(lengths)
+            accepted, emitted = _spread(accepted, *rows, 0), _spread(emitted, *rows, 0)
+            bonus = _spread(bonus, *rows, UNKNOWN)
+            texts = None if texts is None else _spread(texts, *rows, ())
         return Verdict(
-            _spread(accepted, slots, width, 0),
-            _spread(emitted, slots, width, 0),
-            frozenset(ended),
-            _spread(bonuses, slots, width, UNKNOWN),
-            None if texts is None else _spread(tuple(texts), slots, width, ()),
+            tuple(accepted),
+            tuple(emitted),
+            frozenset(ended) if ended else NO_SLOTS,
+            tuple(bonus),
+            None if texts is None else tuple(texts),
         )
 
     def settle(self, operation: Settle) -> Verdict:
@@ -187,25 +196,25 @@ class TokenModel:
             SettingError: A fan-out is more than the ranks recorded can decide.
         """
         speculation, keep, (share, devices) = operation.speculation, operation.keep_rejected, operation.part
-        primary = self._table(operation.fanout)
-        backup = primary if operation.fanout_backup is None else self._table(operation.fanout_backup)
         table = self._table_of(operation.sampling, speculation.shape)
-        start, need_free, rejected, last = table.start, table.need_free, table.need_rejected, table.last
-        lengths, sources, guesses = speculation.lengths, speculation.sources, speculation.has_guesses
-        ended, accepted_of, found = verdict.ended, verdict.accepted, []
-        for slot, request, position in zip(view.slots, view.requests, view.positions, strict=True):
+        primary = backup = table.fanouts.get(operation.fanout) or self._fanout(table, operation.fanout)
+        if operation.fanout_backup is not None:
+            backup = self._fanout(table, operation.fanout_backup)
+        need_free, rejected, last = table.need_free, table.need_rejected, table.last
+        deepest, guesses, ended, found = len(rejected) - 1, speculation.has_guesses, verdict.ended, []
+        lengths, sources, accepted_of = speculation.lengths, speculation.sources, verdict.accepted
+        for slot, here in zip(view.slots, table.placed(view), strict=True):
             if slot in ended:
                 continue
-            accepted = accepted_of[slot]
-            at = start[request] + position + accepted
-            at = min(at, last)
+            accepted, source = accepted_of[slot], sources[slot]
+            at = here + accepted if here + accepted < last else last
             if keep or accepted == lengths[slot]:
                 need = need_free[at]
-            elif guesses and sources[slot] in _GUESSED:
+            elif guesses and source in _GUESSED:
                 need = self._need_after_guess(operation, slot, accepted, at)
             else:
-                need = rejected[min(accepted, len(rejected) - 1)][at]
-            counts, before = primary if sources[slot] == _PRIMARY else backup
+                need = rejected[accepted if accepted < deepest else deepest][at]
+            counts, before = primary if source == _PRIMARY else backup
             # The target's token is the need-th of the outcomes with its number accepted.
             if counts[accepted] >= need and (
                 devices == 1 or (before[accepted] + need - 1) % devices == share
@@ -217,13 +226,11 @@ class TokenModel:
         """The rows of which all was accepted, and then the draft's next token too (PEARL)."""
         speculation = operation.speculation
         table = self._table_of(operation.sampling, speculation.shape)
-        start, run = table.start, table.run
+        lengths, accepted, ended, run = speculation.lengths, verdict.accepted, verdict.ended, table.run
         return frozenset(
             slot
-            for slot, request, position in zip(view.slots, view.requests, view.positions, strict=True)
-            if slot not in verdict.ended
-            and verdict.accepted[slot] == (length := speculation.lengths[slot])
-            and run[start[request] + position] > length
+            for slot, here in zip(view.slots, table.placed(view), strict=True)
+            if slot not in ended and accepted[slot] == (length := lengths[slot]) and run[here] > length
         )
 
     def tail_error(
@@ -332,9 +339,12 @@ class TokenModel:
             return Outcomes(self.run, self.need_rejected[None])
         return self.sampled.outcomes(sampling, Source.PRIMARY, shape)
 
-    def _table(self, fanout: Ints) -> tuple[Ints, Ints]:
-        self.check_fanout(max(fanout))
-        return _fanout_table(fanout)
+    def _fanout(self, table: _Table, fanout: Ints) -> tuple[Ints, Ints]:
+        """[K + 1] outcomes prepared with k tokens accepted, and with fewer."""
+        if fanout not in table.fanouts:
+            self.check_fanout(max(fanout))
+            table.fanouts[fanout] = fanout, tuple(accumulate(fanout, initial=0))[:-1]
+        return table.fanouts[fanout]
 
     def _ids(self, here: int, count: int) -> Ints:
         """So many ids from a position on."""
@@ -350,13 +360,14 @@ class TokenModel:
         """
         return self.sampled is not None and operation.speculation.sources[slot] == _RANDOM
 
-    def _accepted_guess(self, operation: Verify, slot: int, here: int) -> int:
-        """How many of a backup's tokens are accepted from a position on."""
+    def _accepted_guess(self, operation: Verify, slot: int, here: int, run: int) -> int:
+        """How many tokens are accepted from a position on, the draft's `run` where a row verifies those."""
         speculation = operation.speculation
+        if speculation.sources[slot] not in _GUESSED:
+            return run
         if self._by_distribution(operation, slot):
             assert self.sampled is not None
-            run = self.sampled.outcomes(operation.sampling, Source.RANDOM).run
-            return min(speculation.lengths[slot], run.item(here))
+            return self.sampled.outcomes(operation.sampling, Source.RANDOM).run.item(here)
         if self.tokens is None or speculation.tokens is None:  # without ids none is the path's own
             return 0
         guessed = speculation.tokens[slot]
@@ -384,11 +395,13 @@ class TokenModel:
         return need - (guesses[slot][accepted] in above)
 
 
-class _Table(NamedTuple):
+@dataclass(slots=True)
+class _Table:
     """Numbers by request and by position, as `TokenModel` has them; of needs after a rejection one column for
     each number of accepted tokens.
 
     Views of the arrays: a look-up in them takes half the time of one in numpy's, and they take no memory.
+    Beside them what was prepared by fan-out (`TokenModel.hits`).
     """
 
     start: Any
@@ -397,25 +410,27 @@ class _Table(NamedTuple):
     need_rejected: list[Any]
     token: Any
     last: int
+    fanouts: dict[Ints, tuple[Ints, Ints]] = field(default_factory=dict)
+    view: View | None = None
+    places: list[int] = field(default_factory=list)
+
+    def placed(self, view: View) -> list[int]:
+        """[n] index of each row's next position; those of the view seen last are kept."""
+        if view is not self.view:
+            start, rows = self.start, zip(view.requests, view.positions, strict=True)
+            self.view, self.places = view, [start[request] + position for request, position in rows]
+        return self.places
 
 
 _Each = TypeVar("_Each")
 
 
-def _spread(values: tuple[_Each, ...], slots: Ints, width: int, elsewhere: _Each) -> tuple[_Each, ...]:
+def _spread(values: list[_Each], slots: Ints, width: int, elsewhere: _Each) -> list[_Each]:
     """[B] of [n] values of some rows, `elsewhere` in others."""
-    if len(slots) == width:
-        return values
     spread = [elsewhere] * width
     for slot, value in zip(slots, values, strict=True):
         spread[slot] = value
-    return tuple(spread)
-
-
-@lru_cache(maxsize=1024)
-def _fanout_table(fanout: Ints) -> tuple[Ints, Ints]:
-    """[K + 1] outcomes prepared with k tokens accepted, and with fewer."""
-    return fanout, tuple(accumulate(fanout, initial=0))[:-1]
+    return spread
 
 
 def other_sampling(recorded: tuple[float, float], wanted: tuple[float, float]) -> SettingError:

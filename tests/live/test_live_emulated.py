@@ -22,7 +22,7 @@ from hardware_profiles.optime import Host
 from policies.mirror import EarlyVerify
 from policies.operation import Draft, Operation, Prespeculate
 from policies.registry import configure
-from policies.values import Request
+from policies.values import Request, Speculation, View
 from simulator.run import Scenario
 from simulator.tokens import coin
 
@@ -73,10 +73,13 @@ class Bench:
 
     def do(self, kind: Any, at_s: float, real: Sequence[float], early_after: int | None = None) -> Report:
         # Only what the worker asks of an operation.
-        operation = kind.__new__(kind)
-        for name, value in {"early": early_after is not None}.items():
-            if kind is not Draft:
-                object.__setattr__(operation, name, value)
+        view, early = View((0,), *((1,),) * 4), early_after is not None
+        if kind is Draft:
+            operation: Any = Draft(view, 1, (1,))
+        elif kind is Prespeculate:
+            operation = Prespeculate(view, Speculation.empty(1), 1, (1,), early=early)
+        else:
+            operation = kind(view, 1, ((),), early=early)
         self.executor.steps = []
         self.work.begin(Work(len(self.machine.idle), kind.kind, b"", at_s), operation)
         for number, seconds in enumerate(real):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from live_support import (
     texts_of,
     view_of,
 )
+from msgspec.structs import replace
 from torch import Tensor
 from transformers import PreTrainedModel
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 from chains import Chain, Outcome, replayed, sampled_trace
 from direct import Direct, directly, disagreement
+from msgspec.structs import replace
 
 from hardware_profiles.trace import Trace
 from policies.laws.sampling import hit_rate_sampled

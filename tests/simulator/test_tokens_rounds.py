@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from chains import Chain, replayed, sampled_trace
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from text_by_hand import SAMPLED, VIEW, coins, drafted
 from tiny_worlds import tokens_by_hand
 
@@ -126,7 +125,7 @@ def test_shares_by_hand() -> None:
     # Row 0 accepts "+-": k = 1, rejected, rank 2: with rank 0 out it is the second of F_1 = 3.  After the
     # F_0 = 2 outcomes of k = 0 it has index 2 + 1 = 3: the share of device 1 of 2, of device 0 of 3.
     model = tokens_by_hand(("+-++", [0, 2, 0, 0]))
-    view = msgspec.structs.replace(VIEW, rooms=(4,))
+    view = replace(VIEW, rooms=(4,))
     speculation = drafted(2, Source.PRIMARY)
     verdict = model.verify(view, Verify(view, speculation))
     for devices, holder in ((2, 1), (3, 0), (4, 3)):
