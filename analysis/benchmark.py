@@ -194,7 +194,7 @@ def write_long_trace(positions: int, folder: str) -> None:
     """The shipped trace, so often that it has so many positions; the requests are new ones."""
     short = read_trace(find_trace(PROFILE))
     times, count = -(-positions // len(short)), len(short.requests)
-    requests = [each.model_copy(update={"id": i}) for i, each in enumerate(short.requests * times)]
+    requests = [each.but(id=i) for i, each in enumerate(short.requests * times)]
     columns = {name: np.concatenate([column] * times) for name, column in short.columns.items()}
     lengths = np.diff(short.offsets)
     columns["request"] = np.repeat(np.arange(count * times), np.tile(lengths, times))

@@ -534,9 +534,11 @@ class Comparison:
     def _rounds_equal(
         self, settings: Settings, live: Sequence[LiveRun | Simulated], runs: Sequence[LiveRun | Simulated]
     ) -> bool | None:
-        """Whether every live round went as simulated; None where the simulation drew on its own."""
+        """Whether every live round went as simulated; None where the simulation drew on its own, or the clock
+        decides.
+        """
         replayed = self.retells or settings.label in self.decisions or self.temperature == 0.0
-        if not runs or not replayed:
+        if not runs or not replayed or find_policy(settings.policy).clocked:
             return None
         told: dict[int, list[list[Round]]] = {}  # by request, one per simulated repetition
         for run in runs:

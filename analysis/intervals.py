@@ -28,6 +28,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from analysis.results import settings_of
@@ -368,7 +369,7 @@ class Bootstrap:
             return self.scenario
         instant = ConstantCost(seconds=INSTANT_S)
         operations = {n: instant if n.endswith("prefill") else cost for n, cost in profile.operations.items()}
-        return replace(self.scenario, profile=profile.model_copy(update={"operations": operations}))
+        return replace(self.scenario, profile=profile.but(operations=operations))
 
 
 def plain(settings: Settings) -> Settings:
@@ -415,7 +416,7 @@ def log_errors(profile: Profile, traces: Mapping[float, Trace]) -> dict[tuple[Se
         scenario = Scenario(tokens=replay(part, limit=limit), profile=profile, batch=batch)
         ar = simulate(scenario, configure("ar", temperature=temperature)).summary.tokens_per_second
         for run in runs:
-            settings = settings_of(run.model_dump())
+            settings = settings_of(msgspec.structs.asdict(run))
             speed = simulate(scenario, settings).summary.tokens_per_second
             errors[settings, batch] = float(np.log(speed / ar / run.speedup_vs_ar))
     return errors

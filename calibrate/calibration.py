@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -19,7 +19,16 @@ from calibrate.job import Job, check, inputs, worker_specs
 from calibrate.journal import Journal, open_journal
 from calibrate.live.placement import TORCH, Mode, backend_label, local_vocabulary, own_precision
 from calibrate.live.transport.world import LiveWorld
-from calibrate.live_runs import Group, groups, measured_runs, reduce_run, run_live, schedule
+from calibrate.live_runs import (
+    Cell,
+    Group,
+    groups,
+    measured_runs,
+    reduce_run,
+    run_live,
+    turns,
+    weathers,
+)
 from calibrate.machine import versions
 from calibrate.measure import measure_grids, measure_overlap, message_latency, quantiles, time_shape
 from calibrate.models import MisfitError, ModelSize, hub_size
@@ -184,30 +193,35 @@ class CalibrationSteps:
         return measure_overlap(self.world, self.what.overlap_repeats, progress, self.journal)
 
     def live(self, traces: Mapping[float, Trace]) -> list[LiveRecord]:
-        """The plan's settings, run live."""
+        """The plan's settings, run live between runs of plain decoding, as if the weather never changed."""
         records: list[LiveRecord] = []
-        parts = [
-            (part.settings(top_p=self.job.top_p, seed=self.job.seed), self._groups(part, traces))
-            for part in self.what.live
-        ]
-        runs = (len(s) * len(g) * p.repeats for (s, g), p in zip(parts, self.what.live, strict=True))
-        total = sum(runs)
-        for number, part in enumerate(self.what.live):
-            settings, served = parts[number]
+        orders = [list(self._turns(number, part, traces)) for number, part in enumerate(self.what.live)]
+        total = sum(map(len, orders))
+        for number, order in enumerate(orders):
             warm: set[Settings] = set()
-            order = schedule([len(settings)] * len(served), part.repeats, [self.job.seed, number])
-            for repeat, group, index in order:
-                chosen, key = settings[index], ("live", number, repeat, group, index)
+            for at, (repeat, group, cell) in enumerate(order):
+                key, chosen, batch = ("live", number, at), cell.settings, cell.batch
                 if not self.journal.has(*key):
                     if chosen not in warm:
-                        short = [replace(r, limit=min(r.limit, WARM_UP_TOKENS)) for r in served[0]]
-                        run_live(self.world(), chosen, short, batch=part.batch)
+                        short = [replace(r, limit=min(r.limit, WARM_UP_TOKENS)) for r in group]
+                        run_live(self.world(), chosen, short, batch=batch)
                         warm.add(chosen)
-                    run = run_live(self.world(), chosen, served[group], batch=part.batch, repeat=repeat)
+                    run = run_live(self.world(), chosen, group, batch=batch, repeat=repeat)
                     self.journal.put(to_json(reduce_run(run)), *key)
                 records.append(from_json(self.journal.get(*key)))
                 self.progress("live settings", len(records), total)
-        return records
+        return [record.in_usual(own) for record, own in zip(records, weathers(records), strict=True)]
+
+    def _turns(
+        self, number: int, part: LivePart, traces: Mapping[float, Trace]
+    ) -> Iterator[tuple[int, Group, Cell]]:
+        """(repetition, requests, setting) of a part's runs in order; those of later passes follow."""
+        settings = part.settings(top_p=self.job.top_p, seed=self.job.seed)
+        cells = [Cell("", each, part.batch) for each in settings]
+        sections = {("", part.batch, group): cells for group in self._groups(part, traces)}
+        for repeat in range(part.repeats):
+            for _, _, group, cell in turns(sections, [self.job.seed, number, repeat]):
+                yield repeat, group, cell
 
     def _groups(self, part: LivePart, traces: Mapping[float, Trace]) -> list[Group]:
         """Requests of each run of a part: prompts of all categories, with the lengths recorded for them."""

@@ -39,7 +39,16 @@ A run that was interrupted goes on where it was: give the same command again.
 """
 
 
-@checked_group(invoke_without_command=True, epilog=EXAMPLES, context_settings=HELP)
+HEADINGS = {
+    "What is measured": ("target", "draft", "prompts", "count", "max_tokens", "temperature", "top_p"),
+    "On what": ("hw", "placement", "draft_backend", "precision", "mode", "batches"),
+    "How long": ("quick", "passes", "apart", "until_error", "time_budget"),
+    "Output": ("name", "out", "fresh", "verbose", "as_json", "help"),
+}
+"""What `calibrate --help` lists, most wanted first."""
+
+
+@checked_group(invoke_without_command=True, epilog=EXAMPLES, context_settings=HELP, headings=HEADINGS)
 @with_options(click_options(CalibrationRequest))
 @click.option(
     "--out",
@@ -47,6 +56,7 @@ A run that was interrupted goes on where it was: give the same command again.
     help="Folder for profile and traces.  [default: the user's profile directory]",
 )
 @click.option("--fresh", is_flag=True, help="Begin anew: discard what an interrupted run of this name left.")
+@click.option("--verbose", is_flag=True, help="Say what was found of every operation, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def main(context: click.Context, /, **options: Any) -> None:
@@ -56,7 +66,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     """
     if context.invoked_subcommand is None:
         with refusals("calibrate needs torch: pip install 'spectwin[live]'"):
-            kept = {name: options[name] for name in ("out", "fresh", "as_json")}
+            kept = {name: options[name] for name in ("out", "fresh", "verbose", "as_json")}
             _calibrate(typed(CalibrationRequest, options), **kept)
 
 
@@ -65,7 +75,9 @@ main.add_command(decide)
 main.add_command(datastore)
 
 
-def _calibrate(request: CalibrationRequest, *, out: Path | None, fresh: bool, as_json: bool) -> None:
+def _calibrate(
+    request: CalibrationRequest, *, out: Path | None, fresh: bool, verbose: bool, as_json: bool
+) -> None:
     from calibrate.calibration import open_work, run_calibration, trace_path, write_all
     from calibrate.display import json_of, show_progress, summary_lines
     from calibrate.job import check, make_job
@@ -90,19 +102,18 @@ def _calibrate(request: CalibrationRequest, *, out: Path | None, fresh: bool, as
     if as_json:
         click.echo(to_json(json_of(calibrated, profile_path, traces, resumed), indent=2))
         return
-    for line in summary_lines(calibrated):
-        click.echo(line)
-    for path in (profile_path, *traces.values()):
-        click.echo(f"wrote {path}")
     hw = profile_path if out else job.name
     if traces:
         first = next(iter(traces.values()))
-        click.echo(f"next: simulate --hw {hw} --trace {first if out else first.stem}")
+        then = f"simulate --hw {hw} --trace {first if out else first.stem}"
     else:
-        click.echo(
+        then = (
             "random weights: latencies only, no acceptance was measured; it has to come from a trace, an "
             f"import or a number: simulate --hw {hw} --acceptance 0.8"
         )
+    files = (profile_path, *traces.values())
+    for line in summary_lines(calibrated, files=files, then=then, verbose=verbose):
+        click.echo(line)
 
 
 def resume_lines(journal: Journal) -> list[str]:

@@ -88,7 +88,7 @@ class RecordingRequest:
 
 @checked_command(epilog=EXAMPLES, context_settings=HELP)
 @with_options(click_options(RecordingRequest))
-@knob_options()
+@with_options(knob_options())
 def decide(**options: Any) -> None:
     """Record decision traces: one run of each setting on the real pair, and what its operations take.
 

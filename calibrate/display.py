@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hardware_profiles.optime import OperationHost
 from hardware_profiles.profile import Profile
-from hardware_profiles.surface import GridCost, LatencySurface
+from hardware_profiles.surface import GridCost, LatencySurface, OperationName
 from hardware_profiles.trace import Trace
 from policies.commandline import wide_console
 from policies.curves import hit_curves
@@ -21,13 +22,18 @@ if TYPE_CHECKING:
     from calibrate.calibration import Calibrated
 
 
+EVERY_S = 30.0
+"""Between two lines of progress in a log."""
 MUCH_DRIFT = 0.05
 """Repetitions further apart than this call for a warning."""
 
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar per stage on stderr; yields the function that moves them, (stage, done, total)."""
+    """A progress bar per stage on stderr; yields the function that moves them, (stage, done, total).
+
+    In a log bars would show only once all is done: there a line says now and then how far a stage is.
+    """
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -45,10 +51,18 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
         TimeRemainingColumn(),
     )
     # Two refreshes a second: the bar must not take a core from what is being timed.
-    with Progress(*columns, console=wide_console(stderr=True), refresh_per_second=2) as bars:
+    console = wide_console(stderr=True)
+    with Progress(*columns, console=console, refresh_per_second=2, disable=not console.is_terminal) as bars:
         tasks: dict[str, int] = {}
+        said = monotonic()
 
         def move(stage: str, done: int, total: int) -> None:
+            nonlocal said
+            if not console.is_terminal:
+                if monotonic() - said >= EVERY_S:
+                    said = monotonic()
+                    console.print(f"{stage}: {done} of {total}")
+                return
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total)
             bars.update(tasks[stage], completed=done, total=total)  # type: ignore[arg-type]
@@ -56,11 +70,112 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
         yield move
 
 
-def summary_lines(calibrated: Calibrated) -> list[str]:
-    """What was found, in a few lines of text."""
+def summary_lines(calibrated: Calibrated, *, files: Sequence[Path], then: str, verbose: bool) -> list[str]:
+    """What was measured, how well, and what next: some ten lines, or every operation on one of its own.
+
+    Args:
+        calibrated: What was found.
+        files: Written.
+        then: The command to go on with, or what to know before.
+        verbose: Whether the details are said, too.
+    """
+    profile = calibrated.profile
+    named = [("profile", f"{profile.name}: {profile.description}"), *_forwards(profile)]
+    named += _accepted(calibrated.traces)
+    if profile.overlap:
+        most = max(profile.overlap, key=lambda entry: entry.slowdown)
+        slower = f"{100 * (most.slowdown - 1.0):.0f} % longer while the other model works"
+        named.append(("together", f"the {most.device}'s {most.operation} takes up to {slower}"))
+    if (host := profile.host.operations.get("verify")) is not None:
+        beyond = host.lead_s(1) + host.after_s(5) + host.warm_s(rows=1, calls=1, tokens=5)
+        named.append(
+            ("host", f"{1e3 * beyond:+.2f} ms around a verification of 5 tokens, fitted to live rounds")
+        )
+    named += _quality(profile)
+    lines = [f"{name:<9} {text}" for name, text in named]
+    if verbose:
+        lines += ["", *_detail_lines(calibrated), ""]
+    lines += [f"{'wrote':<9} {path}" for path in files]
+    return [*lines, f"{'next':<9} {then}"]
+
+
+def _forwards(profile: Profile) -> list[tuple[str, str]]:
+    """What a token, a verification and a draft step take, at a context of 128."""
+
+    def ms(name: OperationName, batch: int, new: int) -> float:
+        return 1e3 * LatencySurface(profile.operations[name]).seconds(
+            batch=batch, new_tokens=new, context=128
+        )
+
+    step, draft = ms("target.forward", 1, 1), ms("draft.forward", 1, 1)
+    target = f"{step:.2f} ms a token; 5 verified at once {ms('target.forward', 1, 5):.2f} ms"
+    cost = profile.operations["target.forward"]
+    rows = [point.at[cost.axes.index("batch")] for point in cost.points] if isinstance(cost, GridCost) else []
+    if (most := int(max(rows, default=1))) > 1:
+        target += f"; a token each for {most} rows {ms('target.forward', most, 1):.2f} ms"
+    return [
+        ("target", target),
+        ("draft", f"{draft:.2f} ms a token: the target takes {step / draft:.1f} times that"),
+    ]
+
+
+def _accepted(traces: Mapping[float, Trace]) -> list[tuple[str, str]]:
+    """Acceptance by temperature, by category where there are several, and what a cache would have."""
+    rates, cached = list[str](), list[tuple[str, str]]()
+    for temperature, trace in traces.items():
+        rate = f"{100 * acceptance_of(temperature, trace):.1f} %"
+        if temperature:
+            rates.append(f"{rate} at temperature {temperature:g}")
+            continue
+        by = _by_category(trace)
+        each = f" ({', '.join(f'{name} {100 * a:.0f}' for name, a in by.items())})" if len(by) > 1 else ""
+        rates.append(f"{rate} greedy{each}")
+        curves = hit_curves(trace.column("draft_rank"))
+        hits = ", ".join(f"{100 * curves.after_rejection[f - 1]:.0f} % of {f}" for f in (1, 3, 8))
+        cached.append(
+            ("cached", f"in place of a rejected token, the target's is among the draft's next: {hits}")
+        )
+    return [("accepted", f"of drafted tokens {'; '.join(rates)}"), *cached] if rates else []
+
+
+def _by_category(trace: Trace) -> dict[str, float]:
+    rank = trace.column("draft_rank")
+    category = np.repeat([r.category for r in trace.requests], np.diff(trace.offsets))
+    names = dict.fromkeys(category.tolist())
+    return {name: hit_curves(rank[category == name]).acceptance for name in names}
+
+
+def _quality(profile: Profile) -> list[tuple[str, str]]:
+    """How far off what lies between the measured points is, and how far apart repetitions were."""
+    errors = [cost.interpolation_error for cost in profile.operations.values()]
+    known = [error for error in errors if error is not None]
+    said, drift = list[str](), max(_drift(profile).values(), default=None)
+    if known:
+        median, worst = (100 * max(getattr(error, name) for error in known) for name in ("median", "worst"))
+        said.append(f"between measured points off by {median:.1f} % in the median, {worst:.1f} % at most")
+    if drift is not None:
+        said.append(f"repetitions differ by +-{100 * drift:.1f} %")
+    lines = [("how well", "; ".join(said))] if said else []
+    if drift is not None and drift > MUCH_DRIFT:
+        lines.append(
+            ("warning", "the machine's speed varied, or something else ran: calibrate again when it is idle")
+        )
+    return lines
+
+
+def _drift(profile: Profile) -> dict[str, float]:
+    """How far the repetitions of the grids were apart."""
+    return {
+        name: float(np.ptp(cost.block_factors)) / 2
+        for name, cost in profile.operations.items()
+        if isinstance(cost, GridCost) and cost.block_factors
+    }
+
+
+def _detail_lines(calibrated: Calibrated) -> list[str]:
+    """Every operation's."""
     host = calibrated.profile.host
-    lines = [_step_line(calibrated.profile)]
-    lines += [_host_line(name, entry) for name, entry in host.operations.items()]
+    lines = [_host_line(name, entry) for name, entry in host.operations.items()]
     lines += [_host_line(f"{name} (sampled)", entry) for name, entry in host.sampled.items()]
     lines += [
         f"overlap: {entry.device} {entry.operation} {(entry.slowdown - 1) * 100:+.1f} % slower beside "
@@ -72,40 +187,11 @@ def summary_lines(calibrated: Calibrated) -> list[str]:
         if error is not None:
             worst = f"median {error.median:.1%}, worst {error.worst:.1%}"
             lines.append(f"interpolation of {name}: {worst} on {error.held_out_points} points held out")
-    lines += _drift_lines(calibrated.profile)
+    if drift := _drift(calibrated.profile):
+        lines.append("drift between repetitions: " + ", ".join(f"{n} +-{d:.1%}" for n, d in drift.items()))
     for temperature, trace in calibrated.traces.items():
         lines += _greedy_lines(trace) if temperature == 0.0 else [_sampled_line(temperature, trace)]
     return lines
-
-
-def _drift_lines(profile: Profile) -> list[str]:
-    """How far the repetitions of the grids were apart, and a warning where that is much."""
-    drift = {
-        name: float(np.ptp(cost.block_factors)) / 2
-        for name, cost in profile.operations.items()
-        if isinstance(cost, GridCost) and cost.block_factors
-    }
-    if not drift:
-        return []
-    lines = ["drift between repetitions: " + ", ".join(f"{n} +-{d:.1%}" for n, d in drift.items())]
-    if max(drift.values()) > MUCH_DRIFT:
-        lines.append(
-            "warning: the machine's speed varied that much while it was measured; was something else "
-            "running?  Predictions inherit it: calibrate again on an idle machine"
-        )
-    return lines
-
-
-def _step_line(profile: Profile) -> str:
-    surfaces = {name: LatencySurface(cost) for name, cost in profile.operations.items()}
-    at = {"batch": 1, "context": 128}
-    step = surfaces["target.forward"].seconds(new_tokens=1, **at)
-    verify = surfaces["target.forward"].seconds(new_tokens=5, **at)
-    draft = surfaces["draft.forward"].seconds(new_tokens=1, **at)
-    return (
-        f"profile {profile.name}: target step {step * 1e3:.2f} ms, verifying 5 tokens {verify * 1e3:.2f} ms, "
-        f"draft step {draft * 1e3:.2f} ms; ratio {step / draft:.1f}"
-    )
 
 
 def _host_line(name: str, entry: OperationHost) -> str:
@@ -119,16 +205,10 @@ def _host_line(name: str, entry: OperationHost) -> str:
 
 
 def _greedy_lines(trace: Trace) -> list[str]:
-    rank = trace.column("draft_rank")
-    curves = hit_curves(rank)
-    category = np.repeat([r.category for r in trace.requests], np.diff(trace.offsets))
-    categories = ", ".join(
-        f"{name} {hit_curves(rank[category == name]).acceptance:.2f}"
-        for name in dict.fromkeys(category.tolist())
-    )
+    curves = hit_curves(trace.column("draft_rank"))
     hits = ", ".join(f"F={f} {curves.after_rejection[f - 1]:.2f}" for f in (1, 2, 3, 5, 8, 15))
     lines = [
-        f"acceptance {curves.acceptance:.3f} over {curves.positions} positions; by category: {categories}",
+        f"acceptance {curves.acceptance:.3f} over {curves.positions} positions",
         f"hits after a rejection: {hits}",
     ]
     if (law := curves.power_law) is not None:
@@ -158,13 +238,13 @@ def json_of(
         "profile": str(profile),
         "trace": str(next(iter(traces.values()))) if traces else None,
         "traces": {f"{t:g}": str(path) for t, path in traces.items()},
-        "acceptance": {f"{t:g}": _acceptance(t, trace) for t, trace in calibrated.traces.items()},
+        "acceptance": {f"{t:g}": acceptance_of(t, trace) for t, trace in calibrated.traces.items()},
         "curves": asdict(hit_curves(calibrated.trace.column("draft_rank"))) if traces else None,
         "resumed": dict(resumed),
     }
 
 
-def _acceptance(temperature: float, trace: Trace) -> float:
+def acceptance_of(temperature: float, trace: Trace) -> float:
     """Of a draft that decodes as the target does: greedy, or sampling from q."""
     if temperature == 0.0:
         return hit_curves(trace.column("draft_rank")).acceptance

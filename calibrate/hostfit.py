@@ -61,15 +61,18 @@ ANY: Bounds = (-np.inf, np.inf)
 POSITIVE: Bounds = (0.0, np.inf)
 NONE: Bounds = (0.0, 0.0)
 MOST_WAKE = 0.5
+"""What idling costs at most, as a share of the longest idling."""
+MOST_CAPPED = 30.0
+"""The longest idling over the shortest that is tried as that beyond which it costs no more."""
 MOST_SCALE = 3.0
 """A slope beyond this, or below its inverse, is noise: only the constant is fitted then."""
 NO_BOUND = 1e3
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 0.9, 2.0
 """In-situ factors are cut to these."""
 FLAT = 1.005
-"""Fits that differ by less do not tell slow-downs apart."""
+"""Fits that differ by less do not tell slow-downs, or caps of idling, apart."""
 STEPS = 9
-"""Slow-downs that are tried."""
+"""Slow-downs, or caps of idling, that are tried."""
 
 
 class Sample(NamedTuple):
@@ -118,7 +121,7 @@ def fit_operation(name: str, samples: Sequence[Sample]) -> OperationHost:
         token_s=POSITIVE if name not in ON_TARGET and _tokens_vary(kept) else NONE,
         row_s=POSITIVE if rows.max() > 1 else NONE,
     )
-    return with_spread(fitted | waits(samples) | {"idle_cap_s": _idle_cap(kept)}, chosen)
+    return with_spread(fitted | waits(samples), chosen)
 
 
 def fit_sampled(name: str, samples: Sequence[Sample], greedy: OperationHost | None) -> OperationHost:
@@ -131,7 +134,7 @@ def fit_sampled(name: str, samples: Sequence[Sample], greedy: OperationHost | No
     if greedy is None and any(s.seen.calls for s in samples):
         return fit_operation(name, samples)
     chosen = _undisturbed(name, samples)
-    slopes = (greedy or NEUTRAL).model_copy(update={"extra_s": 0.0})
+    slopes = (greedy or NEUTRAL).but(extra_s=0.0)
     kept = trimmed(chosen)
     calls = [s.seen.calls for s in kept]
     fitted = regression(
@@ -149,12 +152,12 @@ def fit_sampled(name: str, samples: Sequence[Sample], greedy: OperationHost | No
     # A settling feeds nothing, and does nothing where no row is open: the mean is what counts, and what it
     # costs more in a batch goes by rows.
     seconds = [s.seen.work_s for s in kept if s.seen.rows == 1] or [s.seen.work_s for s in kept]
-    entry = entry.model_copy(update={"extra_s": float(np.mean(seconds))})
+    entry = entry.but(extra_s=float(np.mean(seconds)))
     several = trimmed([s for s in chosen if s.seen.rows > 1])
     rows = np.array([s.seen.rows - 1 for s in several], dtype=np.float64)
     left = np.array([s.seen.work_s - predicted(entry, s) for s in several])
     row_s = float((rows * left).sum() / (rows * rows).sum()) if several else 0.0
-    return entry.model_copy(update={"row_s": row_s})
+    return entry.but(row_s=row_s)
 
 
 def fit_own(samples: Sequence[Sample], borrowed: OperationHost, *, drafts: bool) -> OperationHost:
@@ -178,7 +181,7 @@ def fit_own(samples: Sequence[Sample], borrowed: OperationHost, *, drafts: bool)
     waiting = waits([s for s in samples if s.seen.lead_s >= 0.0] or samples)
     if single:
         fitted["row_s"], waiting["submit_row_s"] = borrowed.row_s, borrowed.submit_row_s
-    return with_spread(fitted | waiting | {"idle_cap_s": _idle_cap(kept)}, samples)
+    return with_spread(fitted | waiting, samples)
 
 
 def _undisturbed(name: str, samples: Sequence[Sample]) -> list[Sample]:
@@ -186,15 +189,19 @@ def _undisturbed(name: str, samples: Sequence[Sample]) -> list[Sample]:
     return [s for s in samples if s.alone or name not in ON_TARGET] or list(samples)
 
 
-def _idle_cap(samples: Sequence[Sample]) -> float:
-    return float(np.quantile([s.seen.idle_s for s in samples], 0.95))
-
-
 def _wake(samples: Sequence[Sample]) -> Bounds:
     """Of the cost of idling: none where it varies too little, or in too few samples, to tell."""
-    shortest = float(np.quantile([s.seen.idle_s for s in samples], 0.1))
-    varies = _idle_cap(samples) > 2.0 * shortest and len(samples) > FEW
+    shortest, longest = np.quantile([s.seen.idle_s for s in samples], [0.1, 0.95])
+    varies = longest > 2.0 * shortest and len(samples) > FEW
     return (0.0, MOST_WAKE if varies else 0.0)
+
+
+def _idle_caps(samples: Sequence[Sample]) -> list[float]:
+    """Idling beyond which it may cost no more, s; the longest first: caches grow cold, and then are."""
+    shortest, longest = np.quantile([s.seen.idle_s for s in samples], [0.1, 0.95]).tolist()
+    if longest <= 0.0:
+        return [0.0]
+    return [float(cap) for cap in np.geomspace(longest, max(shortest, longest / MOST_CAPPED), STEPS)]
 
 
 def _tokens_vary(samples: Sequence[Sample]) -> bool:
@@ -259,7 +266,7 @@ def with_spread(
     The spread, at `LEVELS`, is relative to the mean of each run: a setting that the fit has wrong does not
     scatter by that, nor does a batch whose rows become fewer.  Few samples have none.
     """
-    host = others.model_copy(update=dict(fitted))
+    host = others.but(**dict(fitted))
     if len(samples) <= FEW:
         return host
     usual = usual_work(samples)
@@ -267,25 +274,38 @@ def with_spread(
     bias = _run_means(samples, (predicted_s / usual).tolist())
     ratios = np.array([s.seen.work_s for s in samples]) / predicted_s * bias
     spread: Quantiles = tuple(np.quantile(ratios, LEVELS).tolist())
-    return host.model_copy(update={"spread": spread})
+    return host.but(spread=spread)
 
 
 def regression(
     samples: Sequence[Sample], values: Sequence[float], relative_to: FloatArray, **bounds: Bounds
 ) -> dict[str, float]:
-    """Bounded least squares of `values`, s, on what the coefficients of `OperationHost` are multiplied by."""
-    seen, cap = [s.seen for s in samples], _idle_cap(samples)
+    """Bounded least squares of `values`, s, on what the coefficients of `OperationHost` are multiplied by.
+
+    Where `wake` is among them, `idle_cap_s` is, too: the longest that fits as well as any.
+    """
+    seen, given = [s.seen for s in samples], np.array(values)
     columns: dict[str, list[float]] = {
         "extra_s": [1.0] * len(seen),
         "scale": [s.expected_s for s in samples],
-        "wake": [min(s.idle_s, cap) for s in seen],
         "token_s": [s.tokens for s in seen],
         "row_s": [s.rows - 1 for s in seen],
         "step_s": [s.calls for s in seen],
     }
-    design = np.array([columns[name] for name in bounds], dtype=np.float64).T
-    coefficients = solve(design, np.array(values), relative_to, list(bounds.values()))
-    return dict(zip(bounds, coefficients, strict=True))
+    caps = _idle_caps(samples) if "wake" in bounds else [0.0]
+    fits: list[tuple[float, dict[str, float]]] = []
+    for cap in caps if bounds.get("wake", NONE)[1] > 0.0 else caps[:1]:
+        columns["wake"] = [min(s.idle_s, cap) for s in seen]
+        # What idling costs in all is bounded, whatever the cap.
+        steeper = {"wake": (0.0, bounds["wake"][1] * caps[0] / cap)} if cap > 0.0 else {}
+        limits = {name: steeper.get(name, bound) for name, bound in bounds.items()}
+        design = np.array([columns[name] for name in limits], dtype=np.float64).T
+        found = solve(design, given, relative_to, list(limits.values()))
+        misfit = float(np.sqrt(np.mean(((given - design @ found) / np.maximum(relative_to, TINY)) ** 2)))
+        fitted = dict(zip(limits, found, strict=True))
+        fits.append((misfit, fitted | ({"idle_cap_s": cap} if "wake" in bounds else {})))
+    least = min(misfit for misfit, _ in fits)
+    return next(fitted for misfit, fitted in fits if misfit <= FLAT * least)
 
 
 def solve(
@@ -350,9 +370,7 @@ def fit_host(
     )
     factors |= _target_slowdowns(factors, greedy, fitted)
     return host, [
-        o.model_copy(update={"slowdown": factors[o.device, o.operation, o.while_operation]})
-        if o.while_operation
-        else o
+        o.but(slowdown=factors[o.device, o.operation, o.while_operation]) if o.while_operation else o
         for o in overlap
     ]
 

@@ -81,11 +81,22 @@ class Observation(NamedTuple):
         """Tokens that went through its forwards, padding not counted."""
         return sum(step.tokens for step in self.steps)
 
+    def in_usual(self, weather: float) -> Observation:
+        """See `LiveRecord.in_usual`; a lead below 0 is not known."""
+        return self._replace(
+            lead_s=self.lead_s / weather,
+            work_s=self.work_s / weather,
+            report_s=self.report_s / weather,
+            idle_s=self.idle_s / weather,
+            beside_s={kind: seconds / weather for kind, seconds in self.beside_s.items()},
+        )
+
 
 class LiveRecord(NamedTuple):
     """One live run, as far as a calibration keeps it: tokens emitted, seconds of decoding.
 
-    Prefills are not among the observations; `overlap_s` is how long both devices worked.
+    Prefills are not among the observations; `overlap_s` is how long both devices worked, `began_s` the Unix
+    time of its start.
     """
 
     settings: Settings
@@ -96,11 +107,25 @@ class LiveRecord(NamedTuple):
     seconds: float
     observations: tuple[Observation, ...]
     overlap_s: float = 0.0
+    began_s: float = 0.0
+
+    @property
+    def place(self) -> str:
+        """A calibration runs in one."""
+        return ""
 
     @property
     def alone(self) -> bool:
         """Whether the devices take turns by the policy's design."""
         return find_policy(self.settings.policy).collocated
+
+    def in_usual(self, weather: float) -> LiveRecord:
+        """The run as it would have been on a machine that is not `weather` times as slow."""
+        return self._replace(
+            seconds=self.seconds / weather,
+            overlap_s=self.overlap_s / weather,
+            observations=tuple(seen.in_usual(weather) for seen in self.observations),
+        )
 
 
 def to_json(record: LiveRecord) -> Json:

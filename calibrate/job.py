@@ -35,7 +35,7 @@ from calibrate.shipped import resolve_model
 from hardware_profiles.profile import Profile
 from policies.commandline import typed
 
-FORMAT = 3
+FORMAT = 4
 """Of the journal's pieces: those of another format are not resumed."""
 MOST_RECORDERS = 8
 PRECISION: Precision = "fp32"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
+from time import time
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -61,7 +62,7 @@ class LiveRun:
         spans: Timeline, in seconds since the run began.
         decisions: What a decision trace keeps of it; empty for policies that need none.
         looked: What the machine was like just before; None where nobody looked.
-        began_s: When the run began, in the world's seconds.
+        began_s: When the run began, Unix time.
         weather: By how much plain decoding around it was slower than in the middle; see `paired`.
     """
 
@@ -125,7 +126,7 @@ def run_live(
     rows = Rows(requests, min(batch, len(requests)), keep_tokens=True)
     world.clear_records()
     world.environment.catch_up()  # else the idle time before the run would count as its first wait
-    started = world.now
+    started, began_s = world.now, time()
     world.run(start(world, rows, replace(settings, seed=seed)))
     spans = [Span(s.device, s.name, s.start_s - started, s.end_s - started, s.details) for s in world.spans]
     ids = tuple(request.id for request in requests)
@@ -142,7 +143,7 @@ def run_live(
         spans=spans,
         timings=world.timings(),
         decisions=collect_decisions(world, settings),
-        began_s=started,
+        began_s=began_s,
     )
 
 
@@ -185,15 +186,6 @@ def _summary(world: LiveWorld, rows: Rows, spans: Sequence[Span], total_s: float
 def groups(requests: Sequence[Request], batch: int) -> list[Group]:
     """The requests of each run: one per run at batch 1, all in one run (refilling its rows) above."""
     return [(request,) for request in requests] if batch == 1 else [tuple(requests)]
-
-
-def schedule(sizes: Sequence[int], repeats: int, seed: int | Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(repetition, group, cell) of all runs, in the order described above, for groups of so many cells."""
-    random = np.random.default_rng(seed)
-    for repeat in range(repeats):
-        for group in random.permutation(len(sizes)).tolist():
-            for cell in random.permutation(sizes[group]).tolist():
-                yield repeat, group, cell
 
 
 def run_matrix(
@@ -261,12 +253,17 @@ def turns(
 
 
 def paired(runs: Sequence[LiveRun]) -> list[LiveRun]:
-    """The runs with their weather: what plain decoding takes around each, over what it takes in the middle.
+    """The runs with their `weathers`."""
+    return [replace(run, weather=own) for run, own in zip(runs, weathers(runs), strict=True)]
+
+
+def weathers(runs: Sequence[LiveRun | LiveRecord]) -> list[float]:
+    """Of every run: what plain decoding takes around it, over what it takes in the middle.
 
     That is of plain decoding on the same requests, in the same place and batch, per token, and between the
-    run before and the one after it interpolated by time, on a logarithmic scale.
+    run before and the one after it interpolated by time, on a logarithmic scale; 1 without any.
     """
-    found = list(runs)
+    found = [1.0] * len(runs)
     of: dict[Any, list[int]] = defaultdict(list)
     for number, run in enumerate(runs):
         of[run.place, run.batch, run.requests, run.settings.temperature].append(number)
@@ -274,12 +271,13 @@ def paired(runs: Sequence[LiveRun]) -> list[LiveRun]:
         mine = [runs[n] for n in numbers]
         plainly = [run for run in mine if run.settings.plain]
         if plainly:
-            logs = np.log([run.summary.seconds / run.summary.tokens for run in plainly])
-            middles = [run.began_s + run.summary.seconds / 2.0 for run in mine]
-            at = [run.began_s + run.summary.seconds / 2.0 for run in plainly]
-            weather = np.exp(np.interp(middles, at, logs) - np.median(logs))
+            logs = np.log([run.seconds / run.tokens for run in plainly])
+            middles = [run.began_s + run.seconds / 2.0 for run in mine]
+            at = [run.began_s + run.seconds / 2.0 for run in plainly]
+            order = np.argsort(at)  # of a calibration that was resumed, any
+            weather = np.exp(np.interp(middles, np.array(at)[order], logs[order]) - np.median(logs))
             for number, own in zip(numbers, weather.tolist(), strict=True):
-                found[number] = replace(runs[number], weather=own)
+                found[number] = own
     return found
 
 
@@ -294,6 +292,7 @@ def reduce_run(run: LiveRun) -> LiveRecord:
         seconds=run.seconds,
         observations=tuple(observe(run.timings)),
         overlap_s=run.overlap_s,
+        began_s=run.began_s,
     )
 
 

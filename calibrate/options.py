@@ -69,7 +69,7 @@ class Choices:
         "Draft choices kept per position.  [default: 16, or 32 where tokens are sampled]",
         type=POSITIVE,
     )
-    max_tokens: int = option(128, "", type=POSITIVE)
+    max_tokens: int = option(128, "Most tokens of a recorded reply.", type=POSITIVE)
     batches: tuple[int, ...] = option((1, 2, 4, 8), "Batches to measure.")
     quick: bool = option(False, "Two to three minutes: batch 1 only, half of the prompts.")
     passes: int = option(
@@ -98,7 +98,7 @@ class Choices:
     name: str | None = option(
         None, "Name of the profile.  [default: from machine, target and placement]", type=NAME
     )
-    seed: int = option(0, "")
+    seed: int = option(0, "Same seed, same recording.")
     trust_remote_code: bool = field(default=False, metadata=TRUST)
 
     def __post_init__(self) -> None:

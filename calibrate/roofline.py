@@ -22,6 +22,7 @@ from hardware_profiles.predicted import (
     turns,
 )
 from hardware_profiles.profile import Profile, Roles, load_profile, save_profile, unmeasured
+from hardware_profiles.records import plain
 from hardware_profiles.roofline import (
     ENGINES,
     RooflineError,
@@ -86,7 +87,7 @@ def fit(
     if as_json:
         operations: dict[str, Any] = {name: one.as_dict() for name, one in fits.items()}
         for name, error_of in carried.items():
-            operations[name]["carried_error"] = error_of.model_dump()
+            operations[name]["carried_error"] = plain(error_of)
         click.echo(to_json({"profile": profile.name, "operations": operations}, indent=2))
         return
     _print(profile, fits, carried, against)

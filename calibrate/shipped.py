@@ -20,7 +20,7 @@ PROMPTS: dict[str, Path] = {
     "heldout": DATA / "prompts" / "heldout.jsonl",
 }
 PREFIX = "pair:"
-_SHIPPED = ("target", "draft")
+_SHIPPED = ("target", "draft", "block")
 
 
 def cache_folder(kind: str) -> Path:

@@ -161,7 +161,9 @@ class ComposeRequest:
     hw: str = option(None, "GPU, with or without their number: h100, a100x8.", required=True)
     target: str = option(None, "Target: a config.json, a folder with one, or a name.", required=True)
     draft: str = option(
-        None, "Draft, given in the same ways; eagle3:TARGET is that target's head.", required=True
+        None,
+        "Draft, given in the same ways; eagle3:TARGET, eagle:TARGET, mtp:TARGET: that target's head.",
+        required=True,
     )
     tp: int | None = option(None, "GPUs of the target.  [default: as --hw says, else 1]", type=POSITIVE)
     draft_tp: int = option(1, "GPUs of the draft.", type=POSITIVE)
@@ -330,11 +332,9 @@ def with_roofline_draft(profile: Profile, draft: str, device: str) -> Profile:
     engine = ENGINES["ssd"]
     basis = Basis(engine.efficiency, Provenance(kind="roofline", note=engine.note))
     operations = {name: predicted_grid(name, setting, basis) for name in ROLE_OPERATIONS["draft"]}
-    return profile.model_copy(
-        update={
-            "roles": profile.roles.model_copy(update={"draft": predicted_role(setting)}),
-            "operations": {**profile.operations, **operations},
-        }
+    return profile.but(
+        roles=profile.roles.but(draft=predicted_role(setting)),
+        operations={**profile.operations, **operations},
     )
 
 

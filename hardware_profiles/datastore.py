@@ -25,17 +25,15 @@ import secrets
 import shutil
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
 
 from hardware_profiles.files import check_name, read_json, to_json
+from hardware_profiles.records import Frozen, plain, record
 from hardware_profiles.store import user_directory
-from hardware_profiles.surface import describe_invalid
 
 
 def suffix_array(tokens: NDArray[np.unsignedinteger]) -> NDArray[np.uint32]:
@@ -129,8 +127,7 @@ class DatastoreError(ValueError):
     """A datastore cannot be read or written; the message says the way out."""
 
 
-@dataclass(frozen=True, slots=True)
-class DatastoreMeta:
+class DatastoreMeta(Frozen, frozen=True):
     """What a datastore is.
 
     Attributes:
@@ -143,9 +140,6 @@ class DatastoreMeta:
     documents: int
     tokenizer: str = ""
     sources: tuple[str, ...] = ()
-
-
-_META = TypeAdapter(DatastoreMeta)
 
 
 class Datastore:
@@ -208,10 +202,8 @@ class Datastore:
             stated = read_json(folder / "datastore.json")
             if not isinstance(stated, dict) or stated.pop("schema", None) != SCHEMA:
                 raise DatastoreError(f"{path}: is no datastore of schema {SCHEMA!r}")
-            meta = _META.validate_python({**stated, "sources": tuple(stated["sources"])})
+            meta = record(DatastoreMeta, stated)
             arrays = [_mapped(folder / f"{name}.npy") for name in ("tokens", "suffixes")]
-        except ValidationError as error:
-            raise DatastoreError(f"{path}: damaged datastore: {describe_invalid(error)}") from error
         except (OSError, TypeError, KeyError, ValueError) as error:
             raise DatastoreError(f"{path}: damaged datastore: {error}") from error
         if len(arrays[0]) != meta.tokens or len(arrays[1]) > meta.tokens:
@@ -233,7 +225,7 @@ class Datastore:
             fresh.mkdir()
             np.save(fresh / "tokens.npy", self._tokens, allow_pickle=False)
             np.save(fresh / "suffixes.npy", self._suffixes, allow_pickle=False)
-            stated = to_json({"schema": SCHEMA, **asdict(self.meta)}, indent=2)
+            stated = to_json({"schema": SCHEMA, **plain(self.meta)}, indent=2)
             (fresh / "datastore.json").write_text(stated + "\n", encoding="utf-8")
             if folder.exists():
                 folder.rename(old)

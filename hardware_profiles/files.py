@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import secrets
 import stat
 import sys
 from collections.abc import Iterator, Sequence
@@ -64,7 +63,7 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
     final.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, since a rename is atomic within one file system only.  Not `tempfile`: its
     # files are private to the user (mode 0600) and the final file would inherit that.
-    temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}.tmp")
+    temporary = final.with_name(f".{final.name}.{os.urandom(4).hex()}.tmp")
     text: dict[str, Any] = {} if binary else {"encoding": "utf-8", "newline": "\n"}
     try:
         with naming(Path(path)), temporary.open("xb" if binary else "x", **text) as file:
@@ -164,10 +163,21 @@ def parse_json(text: str | bytes) -> Any:
     except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
         why = "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
         raise FileRefused(f"is not JSON: {why}") from error
-    if text.count("[") + text.count("{") > DEEPEST or _SUSPECT.search(text):
+    if _SUSPECT.search(text) or (text.count("[") + text.count("{") > DEEPEST and _deep(value)):
         for where, inner in _values(value):
             _check(where, inner)
     return value
+
+
+def _deep(value: Any) -> bool:
+    """Whether `_values` would refuse a value for its depth: without visiting what lies in no other."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for group in inner for each in group if isinstance(each, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _long_suspect(text: str) -> bool:

@@ -67,6 +67,8 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
 """Published configs of networks with experts, which have no `Shape`, by name."""
 TOPK = ("num_experts_per_tok", "moe_topk", "top_k_experts")
 """Config entries of the experts that a token goes through."""
+HEAD_KINDS = ("eagle3", "eagle", "mtp")
+"""Draft heads that follow from their target."""
 EAGLE_VOCABULARY = 32_000
 """Of the draft heads that EAGLE-3's authors publish."""
 
@@ -98,8 +100,8 @@ class Network:
         windows: Tokens that each layer of a kind looks back on, and how many such layers there are; 0: all.
         dtype: Of matrix products, as the tables call it.
         moe_dtype: Of the experts'.
-        fused_hidden: Hidden states of the target that an EAGLE head reads at once (1 for EAGLE, 3 for
-            EAGLE-3); 0: it is no head.
+        fused_hidden: Vectors of the hidden size that a draft head reads at once (1 or 2 for EAGLE and MTP, 3
+            for EAGLE-3); 0: it is no head.
     """
 
     shape: Shape
@@ -248,13 +250,14 @@ def find_network(name_or_path: str, *, tables: Path | None = None, precision: st
     """A network by name, or from a `config.json` or the folder that holds one.
 
     Names are those of `hardware_profiles.shapes`, those of the tables' own `model_configs` (`Qwen3-30B-A3B`),
-    and `eagle3:NAME`, the one-layer head of a target.
+    and `eagle3:NAME`, `eagle:NAME`, `mtp:NAME`, the one-layer heads of a target.
 
     Raises:
         ShapeError: There is none, or it is of a kind that is not composed.
     """
-    if name_or_path.lower().startswith("eagle3:"):
-        return eagle_head(find_network(name_or_path.partition(":")[2], tables=tables))
+    kind, _, rest = name_or_path.partition(":")
+    if rest and kind.lower() in HEAD_KINDS:
+        return draft_head(find_network(rest, tables=tables), kind.lower())
     path = Path(name_or_path)
     if path.is_dir():
         path /= "config.json"
@@ -299,9 +302,19 @@ def _short(path: Path) -> str:
     return path.name.partition("--")[2].removesuffix("_config.json").lower()
 
 
-def eagle_head(target: Network) -> Network:
-    """An EAGLE-3 head as published for a target: one dense layer of its sizes and a reduced vocabulary."""
-    shape = replace(
-        target.shape, layers=1, vocabulary=EAGLE_VOCABULARY, tied=False, name=f"eagle3-{target.shape.name}"
-    )
-    return Network(shape, fused_hidden=3)
+def draft_head(target: Network, kind: str = "eagle3") -> Network:
+    """A draft head as published for a target, one of `HEAD_KINDS`: one layer of its sizes.
+
+    EAGLE-3's is dense, has a reduced vocabulary and reads three hidden states; EAGLE's is dense, has the
+    target's whole vocabulary and reads a token's embedding beside one state; so does an MTP layer, which is a
+    block of the target's own kind: its experts, its precision.
+    """
+    name = f"{kind}-{target.shape.name}"
+    if kind == "mtp":
+        experts = None if target.experts is None else replace(target.experts, dense_layers=0)
+        shape = replace(target.shape, layers=1, name=name)
+        return replace(target, shape=shape, experts=experts, windows=(), fused_hidden=2)
+    shape = replace(target.shape, layers=1, tied=False, name=name)
+    if kind == "eagle":
+        return Network(shape, fused_hidden=2)
+    return Network(replace(shape, vocabulary=EAGLE_VOCABULARY), fused_hidden=3)

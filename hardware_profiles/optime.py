@@ -16,15 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator
-
-from hardware_profiles.surface import Frozen, Quantiles, RoleName, check_quantiles
+from hardware_profiles.records import Frozen, Positive, Seconds, field
+from hardware_profiles.surface import Quantiles, RoleName, check_quantiles
 
 LEAST_SHARE = 0.2
 """Least part of its forwards' time that an operation takes, whatever its fit takes off."""
 
 
-class OperationHost(Frozen):
+class OperationHost(Frozen, frozen=True, kw_only=True):
     """What one operation costs beyond its forwards, in real rounds, s.
 
     Attributes:
@@ -42,26 +41,28 @@ class OperationHost(Frozen):
             token in each branch, and drawing it where tokens are sampled.
         scale: Seconds of its forwards in real rounds per second that the grids say.
         wake: Seconds of further work per second that the device idled before: caches grow cold.
-        idle_cap_s: Longest idling that `wake` was fitted on; longer idling costs no more.
+        idle_cap_s: Idling beyond which it costs no more: what could grow cold has.
         spread: What whole operations took in real rounds over the mean of their kind, at `LEVELS`; None: they
             vary as their forwards do in probes.  In rounds the forwards of an operation are slow together,
             and devices that wait for each other wait for whichever is.
     """
 
-    submit_s: NonNegativeFloat = 0.0
-    report_s: NonNegativeFloat = 0.0
-    submit_row_s: NonNegativeFloat = 0.0
-    report_token_s: NonNegativeFloat = 0.0
+    submit_s: Seconds = 0.0
+    report_s: Seconds = 0.0
+    submit_row_s: Seconds = 0.0
+    report_token_s: Seconds = 0.0
     extra_s: float = 0.0
     row_s: float = 0.0
-    step_s: NonNegativeFloat = 0.0
-    token_s: NonNegativeFloat = 0.0
-    scale: PositiveFloat = 1.0
-    wake: NonNegativeFloat = 0.0
-    idle_cap_s: NonNegativeFloat = 0.0
+    step_s: Seconds = 0.0
+    token_s: Seconds = 0.0
+    scale: Positive = 1.0
+    wake: Seconds = 0.0
+    idle_cap_s: Seconds = 0.0
     spread: Quantiles | None = None
 
-    _check_spread = field_validator("spread")(check_quantiles)
+    def __post_init__(self) -> None:
+        """Check what types do not say."""
+        check_quantiles("spread", self.spread)
 
     def beyond_s(self, *, rows: int, calls: int, tokens: int, idle_s: float) -> float:
         """Work beyond its forwards, s; may be negative.
@@ -105,7 +106,7 @@ class OperationHost(Frozen):
 HostOperation: TypeAlias = Literal["decode", "verify", "settle", "draft", "prespeculate", "continue"]
 
 
-class Host(Frozen):
+class Host(Frozen, frozen=True, kw_only=True):
     """What the controller adds to the devices' own time, s.
 
     Attributes:
@@ -116,13 +117,15 @@ class Host(Frozen):
             `operations` says.
     """
 
-    submit_s: NonNegativeFloat = 0.0
-    report_s: NonNegativeFloat = 0.0
+    submit_s: Seconds = 0.0
+    report_s: Seconds = 0.0
     message_latency_s: Quantiles | None = None
-    operations: Mapping[HostOperation, OperationHost] = Field(default_factory=dict)
-    sampled: Mapping[HostOperation, OperationHost] = Field(default_factory=dict)
+    operations: Mapping[HostOperation, OperationHost] = field(default_factory=dict)
+    sampled: Mapping[HostOperation, OperationHost] = field(default_factory=dict)
 
-    _check_quantiles = field_validator("message_latency_s")(check_quantiles)
+    def __post_init__(self) -> None:
+        """Check what types do not say."""
+        check_quantiles("message_latency_s", self.message_latency_s)
 
     def of(self, operation: HostOperation, *, sampled: bool = False) -> OperationHost:
         """What an operation costs; what all have in common if nothing is said of it."""
@@ -130,7 +133,7 @@ class Host(Frozen):
         return stated or OperationHost(submit_s=self.submit_s, report_s=self.report_s)
 
 
-class StepTiming(Frozen):
+class StepTiming(Frozen, frozen=True, kw_only=True):
     """What the steps of one name take.
 
     Attributes:
@@ -139,9 +142,9 @@ class StepTiming(Frozen):
         row_s: Seconds of each step for each row after the first, beyond what the profile says, too.
     """
 
-    factor: PositiveFloat = 1.0
-    extra_s: NonNegativeFloat = 0.0
-    row_s: NonNegativeFloat = 0.0
+    factor: Positive = 1.0
+    extra_s: Seconds = 0.0
+    row_s: Seconds = 0.0
 
     def seconds(self, expected_s: float, rows: int = 1, calls: int = 1) -> float:
         """Seconds of `calls` steps over `rows` rows, of which the profile says `expected_s` in all."""
@@ -151,7 +154,7 @@ class StepTiming(Frozen):
 AS_EXPECTED = StepTiming()
 
 
-class OperationTiming(Frozen):
+class OperationTiming(Frozen, frozen=True, kw_only=True):
     """What the operations of one kind take.
 
     Attributes:
@@ -162,8 +165,8 @@ class OperationTiming(Frozen):
     """
 
     host: OperationHost = OperationHost()
-    steps: Mapping[str, StepTiming] = Field(default_factory=dict)
-    mark_s: NonNegativeFloat | None = None
+    steps: Mapping[str, StepTiming] = field(default_factory=dict)
+    mark_s: Seconds | None = None
 
     def step(self, name: str) -> StepTiming:
         """What the steps called `name` take, with or without a share."""

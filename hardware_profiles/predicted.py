@@ -237,7 +237,7 @@ def _with_model(profile: Profile, role: RoleName, name: str) -> Profile:
             operations[operation] = _scaled(profile, operation, old, new)
     sizes = predicted_role(new)
     kept = {name: getattr(old_role, name) for name in ("device", "backend", "mode")}
-    roles = profile.roles.model_copy(update={role: sizes.model_copy(update=kept)})
+    roles = profile.roles.but(**{role: sizes.but(**kept)})
     return _changed(profile, roles=roles, operations=operations)
 
 
@@ -251,25 +251,18 @@ def _scaled(profile: Profile, operation: OperationName, old: Setting, new: Setti
         then, now = (setting.seconds(operation, at, fit.efficiency) for setting in (old, new))
         factor = now / then
         quantiles = point.quantiles_s and tuple(factor * q for q in point.quantiles_s)
-        points.append(point.model_copy(update={"mean_s": factor * point.mean_s, "quantiles_s": quantiles}))
+        points.append(point.but(mean_s=factor * point.mean_s, quantiles_s=quantiles))
     origin = profile.provenance_of(operation)
     note = f"{old.shape.name} carried to {new.shape.name} by the roofline fitted to this operation"
     if origin.kind == "measured":
         note += f", which is {100 * fit.error.median:.0f} % off on its own points left out"
         note += f" (95 %: {100 * fit.error.p95:.0f} %) and further on another model"
     note += f"; before that {origin.kind}" + (f": {origin.note}" if origin.kind != "measured" else "")
-    return cost.model_copy(
-        update={
-            "points": tuple(points),
-            "interpolation_error": None,
-            "provenance": Provenance(kind="roofline", note=note),
-        }
+    return cost.but(
+        points=tuple(points), interpolation_error=None, provenance=Provenance(kind="roofline", note=note)
     )
 
 
 def _changed(profile: Profile, **changes: Any) -> Profile:
-    """A checked copy; what was measured live of the old profile is no longer of this one."""
-    fields: Mapping[str, Any] = {
-        name: getattr(profile, name) for name in type(profile).model_fields if name != "schema_version"
-    }
-    return Profile(**{**fields, **changes, "measured_runs": (), "model_error": None})
+    """A copy; what was measured live of the old profile is no longer of this one."""
+    return profile.but(**changes, measured_runs=(), model_error=None)

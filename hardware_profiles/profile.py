@@ -6,33 +6,36 @@ import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import ErrorDetails
+import msgspec
+from msgspec import Meta
 
 from hardware_profiles.files import FileRefused, atomic_write, check_name, parse_json, read_bytes, to_json
 from hardware_profiles.optime import Host
+from hardware_profiles.records import (
+    Count,
+    FieldError,
+    Frozen,
+    Positive,
+    RecordError,
+    Seconds,
+    field,
+    plain,
+    record,
+)
 from hardware_profiles.surface import (
     AXES,
+    ConstantCost,
     Forward,
-    Frozen,
+    GridCost,
     OperationCost,
     OperationName,
     Provenance,
     RoleName,
-    field_error,
+    cost_of,
 )
 
 
-class DeviceInfo(Frozen):
+class DeviceInfo(Frozen, frozen=True, kw_only=True):
     """Hardware that a model runs on.
 
     Attributes:
@@ -44,11 +47,11 @@ class DeviceInfo(Frozen):
     kind: str
     name: str | None = None
     cores: tuple[int, ...] = ()
-    threads: PositiveInt | None = None
-    memory_bytes: PositiveInt | None = None
+    threads: Count | None = None
+    memory_bytes: Count | None = None
 
 
-class Role(Frozen):
+class Role(Frozen, frozen=True, kw_only=True):
     """The device and the model behind one of the two roles.  None means: not stated.
 
     Attributes:
@@ -58,24 +61,24 @@ class Role(Frozen):
 
     device: DeviceInfo
     model: str
-    parameters: PositiveInt | None = None
+    parameters: Count | None = None
     precision: str | None = None
     backend: str | None = None
     mode: Literal["eager", "captured"] | None = None
-    tensor_parallel: PositiveInt = 1
-    kv_bytes_per_token: PositiveInt | None = None
-    weight_bytes: PositiveInt | None = None
-    layers: PositiveInt | None = None
+    tensor_parallel: Count = 1
+    kv_bytes_per_token: Count | None = None
+    weight_bytes: Count | None = None
+    layers: Count | None = None
 
 
-class Roles(Frozen):
+class Roles(Frozen, frozen=True, kw_only=True):
     """Both roles of a pair."""
 
     target: Role
     draft: Role
 
 
-class Overlap(Frozen):
+class Overlap(Frozen, frozen=True, kw_only=True):
     """How much slower an operation runs while the other device is busy.
 
     Attributes:
@@ -88,25 +91,24 @@ class Overlap(Frozen):
 
     device: RoleName
     operation: Forward
-    while_busy: Annotated[RoleName, Field(alias="while")]
+    while_busy: RoleName = field(name="while")
     while_operation: Forward | None = None
     # Below 1 it would be a speedup: noise, perhaps, but below one half a mistake.
-    slowdown: Annotated[float, Field(ge=0.5)]
+    slowdown: Annotated[float, Meta(ge=0.5)]
 
-    @model_validator(mode="after")
-    def _is_possible(self) -> Overlap:
+    def __post_init__(self) -> None:
+        """Check that it is possible."""
         if self.device == self.while_busy:
-            raise field_error("while", f"must be the other device than {self.device!r}")
-        for field, device, operation in (
+            raise FieldError("while", f"must be the other device than {self.device!r}")
+        for name, device, operation in (
             ("operation", self.device, self.operation),
             ("while_operation", self.while_busy, self.while_operation),
         ):
             if operation is not None and f"{device}.{operation}" not in get_args(OperationName):
-                raise field_error(field, f"the {device} has no operation {operation!r}")
-        return self
+                raise FieldError(name, f"the {device} has no operation {operation!r}")
 
 
-class MeasuredRun(Frozen):
+class MeasuredRun(Frozen, frozen=True, kw_only=True):
     """Speed of one policy setting, run live during calibration beside plain decoding.
 
     Attributes:
@@ -118,20 +120,19 @@ class MeasuredRun(Frozen):
     """
 
     policy: str
-    lookahead: PositiveInt | None = None
+    lookahead: Count | None = None
     fanout: tuple[int, ...] | None = None
     backup: str | None = None
-    batch: PositiveInt = 1
-    temperature: NonNegativeFloat = 0.0
-    tokens: PositiveInt
-    tokens_per_second: PositiveFloat
-    speedup_vs_ar: PositiveFloat
+    batch: Count = 1
+    temperature: Seconds = 0.0
+    tokens: Count
+    tokens_per_second: Positive
+    speedup_vs_ar: Positive
 
 
 SCHEMA = "spectwin/profile/1"
 """The one schema that this version reads and writes."""
 
-_MOST_ERRORS_SHOWN = 5
 _LARGEST_BYTES = 64 * 1024 * 1024
 _LINE_WIDTH = 110
 
@@ -140,7 +141,7 @@ class ProfileError(ValueError):
     """A profile cannot be found, read or used; the message names the file and the field."""
 
 
-class Profile(Frozen):
+class Profile(Frozen, frozen=True, kw_only=True):
     """Costs of a draft/target pair on given hardware.
 
     Attributes:
@@ -155,8 +156,8 @@ class Profile(Frozen):
         provenance: Where the numbers come from, unless an operation says otherwise.
     """
 
-    schema_version: Annotated[Literal["spectwin/profile/1"], Field(alias="schema")] = "spectwin/profile/1"
-    name: Annotated[str, AfterValidator(check_name)]
+    schema_version: Literal["spectwin/profile/1"] = field(name="schema", default="spectwin/profile/1")
+    name: str
     description: str = ""
     roles: Roles
     placement: Literal["split", "shared"] = "split"
@@ -166,34 +167,42 @@ class Profile(Frozen):
     host: Host = Host()
     overlap: tuple[Overlap, ...] = ()
     measured_runs: tuple[MeasuredRun, ...] = ()
-    model_error: NonNegativeFloat | None = None
+    model_error: Seconds | None = None
     provenance: Provenance
 
-    @field_validator("operations")
-    @classmethod
-    def _operations_fit(
-        cls, operations: Mapping[OperationName, OperationCost]
-    ) -> Mapping[OperationName, OperationCost]:
-        for name, cost in operations.items():
-            if strange := [axis for axis in cost.axes if axis not in AXES[name]]:
-                raise field_error(
-                    f"{name}.axes", f"{strange[0]!r} is no axis of {name}, which has {', '.join(AXES[name])}"
-                )
-        if "target.forward" not in operations:
-            raise field_error("target.forward", "is required")
-        return operations
-
-    @field_validator("overlap")
-    @classmethod
-    def _overlaps_differ(cls, overlap: tuple[Overlap, ...]) -> tuple[Overlap, ...]:
+    def __post_init__(self) -> None:
+        """Check what types do not say; costs as a file has them become records."""
+        try:
+            check_name(self.name)
+        except ValueError as error:
+            raise FieldError("name", str(error)) from error
+        msgspec.structs.force_setattr(self, "operations", self._costs())
         seen = set()
-        for index, entry in enumerate(overlap):
+        for index, entry in enumerate(self.overlap):
             key = (entry.device, entry.operation, entry.while_operation)
             if key in seen:
                 beside = f" while {entry.while_operation}" if entry.while_operation else ""
-                raise field_error(str(index), f"a second entry for {entry.device}.{entry.operation}{beside}")
+                message = f"a second entry for {entry.device}.{entry.operation}{beside}"
+                raise FieldError(f"overlap.{index}", message)
             seen.add(key)
-        return overlap
+
+    def _costs(self) -> dict[OperationName, OperationCost]:
+        costs: dict[OperationName, OperationCost] = {}
+        entry: Any
+        for name, entry in self.operations.items():
+            try:
+                costs[name] = entry if isinstance(entry, ConstantCost | GridCost) else cost_of(entry)
+            except RecordError as error:
+                raise RecordError(
+                    "Profile", [(f"operations.{name}.{at}", why) for at, why in error.faults]
+                ) from error
+            if strange := [axis for axis in costs[name].axes if axis not in AXES[name]]:
+                known = ", ".join(AXES[name])
+                message = f"{strange[0]!r} is no axis of {name}, which has {known}"
+                raise FieldError(f"operations.{name}.axes", message)
+        if "target.forward" not in costs:
+            raise FieldError("operations.target.forward", "is required")
+        return costs
 
     def operation(self, name: OperationName) -> OperationCost:
         """Cost of one operation.
@@ -249,32 +258,43 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
     except FileRefused as error:
         raise ProfileError(str(error)) from error
     try:
-        parse_json(text)
+        value = parse_json(text)
     except FileRefused as error:
         raise ProfileError(f"{path}{f':{error.line}' if error.line else ''}: {error}") from error
     try:
-        # Strict, so that a number in quotes is reported instead of guessed at.
-        profile = Profile.model_validate_json(text, strict=True)
-    except ValidationError as error:
-        raise ProfileError(_describe(path, error)) from error
-    if "schema_version" not in profile.model_fields_set:
-        raise ProfileError(f"{path}: schema: is required, this version reads {SCHEMA!r}")
-    return profile
+        if isinstance(value, dict) and value.setdefault("schema", None) != SCHEMA:
+            # A file of another schema has a wrong field everywhere; only this one matters.
+            got = f"must be {SCHEMA!r}, got {value['schema']!r:.80}"
+            why = got if value["schema"] is not None else f"is required, this version reads {SCHEMA!r}"
+            raise RecordError("Profile", [("schema", why)])
+        return record(Profile, value)
+    except RecordError as error:
+        raise ProfileError(f"{path}: {error}") from error
 
 
 def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
     """Write a profile; the file appears complete or not at all.
 
     Raises:
+        RecordError: A field of it is not what a reader takes.
         OSError: The file system refuses.
     """
+    text = format_profile(profile)
+    record(Profile, parse_json(text))
     with atomic_write(path) as file:
-        file.write(format_profile(profile))
+        file.write(text)
 
 
 def format_profile(profile: Profile) -> str:
     """The text of a profile's file.  Fields that are None are left out."""
-    return _layout(profile.model_dump(mode="json", by_alias=True, exclude_none=True)) + "\n"
+    return _layout(_stated(plain(profile))) + "\n"
+
+
+def _stated(value: Any) -> Any:
+    """A value without the fields that are None."""
+    if isinstance(value, dict):
+        return {name: _stated(each) for name, each in value.items() if each is not None}
+    return [_stated(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _layout(value: Any, indent: int = 0) -> str:
@@ -290,43 +310,3 @@ def _layout(value: Any, indent: int = 0) -> str:
         parts = [_layout(item, indent + 2) for item in value]
         opening, closing = "[]"
     return f"{opening}\n{pad}" + f",\n{pad}".join(parts) + f"\n{' ' * indent}{closing}"
-
-
-def _describe(path: str | os.PathLike[str], error: ValidationError) -> str:
-    details = error.errors(include_url=False)
-    # A file of another schema has a wrong field everywhere; only one of them matters.
-    shown = [d for d in details if d["loc"] == ("schema",)] or details
-    lines = []
-    for detail in shown[:_MOST_ERRORS_SHOWN]:
-        # Parts in brackets are pydantic's: the kind of a union's member, "[key]" of a mapping.
-        parts = [str(part) for part in detail["loc"] if str(part)[:1] not in ("<", "[")]
-        if detail["type"] == "field":
-            parts.append(detail["ctx"]["path"])
-        lines.append(": ".join([*filter(None, [".".join(parts)]), _reason(detail)]))
-    if len(shown) > _MOST_ERRORS_SHOWN:
-        lines.append(f"and {len(shown) - _MOST_ERRORS_SHOWN} more")
-    return f"{path}: {'; '.join(lines)}"
-
-
-_REASONS = {
-    "missing": "is required",
-    "extra_forbidden": "is no field of a profile",
-    "value_error": "{error}",
-    "field": "{message}",
-    "json_invalid": "is not JSON: {error}",
-}
-_REASONS_WITH_VALUE = {
-    "greater_than": "must be > {gt:g}",
-    "greater_than_equal": "must be >= {ge:g}",
-    "literal_error": "must be {expected}",
-}
-
-
-def _reason(detail: ErrorDetails) -> str:
-    """What pydantic says, in the words of the other errors here."""
-    kind, context, given = detail["type"], detail.get("ctx", {}), detail["input"]
-    if kind in _REASONS:
-        return _REASONS[kind].format(**context)
-    got = f", got {given!r:.80}" if isinstance(given, str | int | float) else ""
-    own = detail["msg"][:1].lower() + detail["msg"][1:]
-    return (_REASONS_WITH_VALUE[kind].format(**context) if kind in _REASONS_WITH_VALUE else own) + got

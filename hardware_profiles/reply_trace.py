@@ -18,27 +18,28 @@ per timed operation, whose `timing` is filled and whose request is not.  Files o
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from pydantic import Field, TypeAdapter
+import msgspec
 
 from hardware_profiles.files import parse_jsons, to_json
 from hardware_profiles.optime import OperationTiming, Timed, timed_from
 from hardware_profiles.profile import Profile, Role
-from hardware_profiles.surface import Frozen
+from hardware_profiles.records import Frozen, field, plain, record
 from hardware_profiles.trace import (
     TraceError,
     TraceMeta,
     TraceRequest,
-    metadata_text,
+    metadata_value,
     parquet_refusals,
     read_recording,
     requests_of,
@@ -61,7 +62,7 @@ BORROWED = "steps are priced as the forwards they resemble, host time as that of
 NOT_TIMED = f"not recorded: {BORROWED} (`calibrate decide` measures it, on an idle machine)"
 
 
-class OperationTimings(Frozen):
+class OperationTimings(Frozen, frozen=True, kw_only=True):
     """The times of policies' operations at one sampling, on one machine and pair of models.
 
     Attributes:
@@ -77,7 +78,7 @@ class OperationTimings(Frozen):
     place: str
     costs: str
     batches: tuple[int, ...] = (1,)
-    policies: Mapping[str, Mapping[str, OperationTiming]] = Field(default_factory=dict)
+    policies: Mapping[str, Mapping[str, OperationTiming]] = field(default_factory=dict)
 
     def note(self, profile: Profile) -> str:
         """Where it comes from, and whether it holds for a profile."""
@@ -98,16 +99,17 @@ def joined_timings(first: OperationTimings | None, then: OperationTimings | None
         return then or first
     known = {**first.policies, **then.policies}
     batches = tuple(sorted({*first.batches, *then.batches}))
-    return then.model_copy(update={"policies": known, "batches": batches})
+    return then.but(policies=known, batches=batches)
 
 
 def place_fingerprint(profile: Profile) -> str:
     """Tells machines, pairs of models and ways of running them apart."""
 
     def place(role: Role) -> list[Any]:
-        kept = {"model", "precision", "backend", "mode", "tensor_parallel"}
-        device = role.device.model_dump(mode="json", exclude={"memory_bytes"})
-        return [device, role.model_dump(mode="json", include=kept)]
+        stated = plain(role)
+        del stated["device"]["memory_bytes"]
+        kept = ("model", "precision", "backend", "mode", "tensor_parallel")
+        return [stated["device"], {name: stated[name] for name in kept}]
 
     roles = [place(profile.roles.target), place(profile.roles.draft)]
     return _digest([profile.provenance.machine, profile.placement, roles])
@@ -115,7 +117,9 @@ def place_fingerprint(profile: Profile) -> str:
 
 def costs_fingerprint(profile: Profile) -> str:
     """Tells calibrations apart: a digest of all measured times."""
-    kept = profile.model_dump(mode="json", include={"operations", "host", "overlap"})
+    kept = {name: plain(getattr(profile, name)) for name in ("operations", "host", "overlap")}
+    for entry in kept["overlap"]:  # by the name that it had when the first were timed
+        entry["while_busy"] = entry.pop("while")
     for host in (*kept["host"]["operations"].values(), *kept["host"]["sampled"].values()):
         if host["spread"] is None:  # as before profiles could have one: what was timed beside them still is
             del host["spread"]
@@ -145,26 +149,23 @@ class Decisions:
 
     label: str
     replies: Mapping[Key, Plain]
-    early: Mapping[Key, Plain] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    early: Mapping[Key, Plain] = dataclasses.field(default_factory=dict)
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     policy: str = ""
-    knobs: Mapping[str, Plain] = field(default_factory=dict)
+    knobs: Mapping[str, Plain] = dataclasses.field(default_factory=dict)
     timings: tuple[Timed, ...] = ()
     timed_beside: str = ""
     drift: tuple[float, ...] = ()
 
 
-class _About(Frozen):
+class _About(Frozen, frozen=True, kw_only=True):
     """The fields of `Decisions` that the metadata has."""
 
-    seconds: dict[str, float] = Field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
     policy: str = ""
-    knobs: dict[str, Any] = Field(default_factory=dict)
+    knobs: dict[str, Any] = field(default_factory=dict)
     timed_beside: str = ""
     drift: tuple[float, ...] = ()
-
-
-_ABOUT = TypeAdapter(dict[str, _About])
 
 
 @dataclass(frozen=True)
@@ -237,12 +238,12 @@ def write_decisions(trace: DecisionTrace, path: FileName) -> None:
         }
     )
     about = {
-        label: {name: getattr(decisions, name) for name in _About.model_fields}
+        label: {name: getattr(decisions, name) for name in _About.__struct_fields__}
         for label, decisions in trace.settings.items()
     }
     texts = {"limit": str(trace.limit), "settings": to_json(about)}
     if trace.operation_timings is not None:
-        texts["pace"] = to_json(trace.operation_timings.model_dump(mode="json"))
+        texts["pace"] = to_json(plain(trace.operation_timings))
     write_recording(path, DECISIONS_SCHEMA, trace.requests, trace.meta, table, **texts)
 
 
@@ -316,9 +317,9 @@ def read_decisions(path: FileName) -> DecisionTrace:
 
     with parquet_refusals(path, "decision trace"), _uncollected():
         requests, meta, table, metadata = read_recording(path, _READABLE, choose)
-        about = _ABOUT.validate_json(metadata_text(metadata, "settings"), strict=True)
+        about = record(dict[str, _About], metadata_value(metadata, "settings"))
         settings = _collect(table.to_pydict(), about)
-        limit = int(metadata_text(metadata, "limit"))
+        limit = record(int, metadata_value(metadata, "limit"))
         return DecisionTrace(requests, meta, settings, limit, _timings(metadata))
 
 
@@ -336,8 +337,8 @@ def read_timings(path: FileName) -> OperationTimings | None:
 
 
 def _timings(metadata: Mapping[bytes, bytes]) -> OperationTimings | None:
-    text = metadata_text(metadata, "pace")
-    return OperationTimings.model_validate_json(text) if text else None
+    stated = metadata_value(metadata, "pace")
+    return None if stated is None else record(OperationTimings, stated)
 
 
 def _parsed(texts: Sequence[str | None]) -> list[Plain]:
@@ -373,6 +374,6 @@ def _collect(columns: Mapping[str, list[Any]], about: Mapping[str, _About]) -> d
     settings = {}
     for label, by_key in replies.items():
         timed = tuple(timings.get(label, ()))
-        rest = dict(about.get(label, _About()))
+        rest = msgspec.structs.asdict(about.get(label, _About()))
         settings[label] = Decisions(label, by_key, early.get(label, {}), timings=timed, **rest)
     return settings

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hardware_profiles.records import plain
 from hardware_profiles.shapes import Shape
 from hardware_profiles.surface import ConstantCost, GridCost, InterpolationError, OperationCost, summary_of
 
@@ -380,8 +381,8 @@ class RooflineFit:
             "bandwidth": self.efficiency.bandwidth,
             "layer_s": self.efficiency.layer_s,
             "points": self.points,
-            "held_out_error": self.error.model_dump(),
-            "beyond_error": self.beyond.model_dump(),
+            "held_out_error": plain(self.error),
+            "beyond_error": plain(self.beyond),
         }
 
 

@@ -6,8 +6,6 @@ warned about, once; `shipped:NAME` reaches what it hides.
 
 from __future__ import annotations
 
-import difflib
-import logging
 import os
 import re
 from dataclasses import dataclass
@@ -19,7 +17,6 @@ from hardware_profiles.profile import Profile, ProfileError
 from hardware_profiles.trace import TraceError, TraceMeta
 
 _DATA = Path(__file__).parent / "data"
-_LOG = logging.getLogger(__name__)
 SHIPPED = "shipped:"
 """Before a name: only what comes with the package."""
 _LONGEST_PATH, _LONGEST_FILE = 4000, 240  # what file systems take
@@ -92,6 +89,8 @@ class Shelf:
 
     def _explain_unknown(self, wanted: str) -> str:
         shipped, own = self._names(_DATA), self._names(user_directory())
+        import difflib
+
         close = difflib.get_close_matches(wanted, [*own, *shipped], n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         mine = f"; yours: {', '.join(own)}" if own else ""
@@ -111,7 +110,11 @@ def user_directory() -> Path:
 @cache
 def _warn_of_shadow(noun: str, own: Path, shipped: Path) -> None:
     """Say once that a shipped file is hidden: by the logger, which without handlers prints on stderr."""
-    _LOG.warning("warning: %s %s hides the shipped one of that name: %s", noun, own, origin(shipped))
+    import logging
+
+    logging.getLogger(__name__).warning(
+        "warning: %s %s hides the shipped one of that name: %s", noun, own, origin(shipped)
+    )
 
 
 _PROFILES = Shelf("profile", "profiles", ".json", ProfileError)

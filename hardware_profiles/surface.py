@@ -6,25 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import product
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Tag,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-from pydantic import NonNegativeFloat as Seconds
-from pydantic_core import PydanticCustomError
+
+from hardware_profiles.records import Count, FieldError, Frozen, Natural, Positive, Seconds, field, record
 
 Axis: TypeAlias = Literal["batch", "new_tokens", "branches", "context"]
 """What a cost may depend on.
@@ -68,45 +55,17 @@ LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Levels of all quantiles of a profile."""
 
 
-class Frozen(BaseModel):
-    """Base of everything in a profile: immutable, no unknown field, no NaN or infinity."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_by_name=True)
-
-
-def field_error(path: str, message: str) -> PydanticCustomError:
-    """The error to raise in a validator for a field *below* the one it validates.
-
-    Args:
-        path: Dotted path of the bad field, relative to the validated one.
-        message: What is wrong with it.
-    """
-    return PydanticCustomError("field", "{message}", {"path": path, "message": message})
-
-
-def describe_invalid(error: ValidationError) -> str:
-    """The first thing in which a value is not what it should be, with its type and field."""
-    return f"{error.title}: {invalid_field(error)}"
-
-
-def invalid_field(error: ValidationError) -> str:
-    """As `describe_invalid`, without the type."""
-    first = error.errors(include_url=False)[0]
-    return ": ".join([*filter(None, [".".join(map(str, first["loc"]))]), first["msg"]])
-
-
-def check_quantiles(quantiles: Quantiles | None) -> Quantiles | None:
-    """The quantiles, unchanged.
+def check_quantiles(name: str, quantiles: Quantiles | None) -> None:
+    """Refuse the quantiles of a field.
 
     Raises:
-        ValueError: They are not positive or decrease.
+        FieldError: They are not positive or decrease.
     """
     if quantiles is not None and (quantiles[0] <= 0 or list(quantiles) != sorted(quantiles)):
-        raise ValueError(f"must be 5 numbers > 0 that do not decrease, got {list(quantiles)}")
-    return quantiles
+        raise FieldError(name, f"must be 5 numbers > 0 that do not decrease, got {list(quantiles)}")
 
 
-class Provenance(Frozen):
+class Provenance(Frozen, frozen=True, kw_only=True):
     """Where numbers come from.
 
     Attributes:
@@ -123,21 +82,21 @@ class Provenance(Frozen):
     kind: Literal["measured", "composed", "paper", "roofline", "synthetic"]
     when: str | None = None
     machine: str | None = None
-    versions: Mapping[str, str] = Field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
     command: str | None = None
     note: str | None = None
 
 
-class InterpolationError(Frozen):
+class InterpolationError(Frozen, frozen=True, kw_only=True):
     """Relative error |interpolated - measured| / measured on points that the grid was not built from."""
 
     median: Seconds
     p95: Seconds
     worst: Seconds
-    held_out_points: PositiveInt
+    held_out_points: Count
 
 
-class Point(Frozen):
+class Point(Frozen, frozen=True, kw_only=True):
     """One measured cell of a grid.
 
     Attributes:
@@ -147,18 +106,20 @@ class Point(Frozen):
         samples: Number of durations behind them.
     """
 
-    at: tuple[NonNegativeInt, ...]
-    mean_s: PositiveFloat
+    at: tuple[Natural, ...]
+    mean_s: Positive
     quantiles_s: Quantiles | None = None
-    samples: PositiveInt = 1
+    samples: Count = 1
 
-    _check_quantiles = field_validator("quantiles_s")(check_quantiles)
+    def __post_init__(self) -> None:
+        """Check what types do not say."""
+        check_quantiles("quantiles_s", self.quantiles_s)
 
 
-class ConstantCost(Frozen):
+class ConstantCost(Frozen, frozen=True, kw_only=True):
     """An operation that always takes the same time."""
 
-    seconds: PositiveFloat
+    seconds: Positive
     interpolation_error: InterpolationError | None = None
     provenance: Provenance | None = None
 
@@ -168,7 +129,7 @@ class ConstantCost(Frozen):
         return ()
 
 
-class GridCost(Frozen):
+class GridCost(Frozen, frozen=True, kw_only=True):
     """An operation measured on a full grid.
 
     Attributes:
@@ -183,35 +144,29 @@ class GridCost(Frozen):
 
     axes: tuple[Axis, ...]
     points: tuple[Point, ...]
-    block_factors: tuple[PositiveFloat, ...] = ()
+    block_factors: tuple[Positive, ...] = ()
     interpolation_error: InterpolationError | None = None
     provenance: Provenance | None = None
 
-    @field_validator("axes")
-    @classmethod
-    def _axes_differ(cls, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        if repeated := [axis for axis, count in Counter(axes).items() if count > 1]:
-            raise ValueError(f"{repeated[0]!r} is named twice")
-        return axes
-
-    @model_validator(mode="after")
-    def _grid_is_full(self) -> GridCost:
+    def __post_init__(self) -> None:
+        """Check that it is a full grid."""
+        if repeated := [axis for axis, count in Counter(self.axes).items() if count > 1]:
+            raise FieldError("axes", f"{repeated[0]!r} is named twice")
         for name in ("axes", "points"):
             # Not a constraint of the field, which would also be reported when an item is bad.
             if not getattr(self, name):
-                raise field_error(name, "must not be empty")
+                raise FieldError(name, "must not be empty")
         for index, point in enumerate(self.points):
             if len(point.at) != len(self.axes):
                 message = f"must have {len(self.axes)} coordinates {self.axes}, got {len(point.at)}"
-                raise field_error(f"points.{index}.at", message)
+                raise FieldError(f"points.{index}.at", message)
         first: dict[tuple[int, ...], int] = {}
         for index, point in enumerate(self.points):
             if first.setdefault(point.at, index) != index:
-                raise field_error(f"points.{index}.at", f"same cell as points.{first[point.at]}")
+                raise FieldError(f"points.{index}.at", f"same cell as points.{first[point.at]}")
         for cell in product(*self.ticks()):
             if cell not in first:
-                raise field_error("points", f"no point at {_name_cell(self.axes, cell)}")
-        return self
+                raise FieldError("points", f"no point at {_name_cell(self.axes, cell)}")
 
     def where(self, point: Point) -> dict[str, float]:
         """The coordinates of a point, by axis."""
@@ -227,16 +182,21 @@ def _name_cell(axes: Iterable[str], cell: Iterable[int]) -> str:
     return ", ".join(f"{axis}={value}" for axis, value in zip(axes, cell, strict=True))
 
 
-def _kind(entry: Any) -> str:
-    names = entry if isinstance(entry, Mapping) else vars(entry) if isinstance(entry, Frozen) else ()
-    return "<grid>" if "axes" in names or "points" in names else "<constant>"
+def cost_of(entry: Any) -> ConstantCost | GridCost:
+    """The cost that an operation of a file states: a grid where it names axes or points.
+
+    Raises:
+        RecordError: It is none.
+    """
+    named = entry if isinstance(entry, Mapping) else {}
+    grid = "axes" in named or "points" in named
+    return record(GridCost, entry) if grid else record(ConstantCost, entry)
 
 
-# The tags are in angle brackets so that they can be told from fields in an error's path.
-OperationCost: TypeAlias = Annotated[
-    Annotated[ConstantCost, Tag("<constant>")] | Annotated[GridCost, Tag("<grid>")],
-    Discriminator(_kind),
-]
+if TYPE_CHECKING:
+    OperationCost: TypeAlias = ConstantCost | GridCost
+else:
+    OperationCost = Any  # a file's entry has no tag by which msgspec tells them apart; see `cost_of`
 
 
 FloatArray: TypeAlias = NDArray[np.float64]

@@ -13,11 +13,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
-from pydantic import Field, JsonValue, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from hardware_profiles.files import FileRefused, atomic_write, check_regular, parse_json, to_json
-from hardware_profiles.surface import Frozen, describe_invalid
+from hardware_profiles.records import Count, Frozen, Natural, RecordError, field, plain, record
 
 if TYPE_CHECKING:
     import pyarrow
@@ -107,7 +107,7 @@ def _missing(name: str) -> TraceError:
     )
 
 
-class TraceRequest(Frozen):
+class TraceRequest(Frozen, frozen=True, kw_only=True):
     """One recorded request.
 
     Attributes:
@@ -122,12 +122,12 @@ class TraceRequest(Frozen):
     id: int
     question_id: int | str
     category: str
-    prompt: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
+    prompt: Annotated[tuple[Natural, ...], Meta(min_length=1)]
     source: str = ""
     ended: Literal["end_token", "limit"]
 
 
-class TraceMeta(Frozen):
+class TraceMeta(Frozen, frozen=True, kw_only=True):
     """Where a trace comes from.
 
     Attributes:
@@ -144,17 +144,17 @@ class TraceMeta(Frozen):
     target_model: str
     draft_model: str
     tokenizer: str
-    vocabulary: PositiveInt
-    sampling: Mapping[str, JsonValue]
-    end_token: NonNegativeInt | None = None
-    draft_top: NonNegativeInt = 0
-    target_top: NonNegativeInt = 0
+    vocabulary: Count
+    sampling: Mapping[str, Any]
+    end_token: Natural | None = None
+    draft_top: Natural = 0
+    target_top: Natural = 0
     prompt_set: str = ""
     prompt_set_hash: str = ""
     backend: str = ""
     precision: str = ""
     when: str = ""
-    versions: Mapping[str, str] = Field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 IntArray: TypeAlias = NDArray[np.int64]
@@ -267,21 +267,18 @@ def requests_of(requests: Sequence[TraceRequest], category: str, what: str) -> l
     return ids
 
 
-_REQUESTS = TypeAdapter(tuple[TraceRequest, ...])
 _KEY = "spectwin.{}"
 
 
-def metadata_text(metadata: Mapping[bytes, bytes], key: str) -> str:
-    """A JSON text of a file's metadata, which `parse_json` takes; empty where there is none.
+def metadata_value(metadata: Mapping[bytes, bytes], key: str) -> Any:
+    """The value of a JSON text of a file's metadata; None where there is none.
 
     Raises:
         FileRefused: It is none.
     """
-    raw = metadata.get(_KEY.format(key).encode(), b"")
+    raw = metadata.get(_KEY.format(key).encode())
     try:
-        if raw:
-            parse_json(raw)
-        return raw.decode()
+        return parse_json(raw) if raw else None
     except FileRefused as error:
         raise FileRefused(f"metadata {_KEY.format(key)!r}: {error}") from error
 
@@ -299,8 +296,8 @@ def write_recording(
 
     texts = {
         "schema": schema,
-        "meta": to_json(meta.model_dump(mode="json")),
-        "requests": to_json(_REQUESTS.dump_python(requests, mode="json")),
+        "meta": to_json(plain(meta)),
+        "requests": to_json(plain(requests)),
         **texts,
     }
     # Not as metadata of Arrow's schema, of which the file would hold a second copy, prompts and all.
@@ -324,8 +321,8 @@ def parquet_refusals(path: str | os.PathLike[str], noun: str = "trace") -> Itera
     try:
         check_regular(path)
         yield
-    except ValidationError as error:
-        raise TraceError(f"{path}: metadata of {describe_invalid(error)}") from error
+    except RecordError as error:
+        raise TraceError(f"{path}: metadata of {error.title}: {error}") from error
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise TraceError(f"{path}: {' '.join(str(why).split())}") from error
@@ -359,8 +356,8 @@ def read_recording(
     schema = metadata[_KEY.format("schema").encode()].decode(errors="replace")
     if schema not in schemas:
         raise TraceError(f"has schema {schema!r:.60}, this version reads {schemas[0]!r}")
-    requests = _REQUESTS.validate_json(metadata_text(metadata, "requests"))
-    return requests, TraceMeta.model_validate_json(metadata_text(metadata, "meta")), table, metadata
+    requests = record(tuple[TraceRequest, ...], metadata_value(metadata, "requests"))
+    return requests, record(TraceMeta, metadata_value(metadata, "meta")), table, metadata
 
 
 def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:

@@ -13,7 +13,6 @@ import io
 import math
 import os
 import sys
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, field, fields
@@ -99,15 +98,15 @@ LIMITS: dict[str, Limit] = {
     **dict.fromkeys(("batch", "batches", "largest_batch"), _BATCH),
     **dict.fromkeys(("max_tokens", "prompt_length"), _TOKENS),
     **dict.fromkeys(("passes", "repeats", "subsets"), _REPEATS),
-    **dict.fromkeys(KNOBS, _DRAFTED),
-    **dict.fromkeys(("lookaheads", "fanout", "fanouts", "kappas", "depths", "lengths", "ranks"), _DRAFTED),
+    **dict.fromkeys(("lookahead", "lookaheads", "fanout", "fanouts"), _DRAFTED),
+    **dict.fromkeys(("kappas", "depths", "lengths", "ranks"), _DRAFTED),
     **dict.fromkeys(("prompt", "output"), _TOKENS),
     "requests": Limit(100_000, "all are kept in memory, and their mean is known after far fewer"),
     "max_devices": Limit(1_024, "every division of them into groups is tried"),
     "tokens": Limit(1_000_000_000, "all are kept in memory"),
     "seed": Limit(2**63 - 1, "a seed has 64 bits"),
 }
-"""By the name of the option's parameter; what is not named is at most a million."""
+"""By the name of the option's parameter; what is not named is at most a million, a knob `_DRAFTED`."""
 LONGEST_WAIT = 10_080.0
 """Minutes between two passes, a week: a machine is not the same after it."""
 
@@ -198,39 +197,74 @@ class CheckedCommand(click.Command):
     Args:
         headings: Names of options by the heading that help lists them below; what is under none comes last,
             and knobs of policies by `--help-policy` alone.
+        later: Options that are made when the command line names what is none of the others, or asks for help:
+            making those of all policies takes longer than many a simulation.
     """
 
     def __init__(
-        self, *args: Any, headings: Mapping[str, Sequence[str]] | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        headings: Callable[[], Mapping[str, Sequence[str]]] = dict,
+        later: Callable[[], Sequence[Any]] = tuple,
+        **kwargs: Any,
     ) -> None:
+        self._lean, self._later = False, later
         super().__init__(*args, **kwargs)
-        self.headings = headings or {}
-        if not isinstance(self, click.Group) and all("--config" not in param.opts for param in self.params):
-            self.params.append(_config_option())
-        taken = {name for param in self.params for name in param.opts}
-        for param in self.params:
+        self.headings = headings
+        if not isinstance(self, click.Group) and all("--config" not in param.opts for param in self._params):
+            self._params.append(_config_option())
+        self._check(self._params)
+
+    def _check(self, params: Iterable[click.Parameter]) -> None:
+        taken = {name for param in self._params for name in param.opts}
+        for param in params:
             param.type = _checked(param)
             # What is a list here is one value there: either name is taken everywhere.
             more = [SINGULAR[name] for name in param.opts if SINGULAR.get(name, name) not in taken]
             param.opts = [*more, *param.opts]
 
+    @property  # an attribute of click's
+    def params(self) -> list[click.Parameter]:
+        """All parameters; while a command line is read that names none of those of `later`, the others."""
+        if self._lean or self._later is tuple:
+            return self._params
+        make, self._later = self._later, tuple
+        made: list[click.Parameter] = with_options(make())(click.Command(None)).params
+        self._params[-1:-1] = made  # before --config
+        self._check(made)
+        return self._params
+
+    @params.setter
+    def params(self, params: list[click.Parameter]) -> None:
+        self._params = params
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, without making what is not needed."""
+        known = {name for param in self._params for name in (*param.opts, *param.secondary_opts)} - {
+            "--config"
+        }
+        self._lean = all(arg.partition("=")[0] in known for arg in args if arg.startswith("-"))
+        try:
+            return super().parse_args(ctx, args)
+        finally:
+            self._lean = False
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """As click does, but below the headings where there are any."""
-        if not self.headings:
+        headings = self.headings()
+        if not headings:
             super().format_options(ctx, formatter)
             return
-        params = {param.name: param for param in self.get_params(ctx) if param.name not in self._knobs}
-        named = {name for names in self.headings.values() for name in names}
+        named = {name for names in headings.values() for name in names}
+        hidden = set(KNOBS) - named
+        params = {param.name: param for param in self.get_params(ctx) if param.name not in hidden}
         rest = {"Further options": [name for name in params if name not in named]}
-        for heading, names in {**self.headings, **rest}.items():
+        for heading, names in {**headings, **rest}.items():
             records = [params[name].get_help_record(ctx) for name in names if name in params]
             with formatter.section(heading):
                 formatter.write_dl([record for record in records if record is not None])
-
-    @property
-    def _knobs(self) -> set[str]:
-        """Knobs that no heading names."""
-        return set(KNOBS) - {name for names in self.headings.values() for name in names}
+        if isinstance(self, click.Group):
+            self.format_commands(ctx, formatter)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run as a program; a full disk or a name too long for a file is one line and exit status 2."""
@@ -267,6 +301,8 @@ def _from_config(context: click.Context, _: click.Parameter, path: Path | None) 
     """
     if path is None:
         return
+    import tomllib
+
     try:
         content = tomllib.loads(read_text(path))
     except (ValueError, OSError) as error:
@@ -430,7 +466,7 @@ def parse_setting(text: str) -> tuple[str, dict[str, Any]]:
         except ValueError as error:
             raise SettingError(f"{knob} takes numbers, got {_short(value)!r}") from error
         numbers = knobs[knob] if isinstance(knobs[knob], tuple) else (knobs[knob],)
-        limit = LIMITS[knob]
+        limit = LIMITS.get(knob, _DRAFTED)
         if any(isinstance(number, int) and number > limit.most for number in numbers):
             raise SettingError(f"{knob} is at most {limit.most:,}: {limit.why}")
     return name, knobs
@@ -463,11 +499,16 @@ def about(text: str, **details: Any) -> dict[str, Any]:
     return {"help": text, **details}
 
 
-def click_options(request: type[DataclassInstance]) -> list[Callable[[Command], Command]]:
-    """The command-line options of a request, in the order of its fields; tuples are lists with commas."""
+def click_options(
+    request: type[DataclassInstance], *, without: Collection[str] = ()
+) -> list[Callable[[Command], Command]]:
+    """The command-line options of a request, in the order of its fields; tuples are lists with commas.
+
+    `without` are fields that the command at hand does not look at.
+    """
     hints, options = get_type_hints(request), []
     for each in fields(request):
-        if "help" in each.metadata:
+        if "help" in each.metadata and each.name not in without:
             default = None if each.default is MISSING else each.default
             options.append(_click_option(each.name, hints[each.name], default, **each.metadata))
     return options
@@ -549,13 +590,13 @@ def typed(kind: type[Request], options: Mapping[str, Any], **more: Any) -> Reque
 
 def knob_options(
     *, exclude: tuple[str, ...] = (), cls: type[click.Option] = click.Option
-) -> Callable[[Command], Command]:
-    """A decorator that gives a click command an option for every knob of every policy, and their help.
+) -> list[Callable[[Command], Command]]:
+    """The options of a click command for every knob of every policy, and for help on them.
 
     `cls`: of options that take one value.
     """
     knobs = [_knob_option(knob, cls) for name, knob in KNOBS.items() if name not in exclude]
-    return with_options([*knobs, _HELP_POLICY])
+    return [*knobs, _HELP_POLICY]
 
 
 def _help_policy(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
@@ -613,6 +654,8 @@ def _knob_option(knob: Knob, cls: type[click.Option]) -> Callable[[Command], Com
         details["cls"] = cls
     if knob.kind == "name":
         return _click_option(knob.name, str, type=click.Choice(knob.choices), **details)
+    if knob.kind == "integer":
+        details["type"] = Whole(None, _DRAFTED)
     return _click_option(knob.name, _HINTS[knob.kind], **details)
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -47,7 +47,7 @@ from policies.pearl import PearlConfig
 from policies.protocols import Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling
-from policies.values import UNKNOWN, Drafted, RowVerdict, Speculation, joined, verdict_of
+from policies.values import UNKNOWN, Drafted, RowVerdict, Speculation, View, joined, verdict_of
 
 SequenceCount: TypeAlias = Literal["dynamic", "1", "2", "3", "4", "5", "6", "7", "8"]
 NO_SEQUENCE = -1
@@ -179,30 +179,56 @@ class DuoConfig(LookaheadConfig):
             )
 
 
+class Drafting:
+    """What the rounds of pending blocks leave to a policy; this is DuoDecoding's.
+
+    Args:
+        config: The policy's knobs.
+        sampling: How tokens are chosen.
+    """
+
+    def __init__(self, config: Any, sampling: Sampling) -> None:
+        self.config = config
+        self.sampling = sampling
+
+    def ask(self, view: View, width: int, blocks: tuple[tuple[int, ...], ...]) -> RowOperation:
+        """What the draft does meanwhile, given the blocks under verification."""
+        how: dict[str, Any] = {"lookahead": self.config.lookahead, "sequences": self.config.count}
+        return DraftSequences(view, width, blocks, self.sampling, **how)
+
+    def judged(self, request: int, accepted: int) -> None:
+        """Learn how many tokens of a row's block were accepted."""
+
+    def rest(self, request: int, drafted: Any, number: int) -> Drafted:
+        """The next block, once the first token of sequence `number` of what was drafted was accepted."""
+        block: Drafted = drafted.rest(number)
+        return block
+
+
 def duo(world: World, rows: Rows, config: DuoConfig, sampling: Sampling = GREEDY) -> Steps:
     """Verify the pending block while drafting K tokens, in one or more sequences, past its end."""
+    return pending_rounds(world, rows, Drafting(config, sampling))
+
+
+def pending_rounds(world: World, rows: Rows, drafting: Drafting) -> Steps:
+    """Rounds that verify a pending block while the draft writes on past its end."""
     pending: dict[int, Drafted] = {}
     rows.log.runs_on = True
-    width, leave_open = rows.width, sampling.draft_sampled
+    width, sampling = rows.width, drafting.sampling
+    leave_open = sampling.draft_sampled
     while rows.active:
         yield from admit(world, rows)
         view = rows.view()
         blocks = {slot: pending.get(slot, Drafted()) for slot in view.slots}
         current = tuple(blocks.values())
         verify = world.target.submit(VerifyPending(view, width, current, sampling, leave_open=leave_open))
-        draft = world.draft.submit(
-            DraftSequences(
-                view,
-                width,
-                tuple(block.tokens for block in current),
-                sampling,
-                lookahead=config.lookahead,
-                sequences=config.count,
-            )
-        )
+        draft = world.draft.submit(drafting.ask(view, width, tuple(block.tokens for block in current)))
         judged: RowAnswers = yield verify
         drafted: RowAnswers = yield draft
         verdicts = {slot: judged[slot].verdict for slot in blocks}
+        requests = dict(zip(view.slots, view.requests, strict=True))
+        for slot, request in requests.items():
+            drafting.judged(request, verdicts[slot].accepted)
         if leave_open:
             going_on = yield from _settle(world, rows, verdicts, drafted, sampling)
         else:
@@ -214,7 +240,7 @@ def duo(world: World, rows: Rows, config: DuoConfig, sampling: Sampling = GREEDY
             hits=frozenset(going_on),
             now=world.now,
         )
-        pending = {slot: drafted[slot].rest(number) for slot, number in going_on.items()}
+        pending = {s: drafting.rest(requests[s], drafted[s], number) for s, number in going_on.items()}
 
 
 def _looked_up(

@@ -28,6 +28,9 @@ from policies.tokentree import Path, TokenTree, TreeDrafted, tree_of, tree_round
 from policies.values import View
 
 Gate: TypeAlias = Literal["confidence", "entropy"]
+LeastConfidence: TypeAlias = Annotated[
+    float, Knob("Confidence below which no token is drafted, or kept.", least=0.0, most=1.0)
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,7 @@ class GatedConfig(LookaheadConfig):
     policy: ClassVar[str] = "gated"
     draft_sampling: DraftSampling = "sampled"
     gate: Annotated[Gate, Knob("Measure of the draft's confidence.")] = "confidence"
-    least_confidence: Annotated[
-        float, Knob("Confidence below which no token is drafted.", least=0.0, most=1.0)
-    ] = 0.1
+    least_confidence: LeastConfidence = 0.1
 
     @property
     def content_ignored(self) -> PolicyConfig:

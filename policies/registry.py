@@ -1,14 +1,18 @@
 """The policies by name, and how they are configured.
 
-A policy is a module of this package that defines `INFO`, which says what there is to say of it.
+A policy is a module of this package that defines `INFO`, which says what there is to say of it.  It is found
+by two lines: `INFO = PolicyInfo(`, and of its configuration `policy: ClassVar[str] = "name"`.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
-from importlib import import_module, resources
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
 
 from policies.config import (
     DECISIONS,
@@ -24,6 +28,8 @@ from policies.config import (
 from policies.protocols import Steps, World
 from policies.rows import Rows
 from policies.sampling import Sampling
+
+T = TypeVar("T")
 
 __all__ = [
     "ALIASES",
@@ -42,28 +48,70 @@ __all__ = [
 ]
 
 
-def _policies() -> Iterator[PolicyInfo]:
-    """The policies of this package.
+class _Policies(Mapping[str, PolicyInfo]):
+    """Looking one up imports its module alone; going over them imports all."""
 
-    Their source tells them from the other modules: importing all would import what commands need, too, and
-    what imports this module.
-    """
-    for file in resources.files(__package__).iterdir():
-        if file.name.endswith(".py") and "\nINFO = PolicyInfo(" in file.read_text(encoding="utf-8"):
-            yield import_module(f"{__package__}.{file.name.removesuffix('.py')}").INFO
+    @cached_property
+    def _modules(self) -> dict[str, str]:
+        """The module of each name, by the sources: importing all would take longer than a short command."""
+        found = {}
+        for file in Path(__file__).parent.glob("*.py"):
+            text = file.read_bytes()
+            if b"\nINFO = PolicyInfo(" in text:
+                name = re.search(rb'\n    policy: ClassVar\[str\] = "([^"]+)"', text)
+                found[file.stem if name is None else name[1].decode()] = file.stem
+        return found
+
+    @cached_property
+    def _order(self) -> list[str]:
+        every = [self[name] for name in self._modules]
+        return [info.name for info in sorted(every, key=lambda info: (info.order, info.name))]
+
+    def __getitem__(self, name: str) -> PolicyInfo:
+        info: PolicyInfo = import_module(f"{__package__}.{self._modules[name]}").INFO
+        return info
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._modules
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._order)
+
+    def __len__(self) -> int:
+        return len(self._modules)
 
 
-POLICIES: dict[str, PolicyInfo] = {
-    info.name: info for info in sorted(_policies(), key=lambda info: (info.order, info.name))
-}
+class _Derived(Mapping[str, T]):
+    """What all policies say together, when it is first asked for."""
+
+    def __init__(self, made: Callable[[], dict[str, T]]) -> None:
+        self._made = made
+
+    @cached_property
+    def _all(self) -> dict[str, T]:
+        return self._made()
+
+    def __getitem__(self, name: str) -> T:
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
+POLICIES: Mapping[str, PolicyInfo] = _Policies()
 """Every policy, in the order in which they build on each other."""
 
-ALIASES: dict[str, str] = {alias: info.name for info in POLICIES.values() for alias in info.aliases}
+ALIASES: Mapping[str, str] = _Derived(
+    lambda: {alias: info.name for info in POLICIES.values() for alias in info.aliases}
+)
 """Other names, as on the command line."""
 
-KNOBS: dict[str, Knob] = {
-    name: each for info in POLICIES.values() for name, each in knobs_of(info.config).items()
-}
+KNOBS: Mapping[str, Knob] = _Derived(
+    lambda: {name: each for info in POLICIES.values() for name, each in knobs_of(info.config).items()}
+)
 """Every knob of any policy; one that several have is the same in all of them."""
 
 
@@ -73,8 +121,8 @@ def find_policy(name: str) -> PolicyInfo:
     Raises:
         SettingError: No such policy; the message suggests the nearest name.
     """
-    key = ALIASES.get(name.lower(), name.lower())
-    if key in POLICIES:
+    key = name.lower()
+    if key in POLICIES or (key := ALIASES.get(key, key)) in POLICIES:
         return POLICIES[key]
     near = difflib.get_close_matches(key, [*POLICIES, *ALIASES], n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -119,14 +167,13 @@ def start(world: World, rows: Rows, settings: Settings) -> Steps:
 
 
 def _refuse_strangers(info: PolicyInfo, given: dict[str, Any]) -> None:
-    for knob in given:
+    for knob in [knob for knob in given if knob not in info.knobs]:
         if knob not in KNOBS:
             near = difflib.get_close_matches(knob, KNOBS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise SettingError(f"there is no knob {knob!r}{hint}")
-        if knob not in info.knobs:
-            having = [p.name for p in POLICIES.values() if knob in p.knobs]
-            raise SettingError(
-                f"policy {info.name!r} has no {knob} (it would change nothing); "
-                f"policies that have: {', '.join(having)}"
-            )
+        having = [p.name for p in POLICIES.values() if knob in p.knobs]
+        raise SettingError(
+            f"policy {info.name!r} has no {knob} (it would change nothing); "
+            f"policies that have: {', '.join(having)}"
+        )

@@ -17,7 +17,7 @@ from policies.operation import RowOperation, Work
 from policies.protocols import Event, Steps, World
 from policies.rows import Rows, admit
 from policies.sampling import Sampling
-from policies.values import NO_HANDLE, UNKNOWN, RowVerdict, Source, Speculation, View, verdict_of
+from policies.values import NO_HANDLE, UNKNOWN, RowVerdict, Slots, Source, Speculation, View, verdict_of
 
 ROOT = -1
 """Parent of the nodes that follow the committed text."""
@@ -69,6 +69,13 @@ class TokenTree(NamedTuple):
     def children(self, node: int) -> tuple[int, ...]:
         """Children of a node (ROOT: the first candidates), in the order in which they are tried."""
         return tuple(i for i, parent in enumerate(self.parents) if parent == node)
+
+
+def chain_of(tokens: Sequence[int], handle: int) -> TokenTree:
+    """Drafted tokens as a tree; their distributions, if any, have successive handles."""
+    count = range(len(tokens))
+    kept = tuple(NO_HANDLE if handle == NO_HANDLE else handle + at for at in count)
+    return TokenTree(tuple(tokens), tuple(at - 1 for at in count), (int(Source.PRIMARY),) * len(tokens), kept)
 
 
 class TreeVerdict(NamedTuple):
@@ -313,8 +320,10 @@ def commit_trees(
     view: View,
     trees: Sequence[TokenTree],
     replies: Mapping[int, TreeVerdict | TreeRound],
+    *,
+    hits: Slots | None = None,
 ) -> dict[int, Path]:
-    """Commit a round of trees; by slot the tokens that each row emitted.
+    """Commit a round of trees; by slot the tokens that each row emitted.  `hits` as of `Rows.commit`.
 
     The round's length is the number of levels at which a candidate was tried, so that a row has accepted
     fewer tokens than that if and only if all candidates of a level failed.
@@ -325,7 +334,7 @@ def commit_trees(
         sources[slot] = int(tree.sources[0] if tree.sources else Source.NONE)
     verdicts = {slot: replies[slot].verdict for slot in view.slots}
     verified = Speculation(tuple(lengths), tuple(sources))
-    rows.commit(view, verified, verdict_of(rows.width, verdicts), now=world.now)
+    rows.commit(view, verified, verdict_of(rows.width, verdicts), hits=hits, now=world.now)
     return {slot: verdict.emitted for slot, verdict in verdicts.items()}
 
 

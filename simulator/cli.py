@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,9 +38,9 @@ from simulator.fanout import SHAPES
 from simulator.given import AcceptanceType
 from simulator.report import plot, print_report, report_of, write_timeline
 from simulator.request import SimulationRequest
-from simulator.sweep import Sweeper
-from simulator.sweep_report import plot_rows, print_rows
-from simulator.traffic_report import TrafficRequest, plot_frontier, print_traffic, serve_asked, write_steps
+
+if TYPE_CHECKING:
+    from simulator.traffic_report import TrafficRequest
 
 LINE = 79
 """Characters of a line in lists."""
@@ -91,32 +91,42 @@ class Output:
     )
 
 
-HEADINGS = {
-    "What runs": ("policy", "lookahead", "batch", "temperature", "list_policies", "help_policy"),
-    "On what": ("hw", "target", "draft", "tp", "draft_tp", "draft_placement", "placement"),
-    "What is accepted": (
-        *(
-            "acceptance",
-            "run_length",
-            "acceptance_by_context",
-            "miss_acceptance",
-            "hit_rate",
-            "trace",
-            "prompt_category",
-            "hit_exponent",
-            "hit_scale",
+def _headings() -> dict[str, tuple[str, ...]]:
+    """What `simulate --help` lists, most wanted first."""
+    from simulator.traffic_report import TrafficRequest
+
+    return {
+        "What runs": ("policy", "lookahead", "batch", "temperature", "list_policies", "help_policy"),
+        "On what": ("hw", "target", "draft", "tp", "draft_tp", "draft_placement", "placement"),
+        "What is accepted": (
+            *(
+                "acceptance",
+                "run_length",
+                "acceptance_by_context",
+                "miss_acceptance",
+                "hit_rate",
+                "trace",
+                "prompt_category",
+                "hit_exponent",
+                "hit_scale",
+            ),
+            "hit_curve",
         ),
-        "hit_curve",
-    ),
-    "How much": ("requests", "max_tokens", "prompt_length", "seed"),
-    "What comes when, and how it is served": tuple(each.name for each in fields(TrafficRequest)),
-    "Output": ("as_json", "plot", "out", "timeline", "help"),
-    "Fan-out computed, not given (saguaro)": ("shape", "budget", "find_switch"),
-}
-"""What `simulate --help` lists, most wanted first."""
+        "How much": ("requests", "max_tokens", "prompt_length", "seed"),
+        "What comes when, and how it is served": tuple(each.name for each in fields(TrafficRequest)),
+        "Output": ("as_json", "plot", "out", "timeline", "help"),
+        "Fan-out computed, not given (saguaro)": ("shape", "budget", "find_switch"),
+    }
 
 
-@checked_command("simulate", epilog=EXAMPLES, context_settings=HELP, headings=HEADINGS)
+def _further() -> list[Any]:
+    """Options of some policies, and of traffic."""
+    from simulator.traffic_report import TrafficRequest
+
+    return [*knob_options(exclude=("lookahead",), cls=Listed), *click_options(TrafficRequest)]
+
+
+@checked_command("simulate", epilog=EXAMPLES, context_settings=HELP, headings=_headings, later=_further)
 @click.option(
     "--policy", default="saguaro", show_default=True, help="Policy (see --list-policies).", cls=Listed
 )
@@ -145,7 +155,6 @@ HEADINGS = {
 @click.option(
     "--find-switch", is_flag=True, help="With --backup auto: find the batch to switch at by simulation, too."
 )
-@knob_options(exclude=("lookahead",), cls=Listed)
 @click.option(
     "--temperature",
     cls=Listed,
@@ -172,7 +181,6 @@ HEADINGS = {
 )
 @click.option("--seed", default=0, show_default=True, help="Same seed, same result.")
 @with_options(click_options(SimulationRequest))
-@with_options(click_options(TrafficRequest))
 @with_options(click_options(Output))
 @click.option("--list-policies", is_flag=True, help="List the policies and leave.")
 def main(**options: Any) -> None:
@@ -187,17 +195,28 @@ def main(**options: Any) -> None:
         return
     with refusals(INCOMPLETE, BAD_INPUT):
         axes = {name: value for name, value in options.items() if isinstance(value, Several)}
-        traffic, output = typed(TrafficRequest, options), typed(Output, options)
-        if traffic.asked and (axes or output.out):
+        output = typed(Output, options)
+        traffic = _traffic(options)
+        if traffic is not None and (axes or output.out):
             raise SettingError("traffic is served for one setting at a time, without --out")
         policies = options["policy"] if "policy" in axes else (options["policy"],)
         requests = [_request(_of_policy(each, policies)) for each in combinations(options)]
         if axes:
             answer_sweep(requests, axes, output)
-        elif traffic.asked:
+        elif traffic is not None:
             answer_traffic(requests[0], traffic, output)
         else:
             answer(requests[0], output)
+
+
+def _traffic(options: Mapping[str, Any]) -> TrafficRequest | None:
+    """The traffic that is to be served; None where none is."""
+    if "traffic" not in options:  # `_further` was not needed
+        return None
+    from simulator.traffic_report import TrafficRequest
+
+    asked = typed(TrafficRequest, options)
+    return asked if asked.asked else None
 
 
 def _of_policy(options: Mapping[str, Any], policies: Iterable[str]) -> dict[str, Any]:
@@ -210,7 +229,8 @@ def _of_policy(options: Mapping[str, Any], policies: Iterable[str]) -> dict[str,
 
 def _request(options: Mapping[str, Any]) -> SimulationRequest:
     """What is asked, as one value."""
-    knobs = {name: options[name] for name in (*KNOBS, "temperature", "top_p", "seed")}
+    further = KNOBS if "fanout" in options else ()
+    knobs = {name: options[name] for name in (*further, "lookahead", "temperature", "top_p", "seed")}
     query = settings_query(
         options["policy"],
         shape=options["shape"],
@@ -229,6 +249,8 @@ def answer(request: SimulationRequest, output: Output) -> None:
     if output.plot:
         plot(report, output.plot)
     if output.out:
+        from simulator.sweep import Sweeper
+
         write_rows([Sweeper().row(request)], output.out)
     if output.as_json:
         click.echo(to_json(report.as_dict(), indent=2))
@@ -240,6 +262,9 @@ def answer_sweep(
     requests: Iterable[SimulationRequest], axes: Mapping[str, Sequence[Any]], output: Output
 ) -> None:
     """Simulate each of several settings, and print or write one table."""
+    from simulator.sweep import Sweeper
+    from simulator.sweep_report import plot_rows, print_rows
+
     if output.timeline:
         raise SettingError("a --timeline is of one setting: give no list")
     different = list(dict.fromkeys(requests))
@@ -259,6 +284,8 @@ def answer_sweep(
 
 def answer_traffic(request: SimulationRequest, traffic: TrafficRequest, output: Output) -> None:
     """Serve the traffic that is asked for, and print it."""
+    from simulator.traffic_report import plot_frontier, print_traffic, serve_asked, write_steps
+
     report = serve_asked(
         request, traffic, timeline=output.timeline is not None, frontier=output.plot is not None
     )

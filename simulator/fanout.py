@@ -7,7 +7,7 @@ of accepted tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 import numpy as np
@@ -30,7 +30,9 @@ from policies.values import Source, Speculation, View
 from simulator.costs import TextbookCosts
 from simulator.probe import RoundStatistics, primary_chains
 from simulator.run import Scenario, simulate
-from simulator.world import SimulatedWorld
+
+if TYPE_CHECKING:
+    from simulator.world import SimulatedWorld
 
 Shape: TypeAlias = Literal["uniform", "geometric", "exact"]
 SHAPES: tuple[Shape, ...] = get_args(Shape)

@@ -91,7 +91,9 @@ class PairOptions:
         None,
         "Target on GPUs whose kernels others measured (--hw h100, a100x8, ...): name, config.json or folder.",
     )
-    draft: str | None = option(None, "Draft, given in the same way; eagle3:TARGET is that target's head.")
+    draft: str | None = option(
+        None, "Draft, given in the same way; eagle3:TARGET, eagle:TARGET, mtp:TARGET: that target's head."
+    )
     tp: int | None = option(None, "GPUs of the target.  [default: as --hw says, else 1]", type=POSITIVE)
     draft_tp: int | None = option(None, "GPUs of the draft.  [default: 1]", type=POSITIVE)
     draft_placement: Literal["own", "shared"] | None = option(
@@ -202,11 +204,7 @@ class PairOptions:
 
     def verified(self, profile: Profile) -> Profile:
         """The profile with verifications padded or packed as is asked."""
-        return (
-            profile
-            if self.verification is None
-            else profile.model_copy(update={"verification": self.verification})
-        )
+        return profile if self.verification is None else profile.but(verification=self.verification)
 
     def says_acceptance(self, acceptance: Acceptance | None) -> bool:
         """Whether something says how much is accepted."""

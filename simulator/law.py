@@ -7,7 +7,7 @@ after another: a *waterfall* of simulations from the law's assumptions to the fu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -114,17 +114,20 @@ class Stage:
     speedup_vs_ar: float
 
 
-def waterfall(scenario: Scenario, settings: Settings, law: LawPrediction) -> list[Stage]:
+def waterfall(
+    scenario: Scenario, settings: Settings, law: LawPrediction, known: Iterable[Simulated] = ()
+) -> list[Stage]:
     """Speedup over AR from the law's assumptions to the simulated world, one effect at a time.
 
     The last stage is the speedup of the scenario itself.  Empty without a law, whose `reason` says why.
+    `known` are runs of the scenario itself, which are not made again.
     """
     if law.speedup_vs_ar is None:
         return []
     lengths = [r.limit for r in scenario.tokens.requests]
     ideal = _coin_speedup(scenario, settings, law.assumptions, max(LONG // scenario.batch, *lengths))
     stages = [Stage("law", law.speedup_vs_ar), Stage("simulated, law's assumptions", ideal)]
-    speedup, effects = _speedup(scenario, settings), NO_EFFECT
+    speedup, effects = _speedup(scenario, settings, known), NO_EFFECT
     outputs = "recorded tokens" if scenario.tokens.power_law is None else "short outputs"
     stages.append(Stage(f"{outputs}; start, end, drain", speedup(effects)))
     for name, parts in _EFFECTS if scenario.textbook is None else ():
@@ -134,20 +137,32 @@ def waterfall(scenario: Scenario, settings: Settings, law: LawPrediction) -> lis
     return stages
 
 
-def _speedup(scenario: Scenario, settings: Settings) -> Callable[[Effects], float]:
-    """Speedup of a setting under given effects; plain decoding is simulated once per what it can feel."""
-    plain, known = baseline_settings(settings)[0], dict[Effects, float]()
+def _speedup(
+    scenario: Scenario, settings: Settings, known: Iterable[Simulated]
+) -> Callable[[Effects], float]:
+    """Speedup of a setting under given effects; each is simulated once per what it can feel."""
+    plain = baseline_settings(settings)[0]
+    found = {
+        (run.settings, _felt(scenario, run.settings, scenario.effects)): run.summary.tokens_per_second
+        for run in known
+    }
 
     def speed(effects: Effects, settings: Settings) -> float:
-        return simulate(replace(scenario, effects=effects), settings).summary.tokens_per_second
+        key = settings, _felt(scenario, settings, effects)
+        if key not in found:
+            run = simulate(replace(scenario, effects=effects), settings)
+            found[key] = run.summary.tokens_per_second
+        return found[key]
 
-    def speedup(effects: Effects) -> float:
-        felt = replace(effects, verify_width=True, draft_width=True, overlap=True)
-        if felt not in known:
-            known[felt] = speed(felt, plain)
-        return speed(effects, settings) / known[felt]
+    return lambda effects: speed(effects, settings) / speed(effects, plain)
 
-    return speedup
+
+def _felt(scenario: Scenario, settings: Settings, effects: Effects) -> Effects:
+    """The effects, with those on that a setting does not feel or that have nothing to act on here."""
+    if settings.plain:
+        effects = replace(effects, verify_width=True, draft_width=True, overlap=True)
+    alone = scenario.profile is not None and not scenario.profile.overlap
+    return replace(effects, overlap=effects.overlap or alone, jitter=effects.jitter or not scenario.varies)
 
 
 def _coin_speedup(scenario: Scenario, settings: Settings, inputs: LawInputs, length: int) -> float:

@@ -135,7 +135,7 @@ def report_of(request: SimulationRequest, *, timeline: bool = False) -> Report:
     law = law_prediction(settings, law_inputs(scenario, settings), batch=scenario.batch)
     run = simulate(scenario, settings, timeline=timeline)
     ar, sd = baselines(scenario, settings)
-    why = waterfall(scenario, settings, law)
+    why = waterfall(scenario, settings, law, (run, ar))
     return Report(scenario, run, ar, sd, law, why, sources, found.choices)
 
 

@@ -19,15 +19,7 @@ from policies.sd import SdConfig
 from policies.summary import Summary, summarise
 from policies.timeline import Span
 from policies.values import Request
-from simulator.compiled import (
-    NotScriptedError,
-    ScriptPrices,
-    World,
-    not_covered,
-    replay_run,
-    replay_script,
-    scripts_of,
-)
+from simulator.compiled.replay import World, not_covered, replay_run
 from simulator.costs import Costs, Extrapolation, ProfileCosts, TextbookCosts
 from simulator.needs import MemoryNeed, check_memory, check_profile, check_tokens
 from simulator.replies import Recorded, RowReplies
@@ -143,6 +135,8 @@ def _compiled(
     if contents is None:
         summary, rows = replay_run(scenario.tokens, settings, requests, batch, world)
         return Simulated(settings, summary, rows, [], _extrapolated(costs), engine="compiled"), ""
+    from simulator.compiled.scripts import NotScriptedError, ScriptPrices, replay_script, scripts_of
+
     about = (
         ("recorded", id(contents.decisions))
         if isinstance(contents, Recorded)

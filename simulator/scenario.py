@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from hardware_profiles.optime import Host, OperationTiming
 from hardware_profiles.profile import Profile
@@ -13,11 +13,13 @@ from hardware_profiles.reply_trace import NOT_TIMED, DecisionTrace, OperationTim
 from hardware_profiles.surface import OPERATIONS, LatencySurface
 from policies.registry import SettingError
 from policies.values import Request
-from simulator.compiled.scripts import Script
 from simulator.costs import STRATA, Costs, Effects, KeyedNoise, ProfileCosts, TextbookCosts
 from simulator.replies import LivePrices
 from simulator.tokens import TokenModel
-from simulator.world import SimulatedWorld, Slowdowns
+
+if TYPE_CHECKING:
+    from simulator.compiled.scripts import Script
+    from simulator.world import SimulatedWorld, Slowdowns
 
 Engine: TypeAlias = Literal["event", "compiled", "auto"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
@@ -142,6 +144,8 @@ class Scenario:
 
     def world(self, tokens: TokenModel, draft_devices: int | None = None, **more: Any) -> SimulatedWorld:
         """A fresh world with these costs, host time and contention; `more` as `SimulatedWorld` takes it."""
+        from simulator.world import SimulatedWorld
+
         return SimulatedWorld(
             tokens,
             self.costs,
@@ -162,6 +166,15 @@ class Scenario:
             }
             self.built[id(self.profile)] = (self.profile, made)
         return self.built[id(self.profile)][1]
+
+    @property
+    def varies(self) -> bool:
+        """Whether jitter has anything to act on: a spread of a surface or of an operation."""
+        if self.profile is None or self.decisions is not None or self.measured_timings is not None:
+            return True
+        host = self.profile.host
+        spreads = [each.spread for each in (*host.operations.values(), *host.sampled.values())]
+        return any(spreads) or any(set(surface.spread) != {1.0} for surface in self.surfaces.values())
 
     @property
     def noise(self) -> KeyedNoise | None:

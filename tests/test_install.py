@@ -41,3 +41,21 @@ def test_commands_start_with_the_main_install_alone() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+NOT_NEEDED = [
+    *("joblib", "matplotlib", "numba", "pyarrow", "rich", "scipy", "simpy", "torch"),
+    *("analysis", "calibrate", "serving", "policies.mirror", "hardware_profiles.composed"),
+    *("simulator.sweep", "simulator.traffic_report", "simulator.world"),
+]
+
+
+def test_a_cold_simulation_imports_what_it_needs_alone() -> None:
+    """Each of these takes longer to import than a shipped profile's default answer takes to compute."""
+    code = (
+        "import sys\nfrom simulator.cli import main\n"
+        "main(['--policy', 'saguaro', '--batch', '2', '--requests', '2', '--json'], standalone_mode=False)\n"
+        f"print(sorted(set({NOT_NEEDED!r}) & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stderr.strip() == "[]"

@@ -274,7 +274,7 @@ def _joined(trace: Trace, rows: int) -> Trace:
     length = len(trace) // rows
     kept: dict[str, Any] = {name: column[: rows * length] for name, column in trace.columns.items()}
     kept |= {"request": np.repeat(np.arange(rows), length), "position": np.tile(np.arange(length), rows)}
-    requests = tuple(trace.requests[i].model_copy(update={"id": i}) for i in range(rows))
+    requests = tuple(trace.requests[i].but(id=i) for i in range(rows))
     return Trace.of(requests, trace.meta, **kept)
 
 

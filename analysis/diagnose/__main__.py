@@ -66,7 +66,9 @@ class Question:
     hw: str | None = option(None, "GPU (h100, a100x8, ...) or hardware profile that says what forwards cost.")
     target: str | None = option(None, "Target model.  [default: as --serve says]")
     draft: str | None = option(
-        None, "Draft model; eagle3:TARGET is that target's head.  [default: as --serve says]"
+        None,
+        "Draft: a name, its config.json or folder, or eagle3:TARGET, eagle:TARGET, mtp:TARGET.  "
+        "[default: as --serve says]",
     )
     tp: int | None = option(None, "GPUs of the target.  [default: as --serve says]", type=POSITIVE)
     draft_tp: int | None = option(None, "GPUs of the draft.  [default: the target's]", type=POSITIVE)
@@ -168,6 +170,7 @@ def _profile(serve: Serve | None, asked: Question, sources: dict[str, str]) -> P
         if asked.target is not None or asked.draft is not None or asked.tp is not None:
             raise SettingError("--target, --draft and --tp say what runs on a GPU: name it with --hw")
         return None
+    from hardware_profiles.networks import HEAD_KINDS
     from hardware_profiles.pairs import is_gpu
 
     if not is_gpu(asked.hw):
@@ -178,10 +181,15 @@ def _profile(serve: Serve | None, asked: Question, sources: dict[str, str]) -> P
     target, draft = asked.target or (serve.target if serve else None), asked.draft
     method = None if serve is None else serve.method
     if draft is None and target is not None and serve is not None:
-        draft = serve.draft if method not in (*HEADS, *NO_MODEL) else f"eagle3:{target}"
+        draft = serve.draft if method not in (*HEADS, *NO_MODEL) else None
+        if method in HEADS and serve.draft and Path(serve.draft).exists():
+            draft = serve.draft  # its own config.json says how many layers it has
+        elif method in HEADS:
+            kind = method if method in HEAD_KINDS else "eagle3"
+            draft = f"{kind}:{target}"
+            own = "its own config.json with --draft prices it as it is"
+            sources["draft"] = f"{method}: priced as {draft}, one layer as published; {own}"
         draft = draft or f"eagle3:{target}"
-        if method in HEADS:
-            sources["draft"] = f"{method}: priced as a one-layer head of the target"
     if target is None or draft is None:
         raise SettingError(
             f"--hw {asked.hw} is a GPU: say with --serve, or --target and --draft, what runs on it"

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from analysis.page.answers import PageRequest, answers, count
+from analysis.page.answers import HEADINGS, PageRequest, answers, count
 from hardware_profiles.files import atomic_write
 from policies.commandline import (
     BAD_INPUT,
@@ -30,14 +30,14 @@ Examples:
 """
 
 
-@checked_command("report", epilog=EXAMPLES, context_settings=HELP)
+@checked_command("report", epilog=EXAMPLES, context_settings=HELP, headings=HEADINGS)
 @with_options(click_options(PageRequest))
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     default="report.html",
     show_default=True,
-    help="The page.",
+    help="File of the page.",
 )
 def main(*, out: Path, **options: Any) -> None:
     """Write one self-contained page: policies by batch, where each wins, why, and their first rounds.

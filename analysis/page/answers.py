@@ -26,17 +26,27 @@ ROUNDS = 5
 class PageRequest(PairOptions):
     """What a page is asked to show."""
 
-    hw: str | None = option(None, "Hardware profile, as `simulate` takes it.")
-    policies: tuple[str, ...] = option(("ar", "sd", "pearl", "saguaro"), "Compared.")
+    hw: str | None = option(None, "GPU, where models are named, or hardware profile, as `simulate` takes it.")
+    policies: tuple[str, ...] = option(("ar", "sd", "pearl", "saguaro"), "Policies compared.")
     batches: tuple[int, ...] = option((1, 4, 16, 64, 256), "Batches compared.")
-    acceptances: tuple[float, ...] = option((0.5, 0.6, 0.7, 0.8, 0.9), "Of the map.")
+    acceptances: tuple[float, ...] = option((0.5, 0.6, 0.7, 0.8, 0.9), "Acceptances of the map.")
     lookaheads: tuple[int, ...] = option((1, 2, 4, 6), "Lookaheads tried.")
-    batch: int = option(16, "Of the waterfall and the timelines.", type=POSITIVE)
+    batch: int = option(16, "Batch of the waterfall and the timelines.", type=POSITIVE)
     prompt_length: int | None = option(None, "Prompt tokens.  [default: 128]", type=POSITIVE)
     acceptance: float | Path | None = field(
         default=None,
         metadata=about("As `simulate` takes it: a number, a file or a name.", type=AcceptanceType()),
     )
+
+
+HEADINGS = {
+    "On what": ("hw", "target", "draft", "tp", "draft_tp", "draft_placement"),
+    "What is compared": (
+        *("policies", "lookaheads", "batches", "acceptances", "batch", "acceptance", "prompt_length"),
+    ),
+    "The page": ("out", "port", "help"),
+}
+"""What `report --help` and `explore --help` list, most wanted first."""
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ def speedups(rows: Sequence[Row]) -> Any:
     return laid_out(figure, "Which policy, by batch")
 
 
-def bars(rows: Sequence[Row]) -> Any:
-    """Speedup over plain decoding of each setting, at one load."""
+def bars(rows: Sequence[Row], says: str) -> Any:
+    """`speedup_vs_ar` of each setting, at one load; `says` what of it."""
     from plotly import graph_objects as go
 
     figure = go.Figure(
@@ -52,7 +52,7 @@ def bars(rows: Sequence[Row]) -> Any:
             hovertemplate="%{x}: %{text}<extra></extra>",
         )
     )
-    figure.update_yaxes(title="speedup over plain decoding", rangemode="tozero")
+    figure.update_yaxes(title=says, rangemode="tozero")
     return laid_out(figure, "Fastest lookahead of each policy")
 
 

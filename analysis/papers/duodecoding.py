@@ -2,7 +2,8 @@
 
 SpS processes 5 tokens per iteration, so drafts 4; its draft's cost is not printed, and with it the acceptance
 stays open: T_SD <= 5 / speedup - 1, the best data set deciding.  DuoDec is a pre/post-verifying pipeline
-with the printed budget of 24 tokens; several sequences raise the chance of its first token.
+with the printed budget of 24 tokens; several sequences raise the chance of its first token.  Methods without
+a draft follow from the other target's row.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import Any
 
 from analysis.papers.cells import Paper, PaperCell
 from analysis.papers.forecast import (
+    WITHOUT_A_DRAFT,
     Coin,
     Forecast,
     Quantities,
     acceptance_of_pearl,
     acceptance_of_tokens,
     assumed,
+    by_other_target,
     fitted,
     forecast,
     given,
@@ -28,6 +31,7 @@ from policies.laws.double import pearl_speedup
 from policies.laws.duo import ttft_ratio
 
 LLAMA = "Llama-2-7B"
+TARGETS = (LLAMA, "Vicuna-7B-v1.5")
 TASKS = ("MT-Bench", "Translation", "Summarization", "QA", "Math", "RAG", "Code")
 BUDGETS = {"1 of 5": 22, "2 of 5": 23, "4 of 5": 25, "5 of 5": 26}
 BUDGET = 24
@@ -38,7 +42,7 @@ NO_PREFILL = "the time of a prefill is not printed"
 def forecasts(paper: Paper) -> list[Forecast]:
     """Every cell that its paper's other cells say something about."""
     return [
-        *(_duo(paper, target, task) for target in (LLAMA, "Vicuna-7B-v1.5") for task in TASKS),
+        *(_duo(paper, target, task) for target in TARGETS for task in TASKS),
         *(_one_sequence(paper, cell) for cell in paper.sound(table="Table 2", param="num_seq=1")),
         *(
             _sequences(paper, cell)
@@ -51,6 +55,11 @@ def forecasts(paper: Paper) -> list[Forecast]:
             for cell in paper.sound(table="Table 3", param=f"budget_row={row}")
         ),
         _first_token(paper),
+        *(
+            by_other_target(paper, cell, TARGETS)
+            for cell in paper.sound(table="Table 1", method=WITHOUT_A_DRAFT, value_name="speedup")
+            if cell.dataset in TASKS
+        ),
     ]
 
 

@@ -296,3 +296,37 @@ def by_step_cost(
         return (tokens + own_token) / cost
 
     return [forecast(cell, law, speed, known, used, naive=guess, unsimulated=unsimulated)]
+
+
+WITHOUT_A_DRAFT = ("Lookahead", "Recycling", "PLD", "REST")
+"""Methods whose tokens per step depend on the text, and not on how well a draft fits its target."""
+
+
+def by_other_target(paper: Paper, cell: PaperCell, targets: Sequence[str]) -> Forecast:
+    """A speedup from that of the table's other target on the same text: tokens per step x step cost.
+
+    Tokens per step are of a method and a text, a step's cost of a method and a target; what one target's step
+    costs more than the other's is known from the other texts.  None of both is printed by itself.
+    """
+    (other,) = set(targets) - {cell.target}
+    block = {name: getattr(cell, name) for name in ("table", "method", "temperature", "value_name")}
+    mine, theirs = (
+        {c.dataset: c for c in paper.sound(**block, target=target) if c.dataset != "Avg"}
+        for target in (cell.target, other)
+    )
+    tasks = [task for task in mine if task in theirs and task != cell.dataset]
+    ratios = [mine[task].value / theirs[task].value for task in tasks]
+    known = {
+        "there": printed(f"S with {other}", theirs[cell.dataset]),
+        "cost": fitted("ratio of step costs", math.fsum(ratios) / len(ratios), min(ratios), max(ratios)),
+    }
+    used = (theirs[cell.dataset], *(c for task in tasks for c in (mine[task], theirs[task])))
+
+    def law(there: float, cost: float) -> float:
+        return there * cost
+
+    guess = naive_guess(cell, mine.values())
+    reason = "neither tokens per step nor a step's cost is printed"
+    return forecast(
+        cell, "tokens by text x cost by target", law, known, used, naive=guess, unsimulated=reason
+    )

@@ -2,7 +2,8 @@
 
 Vanilla SD takes 1 + T_draft per round, Mirror half a step to the exit and then the longer of the other half
 and the draft, which streams two tokens per internal step at batch 1.  T_draft is not printed;
-T_draft <= 8 / speedup - 1 for gamma = 7, the best task deciding.
+T_draft <= 8 / speedup - 1 for gamma = 7, the best task deciding.  Methods without a draft follow from the
+other target's row.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from fractions import Fraction
 
 from analysis.papers.cells import Paper, PaperCell
 from analysis.papers.forecast import (
+    WITHOUT_A_DRAFT,
     Coin,
     Forecast,
     Quantities,
     acceptance_of_tokens,
     assumed,
+    by_other_target,
     forecast,
     given,
     naive_guess,
@@ -31,7 +34,12 @@ def forecasts(paper: Paper) -> list[Forecast]:
     """Every cell that its paper's other cells say something about."""
     cells = paper.all(table="Table 1", method="Mirror-SD", value_name="speedup")
     adapters = paper.sound(value_name="early_exit_adapter_params")
-    return [*(_mirror(paper, cell) for cell in cells), *(_adapter(cell) for cell in adapters)]
+    draftless = paper.sound(table="Table 1", method=WITHOUT_A_DRAFT, value_name="speedup")
+    return [
+        *(_mirror(paper, cell) for cell in cells),
+        *(_adapter(cell) for cell in adapters),
+        *(by_other_target(paper, cell, tuple(SHAPES)) for cell in draftless),
+    ]
 
 
 def mirror_over_sd(draft: float, streams: float, fallback: float, exit_at: float, rendezvous: float) -> float:

@@ -57,7 +57,7 @@ HEADINGS = {
 """What `recommend --help` lists, most wanted first."""
 
 
-@checked_command("recommend", epilog=EXAMPLES, context_settings=HELP, headings=HEADINGS)
+@checked_command("recommend", epilog=EXAMPLES, context_settings=HELP, headings=lambda: HEADINGS)
 @with_options(click_options(Query))
 @with_options(click_options(TrafficPlan))
 @click.option("--json", "machine", is_flag=True, help="Print one JSON object.")

@@ -35,7 +35,7 @@ from analysis.study import POSITIVE, Plan, Study, option
 from calibrate.live.placement import MODES, pair_specs, parse_placement
 from calibrate.live.reference import Generated, Method, Place, generate_once, generation_process, tokenize
 from calibrate.live.transport.world import LiveWorld
-from calibrate.live_runs import run_live, schedule
+from calibrate.live_runs import run_live
 from calibrate.measure import time_shape
 from calibrate.shipped import resolve_model
 from hardware_profiles.profile import load_profile
@@ -87,7 +87,13 @@ def measure(
         engine(requests[0])
     names = list(engines)
     runs: dict[str, list[list[Generated]]] = {name: [[] for _ in range(repeats)] for name in names}
-    planned = list(schedule([len(names)] * len(requests), repeats, seed))
+    random = np.random.default_rng(seed)
+    planned = [
+        (repeat, number, index)
+        for repeat in range(repeats)
+        for number in random.permutation(len(requests)).tolist()
+        for index in random.permutation(len(names)).tolist()
+    ]
     for done, (repeat, number, index) in enumerate(planned):
         runs[names[index]][repeat].append(engines[names[index]](requests[number]))
         progress(done + 1, len(planned))

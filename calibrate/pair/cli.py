@@ -191,6 +191,24 @@ def eagle(**options: Any) -> None:
 
 
 @pair.command()
+@_of_heads("target", "block", steps=200)
+@click.option("--draft", type=FOLDER, default=DATA / "draft", help="Draft to begin with.  [default: shipped]")
+def block(draft: Path, **options: Any) -> None:
+    """Train a draft to say a block in one pass, and write it as `block` beside its target.
+
+    The report says per position of a block how often the target accepts it.
+
+    \b
+    Examples:
+      pair block
+      pair block --target my-pair/target --draft my-pair/draft --minutes 10
+    """
+    from calibrate.pair.heads import block_kind
+
+    _train(block_kind(draft), **options)
+
+
+@pair.command()
 @click.argument("model")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
 @click.option(

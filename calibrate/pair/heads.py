@@ -14,12 +14,13 @@ distribution there.
 *Drafting heads* of the target (`policies.heads`) learn its distributions too: Medusa head j that of the token
 j places after the next one, and an EAGLE head, unrolled as it drafts (the training-time test of EAGLE-3),
 those of its next `UNROLLED` ones.  EAGLE's own loss also pulls estimated states to the target's; here the
-distributions alone do.
+distributions alone do.  A *block draft* (`policies.block`) is the pair's draft, trained on for the same loss:
+masks behind a text say its next tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -398,32 +399,70 @@ def eagle_logits(
     own drafting.
     """
     import torch
-    from transformers import DynamicCache
 
     from calibrate.live.engine.heads import eagle_part
 
-    rows, count = batch.shape
     with torch.no_grad():
         out = target(input_ids=batch, use_cache=False, output_hidden_states=True)
     part, pairs = eagle_part(target, head)
-    cache, ids = DynamicCache(config=part.config), torch.arange(rows * count).view(rows, count)
-    states, steps = out.hidden_states[-1], []
+    ids, states = torch.arange(batch.numel()).view(batch.shape), out.hidden_states[-1]
+
+    def enter(step: int, before: torch.Tensor | None) -> torch.Tensor:
+        following = torch.nn.functional.pad(batch[:, 1 + step :], (0, min(batch.shape[1], 1 + step)))
+        pairs.load(following.flatten(), (states if before is None else before).flatten(0, 1))
+        return ids
+
+    steps = [target.lm_head(said) for said in _unrolled(part, batch, unrolled, enter)]
+    return out.logits, torch.stack(steps, dim=2)
+
+
+def _unrolled(
+    part: Any,
+    batch: torch.Tensor,
+    steps: int,
+    enter: Callable[[int, torch.Tensor | None], torch.Tensor],
+) -> Iterator[torch.Tensor]:
+    """What leaves a model at every token of texts [rows, n], and at `steps` - 1 further places behind each.
+
+    A further place sees the text up to its token and those before it behind the same one.  `enter` says the
+    ids of a step, from its number and what left the one before.
+    """
+    import torch
+    from transformers import DynamicCache
+
+    rows, count = batch.shape
+    cache, said = DynamicCache(config=part.config), None
     places = torch.arange(count)
     hidden = places > places[:, None]
-    for step in range(unrolled):
-        following = torch.nn.functional.pad(batch[:, 1 + step :], (0, min(count, 1 + step)))
-        pairs.load(following.flatten(), states.flatten(0, 1))
+    for step in range(steps):
         mask = torch.zeros(hidden.shape).masked_fill_(hidden, torch.finfo(torch.float32).min)[None, None]
-        states = part(
-            input_ids=ids,
+        said = part(
+            input_ids=enter(step, said),
             attention_mask=mask.expand(rows, -1, -1, -1),
             position_ids=(places + step)[None],
             past_key_values=cache,
             use_cache=True,
         ).logits
-        steps.append(target.lm_head(states))
+        yield said
         hidden = torch.cat([hidden, places != places[:, None]], dim=-1)
-    return out.logits, torch.stack(steps, dim=2)
+
+
+def block_logits(
+    target: Any, block: Any, batch: torch.Tensor, unrolled: int = UNROLLED
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [rows, n, V] of the target and [rows, n, `unrolled`, V] of its block draft on texts [rows, n].
+
+    As an EAGLE head's they are those of the tokens behind the next one, which the draft has read.
+    """
+    import torch
+
+    def enter(step: int, _: torch.Tensor | None) -> torch.Tensor:
+        return batch if step == 0 else torch.full_like(batch, block.config.block_mask)
+
+    with torch.no_grad():
+        own = target(input_ids=batch, use_cache=False).logits
+    said = torch.stack(list(_unrolled(block, batch, unrolled, enter)), dim=2)
+    return own, torch.nn.functional.pad(said[:, 1:], (0, 0, 0, 0, 0, 1))
 
 
 def drafting_loss(own: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
@@ -495,3 +534,28 @@ def eagle_kind() -> HeadKind[EagleHead, DraftingReport]:
 
     measure = partial(_measure_drafting, eagle_logits)
     return HeadKind("eagle", 1e-3, 9_000_000, 192, EagleHead, loss, save_heads, measure)
+
+
+MASK = "\u00ff"
+"""Stands for a byte that no text in UTF-8 has, so that its id is free."""
+
+
+def block_kind(draft: Path) -> HeadKind[Any, DraftingReport]:
+    """How a draft is trained to say a block in one pass, measured, and kept as `block` beside its target."""
+    from calibrate.live.loading import load_model, load_tokenizer
+    from calibrate.pair.train import save_model
+
+    def make(target: Any) -> Any:
+        block = load_model(draft).requires_grad_(True)
+        block.config.block_mask = load_tokenizer(draft).convert_tokens_to_ids(MASK)
+        return block
+
+    def loss(target: Any, block: Any, batch: torch.Tensor) -> torch.Tensor:
+        return drafting_loss(*block_logits(target, block, batch))
+
+    def save(block: Any, _: int, folder: Path) -> Path:
+        save_model(block, load_tokenizer(draft), folder.parent / "block")
+        return folder.parent / "block"
+
+    measure = partial(_measure_drafting, block_logits)
+    return HeadKind("block", 1e-3, 10_000_000, 160, make, loss, save, measure)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hardware_profiles.files import FileRefused, parse_json, to_json, write_json
+from hardware_profiles.records import plain
 from policies.laws.inverse import acceptance_from_tokens
 from policies.registry import SettingError
 from simulator.tokens.acceptance import AcceptanceFile, Provenance, joint_of
@@ -463,4 +464,4 @@ def _from_mean(measured: Imported, assume_iid: bool, lookahead: int | None) -> t
 
 def write_acceptance(path: Path, acceptance: AcceptanceFile) -> None:
     """Write the file, whole or not at all."""
-    write_json(path, acceptance.model_dump(mode="json"))
+    write_json(path, plain(acceptance))

@@ -7,14 +7,15 @@ that nothing here depends on are passed over.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
-from hardware_profiles.files import FileRefused, parse_json
-from simulator.imports.export import LLAMACPP, SGLANG
+from hardware_profiles.files import FileRefused, parse_json, read_text
+from simulator.imports.export import LLAMACPP, SGLANG, TENSORRT_LLM
 from simulator.imports.measured import ImportRefused, believable
 
 ONE_PASS = ("medusa", "dflash", "dflash2", "pard")
@@ -24,6 +25,7 @@ NO_MODEL = ("ngram", "suffix", "ngram_gpu")
 HEADS = ("eagle", "eagle3", "mtp", "medusa", "dflash", "dflash2", "dspark")
 """Methods whose draft is a head of a layer or so."""
 _METHODS = {value.lower(): key for key, value in SGLANG.items()}
+_TRT_METHODS = {value.lower(): key for key, value in TENSORRT_LLM.items()} | {"sa": "suffix"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +156,27 @@ def _sglang(words: Sequence[str]) -> Serve:
 
 
 def _trtllm(words: Sequence[str]) -> Serve:
+    """Speculation stands in the file of `--config`, or in what `<(echo '...')` makes one of."""
     options, alone = _options(words)
-    served = [word for word in alone if word != "serve"]
+    file = _first(options, "config", "extra-llm-api-options")
+    inline = [word for word in alone if word.startswith("{")]
+    text = inline[0] if inline and (file or "").startswith("<(") else read_text(Path(file)) if file else ""
+    # `key: value` in sections whose keys all differ, or JSON: no reader of YAML is needed for that.
+    said = dict(
+        re.findall(r"""["']?(\w+)["']?:[ \t]*["']?([^\s"',{}]+)""", re.sub(r"(?m)(^|\s)#.*$", "", text))
+    )
+    decoding = said.get("decoding_type", "").lower()
+    served = [word for word in alone if word not in ("serve", *inline)]
+    nodes = _count(said, "max_total_draft_tokens")
     return Serve(
         "tensorrt-llm",
-        target=served[0] if served else None,
-        tp=_count(options, "tp-size") or 1,
+        target=_first(options, "model") or (served[0] if served else None),
+        method=_TRT_METHODS.get(decoding, decoding) or None,
+        lookahead=_count(said, "max_draft_len", "num_nextn_predict_layers"),
+        width=None if nodes is None else nodes + 1,
+        draft=_first(said, "speculative_model", "speculative_model_dir"),
+        tp=_count(options, "tp-size") or _count(said, "tensor_parallel_size") or 1,
+        eager=said.get("cuda_graph_config") in ("null", "~"),
     )
 
 

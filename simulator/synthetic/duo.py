@@ -1,4 +1,4 @@
-"""DuoDecoding by coins: the law's world.
+"""DuoDecoding, and SpecBranch whose rounds are the same, by coins: the law's world.
 
 Ids are ranks: the target's token at a position is called 0 if the coin accepts the draft's first choice
 there, else r if it is the draft's r-th choice of the others (the hit curve's need).  A drafted sequence
@@ -24,6 +24,7 @@ from policies.duo import (
     sequences_work,
 )
 from policies.operation import VerdictReply
+from policies.specbranch import SURE, Branches, DraftBranches, branch_count
 from policies.values import NO_HANDLE, UNKNOWN, Drafted, RowVerdict
 from simulator.synthetic import rows_of, synthesises, verified
 from simulator.tokens.model import TokenModel
@@ -91,3 +92,20 @@ def _rank(tokens: TokenModel, request: int, position: int) -> int:
     """0 if the draft's first choice is the target's token, else its number among the others."""
     at = int(tokens.starts[request]) + position
     return 0 if tokens.run[at] > 0 else int(min(tokens.need_rejected[at], NEVER))
+
+
+@synthesises(DraftBranches)
+def draft_branches(operation: DraftBranches, tokens: TokenModel) -> list[Branches]:
+    """Coins for `DraftBranches`: the draft is as sure of every token as it is right on average."""
+    acceptance, depth = float((tokens.run > 0).mean()), operation.lookahead - 1
+    count = branch_count(operation.branches, acceptance)
+    return [
+        Branches(
+            tuple((number, *(0,) * depth) for number in range(count)),
+            NO_HANDLE,
+            (NO_HANDLE,) * count,
+            (("feed", max(1, len(block))), *(("tree", count),) * depth),
+            ((round(SURE * acceptance),) * depth,) * count,
+        )
+        for block in operation.inputs
+    ]

@@ -17,12 +17,23 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
+
+from policies.block import DraftBlock, Passes
 from policies.config import SettingError
 from policies.heads import DraftHeads
+from policies.operation import Prespeculate, Work
+from policies.saguaro_block import PrepareBlocks, PreparedBlocks
+from policies.sampling import keyed_uniforms
 from policies.tokentree import ROOT, DraftTree, TokenTree, TreeDrafted, TreePlan, TreeVerdict, VerifyTree
-from policies.values import NO_HANDLE, UNKNOWN, RowVerdict, Source
+from policies.values import NO_HANDLE, UNKNOWN, RowVerdict, Source, Speculation, verdict_of
 from simulator.synthetic import rows_of, synthesises
 from simulator.tokens.model import TokenModel
+
+REFUSED = -2
+"""Id of a drafted token that is not the target's, whatever the coins of its position say."""
+AHEAD = "ahead-acceptance"
+"""Stream of randomness (`policies.sampling`) of tokens that were prepared."""
 
 
 @synthesises(DraftTree)
@@ -52,6 +63,66 @@ def draft_heads(operation: DraftHeads, _: TokenModel) -> list[TreeDrafted]:
     _refuse_dynamic(operation.plan)
     work = ((f"head:{operation.cost:g}", 1),) * operation.passes
     return [TreeDrafted(shape_of(operation.plan.widths), work) for _ in operation.inputs]
+
+
+@synthesises(DraftBlock)
+def draft_blocks(operation: DraftBlock, _: TokenModel) -> list[TreeDrafted]:
+    """Replies of `DraftBlock`: a chain, and one pass or K."""
+    return [
+        TreeDrafted(
+            shape_of((1,) * operation.lookahead),
+            block_work(len(unseen), operation.lookahead, operation.passes),
+        )
+        for unseen in operation.inputs
+    ]
+
+
+def block_work(unseen: int, lookahead: int, passes: Passes) -> Work:
+    """Steps of a block: one pass over what is unseen and the masks, or one for each token."""
+    if passes == "one":
+        return (("feed", unseen + lookahead - 1),)
+    return (("feed", unseen), *(("draft", 1),) * (lookahead - 1))
+
+
+@synthesises(PrepareBlocks)
+def prepare_blocks(operation: PrepareBlocks, tokens: TokenModel) -> list[PreparedBlocks]:
+    """Replies of `PrepareBlocks`: the block of the outcome that will come, if any, and the work of all.
+
+    A prepared token that would be accepted if it were redrafted is so with `ahead_acceptance`, by a coin of
+    its position: the first one that is not is `REFUSED`.
+    """
+    depth, seed = operation.lookahead, operation.sampling.seed
+    runs = []
+    for _, request, position, room, ask in rows_of(operation):
+        here = int(tokens.starts[request]) + position
+        runs.append(len(_path(TokenTree._make(ask), tokens, here, room)))
+    prepared = Prespeculate(
+        operation.view,
+        Speculation.primary(operation.width, dict.fromkeys(operation.view.slots, depth)),
+        depth,
+        (operation.outcomes,) * (depth + 1),
+        sampling=operation.sampling,
+    )
+    rooms = operation.by_slot(operation.view.rooms)
+    accepted = operation.by_slot(runs)
+    judged = {
+        slot: RowVerdict(run, (UNKNOWN,) * min(run + 1, rooms[slot]), run + 1 >= rooms[slot])
+        for slot, run in accepted.items()
+    }
+    hits = tokens.hits(operation.view, prepared, verdict_of(operation.width, judged))
+    blocks = (depth + 1) * operation.outcomes
+    tree = ("tree", blocks * depth) if operation.passes == "one" else ("tree", blocks)
+    work = (("glue", 1 + depth), *(tree,) * (1 if operation.passes == "one" else depth))
+    replies = []
+    for slot, request, position, _, _ in rows_of(operation):
+        ids = [UNKNOWN] * depth
+        if operation.ahead_acceptance < 1.0:
+            places = position + accepted[slot] + 1 + np.arange(depth)
+            luck = keyed_uniforms(seed, AHEAD, request, places)
+            ids = np.where(luck < operation.ahead_acceptance, UNKNOWN, REFUSED).tolist()
+        entry = (accepted[slot], UNKNOWN, tuple(ids), NO_HANDLE)
+        replies.append(PreparedBlocks((entry,) if slot in hits else (), work))
+    return replies
 
 
 @synthesises(VerifyTree)
@@ -104,7 +175,7 @@ def _path(tree: TokenTree, tokens: TokenModel, here: int, room: int) -> tuple[in
     path: list[int] = []
     children = _children(tree)
     begun, family = 0, children.get(ROOT, ())
-    while family and len(path) < room:
+    while family and len(path) < room and tree.tokens[family[0]] != REFUSED:
         first_choices = len(path) - begun
         at = here + len(path)
         if int(tokens.run[here + begun]) > first_choices:

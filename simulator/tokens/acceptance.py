@@ -12,16 +12,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from msgspec import Meta
 
 from hardware_profiles.files import FileRefused, read_json
-from hardware_profiles.surface import Frozen, invalid_field
+from hardware_profiles.records import Count, Frozen, Natural, Positive, RecordError, Share, field, record
 from policies.registry import MAX_LOOKAHEAD, SettingError, Settings, find_policy
 from simulator.tokens.coins import check_power_law, histogram, power_law_curve
 from simulator.tokens.model import TokenModel
 
 KIND = "spectwin-acceptance"
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 CLOSE = 1e-6
 
 
@@ -30,7 +29,7 @@ def joint_of(conditional: Sequence[float]) -> tuple[float, ...]:
     return tuple(accumulate(conditional, lambda a, b: a * b))
 
 
-class Provenance(Frozen):
+class Provenance(Frozen, frozen=True, kw_only=True):
     """Where the numbers come from.
 
     Attributes:
@@ -46,7 +45,7 @@ class Provenance(Frozen):
     imported_at: datetime
 
 
-class AcceptanceFile(Frozen):
+class AcceptanceFile(Frozen, frozen=True, kw_only=True):
     """An acceptance file.
 
     Attributes:
@@ -66,20 +65,19 @@ class AcceptanceFile(Frozen):
     kind: Literal["spectwin-acceptance"] = "spectwin-acceptance"
     schema_version: Literal[1] = 1
     source: Provenance
-    lookahead: int = Field(ge=1)
+    lookahead: Count
     acceptance_at_position: tuple[Share, ...]
     joint_acceptance_at_position: tuple[Share, ...]
-    tokens_per_round: float | None = Field(default=None, ge=1.0)
-    rounds: int | None = Field(default=None, ge=1)
-    histogram: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    hit_curve: tuple[Annotated[float, Field(gt=0.0)], Share] | None = None
-    speeds: dict[str, Any] = Field(default_factory=dict)
+    tokens_per_round: Annotated[float, Meta(ge=1)] | None = None
+    rounds: Count | None = None
+    histogram: tuple[Natural, ...] | None = None
+    hit_curve: tuple[Positive, Share] | None = None
+    speeds: dict[str, Any] = field(default_factory=dict)
     assumed: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    @model_validator(mode="after")
-    def _consistent(self) -> AcceptanceFile:
+    def __post_init__(self) -> None:
         """A joint list in the place of the conditional one would be believed and be wrong: both are kept."""
         own, joint = self.acceptance_at_position, self.joint_acceptance_at_position
         if not own or len(own) != len(joint):
@@ -91,7 +89,6 @@ class AcceptanceFile(Frozen):
             )
         if self.histogram is not None and len(self.histogram) != len(own) + 1:
             raise ValueError(f"histogram: expected {len(own) + 1} entries, 0 to {len(own)} accepted tokens")
-        return self
 
     @property
     def words(self) -> str:
@@ -120,9 +117,9 @@ def load_acceptance(path: Path) -> AcceptanceFile:
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise FileRefused(f"{path}: {way_out}")
     try:
-        return AcceptanceFile.model_validate(content)
-    except ValidationError as error:
-        raise FileRefused(f"{path}: {invalid_field(error)}") from error
+        return record(AcceptanceFile, content)
+    except RecordError as error:
+        raise FileRefused(f"{path}: {error}") from error
 
 
 def acceptance_tokens(

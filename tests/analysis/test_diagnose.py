@@ -20,6 +20,7 @@ from simulate_command import answer
 
 from analysis.diagnose import __main__ as command
 from analysis.diagnose.account import Load, MeasuredPrices, ProfilePrices, Seen, changes, waterfall
+from hardware_profiles.networks import find_network
 from hardware_profiles.profile import load_profile
 from hardware_profiles.store import find_profile
 from simulator.imports.export import SGLANG, Speculation
@@ -144,9 +145,34 @@ def test_serve_lines_that_are_exported_are_read_back(method: str) -> None:
     sglang = read_serve(f"python -m sglang.launch_server --model-path org/target --tp 4 {flags['sglang']}")
     assert (sglang.target, sglang.method, sglang.draft, sglang.tp) == ("org/target", method, draft, 4)
     assert (sglang.lookahead, sglang.width) == (5, 6)
+    if "tensorrt-llm" in flags:
+        served = read_serve(f"trtllm-serve org/target --tp_size 4 {flags['tensorrt-llm']}")
+        assert served == Serve("tensorrt-llm", "org/target", method, 5, None, draft, tp=4)
     if "llama.cpp" in flags:
         served = read_serve(f"./build/bin/llama-server -m target.gguf {flags['llama.cpp']}")
         assert (served.method, served.lookahead, served.draft) == (method, 5, draft)
+
+
+def test_a_file_says_what_tensorrt_llm_speculates_with(tmp_path: Path) -> None:
+    (tmp_path / "llm.yaml").write_text(
+        "# four GPUs\ntensor_parallel_size: 4\nspeculative_config:\n  decoding_type: Eagle3  # lookahead: 9\n"
+        "  max_draft_len: 3\n  speculative_model: 'org/head'\ncuda_graph_config: null\n"
+    )
+    for option in ("--config", "--extra_llm_api_options"):
+        read = read_serve(f"trtllm-serve serve org/target {option} {tmp_path}/llm.yaml")
+        assert read == Serve("tensorrt-llm", "org/target", "eagle3", 3, None, "org/head", tp=4, eager=True)
+    with pytest.raises(ValueError, match=r"other\.yaml: No such file"):
+        read_serve(f"trtllm-serve org/target --config {tmp_path}/other.yaml")
+
+
+def test_heads_are_priced_by_their_kind() -> None:
+    # One layer of Llama-3.1-8B is 218.1 M; two states to one 33.6 M (three: 50.3 M); embedding and output
+    # 2 * 4096 tokens of 128256 (525.3 M each) or 32000 (131.1 M).
+    sizes = {"eagle3": 218.1 + 50.3 + 262.1, "eagle": 218.1 + 33.6 + 1050.7, "mtp": 218.1 + 33.6 + 1050.7}
+    for kind, millions in sizes.items():
+        assert find_network(f"{kind}:llama-3.1-8b").parameters / 1e6 == pytest.approx(millions, abs=0.2)
+    # An MTP layer is a block like the target's others, with its eight experts.
+    assert find_network("mtp:mixtral-8x7b").experts == find_network("mixtral-8x7b").experts
 
 
 def test_other_serve_lines() -> None:

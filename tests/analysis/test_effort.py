@@ -87,6 +87,6 @@ def test_validations_of_several_times_are_pooled() -> None:
 
 def test_a_profile_that_knows_none_of_the_settings_is_refused() -> None:
     tiny = profile(linear=True, model_error=0.02)
-    alone = tiny.model_copy(update={"operations": {"target.forward": tiny.operations["target.forward"]}})
+    alone = tiny.but(operations={"target.forward": tiny.operations["target.forward"]})
     with pytest.raises(SettingError, match="none of the settings"):
         judge(bench(alone), {(configure("sd", lookahead=2), 1): 1.0})

@@ -23,7 +23,7 @@ from hardware_profiles.profile import Overlap, Profile
 TEXTS = trace([[0, 0, 1, 0, 2, 0] * 2] * 4)
 TINY = profile()
 BESIDE = (Overlap(device="target", operation="forward", while_busy="draft", slowdown=1.25),)
-CONTENDED = TINY.model_copy(update={"overlap": BESIDE})
+CONTENDED = TINY.but(overlap=BESIDE)
 ASKED = ("run", "explain", "--policies", "sd,pearl", "--lookahead", "2", "--count", "4", "--hw", "tiny")
 
 

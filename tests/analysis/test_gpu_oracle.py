@@ -14,7 +14,7 @@ from analysis.studies import gpu_oracle, gpu_serving
 from analysis.studies.gpu_oracle import BEYOND, DRAFT_GAPS, Cell, Oracle, read_cells, signs, summary
 from hardware_profiles.composed import HOST_GAP_S, Composer
 from hardware_profiles.kernels import Tables, find_tables
-from hardware_profiles.networks import eagle_head, network_of_config
+from hardware_profiles.networks import draft_head, network_of_config
 
 NETWORK = network_of_config(CONFIG, name="tiny")
 EMPTY = dict.fromkeys(read_cells()[0].row, "")
@@ -49,13 +49,13 @@ SPEEDUP = cell(**TREE, draft="EAGLE3", accept_length="2.5")
 
 @pytest.fixture
 def systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    heads = {"tiny": NETWORK, "eagle3:tiny": eagle_head(NETWORK)}
+    heads = {"tiny": NETWORK, "eagle3:tiny": draft_head(NETWORK)}
     monkeypatch.setattr(gpu_oracle, "find_network", lambda name, tables: heads[name])
     return find_tables(write_tables(tmp_path / "wheel"))
 
 
 def test_a_step_and_a_speedup_by_hand(systems: Path) -> None:
-    target, head = (Composer(Tables(systems, "h100"), network) for network in (NETWORK, eagle_head(NETWORK)))
+    target, head = (Composer(Tables(systems, "h100"), network) for network in (NETWORK, draft_head(NETWORK)))
     found = [Oracle(systems, (PLAIN, SPEEDUP)).answer(each) for each in (PLAIN, SPEEDUP)]
     assert found[0] is not None and found[1] is not None
     step = target.forward(2, 1, 50).seconds + HOST_GAP_S
@@ -86,7 +86,7 @@ def test_a_ratio_by_how_kernels_are_launched(systems: Path) -> None:
     found = oracle.answer(ratio)
     # Launching two layers takes 0.89 ms, more than their kernels; the head's output matrix takes longer than
     # that.
-    head = Composer(Tables(systems, "h100"), eagle_head(NETWORK)).forward(2, 1, 50)
+    head = Composer(Tables(systems, "h100"), draft_head(NETWORK)).forward(2, 1, 50)
     assert found is not None and found["composed"] == pytest.approx(2 * 445e-6 / head.seconds)
     assert oracle.ratios(ratio).startswith("tiny with eagle3:tiny: C = 1.5 printed; ")
 
@@ -135,7 +135,7 @@ def test_a_run_ends_with_a_row_alone(systems: Path, monkeypatch: pytest.MonkeyPa
 def test_a_round_of_ssd_by_hand(systems: Path) -> None:
     ssd = cell(kind="e2e", K="2", tokens_per_row="3", fanout="4", hit_rate="0.75", accept_length="2",
                engine="ssd", draft="EAGLE3", metric="tok_per_s", value="900")  # fmt: skip
-    target, draft = (Composer(Tables(systems, "h100"), network) for network in (NETWORK, eagle_head(NETWORK)))
+    target, draft = (Composer(Tables(systems, "h100"), network) for network in (NETWORK, draft_head(NETWORK)))
     gap = DRAFT_GAPS["ssd"]
     ahead = draft.forward(2, 3, 50).seconds + 2 * draft.forward(2, 12, 50).seconds + 3 * gap
     hit = max(target.forward(2, 3, 50).seconds + HOST_GAP_S, ahead)

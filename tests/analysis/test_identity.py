@@ -14,6 +14,7 @@ from analysis.__main__ import main
 from analysis.results import Results
 from analysis.rounds import GAP_BOUND
 from analysis.studies.identity import about, departure, identity_settings, show
+from policies import heads
 from policies.config import SettingError
 from policies.registry import KNOBS, POLICIES
 
@@ -52,13 +53,14 @@ def test_every_live_policy_and_greedy_value_has_a_setting() -> None:
             # 1 ... 8 sequences and 0 ... 3 streams are numbers by name; coins have knobs of their own.
             if knob.kind == "name" and not knob.sampled and not any(c.isdigit() for c in knob.choices[-1]):
                 tried = {knobs[name] for knobs in mine}
-                simulated = {"auto", "batch", "dynamic", "hydra", "eagle3"}  # the last two by coins alone
+                coined = {"hydra", "eagle3", "each"}
+                simulated = {"auto", "batch", "dynamic", *coined}
                 assert tried >= set(knob.choices) - simulated, (policy, name)
     assert sum("datastore=stdlib" in s.label for s in settings) == 3
 
 
 def test_a_policy_without_models_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(POLICIES, "heads", replace(POLICIES["heads"], worlds=("simulated",)))
+    monkeypatch.setattr(heads, "INFO", replace(heads.INFO, worlds=("simulated",)))
     with pytest.raises(SettingError, match="simulated world only"):
         identity_settings(["heads"])
     done = CliRunner().invoke(main, ["run", "identity", "--policies", "sd", "--count", "2", "--batch", "4"])

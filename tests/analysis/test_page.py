@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 from click.testing import CliRunner
+from simulate_command import answer
 
 from analysis.page.__main__ import main
 from analysis.page.answers import Page, PageRequest, answers, best, count, first_rounds
@@ -78,7 +80,7 @@ def test_sliders_are_answered() -> None:
         Thread(target=server.serve_forever, daemon=True).start()
         base = f"http://{HOST}:{server.server_port}"
         assert b'type="range"' in urlopen(base).read()
-        said = json.loads(urlopen(f"{base}/answer?batch=1&context=128&acceptance=0.8").read())
+        said = json.loads(urlopen(f"{base}/answer?batch=1&context=128&acceptance=0.8&rate=0").read())
         for path in ("/answer?batch=3", "/answer", "/etc/passwd"):
             with pytest.raises(HTTPError):
                 urlopen(base + path)
@@ -88,11 +90,28 @@ def test_sliders_are_answered() -> None:
     assert f"{row['speedup_vs_ar']:.3f}x" in said["table"]
 
 
+def test_the_load_is_what_simulate_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("analysis.page.explore.find_spec", lambda name: None)
+    explorer = Explorer(SMALL)
+    ar, sd = explorer.rows(1, 128, 0.8, 4.0)
+    line = (
+        "--policy sd --lookahead 2 --hw h100x4-llama-3.1-70b+llama-3.2-1b --acceptance 0.8 --rate 4 "
+        "--prompt 128 --output 300 --requests 48"
+    )
+    said = answer(*shlex.split(line))
+    assert sd["mean_e2el_ms"] == said["mean_e2el_ms"] and ar["mean_e2el_ms"] == said["ar"]["mean_e2el_ms"]
+    assert sd["speedup_vs_ar"] == ar["mean_e2el_ms"] / sd["mean_e2el_ms"] > 1.0
+    shown = explorer.answer("batch=64&context=128&acceptance=0.8&rate=4")
+    assert f"{sd['p90_tpot_ms']:.1f}" in shown["table"] and "48 requests" in shown["table"]
+
+
 @pytest.mark.browser
 @pytest.mark.skipif(BROWSER is None, reason="needs a browser, and pip install 'spectwin[browser]'")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_draws_and_is_clicked(scheme: str, found: Page, tmp_path: Path) -> None:
-    """Clicked: an entry of the legend, whose line goes; a slider, after which the table is another one."""
+    """Clicked: an entry of the legend, whose line goes; the batch's slider, after which the table is another;
+    the load's, after which it is of requests that arrive, and the batch can no longer be moved.
+    """
     sync_api = pytest.importorskip("playwright.sync_api")
     (tmp_path / "r.html").write_text(page(found, "today"))
     with sync_api.sync_playwright() as driver, server_of(Explorer(SMALL), 0) as server:
@@ -112,6 +131,9 @@ def test_a_browser_draws_and_is_clicked(scheme: str, found: Page, tmp_path: Path
         first = tab.wait_for_selector("#said table").inner_text()
         tab.locator("input[name=batch]").press("ArrowRight")
         tab.wait_for_function("text => document.querySelector('#said').innerText !== text", arg=first)
+        tab.locator("input[name=rate]").press("End")
+        tab.wait_for_function("document.querySelector('#said').innerText.includes('arrive at 32/s')")
+        assert tab.locator("input[name=batch]").is_disabled()
         browser.close()
         server.shutdown()
     assert errors == []

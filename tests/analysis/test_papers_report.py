@@ -81,7 +81,7 @@ def test_the_summary_by_hand() -> None:
     assert line["law"]["median"] == pytest.approx((errors[11] + errors[12]) / 2)
     assert line["law"]["worst"] == pytest.approx(errors[-1])
     assert line["inside"] == sum(f.inside for f in cells)
-    assert lines[TOTAL]["predicted"] == 24  # the two adapters are no speeds
+    assert lines[TOTAL]["predicted"] == 120  # the two adapters are no speeds
     flags = [line for name, line in lines.items() if name != TOTAL]
     assert sum(line["flagged"] for line in flags) == found.counts["flagged"]
 
@@ -103,7 +103,7 @@ def test_tables_for_people() -> None:
         "T_draft assumed",
         "flagged, not fitted",
         "not simulated",
-        "printed values: 26",
+        "printed values: 122",
     ):
         assert text in result.output, text
     assert "| --: |" in invoke("rasd", "--markdown").output

@@ -240,13 +240,7 @@ def test_a_profile_of_another_machine_is_warned_about(
     machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it was measured, and what of this machine is different, before anything is run."""
-    elsewhere = TINY.model_copy(
-        update={
-            "provenance": TINY.provenance.model_copy(
-                update={"machine": "2 CPU cores (AMD EPYC); no accelerator"}
-            )
-        }
-    )
+    elsewhere = TINY.but(provenance=TINY.provenance.but(machine="2 CPU cores (AMD EPYC); no accelerator"))
     sources = Sources(elsewhere, {0.0: TEXTS}, model_error=0.02)
     monkeypatch.setattr(validation, "load_sources", lambda *_, **__: sources)
     result = call("--json")
@@ -263,8 +257,8 @@ def test_an_emulated_machine_is_predicted_by_what_it_emulates(
     machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Devices do not slow each other there, nothing was calibrated, and it is said how well time was kept."""
-    contended = TINY.model_copy(
-        update={"overlap": (Overlap(device="target", operation="forward", while_busy="draft", slowdown=2.0),)}
+    contended = TINY.but(
+        overlap=(Overlap(device="target", operation="forward", while_busy="draft", slowdown=2.0),)
     )
     monkeypatch.setattr(validation, "find_profile", Path)
     monkeypatch.setattr(validation, "origin", str)

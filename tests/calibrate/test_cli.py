@@ -13,11 +13,14 @@ from small_models import prompts, save_tokenizer
 
 import calibrate.job
 import calibrate.machine
+from calibrate.calibration import Calibrated
 from calibrate.cli import main
+from calibrate.display import summary_lines
 from calibrate.job import make_job
 from calibrate.machine import Machine
 from calibrate.options import CalibrationRequest
 from hardware_profiles.profile import load_profile
+from hardware_profiles.store import find_profile, find_trace
 from hardware_profiles.trace import read_trace
 
 
@@ -117,3 +120,20 @@ def test_a_calibration_writes_its_files_and_says_where(
     assert (role.layers, role.kv_bytes_per_token, role.mode) == (2, 256, "eager")
     assert role.weight_bytes == 4 * (role.parameters or 0) > 0
     assert profile.model_error is None and profile.overlap == ()
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_the_report_is_ten_readable_lines(verbose: bool) -> None:
+    traces = {t: read_trace(find_trace(f"shipped:cpu2-x5{end}")) for t, end in ((0.0, ""), (1.0, "-t1"))}
+    found = Calibrated(load_profile(find_profile("cpu2-x5")), traces)
+    lines = summary_lines(found, files=[Path("a.json")], then="simulate --hw a", verbose=verbose)
+    assert lines[-2:] == ["wrote     a.json", "next      simulate --hw a"]
+    if verbose:
+        assert any(line.startswith("host, verify (sampled): ") for line in lines)
+        return
+    names = " ".join(line[:9].strip() for line in lines)
+    assert names == "profile target draft accepted cached together host how well warning wrote next"
+    assert max(map(len, lines)) <= 120
+    # 4102 of 6098 positions; half the spread of the repetitions of `draft.prefill`: (1.0637 - 0.9463) / 2
+    assert "67.3 % greedy (code 55, tests 59, prose 61, tables 95); 66.7 % at temperature 1" in lines[3]
+    assert lines[7].endswith("repetitions differ by +-5.9 %")

@@ -29,7 +29,7 @@ def asked(pair: tuple[str, str], backend: str, precision: str) -> Asked:
     target = Role(
         device=DeviceInfo(kind="cpu"), model=pair[0], backend="torch-eager", precision="fp32", mode="eager"
     )
-    draft = target.model_copy(update={"model": pair[1], "backend": backend, "precision": precision})
+    draft = target.but(model=pair[1], backend=backend, precision=precision)
     profile = Profile(
         name="made-up",
         roles=Roles(target=target, draft=draft),

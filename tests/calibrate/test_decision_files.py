@@ -111,7 +111,7 @@ def test_what_was_timed_otherwise_is_recorded_again(tmp_path: Path) -> None:
     files.keep(TREE, trace(TREE))
     assert DecisionFiles(asked(TREE), tmp_path).holds(TREE)
     assert not DecisionFiles(asked(TREE, batches=(1, 4)), tmp_path).holds(TREE)
-    slower = PROFILE.model_copy(update={"operations": {"target.forward": ConstantCost(seconds=0.02)}})
+    slower = PROFILE.but(operations={"target.forward": ConstantCost(seconds=0.02)})
     assert not DecisionFiles(replace(asked(TREE), profile=slower), tmp_path).holds(TREE)
     files.keep(TREE, trace(TREE, batches=()))
     untimed = DecisionFiles(asked(TREE), tmp_path)

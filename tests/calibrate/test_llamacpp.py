@@ -74,13 +74,8 @@ def test_a_calibration_and_its_decisions_say_what_ran(profile: Profile, pair: tu
     assert (draft.backend, draft.precision, draft.device.kind) == ("llamacpp", "q8_0", "cpu")
     assert (target.backend, target.precision) == ("torch-eager", "fp32")
     assert profile.provenance.note is not None and profile.provenance.note.startswith("draft by llamacpp")
-    roles = profile.roles.model_copy(
-        update={
-            "target": target.model_copy(update={"model": pair[0]}),
-            "draft": draft.model_copy(update={"model": pair[1]}),
-        }
-    )
-    profile = profile.model_copy(update={"roles": roles})
+    roles = profile.roles.but(target=target.but(model=pair[0]), draft=draft.but(model=pair[1]))
+    profile = profile.but(roles=roles)
     job = replace(small_job(*pair), prompts=tuple(prompts(1)), max_tokens=8)
     asked = Asked(like_profile(job, profile), profile, [configure("duo", lookahead=4)], timed=False)
     assert asked.job.draft_backend == "llamacpp:q8_0"

@@ -318,7 +318,7 @@ def test_the_day_is_told_by_plain_decoding() -> None:
 def test_a_profile_without_tree_steps_is_refused() -> None:
     here = profile()
     known = {name: cost for name, cost in here.operations.items() if name != "draft.tree"}
-    bare = here.model_copy(update={"operations": known})
+    bare = here.but(operations=known)
     with pytest.raises(ValueError, match=r"no draft\.tree.*--untimed"):
         list(Expectation(bare).steps("draft", [DRAW_WORK], 10.0))
 

@@ -256,6 +256,20 @@ def test_operations_that_scatter_are_told_their_mean() -> None:
         assert said == pytest.approx(expected + 1e-3, rel=0.02)
 
 
+def test_idling_costs_no_more_than_what_can_grow_cold() -> None:
+    """5 ms, and a half of the first 2 ms of idling: a line up to 8 ms says 1.4 ms more of 8 ms, not 1.0."""
+    random = np.random.default_rng(2)
+    first = scattered("draft", 0, 0.1)[0]
+    samples = []
+    for idle_s in np.repeat([0.25e-3, 1.5e-3, 4e-3, 8e-3], 200):
+        work_s = (5e-3 + 0.5 * min(idle_s, 2e-3)) * (1.0 + 0.01 * random.standard_normal())
+        seen = first.seen._replace(operation="verify", device="target", idle_s=float(idle_s), work_s=work_s)  # type: ignore[arg-type]
+        samples.append(first._replace(run=("verify", float(idle_s)), seen=seen, expected_s=5e-3))
+    found = fit_operation("verify", samples)
+    assert found.waking_s(8e-3) - found.waking_s(0.25e-3) == pytest.approx(0.875e-3, rel=0.05)
+    assert found.waking_s(4e-3) == pytest.approx(found.waking_s(8e-3))
+
+
 def test_the_spread_is_that_of_a_run_about_its_own_mean() -> None:
     found = fit_operation("draft", scattered("draft", 1, 0.2)).spread
     assert found is not None

@@ -132,7 +132,7 @@ def test_the_traces_are_those_of_an_undisturbed_recording(
 
 def at_the_same_time(trace: Trace, other: Trace) -> Trace:
     """A trace that says it was recorded when another was."""
-    return replace(trace, meta=trace.meta.model_copy(update={"when": other.meta.when}))
+    return replace(trace, meta=trace.meta.but(when=other.meta.when))
 
 
 def test_the_profile_is_complete_and_follows_from_the_pieces(
@@ -160,7 +160,7 @@ def test_the_profile_is_complete_and_follows_from_the_pieces(
 
 def unnoted(profile: Profile) -> Profile:
     """The profile without the note of when it was resumed."""
-    return profile.model_copy(update={"provenance": profile.provenance.model_copy(update={"note": None})})
+    return profile.but(provenance=profile.provenance.but(note=None))
 
 
 def test_what_is_left_belongs_to_its_inputs(pair: tuple[str, str], tmp_path: Path) -> None:

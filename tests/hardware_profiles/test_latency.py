@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hardware_profiles.records import record
 from hardware_profiles.surface import ConstantCost, GridCost, LatencySurface, Point, held_out_error
 
 TICKS = {"batch": (1, 4), "new_tokens": (1, 2, 5), "context": (64, 256)}
@@ -18,12 +19,12 @@ TICKS = {"batch": (1, 4), "new_tokens": (1, 2, 5), "context": (64, 256)}
 def tabulate(function: Any, ticks: dict[str, tuple[int, ...]] = TICKS) -> GridCost:
     """The grid with a function's values."""
     points = tuple(Point(at=at, mean_s=function(*at)) for at in product(*ticks.values()))
-    return GridCost.model_validate({"axes": tuple(ticks), "points": points})
+    return record(GridCost, {"axes": tuple(ticks), "points": points})
 
 
 def spread(*quantiles: float, mean: float = 1.0, samples: int = 1, at: int = 1) -> Point:
     """A point with quantiles."""
-    return Point.model_validate({"at": (at,), "mean_s": mean, "quantiles_s": quantiles, "samples": samples})
+    return record(Point, {"at": (at,), "mean_s": mean, "quantiles_s": quantiles, "samples": samples})
 
 
 def multilinear(batch: float, new_tokens: float, context: float) -> float:

@@ -167,8 +167,8 @@ def test_costs_never_fall_below_zero_and_noise_shows_in_the_error() -> None:
 
 def test_the_error_is_of_points_that_the_fit_did_not_see() -> None:
     cost = surface(X5, Efficiency(2.0, 2.0, 1e-4))
-    spoiled = cost.points[5].model_copy(update={"mean_s": 3 * cost.points[5].mean_s})
-    bad = cost.model_copy(update={"points": (*cost.points[:5], spoiled, *cost.points[6:])})
+    spoiled = cost.points[5].but(mean_s=3 * cost.points[5].mean_s)
+    bad = cost.but(points=(*cost.points[:5], spoiled, *cost.points[6:]))
     # Whoever fitted with the spoiled point would be drawn to it; left out, it is off by its whole factor.
     assert fit_roofline("target.forward", bad, X5).error.worst == pytest.approx(2 / 3, abs=0.05)
 

@@ -238,5 +238,5 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"has schema 'x/2', this version reads 'spectwin/trace/1'"):
         read_trace(path)
     rewrite(path, table, metadata | {b"spectwin.meta": b"{}"})
-    with pytest.raises(TraceError, match="metadata of TraceMeta: target_model: Field required"):
+    with pytest.raises(TraceError, match="metadata of TraceMeta: target_model: is required"):
         read_trace(path)

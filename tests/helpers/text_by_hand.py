@@ -24,7 +24,7 @@ BY_HAND = Chain(
     q=np.array([[0.5, 0.3, 0.15, 0.05], [0.4, 0.3, 0.2, 0.1], [0.7, 0.1, 0.1, 0.1], [0.7, 0.1, 0.1, 0.1]]),
 )
 TEXT = trace_of(BY_HAND, np.array([0, 1, 2]), np.array([1, 2, 3]), length=3, ranks=3)
-GREEDY_TEXT = replace(TEXT, meta=TEXT.meta.model_copy(update={"sampling": {"temperature": 0.0}}))
+GREEDY_TEXT = replace(TEXT, meta=TEXT.meta.but(sampling={"temperature": 0.0}))
 
 VIEW = View((0,), (0,), (0,), (5,), (3,))
 

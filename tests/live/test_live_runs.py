@@ -10,8 +10,20 @@ import pytest
 from live_support import Prompts
 
 from calibrate import live_runs as runs_module
+from calibrate.hostrecords import observe
 from calibrate.live.transport.world import LiveWorld
-from calibrate.live_runs import Cell, LiveRun, groups, measure, paired, run_live, run_matrix, turns
+from calibrate.live_runs import (
+    Cell,
+    LiveRun,
+    groups,
+    measure,
+    paired,
+    reduce_run,
+    run_live,
+    run_matrix,
+    turns,
+    weathers,
+)
 from policies.registry import SettingError, configure
 from policies.values import Request
 
@@ -128,6 +140,11 @@ def test_seconds_are_divided_by_the_weather(world: LiveWorld, requests: list[Req
     )
     assert [r.seconds for r in found if r.settings.plain] == pytest.approx([2.0, 2.0, 2.0])
     assert found[3].seconds == pytest.approx(1.0 / np.sqrt(2.0))
+    # So do a calibration's: of twice as slow a machine, every operation counts half.
+    record = reduce_run(template).in_usual(2.0)
+    assert record.seconds == template.seconds / 2.0
+    assert [o.work_s for o in record.observations] == [o.work_s / 2.0 for o in observe(template.timings)]
+    assert weathers([reduce_run(run) for run in told]) == [run.weather for run in found]
 
 
 def test_speeds_are_ratios_of_sums(world: LiveWorld, requests: list[Request]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tiny_worlds import run, tokens_by_hand
 
+from policies import ssd
 from policies.commandline import parse_setting
 from policies.config import knobs_of
 from policies.registry import KNOBS, POLICIES, SettingError, configure, find_policy
@@ -25,6 +28,14 @@ def test_defaults_are_filled_in() -> None:
 def test_aliases(alias: str, name: str) -> None:
     assert find_policy(alias).name == configure(alias).policy == name
     assert configure(parse_setting(alias)[0]).policy == name
+
+
+def test_policies_are_found_by_what_their_sources_say() -> None:
+    assert all(name == info.name for name, info in POLICIES.items())
+    found = [
+        file.stem for file in Path(ssd.__file__).parent.glob("*.py") if "PolicyInfo(" in file.read_text()
+    ]
+    assert len(POLICIES) == len(found) - 1  # `registry` looks for it
 
 
 def test_no_alias_is_of_two_policies_nor_a_policys_name() -> None:

@@ -151,7 +151,7 @@ def test_the_file_that_answered_is_named(
     assert "(shipped:cpu2-x5-rasd)" in plain["sources"]["decisions"]
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     decoy = user_profile("cpu2-x5")
-    quick = load_profile(find_profile("textbook")).model_copy(update={"name": "cpu2-x5"})
+    quick = load_profile(find_profile("textbook")).but(name="cpu2-x5")
     save_profile(quick, decoy)
     other = user_trace("cpu2-x5")
     other.parent.mkdir(parents=True)

@@ -25,8 +25,9 @@ from hardware_profiles.store import decisions_name, find_decisions, find_profile
 from hardware_profiles.trace import read_trace
 from policies.operation import Operation
 from policies.registry import SettingError, Settings, configure
-from simulator.compiled import batches, content, not_covered, prices, replay
+from simulator.compiled import batches, content, prices, replay
 from simulator.compiled.loops import Loop, Mode
+from simulator.compiled.replay import not_covered
 from simulator.costs import Effects, TextbookCosts
 from simulator.run import Scenario, Simulated, simulate
 from simulator.tokens import TokenModel, coin
@@ -222,7 +223,7 @@ def runs(draw: Callable[..., Any]) -> Run:
     costs: dict[str, Any] = {"textbook": TextbookCosts(1.0, draw(seconds(0.5)))}
     if draw(st.integers(0, 3)):
         rows = draw(st.sampled_from(["padded", "packed"]))
-        costs = {"profile": draw(profiles()).model_copy(update={"verification": rows})}
+        costs = {"profile": draw(profiles()).but(verification=rows)}
         costs["drift"] = draw(st.sampled_from([{}, {"target.forward": 1.1, "draft.tree": 0.9}]))
         costs["effects"] = Effects(*draw(st.tuples(*[st.sampled_from([True, True, False])] * 7)))
     scenario = Scenario(
@@ -285,7 +286,7 @@ def test_scripts_of_coins_are_the_event_world(policy: str, batch: int) -> None:
     tokens = coin(0.7, exponent=1.0, requests=5, length=15, prompt_length=9, seed=3)
     slower = Overlap(device="target", operation="forward", while_busy="draft", slowdown=1.5)
     host = OperationHost(submit_s=0.05, report_token_s=0.01, extra_s=-0.1, wake=0.2, idle_cap_s=0.6)
-    varying = host.model_copy(update={"spread": (0.5, 0.8, 1.0, 1.1, 1.6)})
+    varying = host.but(spread=(0.5, 0.8, 1.0, 1.1, 1.6))
     linear = tiny_profile(
         linear=True,
         overlap=(slower,),

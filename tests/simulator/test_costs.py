@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hardware_profiles.records import record
 from hardware_profiles.surface import ConstantCost, GridCost, LatencySurface, Point
 from policies.operation import Draft, Prefill, Prespeculate, Settle, Verify
 from policies.sampling import GREEDY
@@ -17,7 +18,7 @@ from simulator.costs import Effects, ProfileCosts
 def surface(function: Any, **ticks: tuple[int, ...]) -> LatencySurface:
     """A surface with a function's values."""
     points = tuple(Point(at=at, mean_s=function(*at)) for at in product(*ticks.values()))
-    return LatencySurface(GridCost.model_validate({"axes": tuple(ticks), "points": points}))
+    return LatencySurface(record(GridCost, {"axes": tuple(ticks), "points": points}))
 
 
 def constant(seconds: float) -> LatencySurface:

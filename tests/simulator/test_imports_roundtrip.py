@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hardware_profiles.records import plain, record
 from policies.registry import configure
 from simulator.costs import TextbookCosts
 from simulator.imports.export import Speculation, engine_lines
@@ -220,13 +221,13 @@ def test_joint_mistaken_for_conditional_gives_another_answer() -> None:
     joint = measured.joint_acceptance_at_position
     assert joint is not None
     right = acceptance_of(measured, "x")
-    wrong = right.model_copy(update={"acceptance_at_position": joint})
+    wrong = right.but(acceptance_at_position=joint, joint_acceptance_at_position=joint_of(joint))
     # 1 + .6717 + .6717 x .4036 + .6717 x .4036 x .2152 + ... = 2.01, against 2.61
     assert simulated(right, 7)[0] == pytest.approx(2.6146, abs=0.06)
     assert simulated(wrong, 7)[0] == pytest.approx(2.0095, abs=0.06)
     # The file holds both lists, so that such a mix-up does not load.
     with pytest.raises(ValueError, match="running product"):
-        AcceptanceFile.model_validate(wrong.model_dump())
+        record(AcceptanceFile, {**plain(right), "acceptance_at_position": list(joint)})
 
 
 def test_a_list_that_rises_is_not_joint() -> None:

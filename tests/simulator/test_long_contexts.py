@@ -112,7 +112,7 @@ def test_every_policy_runs_at_any_context_on_every_profile(policy: str, name: st
 def roomy(profile: Profile) -> Profile:
     """The profile with devices whose memory nobody knows, so that it bounds nothing."""
     roles = {
-        name: role.model_copy(update={"device": role.device.model_copy(update={"memory_bytes": None})})
+        name: role.but(device=role.device.but(memory_bytes=None))
         for name, role in (("target", profile.roles.target), ("draft", profile.roles.draft))
     }
-    return profile.model_copy(update={"roles": profile.roles.model_copy(update=roles)})
+    return profile.but(roles=profile.roles.but(**roles))

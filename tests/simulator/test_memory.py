@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hardware_profiles.profile import Profile
+from hardware_profiles.records import record
 from policies.registry import SettingError, configure
 from simulator.needs import check_memory, memory_needs
 
@@ -24,7 +25,7 @@ def profile(target_memory: int | None, draft_memory: int | None, **changes: Any)
         "operations": {"target.forward": {"seconds": 1.0}},
         "provenance": {"kind": "synthetic"},
     }
-    return Profile.model_validate(data | changes)
+    return record(Profile, data | changes)
 
 
 SAGUARO = configure("saguaro", lookahead=4, fanout=(3,))
@@ -74,8 +75,8 @@ def test_a_shared_device_holds_both() -> None:
 
 def test_tensor_parallel_devices_add_up() -> None:
     many = profile(1000, None)
-    role = many.roles.target.model_copy(update={"tensor_parallel": 3})
-    many = many.model_copy(update={"roles": many.roles.model_copy(update={"target": role})})
+    role = many.roles.target.but(tensor_parallel=3)
+    many = many.but(roles=many.roles.but(target=role))
     assert memory_needs(many, SAGUARO, 2, 96)[0].fits  # 3 x 1000 B for the 3000 of above
 
 

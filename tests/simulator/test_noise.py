@@ -7,6 +7,7 @@ import pytest
 
 from hardware_profiles.optime import Host, HostOperation, OperationHost
 from hardware_profiles.profile import Profile
+from hardware_profiles.records import record
 from hardware_profiles.surface import Quantiles, varied
 from policies.registry import configure
 from simulator.costs import BLOCK, STRATA, Effects, KeyedNoise
@@ -21,14 +22,15 @@ def profile(spread: Quantiles | None) -> Profile:
     """A target step of 4 ms and a draft step of 1 ms; operations vary as a whole, or not at all."""
     role, entry = {"device": {"kind": "cpu"}, "model": "m"}, OperationHost(spread=spread)
     names: tuple[HostOperation, ...] = ("decode", "verify", "draft", "continue")
-    return Profile.model_validate(
+    return record(
+        Profile,
         {
             "name": "tiny",
             "roles": {"target": role, "draft": role},
             "operations": {"target.forward": {"seconds": TARGET_S}, "draft.forward": {"seconds": DRAFT_S}},
             "host": Host(operations=dict.fromkeys(names, entry)),
             "provenance": {"kind": "synthetic"},
-        }
+        },
     )
 
 

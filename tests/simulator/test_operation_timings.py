@@ -117,7 +117,7 @@ def test_a_run_at_its_timing_by_hand() -> None:
 
 def test_rows_cost_what_they_cost() -> None:
     steps = {**OWN.steps, "look": StepTiming(extra_s=0.75, row_s=0.5)}
-    own = OWN.model_copy(update={"steps": steps})
+    own = OWN.but(steps=steps)
     # Of two rows only the look takes longer, by 0.5.
     assert ends(own, batch=2)[0] == pytest.approx(ends(OWN)[0] + 0.5)
 
@@ -225,7 +225,7 @@ def test_a_timing_is_host_time_and_goes_with_it() -> None:
 
 
 def test_a_policy_s_own_recording_counts_before_what_is_known_by_name() -> None:
-    other = timings_of(profile()).model_copy(update={"policies": {"rest": {}, "tree": {"judge": OWN}}})
+    other = timings_of(profile()).but(policies={"rest": {}, "tree": {"judge": OWN}})
     both = scenario(profile(), decisions=trace(timings_of(profile())), measured_timings=other)
     assert both.timings("rest") == {"judge": OWN} == both.timings("tree")
 

@@ -11,6 +11,7 @@ import pytest
 from tiny_worlds import tokens_by_hand
 
 from hardware_profiles.profile import Profile
+from hardware_profiles.records import record
 from hardware_profiles.store import find_trace
 from hardware_profiles.trace import read_trace
 from policies.laws.ssd import expected_tokens, hit_rate_primary, outcome_weights, switch_batch
@@ -42,7 +43,8 @@ def measured(tree: dict[str, Any] = LINEAR, **changes: Any) -> Scenario:
     """Verification 100 ms, a draft step 20 ms."""
     role = {"device": {"kind": "cpu"}, "model": "m"}
     operations = {"target.forward": {"seconds": 0.1}, "draft.forward": {"seconds": 0.02}, "draft.tree": tree}
-    profile = Profile.model_validate(
+    profile = record(
+        Profile,
         {
             "name": "tiny",
             "roles": {"target": role, "draft": role},
@@ -50,7 +52,7 @@ def measured(tree: dict[str, Any] = LINEAR, **changes: Any) -> Scenario:
             "overlap": changes.pop("overlap", []),
             "host": changes.pop("host", {}),
             "provenance": {"kind": "synthetic"},
-        }
+        },
     )
     return Scenario(tokens=coins(), profile=profile, **changes)
 

@@ -9,6 +9,7 @@ from tiny_worlds import events, outcomes, run, tokens_by_hand
 
 from hardware_profiles.optime import Host, OperationHost
 from hardware_profiles.profile import Profile
+from hardware_profiles.records import record
 from hardware_profiles.surface import ConstantCost, GridCost, LatencySurface, Point
 from policies.operation import Draft, Prespeculate, Verify
 from policies.protocols import Steps
@@ -208,7 +209,7 @@ def profile(**changes: Any) -> Profile:
         "operations": operations | {"draft.tree": {"seconds": 0.25}},
         "provenance": {"kind": "synthetic"},
     }
-    return Profile.model_validate(data | changes)
+    return record(Profile, data | changes)
 
 
 def test_contention_by_pairs_of_operations() -> None:

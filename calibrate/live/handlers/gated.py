@@ -9,8 +9,7 @@ from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.rows import rows_of
 from calibrate.live.handlers.chains import sampler_of, unseen
 from policies.gated import DraftGated, Gate
-from policies.tokentree import TokenTree, TreeDrafted
-from policies.values import NO_HANDLE, Source
+from policies.tokentree import TreeDrafted, chain_of
 
 ENTROPY_WEIGHT = 0.2
 """Of AdaEDL's bound."""
@@ -52,10 +51,3 @@ def confidence(logits: Tensor, gate: Gate) -> Tensor:
         return logs.max(dim=-1).values.exp()
     entropy = -(logs.exp() * logs).nansum(dim=-1)
     return 1.0 - (ENTROPY_WEIGHT * entropy).sqrt()
-
-
-def chain_of(tokens: list[int], handle: int) -> TokenTree:
-    """Drafted tokens as a tree; their distributions have successive handles."""
-    count = range(len(tokens))
-    kept = tuple(NO_HANDLE if handle == NO_HANDLE else handle + at for at in count)
-    return TokenTree(tuple(tokens), tuple(at - 1 for at in count), (int(Source.PRIMARY),) * len(tokens), kept)

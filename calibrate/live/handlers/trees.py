@@ -30,7 +30,7 @@ def draft_trees(executor: Executor, operation: DraftTree) -> list[TreeDrafted]:
     plan, feeds = operation.plan, operation.inputs
     rows, runner = rows_of(operation.view), executor.runner
     for row, unseen in zip(rows, feeds, strict=True):
-        _rewind(executor, row, unseen)
+        rewind_unseen(executor, row, unseen)
     grower = TreeGrower(plan, rows, operation.sampling, executor.writer)
     slots = [row.slot for row in rows]
     with executor.step("feed", feeds):
@@ -50,14 +50,14 @@ def draft_trees(executor: Executor, operation: DraftTree) -> list[TreeDrafted]:
     ]
 
 
-def _rewind(executor: Executor, row: Row, unseen: tuple[int, ...]) -> None:
+def rewind_unseen(executor: Executor, row: Row, unseen: Path) -> None:
     """Roll back to the committed text without its unseen end; nothing else may be missing."""
     held, keep = executor.runner.held(row.slot), row.context - len(unseen)
     before = row.tail[: max(0, len(row.tail) - len(unseen))]
     if not unseen or keep < 0 or tuple(unseen[-len(row.tail) :]) != row.tail[-len(unseen) :]:
-        raise AuditError(f"a text of {row.context} tokens ends in {row.tail}, not in {unseen} (DraftTree)")
+        raise AuditError(f"a text of {row.context} tokens ends in {row.tail}, not in {unseen}")
     if len(held) < keep or tuple(held[keep - len(before) : keep]) != before:
-        raise AuditError(f"slot {row.slot} misses more than the {len(unseen)} unseen tokens (DraftTree)")
+        raise AuditError(f"slot {row.slot} misses more than the {len(unseen)} unseen tokens")
     executor.runner.rollback(row.slot, keep)
 
 
