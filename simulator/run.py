@@ -70,7 +70,7 @@ def simulate(scenario: Scenario, settings: Settings, *, timeline: bool = False) 
     """
     tokens, requests = scenario.serving()
     contents = None
-    if find_policy(settings.policy).needs_decisions:
+    if find_policy(settings.policy).needs_decisions or settings.config.follows_path(settings.sampling):
         contents, requests = decided(replace(scenario, tokens=tokens), settings, requests)
     batch = min(scenario.batch, len(requests))
     memory: tuple[MemoryNeed, ...] = ()

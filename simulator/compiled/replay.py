@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from hardware_profiles.optime import Host
-from policies.registry import Settings
+from policies.registry import Settings, find_policy
 from policies.rows import RoundLog, Rows
 from policies.sampling import FloatArray
 from policies.ssd import SaguaroConfig
@@ -46,7 +46,7 @@ def not_covered(
     config = settings.config
     if timeline:
         return "it keeps no timeline"
-    if scripted:
+    if scripted and not find_policy(settings.policy).clocked:
         return None
     if settings.policy not in COVERED:
         return f"it replays {', '.join(COVERED)}, and others from replies; {settings.policy!r} has none"

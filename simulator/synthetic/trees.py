@@ -25,6 +25,7 @@ from policies.heads import DraftHeads
 from policies.operation import Prespeculate, Work
 from policies.saguaro_block import PrepareBlocks, PreparedBlocks
 from policies.sampling import keyed_uniforms
+from policies.swiftspec import Grown, Growth, GrowTree
 from policies.tokentree import ROOT, DraftTree, TokenTree, TreeDrafted, TreePlan, TreeVerdict, VerifyTree
 from policies.values import NO_HANDLE, UNKNOWN, RowVerdict, Source, Speculation, verdict_of
 from simulator.synthetic import rows_of, synthesises
@@ -34,6 +35,8 @@ REFUSED = -2
 """Id of a drafted token that is not the target's, whatever the coins of its position say."""
 AHEAD = "ahead-acceptance"
 """Stream of randomness (`policies.sampling`) of tokens that were prepared."""
+OFF = -3
+"""A token that no recorded path has."""
 
 
 @synthesises(DraftTree)
@@ -142,7 +145,8 @@ def verify_trees(operation: VerifyTree, tokens: TokenModel) -> list[TreeVerdict]
                 f"{tokens.max_fanout + 1}"
             )
         here = int(tokens.starts[request]) + position
-        path = _path(tree, tokens, here, room)
+        known = any(token >= 0 or token == OFF for token in tree.tokens)
+        path = _path_by_ids(tree, tokens, here, room) if known else _path(tree, tokens, here, room)
         emitted = _ids(tokens, here, min(len(path) + 1, room))
         bonus = emitted[-1] if len(emitted) > len(path) else UNKNOWN
         verdict = RowVerdict(len(path), emitted, len(emitted) == room, bonus)
@@ -188,6 +192,44 @@ def _path(tree: TokenTree, tokens: TokenModel, here: int, room: int) -> tuple[in
         path.append(family[child])
         family = children.get(path[-1], ())
     return tuple(path)
+
+
+def _path_by_ids(tree: TokenTree, tokens: TokenModel, here: int, room: int) -> tuple[int, ...]:
+    """The nodes, at most `room`, that the recorded text goes through."""
+    path: list[int] = []
+    children = _children(tree)
+    for token in _ids(tokens, here, room):
+        family = children.get(path[-1] if path else ROOT, ())
+        found = next((node for node in family if tree.tokens[node] == token), None)
+        if found is None:
+            break
+        path.append(found)
+    return tuple(path)
+
+
+@synthesises(GrowTree)
+def grow_tree(operation: GrowTree, tokens: TokenModel) -> list[Grown]:
+    """Replies of `GrowTree`: the draft's choices after nodes on the recorded path; others are OFF it.
+
+    Raises:
+        SettingError: A world without ids, or more children than choices were recorded.
+    """
+    ranked, children = tokens.ranked, operation.children
+    if ranked is None:
+        raise SettingError("coin tosses have no tokens to grow a tree of: give a trace")
+    if children > ranked.shape[1]:
+        raise SettingError(f"{children} children, but the trace records {ranked.shape[1]} choices")
+    replies = []
+    for _, request, position, _, ask in rows_of(operation):
+        growth, tops = Growth._make(ask), []
+        here, length = int(tokens.starts[request]) + position, int(tokens.lengths[request]) - position
+        for path in [path for _, path in growth.nodes] or [()]:
+            there = len(path) < length and _ids(tokens, here, len(path)) == tuple(path)
+            row = ranked[(here + len(path)) % len(ranked), :children].tolist() if there else [OFF] * children
+            tops.append(tuple(row))
+        work = ("feed", len(growth.unseen)) if growth.unseen else ("tree", len(growth.nodes))
+        replies.append(Grown(tuple(tops), (work,)))
+    return replies
 
 
 def _need(tokens: TokenModel, depth: int, at: int) -> int:

@@ -107,9 +107,10 @@ class TableRunner:
     def adopt(
         self, slots: Sequence[int], columns: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
     ) -> None:
-        for slot, chain in zip(slots, tokens, strict=True):
+        for slot, own, chain in zip(slots, columns, tokens, strict=True):
+            first, there = len(self._held[slot]), self._columns[slot]
             self._held[slot].extend(chain)
-            self._columns[slot] = {}
+            self._columns[slot] = {first + at: there[column] for at, column in enumerate(own)}
 
     def open_tree(self, slots: Sequence[int], forks: Sequence[Sequence[int]], depth: int) -> Branches:
         last = np.zeros((len(slots), max(map(len, forks))), dtype=np.int64)

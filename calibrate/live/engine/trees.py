@@ -84,10 +84,35 @@ class Branching:
         for parents, path in zip(self.parents, paths, strict=True):
             if [parents[node] for node in path] != [ROOT, *path][: len(path)]:
                 raise AuditError(f"the nodes {list(path)} are no path")
-        columns = [[trunk + node for node in path] for trunk, path in zip(self._trunks, paths, strict=True)]
-        tokens = [[own[node] for node in path] for own, path in zip(self.tokens, paths, strict=True)]
-        self.runner.adopt(self.slots, columns, tokens)
+        self._hold(paths)
         self._fed = -1
+
+    def reroot(self, path: Sequence[int], stay: Sequence[int]) -> None:
+        """Hold the nodes of a path, and go on with some of those below it, in a branching of one row.
+
+        The latter have the numbers 0, 1, ... from now on; keys and values move, and are not computed again.
+
+        Raises:
+            AuditError: As of `feed`; or what stays does not hang together below the path.
+        """
+        self._check_alone()
+        (parents,), (tokens,) = self.parents, self.tokens
+        number = {path[-1] if path else ROOT: ROOT} | {node: at for at, node in enumerate(stay)}
+        if [parents[node] for node in path] != [ROOT, *path][: len(path)] or any(
+            parents[node] not in number for node in stay
+        ):
+            raise AuditError(f"of the nodes {list(path)} and {list(stay)} some have lost their parents")
+        self._hold([[*path, *stay]])
+        self.parents = [[number[parents[node]] for node in stay]]
+        self.tokens = [[tokens[node] for node in stay]]
+        self._trunks[0] += len(path)
+        self.runner.rollback(self.slots[0], self._trunks[0])  # what stays lies where its nodes belong
+
+    def _hold(self, nodes: Tokens) -> None:
+        """Nodes of every row become text."""
+        columns = [[trunk + node for node in own] for trunk, own in zip(self._trunks, nodes, strict=True)]
+        tokens = [[fed[node] for node in own] for fed, own in zip(self.tokens, nodes, strict=True)]
+        self.runner.adopt(self.slots, columns, tokens)
 
     def _forward(self, nodes: Nodes) -> Tensor:
         return self.runner.forward_at(self.slots, nodes)
