@@ -59,7 +59,7 @@ class RecordingRequest:
         multiple=True,
     )
     hw: str = option("cpu2-x5", "Profile whose pair is run; names the file, too.")
-    prompts: str = option("calibration", "Shipped set or a Spec-Bench JSONL file.")
+    prompts: str = option("calibration", "Shipped set, or a file as `calibrate` takes it.")
     count: int | None = option(None, "Use this many of the prompts, of all categories.", type=POSITIVE)
     max_tokens: int = option(128, "", type=POSITIVE)
     lookaheads: tuple[int, ...] = option((), "Several settings at once, in place of --lookahead.")

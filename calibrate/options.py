@@ -43,7 +43,9 @@ class Named:
     hw: str = option("auto", "`auto`, or the name this machine must have.")
     target: str = option("pair:x20", "Model name or folder.")
     draft: str = option("pair:draft", "Model name or folder.")
-    prompts: str = option("calibration", "Shipped set or a Spec-Bench JSONL file.")
+    prompts: str = option(
+        "calibration", 'Shipped set, or a file of lines like {"prompt": "..."}, or Spec-Bench\'s.'
+    )
     count: int | None = option(None, "Use this many of the prompts, of all categories.", type=POSITIVE)
     placement: str = option(
         "split",

@@ -1,4 +1,7 @@
-"""Prompt sets in Spec-Bench's JSONL: `question_id`, `category`, `turns` (the first turn is used)."""
+"""Prompt sets, one JSON object a line.
+
+Spec-Bench's have `question_id`, `category` and `turns`, whose first is used; of others `prompt` is enough.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ def load_prompts(path: Path) -> list[Prompt]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        prompt = _parse(line, f"{path}:{number}")
+        prompt = _parse(line, number, f"{path}:{number}")
         if prompt.question_id in prompts:
             raise PromptError(f"{path}:{number}: question_id {prompt.question_id} occurs twice")
         prompts[prompt.question_id] = prompt
@@ -75,19 +78,21 @@ def load_prompts(path: Path) -> list[Prompt]:
     return list(prompts.values())
 
 
-def _parse(line: str, where: str) -> Prompt:
+def _parse(line: str, number: int, where: str) -> Prompt:
     try:
         row: dict[str, Any] = parse_json(line)
-        text = row["turns"][0]
+        text = row["prompt"] if "prompt" in row else row["turns"][0]
+        if "prompt" in row:
+            row = {"question_id": number, "category": "prompts", **row}
         prompt = Prompt(int(row["question_id"]), str(row["category"]), text, str(row.get("source", "")))
     except FileRefused as error:
-        raise PromptError(f"{where}: not a Spec-Bench row: {error}") from error
+        raise PromptError(f"{where}: neither a prompt nor a Spec-Bench row: {error}") from error
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise PromptError(
-            f"{where}: not a Spec-Bench row with question_id, category and turns ({error!r})"
+            f'{where}: expected {{"prompt": "..."}}, or question_id, category and turns ({error!r})'
         ) from error
     if not isinstance(text, str) or not text.strip():
-        raise PromptError(f"{where}: turns[0] is empty")
+        raise PromptError(f"{where}: the prompt is empty")
     return prompt
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 METHOD = (
     "tokens/s = emitted tokens / decode seconds (prefill left out), ratio of sums; "
-    "SD baseline: same lookahead, same devices"
+    "AR: plain decoding; SD: plain speculation at the same lookahead, on the same devices"
 )
 
 FIRST = ("hardware", "latency", "tokens")

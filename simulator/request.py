@@ -21,6 +21,7 @@ from hardware_profiles.store import (
     name_beside,
     origin,
     other_pair,
+    shipped_profiles,
     trace_name,
 )
 from hardware_profiles.trace import Trace, TraceError, TraceMeta, read_trace
@@ -284,8 +285,10 @@ def _profile(request: SimulationRequest) -> tuple[Profile, str]:
 
         if not is_gpu(hw):
             raise
+        there = ", ".join(name for name in shipped_profiles() if name.startswith(hw.lower()))
         raise SettingError(
-            f"{error}; for the GPU {hw}, say with --target and --draft what runs on it"
+            f"{hw} is a GPU: say with --target and --draft what runs on it"
+            + (f", or name one of its profiles: {there}" if there else "")
         ) from error
     return load_profile(path), origin(path)
 

@@ -148,8 +148,12 @@ def print_diagnosis(found: Diagnosis, console: Console) -> None:
     for engine, line in found.paste.items():
         say(f"{engine}: {line}")
     if len(set(found.schedule.values())) > 1:
-        ranges = "; ".join(f"batch {a} to {b}: {k or 'none'}" for a, b, k in schedule(found.schedule))
-        say(f"fastest K by batch: {ranges}")
+        *ranges, (last, _, most) = schedule(found.schedule)
+        said = [
+            *(f"batch {a} to {b}: {k or 'none'}" for a, b, k in ranges),
+            f"from {last} on: {most or 'none'}",
+        ]
+        say(f"fastest K by batch: {'; '.join(said)}")
 
 
 def _load(server: Server, seen: Seen) -> str:

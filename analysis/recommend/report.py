@@ -172,7 +172,8 @@ def describe(points: Sequence[Optimum], unit: str) -> str:
         parts.append(
             f"{start.best.label} from {unit.format(start.at)} ({start.speedup_vs_ar:.2f}x AR{guess})"
         )
-    return "; ".join(parts) + (" (no crossover seen)" if len(parts) == 1 else "")
+    seen = f"from {unit.format(points[0].at)} to {points[-1].at:g}"
+    return "; ".join(parts) + (f" (no crossover {seen})" if len(parts) == 1 else f" (looked at {seen})")
 
 
 # Commands to paste

@@ -24,11 +24,20 @@ def test_the_first_turn_is_the_prompt(tmp_path: Path) -> None:
     assert found == [Prompt(81, "a", "hello"), Prompt(82, "b", "hello")]
 
 
+def test_a_prompt_a_line_is_enough(tmp_path: Path) -> None:
+    # Numbered by their lines; a category may be given, and other fields are passed over.
+    found = load_prompts(
+        write(tmp_path / "p.jsonl", {"prompt": "a"}, {"prompt": "b", "category": "c", "x": 1})
+    )
+    assert found == [Prompt(1, "prompts", "a"), Prompt(2, "c", "b")]
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (["{"], ":1: not a Spec-Bench row"),
-        ([row(1), {"question_id": 2}], ":2: not a Spec-Bench row"),
+        (["{"], ":1: neither a prompt nor a Spec-Bench row"),
+        ([row(1), {"question_id": 2}], ":2: expected .*prompt.*, or question_id, category and turns"),
+        ([{"prompt": 3}], ":1: the prompt is empty"),
         ([row(1), row(1)], "occurs twice"),
         ([row(1, text=" ")], "empty"),
         ([], "no prompt"),
