@@ -281,11 +281,12 @@ def _profile(request: SimulationRequest) -> tuple[Profile, str]:
     try:
         path = find_profile(hw)
     except ProfileError as error:
-        from hardware_profiles.pairs import is_gpu
+        from hardware_profiles.pairs import Pair, is_gpu
 
         if not is_gpu(hw):
             raise
-        there = ", ".join(name for name in shipped_profiles() if name.startswith(hw.lower()))
+        gpu = Pair(hw=hw, target="", draft="").gpu
+        there = ", ".join(name for name in shipped_profiles() if name.startswith(f"{gpu}x"))
         raise SettingError(
             f"{hw} is a GPU: say with --target and --draft what runs on it"
             + (f", or name one of its profiles: {there}" if there else "")

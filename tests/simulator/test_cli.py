@@ -215,7 +215,11 @@ def test_pearl_has_a_ceiling() -> None:
         (["--backup", "hope"], "is not one of"),
         (["--batch", "0"], "batch must be at least 1"),
         (["--requests", "0"], "requests must be at least 1"),
-        (["--hw", "a100x9"], "cpu2-x20"),
+        (["--hw", "cpu3"], "cpu2-x20"),
+        (
+            ["--hw", "a100x9"],
+            "say with --target and --draft what runs on it, or name one of its profiles: a100x1,",
+        ),
         (["--trace", "nothing.parquet"], "nothing.parquet"),
         (["--hw", ""], "no profile ''"),
         (["--trace", ""], "no trace ''"),
