@@ -218,7 +218,7 @@ def test_pearl_has_a_ceiling() -> None:
         (["--hw", "cpu3"], "cpu2-x20"),
         (
             ["--hw", "a100x9"],
-            "say with --target and --draft what runs on it, or name one of its profiles: a100x1,",
+            "what runs on it, or name one of its profiles: a100x1,",
         ),
         (["--trace", "nothing.parquet"], "nothing.parquet"),
         (["--hw", ""], "no profile ''"),
