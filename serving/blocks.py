@@ -71,11 +71,11 @@ class BlockPool:
             blocks = list(fresh)
         else:
             blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        users, names = self._users, self._names
         for block in blocks:
-            self._users[block] = 1
-            name = self._names[block]
-            if name is not None:
-                self._names[block] = None
+            users[block] = 1
+            if (name := names[block]) is not None:
+                names[block] = None
                 del self._found[name]
         self.used += count
         self.most_used = max(self.most_used, self.used)
@@ -89,9 +89,10 @@ class BlockPool:
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """End the use of blocks; the last of a text is taken first."""
+        users, names, free, limited = self._users, self._names, self._free, self.number is not None
         for block in reversed(blocks):
-            self._users[block] -= 1
-            if self._users[block] == 0:
+            users[block] -= 1
+            if users[block] == 0:
                 self.used -= 1
-                if self.number is not None or self._names[block] is None:
-                    self._free[block] = None
+                if limited or names[block] is None:
+                    free[block] = None

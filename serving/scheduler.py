@@ -224,15 +224,15 @@ class Scheduler:
 
     def _continue_running(self, step: Step, budget: int) -> int:
         """Rows that run, in the order in which they came; returns what is left of the budget."""
-        running, place = self.running, 0
         decodes, widths, verified, contexts = step.decodes, step.widths, 0, 0
-        while place < len(running) and budget > 0:
-            row = running[place]
-            place += 1
+        for row in self.running:  # which loses its last ones where blocks run out
+            if budget <= 0:
+                break
             computed = row.computed
             left = row.known - computed
             decoding = left == 1 and row.first_s >= 0.0
-            tokens = min(1 + row.drafted if decoding else left, budget)
+            wanted = 1 + row.drafted if decoding else left
+            tokens = wanted if wanted < budget else budget
             if computed + tokens > row.room and not self._grow(row, tokens):
                 break
             budget -= tokens
@@ -392,7 +392,8 @@ class Scheduler:
                 if row.known == row.end:
                     finished.append(row)
         for row, run in zip(step.decodes, accepted, strict=True):
-            said = min(run + 1, row.end - row.known) if run else 1
+            room = row.end - row.known
+            said = run + 1 if run < room else room
             if row.first_s < 0.0:
                 row.first_s = now
             row.computed += said

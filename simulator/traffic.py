@@ -28,6 +28,7 @@ import numpy as np
 
 from hardware_profiles.mixed import MixedLayers
 from hardware_profiles.optime import Host, HostOperation
+from hardware_profiles.surface import Line
 from policies.config import LookaheadConfig, SettingError
 from policies.registry import Settings
 from serving.lookahead import Adapt, LookaheadByBatch, Lookaheads, adaptive
@@ -106,7 +107,7 @@ class Forwards:
         bounds = self.surface.bounds()
         self.shortest = int(bounds.get("context", (0, 0))[0])
         self.curve = curvature(self.prefills)
-        self._lines: dict[tuple[int, int], tuple[list[float], list[list[float]]]] = {}
+        self._lines: dict[tuple[int, int], Line] = {}
         self._prompts: dict[int, float] = {}
         self._most = [0, 0, 0]
         self._noise: list[float] = []
@@ -116,8 +117,7 @@ class Forwards:
         key = (rows, width)
         line = self._lines.get(key)
         if line is None:
-            cuts, pieces = self.surface.line(batch=rows, new_tokens=width)
-            line = self._lines[key] = (cuts.tolist(), pieces.tolist())
+            line = self._lines[key] = self.surface.lines.one(rows, width)
             self._most = [max(self._most[0], rows), max(self._most[1], width), self._most[2]]
         cuts_at, pieces_of = line
         start, slope = pieces_of[bisect_right(cuts_at, context)] if cuts_at else pieces_of[0]
@@ -152,8 +152,8 @@ class Forwards:
     def _prompt(self, tokens: int) -> float:
         found = self._prompts.get(tokens)
         if found is None:
-            seconds = self.prefills.seconds(batch=1, new_tokens=tokens)
-            found = self._prompts[tokens] = seconds * self.prefill_drift
+            (seconds, _), *_ = self.prefills.lines.one(1, tokens).pieces
+            found = self._prompts[tokens] = max(seconds, self.prefills.least_s) * self.prefill_drift
         return found
 
     def _factor(self) -> float:

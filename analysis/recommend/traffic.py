@@ -2,7 +2,8 @@
 
 Every setting serves the same arrivals, which are drawn once per seed and scaled: at twice the load they come
 twice as close.  A setting holds the SLO where the share of requests that meet it is at least `good`; the load
-at which it stops is found by bisection, for each seed on its own, whose spread is the interval (Student's t).
+at which it stops is looked for near that of the setting before, for each seed on its own, whose spread is the
+interval (Student's t).
 Replicas share the load evenly, each with arrivals like those asked for.
 
 The table of lookaheads is tuned offline: for each number of rows the K of most expected tokens a second at
@@ -49,7 +50,9 @@ RUNS = 8
 STEADY = 3
 """Times as long as a request takes arrivals have to go on at the load where a setting stops."""
 STEPS = 6
-"""Of a bisection: the load at which a setting stops is known to about 1 %."""
+"""Halvings of a doubling: the load at which a setting stops is known to about 1 %."""
+STEEP = 0.05
+"""Share of requests that a load one step of those higher costs, about, where a setting stops."""
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """95 % two-sided of Student's t, by the number of values."""
 SEEN = (
@@ -229,25 +232,65 @@ class Load:
             self.runs += 1
         return self._known[key]
 
-    def holds(self, number: int, choice: Choice, repeat: int, rate: float) -> bool:
-        """Whether enough requests meet the SLO."""
-        return bool(self.served(number, choice, repeat, rate)["good_share"] >= self.good)
+    def margin(self, number: int, choice: Choice, repeat: int, place: int) -> float:
+        """By how much more of the requests meet the SLO at a load than have to; below 0 it does not hold."""
+        return float(self.served(number, choice, repeat, self.at(place))["good_share"]) - self.good
 
-    def stops_at(self, number: int, choice: Choice, repeat: int) -> float:
-        """Requests a second at which a setting stops holding; 0 where it never does, or infinite."""
-        rate, holding = self.rate, self.holds(number, choice, repeat, self.rate)
-        for _ in range(FARTHEST):
-            other = rate * (2.0 if holding else 0.5)
-            if self.holds(number, choice, repeat, other) != holding:
-                break
-            rate = other
-        else:
-            return float("inf") if holding else 0.0
-        low, high = sorted((rate, other))
-        for _ in range(STEPS):
-            middle = sqrt(low * high)
-            low, high = (middle, high) if self.holds(number, choice, repeat, middle) else (low, middle)
-        return sqrt(low * high)
+    def stops_at(self, number: int, choice: Choice, repeat: int, near: int | None = None) -> int | None:
+        """The last of the loads `at` at which a setting holds; the lowest where it never does, None: at all.
+
+        It is looked for from `near` on, or by doublings of the load, as far as the share of requests that
+        meet the SLO suggests.  The answer is the same wherever the search begins, if what holds at a load
+        holds at all lower ones.
+        """
+        fine, most = 1 << STEPS, FARTHEST << STEPS
+        ends: dict[
+            bool, tuple[int, float]
+        ] = {}  # the closest loads at which it holds and does not, and by how much
+        here, step = near or 0, 1
+        while True:
+            margin = self.margin(number, choice, repeat, here)
+            ends[margin >= 0.0] = here, margin
+            if len(ends) == 2:
+                (low, above), (high, below) = ends[True], ends[False]
+                if high - low <= 1:
+                    return low
+                here = low + round((high - low) * above / (above - below))
+                here = min(max(here, low + 1), high - 1)
+            elif abs(here) >= most:
+                return None if margin >= 0.0 else -most
+            else:
+                likely = 2 * step if margin >= 1.0 - self.good else max(1, round(abs(margin) / STEEP))
+                step = fine if near is None else min(fine, likely)
+                here = max(-most, min(most, here + (step if margin >= 0.0 else -step)))
+
+    def at(self, place: float) -> float:
+        """Requests a second: 2^(1/64) apart, the load asked for at 0."""
+        return float(self.rate * 2.0 ** (place / (1 << STEPS)))
+
+
+def where_they_stop(load: Load, choices: Sequence[Choice], progress: Progress) -> list[tuple[float, ...]]:
+    """Requests a second at which each setting stops holding, by seed; 0 where it never does, or infinite.
+
+    A seed whose arrivals are hard for one setting is hard for the next one, too: each search begins where the
+    one before it and the seeds before it say.
+    """
+    found: list[list[int | None]] = []
+    for number, choice in enumerate(choices):
+        own: list[int | None] = []
+        for repeat in range(len(load.seeds)):
+            before = found[-1] if found else own
+            pairs = [(a, b) for a, b in zip(own, before, strict=False) if a is not None and b is not None]
+            base = before[repeat] if repeat < len(before) else (own[-1] if own else None)
+            shift = round(sum(a - b for a, b in pairs) / len(pairs)) if pairs else 0
+            own.append(load.stops_at(number, choice, repeat, None if base is None else base + shift))
+        found.append(own)
+        progress(f"{load.rate:g} requests/s", number + 1, len(choices))
+    most = FARTHEST << STEPS
+    return [
+        tuple(float("inf") if i is None else 0.0 if i <= -most else load.at(i + 0.5) for i in own)
+        for own in found
+    ]
 
 
 def shuffled(scenario: Scenario, seed: int) -> Scenario:
@@ -277,10 +320,7 @@ def plan_traffic(query: Query, plan: TrafficPlan, progress: Progress = quiet) ->
     table, by_context = tables = tuned(load, plan.lookaheads)
     choices = list(candidates(plan, tables, query.temperature))
     expect(RUNS * len(choices) * len(load.seeds) * load.traffics[0].output_tokens)
-    stops: list[tuple[float, ...]] = []
-    for number, choice in enumerate(choices):
-        stops.append(tuple(load.stops_at(number, choice, repeat) for repeat in range(len(load.seeds))))
-        progress(f"{load.rate:g} requests/s", number + 1, len(choices))
+    stops = where_they_stop(load, choices, progress)
     replicas = min((counted[0] for each in stops if (counted := _replicas(load.rate, each))), default=1)
     held = [
         _held(load, number, choice, stops[number], load.rate / replicas)
