@@ -89,7 +89,7 @@ class KeyedNoise:
         return np.concatenate([np.zeros(0), *found])[used % BLOCK :][:count]
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=1536)
 def _factors(seed: int, stream: str, block: int, strata: int, spread: Sequence[float]) -> FloatArray:
     """[BLOCK] factors of mean 1; not to be changed.  Runs with the same seed meet the same ones."""
     return varied(spread, _uniforms(keyed_generator(seed, stream, block), strata))

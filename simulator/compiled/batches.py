@@ -20,9 +20,9 @@ from simulator.compiled.content import Rule, Walks, walks_of
 from simulator.compiled.loops import CHAIN, FIELDS, line_up
 from simulator.tokens import TokenModel
 
-CHUNK = 32_768
-"""Rounds of a batch laid out, priced and timed at once, which bounds the memory taken."""
-KEPT_CHUNKS = 16
+CHUNK = 12_288
+"""Rounds of a batch laid out, priced and timed at once: as many as fit a cache."""
+KEPT_CHUNKS = 40
 """Of a line-up that is kept for the next run; longer ones are laid out anew."""
 KEPT_LINEUPS = 8
 """Of a setting."""
@@ -100,7 +100,7 @@ class Lineup:
         self._kept = kept if keeps else None
 
     def _laid_out(self, listed: tuple[np.ndarray, np.ndarray] | None = None) -> Iterator[Rounds]:
-        if listed is None and self.rounds <= CHUNK and not line_up.compiles and not self._rows_wait:
+        if listed is None and self.rounds <= 2 * CHUNK and not line_up.compiles and not self._rows_wait:
             yield Rounds(self._summed(), 0)
         else:
             yield from self._looped(listed)

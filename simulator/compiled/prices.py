@@ -144,9 +144,10 @@ class Prices:
                 ops[numbers if len(numbers) < len(ops) else slice(None), 3] = luck
         noisy = np.flatnonzero(np.where(decode, self._varies("decode"), self._varies("verify")))
         if len(noisy) and self._noisy:
-            part = ops[noisy]
+            part = ops if len(noisy) == len(ops) else ops[noisy]
             self._vary(TARGET, [Varying(part, part[:, 2] / LEAST_SHARE, noisy, 1)])
-            ops[noisy] = part
+            if part is not ops:
+                ops[noisy] = part
         return ops, kinds
 
     def settle(self, rounds: Rounds) -> Ops:
