@@ -224,7 +224,8 @@ def _of_policy(options: Mapping[str, Any], policies: Iterable[str]) -> dict[str,
     own = find_policy(options["policy"]).knobs
     others = {knob for name in policies for knob in find_policy(name).knobs} - set(own)
     strange = others | ({"shape", "budget", "find_switch"} if "fanout" in others else set())
-    return {**options, **{name: None for name in strange if options.get(name) != "auto" or name in others}}
+    strange &= set(options)  # without `_further` there are fewer
+    return {**options, **{name: None for name in strange if options[name] != "auto" or name in others}}
 
 
 def _request(options: Mapping[str, Any]) -> SimulationRequest:

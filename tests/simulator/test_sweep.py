@@ -148,3 +148,9 @@ def test_several_jobs_write_the_same_bytes(tmp_path: Path) -> None:
     with joblib.parallel_config(backend="threading"):
         _kept(tmp_path / "two.parquet", {}, jobs=2)
     assert (tmp_path / "one.parquet").read_bytes() == (tmp_path / "two.parquet").read_bytes()
+
+
+def test_policies_of_unequal_knobs_need_no_further_option() -> None:
+    # No option of some policies alone is named, so that none of those is made.
+    rows = swept("--policy", "ssd,sd,ar", "--batch", "1,2")
+    assert [row["policy"] for row in rows] == ["saguaro", "saguaro", "sd", "sd", "ar", "ar"]
