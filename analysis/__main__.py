@@ -47,6 +47,7 @@ STUDIES = {
     "load": "load",
     "signs": "signs",
     "queueing": "queueing",
+    "onepass": "onepass",
     "gpu-map": "gpu_map",
     "gpu-day": "gpu_day",
     "sweep": "sweep",

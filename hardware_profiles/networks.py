@@ -67,7 +67,7 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
 """Published configs of networks with experts, which have no `Shape`, by name."""
 TOPK = ("num_experts_per_tok", "moe_topk", "top_k_experts")
 """Config entries of the experts that a token goes through."""
-HEAD_KINDS = ("eagle3", "eagle", "mtp")
+HEAD_KINDS = ("eagle3", "eagle", "mtp", "dflash")
 """Draft heads that follow from their target."""
 EAGLE_VOCABULARY = 32_000
 """Of the draft heads that EAGLE-3's authors publish."""
@@ -250,7 +250,7 @@ def find_network(name_or_path: str, *, tables: Path | None = None, precision: st
     """A network by name, or from a `config.json` or the folder that holds one.
 
     Names are those of `hardware_profiles.shapes`, those of the tables' own `model_configs` (`Qwen3-30B-A3B`),
-    and `eagle3:NAME`, `eagle:NAME`, `mtp:NAME`, the one-layer heads of a target.
+    and `eagle3:NAME`, `eagle:NAME`, `mtp:NAME`, `dflash:NAME`, the heads of a target.
 
     Raises:
         ShapeError: There is none, or it is of a kind that is not composed.
@@ -303,11 +303,12 @@ def _short(path: Path) -> str:
 
 
 def draft_head(target: Network, kind: str = "eagle3") -> Network:
-    """A draft head as published for a target, one of `HEAD_KINDS`: one layer of its sizes.
+    """A draft head as published for a target, one of `HEAD_KINDS`: one layer of its sizes, DFlash's five.
 
     EAGLE-3's is dense, has a reduced vocabulary and reads three hidden states; EAGLE's is dense, has the
     target's whole vocabulary and reads a token's embedding beside one state; so does an MTP layer, which is a
-    block of the target's own kind: its experts, its precision.
+    block of the target's own kind: its experts, its precision.  DFlash's layers are dense, have the whole
+    vocabulary and read five hidden states.
     """
     name = f"{kind}-{target.shape.name}"
     if kind == "mtp":
@@ -315,6 +316,8 @@ def draft_head(target: Network, kind: str = "eagle3") -> Network:
         shape = replace(target.shape, layers=1, name=name)
         return replace(target, shape=shape, experts=experts, windows=(), fused_hidden=2)
     shape = replace(target.shape, layers=1, tied=False, name=name)
+    if kind == "dflash":
+        return Network(replace(shape, layers=5), fused_hidden=5)
     if kind == "eagle":
         return Network(shape, fused_hidden=2)
     return Network(replace(shape, vocabulary=EAGLE_VOCABULARY), fused_hidden=3)

@@ -36,6 +36,7 @@ class IdentityPlan(Plan):
     """Which policies, on which pair, called how."""
 
     target: str = option("", "Another target, e.g. the small one inside it.  [default: the profile's]")
+    draft: str = option("", "Another draft, e.g. pair:block.  [default: the profile's]")
     mode: str | None = option(
         None,
         "How the models are called.  [default: as the profile was measured]",
@@ -81,8 +82,9 @@ def answer(bench: Bench) -> list[Row]:
     if max(plan.batch) > len(prompts):
         raise SettingError(f"{len(prompts)} prompts do not fill a batch of {max(plan.batch)}: give more")
     job = bench.job
-    if plan.target:
-        pair = replace(LIVE, target=plan.target, draft=job.names[1], seed=plan.seed)
+    if plan.target or plan.draft:
+        names = plan.target or job.names[0], plan.draft or job.names[1]
+        pair = replace(LIVE, target=names[0], draft=names[1], seed=plan.seed)
         other = make_job(replace(pair, max_tokens=plan.max_tokens or 1))
         job = like_profile(other, bench.sources.profile)
     job = replace(job, mode=plan.mode or job.mode)  # type: ignore[arg-type]  # click has checked it

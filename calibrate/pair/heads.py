@@ -362,6 +362,8 @@ class DraftingReport:
         acceptance: Share at which the first choice is what the target wrote, where those before it were
             (`acceptance_at_position`).
         acceptance_any: The same of its four likeliest.
+        right: Share at which it is what the target wrote, whatever those before it were.  What an EAGLE head
+            on its own states knows behind `UNROLLED` tokens is what SSD's cache would hold.
         sampled: As in `ExitReport`.
     """
 
@@ -370,14 +372,14 @@ class DraftingReport:
     positions: int
     acceptance: float
     acceptance_any: float
+    right: float
 
     @property
     def line(self) -> str:
         """For people."""
         how = "sampled" if self.sampled else "greedy"
-        return (
-            f"position {self.ahead}, {how}: accepted {self.acceptance:.3f}, of four {self.acceptance_any:.3f}"
-        )
+        accepted = f"accepted {self.acceptance:.3f}, of four {self.acceptance_any:.3f}"
+        return f"position {self.ahead}, {how}: {accepted}; right {self.right:.3f}"
 
 
 def medusa_logits(target: Any, heads: MedusaHeads, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -486,15 +488,15 @@ def _measure_drafting(
     *,
     sampled: bool,
     output: int = OUTPUT,
+    ahead_of: int = UNROLLED,
 ) -> list[DraftingReport]:
     """What is accepted of chains drafted along what the target writes after prompts."""
     import torch
 
-    sums = torch.zeros(3, UNROLLED, dtype=torch.float64)
+    sums = torch.zeros(5, ahead_of, dtype=torch.float64)
     for tokens, start, live in written(target, prompts, output, sampled=sampled, group=_GROUP):
         with torch.no_grad():
             _, drafted = logits(target, heads, tokens)
-        ahead_of = drafted.shape[2]
         places = torch.arange(start - 1, tokens.shape[1] - 1 - ahead_of)
         ahead = places[:, None] + 2 + torch.arange(ahead_of)
         kept = live[:, ahead[:, -1] - start]
@@ -502,12 +504,12 @@ def _measure_drafting(
         met = guesses.argmax(-1) == right
         near = (guesses.topk(4, dim=-1).indices == right[..., None]).any(-1)
         before = torch.cat([torch.ones_like(met[:, :1]), met.cumprod(-1).bool()[:, :-1]], dim=-1)
-        sums += torch.stack([before.sum(0), (before & met).sum(0), (before & near).sum(0)]).double()
+        counts = (before, before & met, before & near, torch.ones_like(met), met)
+        sums += torch.stack([each.sum(0) for each in counts]).double()
+    shares = zip(*(sums[at] / sums[of].clamp_min(1) for at, of in ((1, 0), (2, 0), (4, 3))), strict=True)
     return [
-        DraftingReport(
-            j + 1, sampled, int(tried), round(float(first / tried), 4), round(float(four / tried), 4)
-        )
-        for j, (tried, first, four) in enumerate(sums.T.tolist())
+        DraftingReport(j + 1, sampled, int(sums[0, j]), *(round(float(share), 4) for share in own))
+        for j, own in enumerate(shares)
     ]
 
 
@@ -521,7 +523,7 @@ def medusa_kind(count: int = UNROLLED) -> HeadKind[MedusaHeads, DraftingReport]:
     def loss(target: Any, heads: MedusaHeads, batch: torch.Tensor) -> torch.Tensor:
         return drafting_loss(*medusa_logits(target, heads, batch))
 
-    measure = partial(_measure_drafting, medusa_logits)
+    measure = partial(_measure_drafting, medusa_logits, ahead_of=count)
     return HeadKind("medusa", 3e-3, 8_000_000, WINDOW, make, loss, save_heads, measure)
 
 
@@ -532,7 +534,7 @@ def eagle_kind() -> HeadKind[EagleHead, DraftingReport]:
     def loss(target: Any, head: EagleHead, batch: torch.Tensor) -> torch.Tensor:
         return drafting_loss(*eagle_logits(target, head, batch))
 
-    measure = partial(_measure_drafting, eagle_logits)
+    measure = partial(_measure_drafting, partial(eagle_logits, unrolled=2 * UNROLLED), ahead_of=2 * UNROLLED)
     return HeadKind("eagle", 1e-3, 9_000_000, 192, EagleHead, loss, save_heads, measure)
 
 
