@@ -23,6 +23,7 @@ from serving.traces import TRACE_FORMATS, TraceFormat, read_traffic
 from serving.traffic import ARRIVALS, Arrivals, Traffic, arrival_times, generated
 from simulator.flat_traffic import serve_traffic
 from simulator.needs import count_devices, kv_blocks
+from simulator.report import FIRST
 from simulator.request import SimulationRequest, build_scenario
 from simulator.run import baseline_settings
 from simulator.traffic import STEPPED
@@ -425,19 +426,26 @@ def plot_frontier(report: TrafficReport, path: Path) -> None:
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 TITLES = ("ms", "mean", "median", "p90", "p95", "p99")
+MS = (
+    "ttft: until the first token, queueing included; tpot: per further token; itl: between two rounds; "
+    "e2el: until the last token; ar: plain decoding of the same requests"
+)
 
 
 def print_traffic(report: TrafficReport, console: Console) -> None:
     """Tables for people."""
     offered = "all at once" if report.offered is None else f"{report.offered:.3g} requests/s offered"
     console.print(f"[bold]{report.label}[/bold] · {len(report.traffic.requests)} requests, {offered}")
-    for kind, source in report.sources.items():
-        console.print(f"[dim]{kind}: {source}[/dim]", highlight=False)
+    said = dict(report.sources)
+    for kind in [kind for kind in said if kind in (*FIRST, "traffic")]:
+        console.print(f"[dim]{kind}: {said.pop(kind)}[/dim]", highlight=False)
     runs = {report.settings.policy: report.found} | ({"ar": report.plain} if report.plain else {})
     for name, found in runs.items():
         rows = [[latency, *(_ms(found, title, latency) for title in TITLES[1:])] for latency in LATENCIES]
         console.print(f"\n[bold]{name}[/bold]: {_line(found)}", highlight=False)
         console.print(fitted_table(TITLES, rows))
+    for kind, source in {**said, "ms": MS}.items():
+        console.print(f"[dim]{kind}: {source}[/dim]", highlight=False)
 
 
 def _ms(found: Mapping[str, Any], title: str, latency: str) -> str:

@@ -127,8 +127,8 @@ def print_diagnosis(found: Diagnosis, console: Console) -> None:
     """Tables for people."""
     from rich.markup import escape
 
-    def say(text: str) -> None:
-        console.print(escape(text), highlight=False)
+    def say(text: str, *, whole: bool = False) -> None:
+        console.print(escape(text), highlight=False, soft_wrap=whole)
 
     seen = found.seen
     depth = "K unknown" if seen.lookahead is None else f"K = {seen.lookahead}"
@@ -146,7 +146,7 @@ def print_diagnosis(found: Diagnosis, console: Console) -> None:
     elif found.prices is not None:
         say("nothing tried here would bring 2 % or more")
     for engine, line in found.paste.items():
-        say(f"{engine}: {line}")
+        say(f"{engine}: {line}", whole=True)  # to paste
     if len(set(found.schedule.values())) > 1:
         *ranges, (last, _, most) = schedule(found.schedule)
         said = [
