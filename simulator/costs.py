@@ -457,8 +457,11 @@ class ProfileCosts:
         alone = len(noises) == 1
         assert len(noises) <= 2
 
+        by_context = self.effects.context
+
         def priced(view: View) -> Priced:
-            context = context_of(view) + ahead
+            contexts = view.contexts
+            context = (sum(contexts) // len(contexts) if by_context else context_of(view)) + ahead
             mean_s = kept.get(context) or means(context)
             # The mean of independent forwards varies that much less.
             factor = 1.0 + (next(stream) - 1.0) / root
@@ -598,10 +601,9 @@ class ProfileCosts:
 
     def _context(self, view: View) -> int:
         """Mean context of the rows, in tokens."""
-        contexts = view.contexts
         if not self.effects.context:
-            return contexts[0] - view.positions[0]
-        return contexts[0] if len(contexts) == 1 else sum(contexts) // len(contexts)
+            return view.contexts[0] - view.positions[0]
+        return sum(view.contexts) // len(view.contexts)
 
     def check_tree(self) -> None:
         """Refuse steps of a tree where none was measured.

@@ -176,7 +176,7 @@ class OperationTimes:
                 form.warm_s = host.warm_s(rows=form.rows, calls=priced.count, tokens=tokens)
             warm_s = form.warm_s
         beyond = warm_s + host.waking_s(idle_s) if host.wake else warm_s
-        factor = luck = self._luck(device, form)
+        factor = luck = 1.0 if host.spread is None or self.noise is None else self._luck(device, form)
         if beyond < 0.0 or host.scale != 1.0:
             factor *= host.stretch(priced.total_s, beyond)
         return TimedWork(priced, factor, beyond * luck if beyond > 0.0 else 0.0)
@@ -195,7 +195,8 @@ class OperationTimes:
     def _luck(self, device: str, form: Form) -> float:
         """How much longer than in the mean an operation takes."""
         spread = form.host.spread
-        if self.noise is None or spread is None or form.kind == "prefill":
+        assert self.noise is not None and spread is not None
+        if form.kind == "prefill":
             return 1.0
         stream = form.luck.get(device)
         if stream is None:

@@ -127,6 +127,16 @@ class Machine:
             running.remove(device)
         else:
             running.append(device)
+        if len(running) > 1:
+            self._share(now)
+        else:
+            self._overlap = False
+            if running and running[0].rate != 1.0:
+                running[0].replan(now, 1.0)
+
+    def _share(self, now: float) -> None:
+        """Replan operations that run at once."""
+        running = self._running
         doing = tuple(map(_DOING, running))
         found = self._rates.get(doing)
         if found is None:
@@ -225,10 +235,14 @@ class SimulatedDevice:
     def submit(self, operation: Operation) -> SimulatedTask:
         """Queue an operation and return at once."""
         task = SimulatedTask(self, operation)
-        if self.running is None and self._starting is None:
-            self._next(task, task.form.lead_s)
-        else:
+        if self.running is not None or self._starting is not None:
             self._queue.append(task)
+            return task
+        self._starting, self._completed = task, None
+        if task.form.lead_s > 0.0:
+            self.due_s = self.env._now + task.form.lead_s
+        else:
+            self._begin(self.env._now)
         return task
 
     def stop(self, task: SimulatedTask) -> None:
@@ -238,7 +252,7 @@ class SimulatedDevice:
         if task is not self.running:
             if task in self._queue:
                 self._queue.remove(task)
-                self._report(task, 0)
+                self._drop(task)
             elif task is self._starting:
                 self._completed = 0
             return
@@ -273,22 +287,19 @@ class SimulatedDevice:
         else:
             self._end(now)
 
-    def _next(self, task: SimulatedTask, delay: float) -> None:
-        self._starting, self._completed = task, None
-        now = self.env._now
-        if delay > 0.0:
-            self.due_s = now + delay
-        else:
-            self._begin(now)
+    def _next(self, now: float) -> None:
+        """Begin what waited."""
+        self._starting, self._completed = self._queue.popleft(), None
+        self._begin(now)
 
     def _begin(self, now: float) -> None:
         task, self._starting = self._starting, None
         assert task is not None
         self.due_s = _NEVER
         if self._completed == 0:  # stopped before it began
-            self._report(task, 0)
+            self._drop(task)
             if self._queue:
-                self._next(self._queue.popleft(), 0.0)
+                self._next(now)
             return
         self.running, operation = task, task.operation
         self.cost_class, self.doing, self.counted = self._kinds[operation.cost_class]
@@ -298,6 +309,11 @@ class SimulatedDevice:
         self._started = self._since = now
         self._early_s = 0.0 if operation.early_reply is not None and operation.early else _NEVER
         self.machine.changed(now, self)
+
+    def _drop(self, task: SimulatedTask) -> None:
+        """Report what was stopped before it began."""
+        work, operation = self.work, task.operation
+        _fire(self.env, task, work.answer(operation, 0), work.after_s(operation, task.form))
 
     def _advance(self, now: float) -> None:
         self._remaining = max(0.0, self._remaining - (now - self._since) * self.rate)
@@ -336,13 +352,11 @@ class SimulatedDevice:
         self.running = None
         self.due_s = _NEVER
         self.machine.changed(now, self)
-        self._report(task, self._completed)
-        if self._queue:
-            self._next(self._queue.popleft(), 0.0)
-
-    def _report(self, task: SimulatedTask, completed: int | None) -> None:
         work, operation = self.work, task.operation
-        _fire(self.env, task, work.answer(operation, completed), work.after_s(operation, task.form))
+        answer = work.answer(operation, self._completed)
+        _fire(self.env, task, answer, work.after_s(operation, task.form))
+        if self._queue:
+            self._next(now)
 
     def _record(self, task: SimulatedTask, now: float) -> None:
         assert self.spans is not None
