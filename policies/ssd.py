@@ -14,7 +14,7 @@ its code read differently, each reading has a name (design.md, section 7):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -41,7 +41,7 @@ from policies.pld import guess, guess_from_text
 from policies.protocols import Cache, Event, Steps, Task, World
 from policies.rows import Rows, admit
 from policies.sampling import GREEDY, Sampling, random_tokens
-from policies.values import NO_SLOTS, Slots, Source, Speculation, Verdict, View
+from policies.values import NO_SLOTS, Slots, Source, Speculation, Verdict
 
 Backup: TypeAlias = Literal["primary", "primary-all", "plain", "random", "ngram"]
 AnyBackup: TypeAlias = Literal[Backup, "auto"]
@@ -187,7 +187,10 @@ def saguaro(world: World, rows: Rows, config: SaguaroConfig, sampling: Sampling 
     speculation = Speculation.empty(rows.width)
     redrafting: Task | None = None  # of the rows that sit this round out
     absent = NO_SLOTS
-    prepare, waits_for_glue = prespeculation(world, config, sampling), config.tree == "abort"
+    waits_for_glue, keep = config.tree == "abort", config.cache_set == "top"
+    knobs = config.lookahead, config.fanout, config.fanout_backup, sampling, config.shape(sampling), keep
+    count = config.draft_devices
+    shares = [(device.submit, (i, count)) for i, device in enumerate(world.drafts[:count])]
     while rows.active:
         fresh = yield from admit(world, rows)
         if fresh:
@@ -199,7 +202,9 @@ def saguaro(world: World, rows: Rows, config: SaguaroConfig, sampling: Sampling 
             )
         view = rows.view(rows.alive - absent if absent else None)
         verify = world.target.submit(Verify(view, speculation, sampling))
-        prepares = prepare(view, speculation)
+        prepares = [
+            submit(Prespeculate(view, speculation, *knobs, share, waits_for_glue)) for submit, share in shares
+        ]
         verdict = yield verify
         if waits_for_glue:
             outcomes = yield from join([share.early for share in prepares])
@@ -229,21 +234,6 @@ def join(parts: Sequence[Event]) -> Generator[Event, Any, Cache]:
     for part in parts:
         caches.append((yield part))  # noqa: PERF401 - a comprehension cannot yield
     return caches[0] if len(caches) == 1 else JoinedCache(caches)
-
-
-def prespeculation(
-    world: World, config: SaguaroConfig, sampling: Sampling
-) -> Callable[[View, Speculation], list[Task]]:
-    """What submits each draft device's share of a pre-speculation."""
-    count, shape = config.draft_devices, config.shape(sampling)
-    knobs = config.lookahead, config.fanout, config.fanout_backup, sampling, shape, config.cache_set == "top"
-    shares = [(device.submit, (i, count)) for i, device in enumerate(world.drafts[:count])]
-    early = config.tree == "abort"
-
-    def submit(view: View, speculation: Speculation) -> list[Task]:
-        return [ask(Prespeculate(view, speculation, *knobs, share, early)) for ask, share in shares]
-
-    return submit
 
 
 def fall_back(

@@ -576,10 +576,10 @@ class ProfileCosts:
 
         Tokens that the slots hold already are looked at by each new one.
         """
-        contexts = operation.view.contexts
-        starts = operation.starts or (0,) * len(contexts)
-        new = [context - start for context, start in zip(contexts, starts, strict=True)]
-        rows, tokens = self._counted(len(contexts)), max(new)
+        new, starts = operation.view.contexts, operation.starts or ()
+        if starts:
+            new = tuple([context - start for context, start in zip(new, starts, strict=True)])
+        rows, tokens = self._counted(len(new)), max(new)
         if (name, rows, tokens) not in self._prefills:
             surface = self.surfaces.get(name)
             seconds = 0.0 if surface is None else surface.seconds(batch=rows, new_tokens=tokens)
