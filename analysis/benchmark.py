@@ -3,6 +3,7 @@
     python -m analysis.benchmark            # tables in Markdown
     python -m analysis.benchmark --json
     python -m analysis.benchmark --scale    # seconds and memory as the work grows
+    python -m analysis.benchmark --search   # what `recommend` misses of trying everything on all prompts
 
 Machines differ, and one machine from minute to minute, so that every run is measured beside two others that
 anybody can repeat: simpy's bare event loop, and a scalar loop in plain Python over a recorded trace.  All
@@ -16,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from multiprocessing import get_context
 from tempfile import TemporaryDirectory
@@ -44,8 +45,15 @@ SCALE: Mapping[str, tuple[int, ...]] = {
     "tokens": (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000),
     "batch": (1, 4, 16, 64, 256, 512),
     "positions": (10_000, 100_000, 1_000_000),
+    "positions, one category": (10_000, 100_000, 1_000_000),
 }
-"""What grows: simulated tokens; rows, at a million tokens; positions of the trace, all of them simulated."""
+"""What grows: simulated tokens; rows, at a million tokens; positions of the trace, all of them simulated, and
+as many of which one category's are read and simulated."""
+CATEGORY = "code"
+SEARCHED = (("cpu2-x5", 1), ("cpu2-x5", 8), ("cpu2-x20", 1))
+"""Profiles and batches at which the search is compared with trying everything."""
+TRIED, BY_EVENTS = 1_000, 36
+"""Settings of the full grid, and how many of them the event world simulates, too."""
 WORLDS = ("textbook_1", "textbook_16", "profile_1", "profile_16")
 SHORT, LONG = 30_000, 1_000_000
 """Simulated tokens of a run of the event world, and of the compiled replay."""
@@ -171,8 +179,10 @@ def scale(axis: str, value: int, folder: str) -> dict[str, Any]:
     tokens = value if axis != "batch" else SCALE["tokens"][2]
     batch = value if axis == "batch" else 16
     columns = ("draft_rank", "draft_top_ids")
-    path = f"{folder}/{value}.parquet" if axis == "positions" else find_trace(PROFILE)
-    model = replay(read_trace(path, columns=columns))
+    path = f"{folder}/{value}.parquet" if axis.startswith("positions") else find_trace(PROFILE)
+    trace = read_trace(path, columns=columns, category=CATEGORY if "category" in axis else None)
+    tokens = min(tokens, len(trace)) if axis.startswith("positions") else tokens
+    model = replay(trace)
     scenario = _served(model, tokens, batch, "auto")
     opened = time.process_time()
     simulate(scenario, SETTINGS)
@@ -218,6 +228,39 @@ def scales(progress: Callable[[int], None]) -> list[dict[str, Any]]:
     return found
 
 
+def searched(hw: str, batch: int, tried: int = TRIED, by_events: int = BY_EVENTS) -> dict[str, Any]:
+    """What `recommend` finds by rejection on few prompts, beside simulating all that it tried on all prompts.
+
+    Returns:
+        `settings` tried; `found` and `best`, the winners; `regret`, the share of the best one's speed that
+        the one found misses; of `by_events` settings the winners of `both` engines, and by how much any
+        speed differs between them at most.
+    """
+    from analysis.recommend.answer import Query
+    from analysis.recommend.search import FULL, fewer, refine
+
+    query = Query(hw=hw, batch=batch)
+    search = query.search(query.sources())
+    found = refine(search, FULL, tried)[0]
+    settings = [each.settings for each in search.tried]
+    every = search.elsewhere().best(settings)
+    speeds = {each.settings: each.tokens_per_second for each in every}
+    few = fewer(settings, by_events)
+    events = search.elsewhere(replace(search.scenario, engine="event")).best(few)
+    rates = {each.settings: each.tokens_per_second for each in events}
+    return {
+        "hw": hw,
+        "batch": batch,
+        "settings": len(every),
+        "found": found.settings.label,
+        "best": every[0].settings.label,
+        "regret": 1.0 - speeds[found.settings] / every[0].tokens_per_second,
+        "by_events": len(rates),
+        "both": [max(rates, key=lambda each: speeds[each]).label, events[0].settings.label],
+        "differ": max(abs(rate / speeds[each] - 1.0) for each, rate in rates.items()),
+    }
+
+
 def _tokens_per_second(scenario: Scenario) -> float:
     return per_second(lambda: simulate(scenario, SETTINGS).summary.tokens)
 
@@ -243,19 +286,27 @@ def _spreads(measured: dict[str, list[float]]) -> dict[str, list[float]]:
 @with_options(click_options(BenchmarkQuery))
 @click.option("--json", "machine", is_flag=True, help="Print one JSON object.")
 @click.option("--scale", "growing", is_flag=True, help="Seconds and memory as the work grows, in its place.")
-def main(*, machine: bool, growing: bool, **options: Any) -> None:
+@click.option("--search", "seeking", is_flag=True, help="The search of recommend against trying everything.")
+def main(*, machine: bool, growing: bool, seeking: bool, **options: Any) -> None:
     """Measure the output tokens that the simulator replays per second of CPU time, beside simpy's loop."""
     query = BenchmarkQuery(**options)
-    steps = sum(map(len, SCALE.values())) if growing else query.repeats
+    steps = len(SEARCHED) if seeking else sum(map(len, SCALE.values())) if growing else query.repeats
     with click.progressbar(length=steps, hidden=machine, file=sys.stderr) as bar:
-        if growing:
-            found: Any = scales(bar.update)
+        found: Any
+        if seeking:
+            found = []
+            for hw, batch in SEARCHED:
+                found.append(searched(hw, batch))
+                bar.update(1)
+        elif growing:
+            found = scales(bar.update)
         else:
             found = benchmark(query, lambda done, _: bar.update(1 if done else 0))
     if machine:
         click.echo(to_json(found, indent=2))
     else:
-        click.echo("\n".join(_scale_table(found) if growing else _speed_table(found)))
+        table = _search_table if seeking else _scale_table if growing else _speed_table
+        click.echo("\n".join(table(found)))
 
 
 def _speed_table(found: dict[str, Any]) -> list[str]:
@@ -287,6 +338,27 @@ def _scale_table(found: list[dict[str, Any]]) -> list[str]:
     for row in found:
         times = f"{row['open_s']:.2f} | {row['seconds']:.2f} | {row['megabytes']:.0f}"
         lines.append(f"| {row['axis']} | {row['value']:,} | {times} |")
+    return lines
+
+
+def _search_table(found: list[dict[str, Any]]) -> list[str]:
+    heads = (
+        "profile",
+        "batch",
+        "settings",
+        "found",
+        "best of all",
+        "regret",
+        "in both engines",
+        "same",
+        "differ",
+    )
+    lines = [f"| {' | '.join(heads)} |", "|---|--:|--:|---|---|--:|--:|---|--:|"]
+    for row in found:
+        same = "yes" if len(set(row["both"])) == 1 else f"no: {', '.join(row['both'])}"
+        winners = f"{row['found']} | {row['best']} | {row['regret']:.2%}"
+        events = f"{row['by_events']} | {same} | {row['differ']:.1e}"
+        lines.append(f"| {row['hw']} | {row['batch']} | {row['settings']:,} | {winners} | {events} |")
     return lines
 
 

@@ -309,6 +309,7 @@ def read_decisions(path: FileName) -> DecisionTrace:
     Raises:
         TraceError: The file cannot be read or is none.
     """
+    import pyarrow as pa
 
     def choose(present: list[str]) -> list[str]:
         if missing := [name for name in _FIRST_COLUMNS if present.count(name) != 1]:
@@ -316,9 +317,9 @@ def read_decisions(path: FileName) -> DecisionTrace:
         return [name for name in _COLUMNS if name in present]
 
     with parquet_refusals(path, "decision trace"), _uncollected():
-        requests, meta, table, metadata = read_recording(path, _READABLE, choose)
+        requests, meta, parts, metadata = read_recording(path, _READABLE, choose, lambda _, table: table)
         about = record(dict[str, _About], metadata_value(metadata, "settings"))
-        settings = _collect(table.to_pydict(), about)
+        settings = _collect(pa.concat_tables(parts).to_pydict(), about)
         limit = record(int, metadata_value(metadata, "limit"))
         return DecisionTrace(requests, meta, settings, limit, _timings(metadata))
 

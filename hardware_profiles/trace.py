@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from msgspec import Meta
@@ -268,6 +268,9 @@ def requests_of(requests: Sequence[TraceRequest], category: str, what: str) -> l
 
 
 _KEY = "spectwin.{}"
+GROUP = 1 << 16
+"""Rows of a file that are written, and read, together."""
+Part = TypeVar("Part")
 
 
 def metadata_value(metadata: Mapping[bytes, bytes], key: str) -> Any:
@@ -305,7 +308,7 @@ def write_recording(
         atomic_write(path, binary=True) as file,
         pq.ParquetWriter(file, table.schema, compression="zstd", store_schema=False) as writer,
     ):
-        writer.write_table(table)
+        writer.write_table(table, row_group_size=GROUP)
         writer.add_key_value_metadata({_KEY.format(key): text for key, text in texts.items()})
 
 
@@ -333,14 +336,18 @@ def parquet_refusals(path: str | os.PathLike[str], noun: str = "trace") -> Itera
 
 
 def read_recording(
-    path: str | os.PathLike[str], schemas: Sequence[str], choose: Callable[[list[str]], list[str]]
-) -> tuple[tuple[TraceRequest, ...], TraceMeta, pyarrow.Table, Mapping[bytes, bytes]]:
-    """The requests, the origin, the columns chosen and the metadata of a file; within `parquet_refusals`.
+    path: str | os.PathLike[str],
+    schemas: Sequence[str],
+    choose: Callable[[list[str]], list[str]],
+    take: Callable[[tuple[TraceRequest, ...], pyarrow.Table], Part],
+) -> tuple[tuple[TraceRequest, ...], TraceMeta, list[Part], Mapping[bytes, bytes]]:
+    """The requests, the origin, what is taken of the rows and the metadata; within `parquet_refusals`.
 
     Args:
         path: The file.
         schemas: Those that are read, the newest first.
         choose: The columns to read, of those that are there.
+        take: Of the next rows: beside what is taken, never more are in memory than a group has (`GROUP`).
 
     Raises:
         TraceError: It is no recording of these schemas.
@@ -349,15 +356,19 @@ def read_recording(
 
     with pq.ParquetFile(path) as file:
         metadata = file.metadata.metadata or {}
-        table = file.read(columns=choose(file.schema_arrow.names))
-    for key in ("schema", "meta", "requests"):
-        if _KEY.format(key).encode() not in metadata:
-            raise TraceError(f"is no trace, its metadata has no {_KEY.format(key)!r}")
-    schema = metadata[_KEY.format("schema").encode()].decode(errors="replace")
-    if schema not in schemas:
-        raise TraceError(f"has schema {schema!r:.60}, this version reads {schemas[0]!r}")
-    requests = record(tuple[TraceRequest, ...], metadata_value(metadata, "requests"))
-    return requests, record(TraceMeta, metadata_value(metadata, "meta")), table, metadata
+        columns = choose(file.schema_arrow.names)
+        for key in ("schema", "meta", "requests"):
+            if _KEY.format(key).encode() not in metadata:
+                raise TraceError(f"is no trace, its metadata has no {_KEY.format(key)!r}")
+        schema = metadata[_KEY.format("schema").encode()].decode(errors="replace")
+        if schema not in schemas:
+            raise TraceError(f"has schema {schema!r:.60}, this version reads {schemas[0]!r}")
+        requests = record(tuple[TraceRequest, ...], metadata_value(metadata, "requests"))
+        groups: Iterable[list[int]] = (
+            ([i] for i in range(file.num_row_groups)) if file.num_row_groups else [[]]
+        )
+        parts = [take(requests, file.read_row_groups(group, columns)) for group in groups]
+    return requests, record(TraceMeta, metadata_value(metadata, "meta")), parts, metadata
 
 
 def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -375,14 +386,19 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
 
 
 def read_trace(
-    path: str | os.PathLike[str], columns: Sequence[str] | None = None, *, optional: Sequence[str] = ()
+    path: str | os.PathLike[str],
+    columns: Sequence[str] | None = None,
+    *,
+    optional: Sequence[str] = (),
+    category: str | None = None,
 ) -> Trace:
-    """Read and check a trace.
+    """Read and check a trace, or as much of it as is asked for.
 
     Args:
         path: The file.
         columns: Columns to read besides `request`, `position` and `token`; None for all there are.
         optional: Columns to read, too, where the file has them.
+        category: Of the prompts whose texts are read; None: all.
 
     Raises:
         TraceError: The file cannot be read, is no trace, lacks a column that was asked for, or
@@ -398,10 +414,22 @@ def read_trace(
             raise _missing(missing[0])
         return [name for name in known if name in wanted or name in optional]
 
+    read = 0
+
+    def take(requests: tuple[TraceRequest, ...], table: pyarrow.Table) -> dict[str, NDArray[Any]]:
+        nonlocal read
+        numbers = {n: _from_arrow(table.column(n), _column(n), str(path), read) for n in table.column_names}
+        read += len(table)
+        if category is None:
+            return numbers
+        mine = np.isin(numbers["request"], requests_of(requests, category, "trace"))
+        return {name: column[mine] for name, column in numbers.items()}
+
     with parquet_refusals(path):
-        requests, meta, table, _ = read_recording(path, [TRACE_SCHEMA], choose)
-        numbers = {n: _from_arrow(table.column(n), _column(n), str(path)) for n in table.column_names}
-        trace = Trace.of(requests, meta, **numbers)
+        requests, meta, parts, _ = read_recording(path, [TRACE_SCHEMA], choose, take)
+        numbers = {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
+        kept = [each for each in requests if category in {None, each.category}]
+        trace = Trace.of(kept, meta, **numbers)
         check_trace(trace, str(path))
     return trace
 
@@ -416,7 +444,7 @@ def _to_arrow(values: NDArray[Any], column: Column) -> pyarrow.Array:
     return pa.ListArray.from_arrays(np.arange(len(values) + 1, dtype=np.int32) * width, numbers)
 
 
-def _from_arrow(chunks: pyarrow.ChunkedArray, column: Column, source: str) -> NDArray[Any]:
+def _from_arrow(chunks: pyarrow.ChunkedArray, column: Column, source: str, first: int) -> NDArray[Any]:
     import pyarrow as pa
 
     kind, types = chunks.type, pa.types
@@ -428,7 +456,7 @@ def _from_arrow(chunks: pyarrow.ChunkedArray, column: Column, source: str) -> ND
         raise TraceError(f"{source}: column {column.name!r} holds {kind}, must hold {wanted}")
     array = pa.concat_arrays(chunks.chunks) if chunks.num_chunks else pa.array([], kind)
     if array.null_count:  # what tells which they are takes as long to import as the rest of Arrow
-        _refuse_rows(source, column.name, array.is_null().to_numpy(zero_copy_only=False), "is empty")
+        _refuse_rows(source, column.name, array.is_null().to_numpy(zero_copy_only=False), "is empty", first)
     if column.width is None:
         # Flat integers are int64 in memory, to be indices without surprises.
         return np.asarray(array, dtype="float32" if column.dtype == "float32" else "int64")
@@ -439,18 +467,18 @@ def _from_arrow(chunks: pyarrow.ChunkedArray, column: Column, source: str) -> ND
         begins = np.asarray(array.offsets)
     lengths = np.diff(begins)
     width = int(lengths[0]) if len(lengths) else 0
-    _refuse_rows(source, column.name, lengths != width, f"has not {width} numbers like row 0")
+    _refuse_rows(source, column.name, lengths != width, f"has not {width} numbers like row {first}", first)
     flat, shape = array.values.slice(int(begins[0]), int(begins[-1] - begins[0])), (len(lengths), width)
     if flat.null_count:
         empty = flat.is_null().to_numpy(zero_copy_only=False).reshape(shape)
-        _refuse_rows(source, column.name, empty.any(axis=1), "has an empty number")
+        _refuse_rows(source, column.name, empty.any(axis=1), "has an empty number", first)
     return np.asarray(flat, dtype=column.dtype).reshape(shape)
 
 
-def _refuse_rows(source: str, column: str, bad: NDArray[np.bool_], problem: str) -> None:
-    """Raise the error of a column's first bad row, if there is one."""
+def _refuse_rows(source: str, column: str, bad: NDArray[np.bool_], problem: str, first: int = 0) -> None:
+    """Raise the error of a column's first bad row, if there is one; `first` is the number of row 0."""
     if bad.any():
-        raise TraceError(f"{source}: column {column!r}, row {int(np.argmax(bad))}: {problem}")
+        raise TraceError(f"{source}: column {column!r}, row {first + int(np.argmax(bad))}: {problem}")
 
 
 def check_trace(trace: Trace, source: str) -> None:

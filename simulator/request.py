@@ -454,10 +454,9 @@ def _replayed(request: SimulationRequest, path: Path) -> tuple[Trace, TokenModel
     settings = request.query.settings
     greedy = settings.temperature == 0.0
     # None is asked for here: how the trace was recorded says which it needs, and comes first.
-    trace = read_trace(path, columns=(), optional=GREEDY_COLUMNS if greedy else REPLAY_COLUMNS)
+    columns = GREEDY_COLUMNS if greedy else REPLAY_COLUMNS
+    trace = read_trace(path, columns=(), optional=columns, category=request.prompt_category)
     try:
-        if request.prompt_category is not None:
-            trace = trace.of_category(request.prompt_category)
         check_sampling(trace, settings.temperature, settings.top_p)
         return trace, replay(trace, limit=request.max_tokens, seed=settings.seed)
     except (TraceError, SettingError) as error:

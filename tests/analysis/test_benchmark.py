@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
+from analysis import benchmark
 from analysis.benchmark import PROFILE, WORLDS, main, scalar_tokens, scale, write_long_trace
 from hardware_profiles.store import find_trace
 from hardware_profiles.trace import read_trace
@@ -43,3 +45,13 @@ def test_a_long_trace_is_the_shipped_one_again_and_again(tmp_path: Path) -> None
 def test_the_scalar_loop_by_hand() -> None:
     # Runs 2 1 0 and then 0: three tokens, one, three, one, ...: 7 is reached in three rounds, with 7.
     assert scalar_tokens([2, 1, 0, 0], [1, 1, 1, 1], total=7) == 7.0
+
+
+def test_the_search_s_table_says_where_engines_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"settings": 9, "found": "sd K=2", "best": "ar", "regret": 0.25, "by_events": 3, "differ": 1e-16}
+    monkeypatch.setattr(
+        benchmark, "searched", lambda hw, batch: {**row, "hw": hw, "batch": batch, "both": ["ar", "sd"]}
+    )
+    lines = CliRunner().invoke(main, ["--search"], catch_exceptions=False).stdout.splitlines()
+    assert lines[2] == "| cpu2-x5 | 1 | 9 | sd K=2 | ar | 25.00% | 3 | no: ar, sd | 1.0e-16 |"
+    assert len(lines) == 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hardware_profiles import trace as trace_file
 from hardware_profiles.trace import (
     COLUMNS,
     Trace,
@@ -200,6 +202,29 @@ def test_the_first_bad_row_of_a_file_is_named(tmp_path: Path) -> None:
     lists = pa.array([[1, 2, 3], [1, 2, 3], [1, 2], [1, 2, 3]], pa.list_(pa.int32()))
     with pytest.raises(TraceError, match="column 'draft_top_ids', row 2: has not 3 numbers"):
         read_trace(forged(path, "draft_top_ids", lists))
+
+
+def test_a_category_is_read_group_by_group_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows 0 to 6 in groups of 2: requests 10, 11 and 12 have rows 0-2, 3-4 and 5-6."""
+    monkeypatch.setattr(trace_file, "GROUP", 2)
+    path, whole = tmp_path / "t.parquet", full(3, 2, 2)
+    requests = (*whole.requests[:1], whole.requests[1].but(category="prose"), whole.requests[2])
+    write_trace(replace(whole, requests=requests), path)
+    assert pq.read_metadata(path).num_row_groups == 4
+    assert same(read_trace(path), replace(whole, requests=requests))
+    assert same(read_trace(path, category="code"), replace(whole, requests=requests).slice([10, 12]))
+    with pytest.raises(
+        TraceError, match="no prompt of category 'tables' in the trace; categories: code, prose"
+    ):
+        read_trace(path, category="tables")
+    table, metadata = pq.read_table(path).replace_schema_metadata(), pq.read_metadata(path).metadata
+    bad = pa.array([1, 2, 3, None, 5, 6, 7], pa.int32())
+    place = table.schema.get_field_index("token")
+    pq.write_table(
+        table.set_column(place, "token", bad).replace_schema_metadata(metadata), path, row_group_size=2
+    )
+    with pytest.raises(TraceError, match="column 'token', row 3: is empty"):
+        read_trace(path)
 
 
 def test_fixed_size_lists_and_wider_numbers_of_other_writers_are_read(tmp_path: Path) -> None:
