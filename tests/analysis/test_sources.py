@@ -16,7 +16,7 @@ from policies.registry import POLICIES
 DECIDED = {name for name, info in POLICIES.items() if info.needs_decisions and "live" in info.worlds}
 TIMED = {"duo", "double", "mirror", "tree", "rest", "rasd"}
 """Policies whose operations were timed, too."""
-SHIPPED = TIMED | {"lookahead", "recycling", "gated", "ouroboros"}
+SHIPPED = TIMED | {"lookahead", "recycling", "gated", "ouroboros", "specbranch"}
 """Policies whose recordings come with the profile `cpu2-x5`; of others it is said how to make them."""
 
 

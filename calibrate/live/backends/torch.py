@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from calibrate.live.engine.compiled import Capture, Feed, Kind, SplitCapture, watched
+from calibrate.live.engine.compiled import Capture, Feed, Kind, SplitCapture, some_layers, watched
 from calibrate.live.engine.forwards import SlotForwards
 from calibrate.live.engine.runner import Nodes
 from calibrate.live.engine.slots import Plan
@@ -45,6 +45,7 @@ class ModelRunner(SlotForwards):
         self._capture: Capture | SplitCapture | None = Capture(self.model) if mode == "compiled" else None
         self._split: dict[int, SplitCapture] = {}
         self._parts: dict[int, Capture] = {}
+        self._some: dict[tuple[int, ...], tuple[Any, Capture | None]] = {}
 
     def warm(self, shapes: Sequence[tuple[int, int]]) -> float:
         """See `Runner.warm`; what matters of either size is only whether it is one."""
@@ -84,6 +85,15 @@ class ModelRunner(SlotForwards):
             capture = self._parts[id(part)]
         with self._running(part, capture):
             return span.back(self._call(span.put(states), *laid))
+
+    @contextmanager
+    def through(self, kept: tuple[int, ...]) -> Iterator[None]:
+        """Within the block, forwards of a Llama-like model go through some of its layers alone."""
+        if kept not in self._some:
+            part = some_layers(self.model, kept)
+            self._some[kept] = part, None if self._capture is None else Capture(part)
+        with self._running(*self._some[kept]):
+            yield
 
     @contextmanager
     def _running(self, model: Any, capture: Capture | SplitCapture | None) -> Iterator[None]:

@@ -315,6 +315,12 @@ def second_part(model: Any, layer: int) -> Any:
     return _with_modules(model, model=_with_modules(model.model, layers=layers, embed_tokens=nn.Identity()))
 
 
+def some_layers(model: Any, kept: Sequence[int]) -> Any:
+    """The model with a part of its layers, whose keys and values lie where they do in the whole one."""
+    layers = nn.ModuleList(model.model.layers[at] for at in kept)
+    return _with_modules(model, model=_with_modules(model.model, layers=layers))
+
+
 def _with_modules(module: Any, **modules: Any) -> Any:
     """A copy that shares all weights, with some submodules replaced."""
     changed = copy.copy(module)
