@@ -70,13 +70,15 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
         yield move
 
 
-def summary_lines(calibrated: Calibrated, *, files: Sequence[Path], then: str, verbose: bool) -> list[str]:
+def summary_lines(
+    calibrated: Calibrated, *, files: Sequence[Path] = (), then: str = "", verbose: bool = False
+) -> list[str]:
     """What was measured, how well, and what next: some ten lines, or every operation on one of its own.
 
     Args:
         calibrated: What was found.
         files: Written.
-        then: The command to go on with, or what to know before.
+        then: The command to go on with, or what to know before; none, where it is empty.
         verbose: Whether the details are said, too.
     """
     profile = calibrated.profile
@@ -96,7 +98,7 @@ def summary_lines(calibrated: Calibrated, *, files: Sequence[Path], then: str, v
     if verbose:
         lines += ["", *_detail_lines(calibrated), ""]
     lines += [f"{'wrote':<9} {path}" for path in files]
-    return [*lines, f"{'next':<9} {then}"]
+    return [*lines, f"{'next':<9} {then}"] if then else lines
 
 
 def _forwards(profile: Profile) -> list[tuple[str, str]]:
