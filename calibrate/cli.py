@@ -48,7 +48,7 @@ HEADINGS = {
 """What `calibrate --help` lists, most wanted first."""
 
 
-@checked_group(invoke_without_command=True, epilog=EXAMPLES, context_settings=HELP, headings=HEADINGS)
+@checked_group(invoke_without_command=True, epilog=EXAMPLES, context_settings=HELP, headings=lambda: HEADINGS)
 @with_options(click_options(CalibrationRequest))
 @click.option(
     "--out",

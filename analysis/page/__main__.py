@@ -30,7 +30,7 @@ Examples:
 """
 
 
-@checked_command("report", epilog=EXAMPLES, context_settings=HELP, headings=HEADINGS)
+@checked_command("report", epilog=EXAMPLES, context_settings=HELP, headings=lambda: HEADINGS)
 @with_options(click_options(PageRequest))
 @click.option(
     "--out",

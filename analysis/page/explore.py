@@ -246,7 +246,7 @@ def server_of(explorer: Explorer, port: int) -> ThreadingHTTPServer:
     return ThreadingHTTPServer((HOST, port), Answer)
 
 
-@checked_command("explore", epilog=EXAMPLES, context_settings=HELP, headings=HEADINGS)
+@checked_command("explore", epilog=EXAMPLES, context_settings=HELP, headings=lambda: HEADINGS)
 @with_options(click_options(PageRequest, without=MOVED))
 @click.option(
     "--port", type=click.IntRange(0, 65_535), default=8642, show_default=True, help="On this machine."

@@ -19,6 +19,7 @@ from simulate_command import answer
 from analysis.page.__main__ import main
 from analysis.page.answers import Page, PageRequest, answers, best, count, first_rounds
 from analysis.page.explore import HOST, Explorer, server_of
+from analysis.page.explore import main as explore
 from analysis.page.figures import causes, winners
 from analysis.page.html import page
 from simulator.law import Stage
@@ -103,6 +104,11 @@ def test_the_load_is_what_simulate_serves(monkeypatch: pytest.MonkeyPatch) -> No
     assert sd["speedup_vs_ar"] == ar["mean_e2el_ms"] / sd["mean_e2el_ms"] > 1.0
     shown = explorer.answer("batch=64&context=128&acceptance=0.8&rate=4")
     assert f"{sd['p90_tpot_ms']:.1f}" in shown["table"] and "48 requests" in shown["table"]
+
+
+def test_help_is_grouped() -> None:
+    for command in (main, explore):
+        assert "What is compared:\n" in CliRunner().invoke(command, ["--help"]).output
 
 
 @pytest.mark.browser
