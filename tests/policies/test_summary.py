@@ -80,3 +80,26 @@ def test_mean_of_runs_by_hand() -> None:
     assert mean.run_length == pytest.approx((6 / 1 + 0 / 3) / 2)
     assert mean.cache_hit_rate is None
     assert mean_summary([lucky]) is lucky
+
+
+@pytest.mark.parametrize("pending", [1, 3, 1024])
+def test_a_log_is_the_same_however_many_rounds_it_writes_at_once(
+    monkeypatch: pytest.MonkeyPatch, pending: int
+) -> None:
+    monkeypatch.setattr("policies.rows.PENDING", pending)
+    rows = Rows([Request(7, 1, 9), Request(8, 1, 9)], 2)
+    both = rows.admit(0.0)
+    found = Speculation((2, 1), (PRIMARY, 3)), Verdict((2, 0), (3, 1), NO_SLOTS, (5, -1))
+    rows.commit(rows.view(), *found, hits=frozenset({0}), now=1.0)
+    # The second row alone, then the first one, which ends.
+    rows.commit(rows.view(frozenset({1})), *found, now=2.0)
+    last = Speculation((2, 0), (PRIMARY, 0)), Verdict((2, 0), (3, 0), frozenset({0}), (6, -1))
+    rows.commit(rows.view(both - {1}), *last, hits=NO_SLOTS, now=3.0)
+    table = {name: column.tolist() for name, column in rows.log.table().items()}
+    assert table["request"] == [7, 8, 8, 7]
+    assert table["length"] == [2, 1, 1, 2]
+    assert table["source"] == [PRIMARY, 3, 3, PRIMARY]
+    assert table["accepted"] == [2, 0, 0, 2]
+    assert table["emitted"] == [3, 1, 1, 3]
+    assert table["bonus"] == [5, -1, -1, 6]
+    assert table["hit"] == [1, 0, -1, -1]

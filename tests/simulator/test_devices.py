@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simpy.events import Event, Process
 
 from hardware_profiles.optime import OperationHost
 from policies.operation import Draft, Operation, Verify
@@ -15,6 +17,7 @@ from simulator.costs import Priced
 from simulator.replies import Form, TimedWork
 from simulator.world import Clock, Machine, SimulatedDevice
 
+ROLES = ("target", "draft")
 ONE = (1,)
 VIEW = View((0,), ONE, ONE, ONE, ONE)
 VERIFY = Verify(VIEW, Speculation.empty(1))
@@ -221,3 +224,57 @@ def test_no_work_is_lost_or_invented(
     overlap = machine.overlap_s
     assert machine.busy_s["a"] == pytest.approx(sum(a_work) + overlap * (1 - 1 / slow_a))
     assert machine.busy_s["b"] == pytest.approx(sum(b_work) + overlap * (1 - 1 / slow_b))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("target", "draft", "")), st.floats(0.0, 2.0), st.booleans()),
+        min_size=1,
+        max_size=12,
+    ),
+    st.floats(1.0, 3.0),
+)
+def test_a_policy_runs_as_in_simpys_own_loop(moves: list[tuple[str, float, bool]], slower: float) -> None:
+    """`finish` is `run(until=process)`: the same values at the same times, whatever is waited for when."""
+
+    def told(whole: Callable[[Clock, Process], object]) -> list[tuple[float, Any]]:
+        env, found = Clock(), list[tuple[float, Any]]()
+        machine = Machine({("target", "verify", "draft", None): slower})
+        lengths = {name: [s for which, s, _ in moves if which == name] for name in ROLES}
+
+        class Each(Seconds):
+            def work(self, device: str, operation: Operation, form: Form, idle_s: float) -> TimedWork:
+                return TimedWork(Priced.of([("step", lengths[device].pop(0))]))
+
+        on = {name: SimulatedDevice(env, name, Each(host=(0.25, 0.125)), machine) for name in ROLES}
+
+        def policy() -> Generator[Event, Any, None]:
+            pending = []
+            for which, seconds, waits in moves:
+                pending.append(env.timeout(seconds) if not which else on[which].submit(VERIFY))
+                if waits:
+                    found.append((env.now, (yield pending.pop(0))))
+            for event in pending:
+                found.append((env.now, (yield event)))
+            found.append((env.now, machine.busy_s))
+
+        whole(env, env.process(policy()))
+        return found
+
+    assert told(Clock.finish) == told(lambda env, process: env.run(until=process))
+
+
+def test_what_a_policy_fails_with_is_raised_as_it_is() -> None:
+    env = Clock()
+
+    def policy(waits: bool) -> Generator[Event, Any, None]:
+        yield env.timeout(1.0)
+        if waits:
+            yield env.event()
+        raise LookupError(1, 2)
+
+    with pytest.raises(LookupError) as raised:
+        env.finish(env.process(policy(waits=False)))
+    assert raised.value.args == (1, 2)
+    with pytest.raises(RuntimeError, match="nothing will trigger"):
+        env.finish(env.process(policy(waits=True)))
