@@ -694,7 +694,9 @@ def live_worlds(
     for place in dict.fromkeys(entry.place for entry in entries if not entry.drift):
         there = job if place == SPLIT else replace(job, placement=parse_placement(place))
         target, draft = worker_specs(there, batch=widest)
-        live = LiveWorld(target, more_drafts(draft, drafts), emulation=emulation)
+        live = LiveWorld(
+            target, more_drafts(draft, drafts, together=emulation is not None), emulation=emulation
+        )
         worlds[place] = stack.enter_context(live)
     return worlds
 
@@ -716,8 +718,8 @@ def kept_time(worlds: Iterable[LiveWorld], scale: float) -> Row:
     }
 
 
-def more_drafts(draft: WorkerSpec, count: int) -> list[WorkerSpec]:
-    """`count` draft workers, the further ones on cores that nobody has yet.
+def more_drafts(draft: WorkerSpec, count: int, *, together: bool = False) -> list[WorkerSpec]:
+    """`count` draft workers, the further ones on cores that nobody has yet, or `together` on the first's.
 
     Raises:
         SettingError: There are too few cores.
@@ -725,6 +727,8 @@ def more_drafts(draft: WorkerSpec, count: int) -> list[WorkerSpec]:
     if count == 1:
         return [draft]
     free = [core for core in available_cores() if core not in (0, *draft.cores)]
+    if together:  # emulated, they last as long wherever they are
+        free = [draft.cores[0]] * (count - 1)
     if len(free) < count - 1:
         raise SettingError(
             f"{count} draft devices live need {count + 1} cores, one for the target; there are "

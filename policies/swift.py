@@ -42,7 +42,8 @@ class SwiftConfig(LookaheadConfig):
 class DraftSkipping(RowOperation, cost_class="draft", reply=TreeDrafted):
     """Draft a chain per row with a part of the target's layers.  `inputs`: nothing.
 
-    The reply's steps are `head:s`, s being the share of the target's weights that a step reads.
+    The reply's steps are `head:s`, s being the share of the target's weights that a step reads; in a world of
+    coins 1 - 1/n, as of a deep model without every n-th layer.
     """
 
     inputs: tuple[Path, ...]

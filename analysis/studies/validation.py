@@ -80,6 +80,7 @@ class ValidationPlan(arrivals.LoadPlan, Plan):
     lookahead: tuple[int, ...] = option((4,), "List of K.")
     fanout: tuple[int, ...] = option((3,), "List of uniform fan-outs.")
     backup: tuple[str, ...] = option(("primary",), "List of backups.")
+    draft_devices: tuple[int, ...] = option((1,), "List, of saguaro.")
     subsets: int = option(
         2, "Parts that the prompts are split into, each run and predicted on its own.", type=POSITIVE
     )
@@ -95,6 +96,7 @@ def expand(
     fanouts: Sequence[tuple[int, ...]],
     backups: Sequence[str],
     *,
+    draft_devices: Sequence[int] = (1,),
     temperatures: Sequence[float] = (0.0,),
     seed: int = 0,
 ) -> list[Settings]:
@@ -105,6 +107,7 @@ def expand(
     """
     names = dict.fromkeys(["ar", *(find_policy(policy).name for policy in policies)])
     given: dict[str, Sequence[Any]] = {"lookahead": lookaheads, "fanout": fanouts, "backup": backups}
+    given |= {"draft_devices": draft_devices}
     settings: list[Settings] = []
     for temperature, name in product(temperatures, names):
         mine = {knob: values for knob, values in given.items() if knob in POLICIES[name].knobs}
@@ -160,9 +163,8 @@ def answer(bench: Bench) -> list[Row]:
     plan = bench.plan_as(ValidationPlan)
     check_plan(plan)
     shapes = [(f,) for f in plan.fanout]
-    settings = expand(
-        plan.policies, plan.lookahead, shapes, plan.backup, temperatures=plan.temperature, seed=plan.seed
-    )
+    more: dict[str, Any] = {"temperatures": plan.temperature, "draft_devices": plan.draft_devices}
+    settings = expand(plan.policies, plan.lookahead, shapes, plan.backup, seed=plan.seed, **more)
     prompts = bench.prompts()
     asked = {name: getattr(plan, name) for name in SAME}
     job = make_job(replace(LIVE, max_tokens=plan.max_tokens or 0, **asked))

@@ -25,6 +25,7 @@ from policies.heads import DraftHeads
 from policies.operation import Prespeculate, Work
 from policies.saguaro_block import PrepareBlocks, PreparedBlocks
 from policies.sampling import keyed_uniforms
+from policies.swift import DraftSkipping
 from policies.swiftspec import Grown, Growth, GrowTree
 from policies.tokentree import ROOT, DraftTree, TokenTree, TreeDrafted, TreePlan, TreeVerdict, VerifyTree
 from policies.values import NO_HANDLE, UNKNOWN, RowVerdict, Source, Speculation, verdict_of
@@ -126,6 +127,13 @@ def prepare_blocks(operation: PrepareBlocks, tokens: TokenModel) -> list[Prepare
         entry = (accepted[slot], UNKNOWN, tuple(ids), NO_HANDLE)
         replies.append(PreparedBlocks((entry,) if slot in hits else (), work))
     return replies
+
+
+@synthesises(DraftSkipping)
+def draft_skipping(operation: DraftSkipping, _: TokenModel) -> list[TreeDrafted]:
+    """Replies of `DraftSkipping`: whole chains, for no coin is in doubt."""
+    work = ((f"head:{1.0 - 1.0 / operation.every:.4g}", 1),) * operation.lookahead
+    return [TreeDrafted(shape_of((1,) * operation.lookahead), work) for _ in operation.inputs]
 
 
 @synthesises(VerifyTree)

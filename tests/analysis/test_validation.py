@@ -33,6 +33,7 @@ from analysis.studies.validation import (
     summary,
 )
 from calibrate.calibration import Calibrated
+from calibrate.live.placement import WorkerSpec
 from calibrate.live_runs import Cell
 from calibrate.machine import Machine
 from hardware_profiles.profile import MeasuredRun, Overlap
@@ -340,6 +341,13 @@ def test_empty_lists_and_batches_are_refused_before_any_work(
 
 
 def test_expand_gives_each_policy_its_own_knobs_and_ar_first() -> None:
+    several = expand(["saguaro"], [2], [(1,)], ["plain"], draft_devices=(1, 2))
+    assert [s.draft_devices for s in several] == [None, 1, 2]
+    one = WorkerSpec("draft", "m", (0,), role="draft")
+    assert [(w.name, w.cores) for w in execute.more_drafts(one, 2, together=True)] == [
+        ("draft", (0,)),
+        ("draft-1", (0,)),
+    ]
     found = [s.label for s in expand(["saguaro", "sd"], [2, 4], [(1,), (3,)], ["plain"])]
     assert found == [
         "ar",
