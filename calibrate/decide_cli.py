@@ -61,11 +61,11 @@ class RecordingRequest:
     hw: str = option("cpu2-x5", "Profile whose pair is run; names the file, too.")
     prompts: str = option("calibration", "Shipped set, or a file as `calibrate` takes it.")
     count: int | None = option(None, "Use this many of the prompts, of all categories.", type=POSITIVE)
-    max_tokens: int = option(128, "", type=POSITIVE)
+    max_tokens: int = option(128, "Most tokens of a reply.", type=POSITIVE)
     lookaheads: tuple[int, ...] = option((), "Several settings at once, in place of --lookahead.")
     temperature: float = option(0.0, "Of both models.")
     top_p: float = option(1.0, "Mass of the distributions that is kept.")
-    seed: int = option(0, "")
+    seed: int = option(0, "Same seed, same decisions.")
     batches: tuple[int, ...] = option(
         (1,), "Rows served at once: operations are timed at each, decisions kept of the first."
     )
@@ -86,7 +86,15 @@ class RecordingRequest:
     )
 
 
-@checked_command(epilog=EXAMPLES, context_settings=HELP)
+HEADINGS = {
+    "What is recorded": ("policies", "texts", "help_policy", "lookaheads", "batches", "temperature", "top_p"),
+    "On what": ("hw", "prompts", "count", "max_tokens", "draft_backend", "untimed"),
+    "Output": ("out", "fresh"),
+}
+"""What `calibrate decide --help` lists, most wanted first; knobs are listed by --help-policy alone."""
+
+
+@checked_command(epilog=EXAMPLES, context_settings=HELP, headings=lambda: HEADINGS)
 @with_options(click_options(RecordingRequest))
 @with_options(knob_options())
 def decide(**options: Any) -> None:
