@@ -82,7 +82,7 @@ def test_traces_with_columns_of_another_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ('"x"', "should be an object"),
+        ('"x"', "must be an object"),
         ('{"a": "x"}', "a"),
         ('{"a": {"seconds": {"b": NaN}}}', "a.seconds.b: must be a finite number"),
         (DEEP, "nested too deeply"),
