@@ -6,18 +6,19 @@ on the target's device.
 | family | passes per round | trained here |
 |---|---|---|
 | medusa | 1 | yes: all heads read the same hidden state (Cai et al. 2024) |
-| hydra | one per level | no: each head reads the token before (Ankner et al. 2024) |
+| hydra | one per level | yes: each head reads the tokens before its own (Ankner et al. 2024) |
 | eagle2 | one per level | yes: one decoder layer, autoregressive (Li et al. 2024, 2025) |
 | eagle3 | one per level | no: reads three layers of the target |
 
-Live, `medusa` and `eagle2` run with the heads that lie beside the target's weights (`calibrate pair medusa`,
-`calibrate pair eagle`); what was accepted is recorded and replayed.  In a world of coins or of an engine's
+Live, `medusa`, `hydra` and `eagle2` run with the heads that lie beside the target's weights (`calibrate pair
+medusa`, `hydra`, `eagle`); what was accepted is recorded and replayed.  In a world of coins or of an engine's
 histogram any family runs: what is accepted comes from there, and what a pass costs is a knob.
 
 Nodes are a head's likeliest tokens, none is drawn: a verification at temperature above 0 accepts a node with
 its probability under the target, which is lossless (`TokenTree`).  Where this differs from the authors' code:
 Medusa's there has a hand-picked sparse tree and, at temperature above 0, typical acceptance, which is not
-lossless; EAGLE's takes the head's vocabulary to be a part of the target's.
+lossless; Hydra++ has deeper heads and a layer that passes over the text; EAGLE's takes the head's vocabulary
+to be a part of the target's.
 """
 
 from __future__ import annotations
@@ -137,5 +138,5 @@ INFO = PolicyInfo(
         # A module per drafted token, one after the other, in a chain.
         **{name: {"heads": "eagle3", "tree_widths": (1, 1, 1)} for name in ("mtp", "nextn")},
     },
-    variants=({"heads": "medusa"}, {"tree_plan": "dynamic"}),
+    variants=({"heads": "medusa"}, {"heads": "hydra"}, {"tree_plan": "dynamic"}),
 )

@@ -174,6 +174,23 @@ def medusa(**options: Any) -> None:
 
 
 @pair.command()
+@_of_heads("target", "hydra", steps=200)
+def hydra(**options: Any) -> None:
+    """Train Hydra heads of a target, whose own weights stay as they are, and measure them.
+
+    The report says per position of a drafted chain how often the target accepts it.
+
+    \b
+    Examples:
+      pair hydra
+      pair hydra --target my-pair/target --minutes 10
+    """
+    from calibrate.pair.heads import hydra_kind
+
+    _train(hydra_kind(), **options)
+
+
+@pair.command()
 @_of_heads("target", "eagle", steps=300)
 def eagle(**options: Any) -> None:
     """Train an EAGLE head of a target, whose own weights stay as they are, and measure it.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from calibrate.live.engine.additions import ExitHeads
-    from calibrate.live.engine.heads import EagleHead, MedusaHeads
+    from calibrate.live.engine.heads import EagleHead, HydraHeads, MedusaHeads
     from calibrate.live.engine.streams import StreamHeads
 
 
@@ -391,6 +391,19 @@ def medusa_logits(target: Any, heads: MedusaHeads, batch: torch.Tensor) -> tuple
     return out.logits, target.lm_head(heads.states(out.hidden_states[-1]))
 
 
+def hydra_logits(target: Any, heads: HydraHeads, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `medusa_logits`; a head reads the text's next tokens as those drafted before its own."""
+    import torch
+
+    with torch.no_grad():
+        out = target(input_ids=batch, use_cache=False, output_hidden_states=True)
+        ahead = torch.nn.functional.pad(batch, (0, len(heads.blocks)))
+        embedded = target.model.embed_tokens(ahead.unfold(1, len(heads.blocks) + 1, 1)[..., 1:])
+    hidden = out.hidden_states[-1]
+    states = [heads.state(hidden, embedded[..., : j + 1, :]) for j in range(len(heads.blocks))]
+    return out.logits, target.lm_head(torch.stack(states, dim=-2))
+
+
 def eagle_logits(
     target: Any, head: EagleHead, batch: torch.Tensor, unrolled: int = UNROLLED
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -525,6 +538,20 @@ def medusa_kind(count: int = UNROLLED) -> HeadKind[MedusaHeads, DraftingReport]:
 
     measure = partial(_measure_drafting, medusa_logits, ahead_of=count)
     return HeadKind("medusa", 3e-3, 8_000_000, WINDOW, make, loss, save_heads, measure)
+
+
+def hydra_kind(count: int = UNROLLED) -> HeadKind[HydraHeads, DraftingReport]:
+    """How Hydra heads are trained, measured and kept."""
+    from calibrate.live.engine.heads import HydraHeads, save_heads
+
+    def make(target: Any) -> HydraHeads:
+        return HydraHeads(target, count)
+
+    def loss(target: Any, heads: HydraHeads, batch: torch.Tensor) -> torch.Tensor:
+        return drafting_loss(*hydra_logits(target, heads, batch))
+
+    measure = partial(_measure_drafting, hydra_logits, ahead_of=count)
+    return HeadKind("hydra", 3e-3, 11_000_000, 160, make, loss, save_heads, measure)
 
 
 def eagle_kind() -> HeadKind[EagleHead, DraftingReport]:

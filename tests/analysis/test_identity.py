@@ -53,7 +53,7 @@ def test_every_live_policy_and_greedy_value_has_a_setting() -> None:
             # 1 ... 8 sequences and 0 ... 3 streams are numbers by name; coins have knobs of their own.
             if knob.kind == "name" and not knob.sampled and not any(c.isdigit() for c in knob.choices[-1]):
                 tried = {knobs[name] for knobs in mine}
-                coined = {"hydra", "eagle3", "each"}
+                coined = {"eagle3", "each"}
                 simulated = {"auto", "batch", "dynamic", *coined}
                 assert tried >= set(knob.choices) - simulated, (policy, name)
     assert sum("datastore=stdlib" in s.label for s in settings) == 3

@@ -28,7 +28,14 @@ from calibrate.live.loading import load_model
 from calibrate.live.placement import Mode
 from calibrate.live.transport.world import LiveWorld
 from calibrate.pair.embed import Shape, embed
-from calibrate.pair.heads import eagle_kind, eagle_logits, medusa_kind, medusa_logits
+from calibrate.pair.heads import (
+    eagle_kind,
+    eagle_logits,
+    hydra_kind,
+    hydra_logits,
+    medusa_kind,
+    medusa_logits,
+)
 from policies.heads import DraftHeads
 from policies.registry import Settings, configure
 from policies.rows import Rows
@@ -38,6 +45,7 @@ LIMIT = 16
 SETTINGS = [
     configure("heads", heads="medusa", tree_widths=(3, 2)),
     configure("heads", heads="medusa", tree_plan="dynamic", tree_depth=3, tree_topk=2, tree_budget=5),
+    configure("heads", heads="hydra", tree_widths=(3, 2, 1)),
     configure("heads", tree_widths=(1, 1, 1)),
     configure("heads", tree_widths=(3, 2, 1)),
     configure("heads", tree_plan="dynamic", tree_depth=3, tree_topk=3, tree_budget=7),
@@ -48,7 +56,7 @@ def trained(target: LlamaForCausalLM, folder: Path) -> LlamaForCausalLM:
     """The target with heads beside its weights that are a little better than none."""
     target.save_pretrained(folder)
     torch.manual_seed(0)
-    for kind in (medusa_kind(3), eagle_kind()):
+    for kind in (medusa_kind(3), hydra_kind(3), eagle_kind()):
         made = kind.make(target)
         optimiser = torch.optim.Adam(made.parameters(), lr=1e-2)
         batch = torch.tensor(plain_decode_many(target, [(i,) for i in range(8)], 40))
@@ -69,7 +77,7 @@ def world_of(target: LlamaForCausalLM, mode: Mode = "eager") -> InlineWorld:
     return InlineWorld(ModelRunner(target, mode=mode), ModelRunner(target))
 
 
-@pytest.mark.parametrize(("settings", "batch"), [*((s, 3) for s in SETTINGS), (SETTINGS[3], 1)])
+@pytest.mark.parametrize(("settings", "batch"), [*((s, 3) for s in SETTINGS), (SETTINGS[4], 1)])
 def test_greedy_text_is_that_of_plain_decoding(
     settings: Settings, batch: int, target: LlamaForCausalLM, prompts: Prompts
 ) -> None:
@@ -83,9 +91,9 @@ def test_greedy_text_is_that_of_plain_decoding(
 
 def test_compiled_targets_show_their_states(target: LlamaForCausalLM, prompts: Prompts, traced: None) -> None:
     world = world_of(target, "compiled")
-    rows = serve(world, SETTINGS[3], prompts[3:5], limit=8, batch=2)
+    rows = serve(world, SETTINGS[4], prompts[3:5], limit=8, batch=2)
     assert texts_of(rows) == plain_decode_many(target, prompts[3:5], 8)
-    assert check_trees(world, SETTINGS[3], rows, prompts[3:5], target) > 2
+    assert check_trees(world, SETTINGS[4], rows, prompts[3:5], target) > 2
 
 
 def check_trees(
@@ -119,7 +127,10 @@ def first_choices(target: Any, settings: Settings, drafter: Any, text: list[int]
     chain: tuple[int, ...] = ()
     for depth in range(1 + len(settings.config.plan.fed)):
         longer = torch.tensor([[*text, *chain, 0]])
-        said = eagle_logits(target, drafter.head, longer, depth + 1)[1]
+        if settings.config.heads == "hydra":
+            said = hydra_logits(target, drafter.heads, longer)[1]
+        else:
+            said = eagle_logits(target, drafter.head, longer, depth + 1)[1]
         chain += (int(said[0, len(text) - 2, depth].argmax()),)
     return chain
 
@@ -140,7 +151,7 @@ def test_stale_states_show_in_trees(
         return None if states is None else states.roll(1, 0)
 
     monkeypatch.setattr(engine.TargetStates, "take", shifted)
-    for settings in (SETTINGS[0], SETTINGS[2]):
+    for settings in (SETTINGS[0], SETTINGS[2], SETTINGS[3]):
         world = world_of(target)
         rows = serve(world, settings, prompts[5:7], limit=LIMIT)
         with pytest.raises(AssertionError):
@@ -152,7 +163,7 @@ def test_a_live_run_replays_round_by_round(
 ) -> None:
     folder = str(target.config._name_or_path)
     with LiveWorld(*worker_specs((folder, folder))) as world:
-        for i, settings in enumerate((SETTINGS[0], replace(SETTINGS[4], temperature=0.9))):
+        for i, settings in enumerate((SETTINGS[0], replace(SETTINGS[5], temperature=0.9))):
             check_replay(world, settings, requests_of(prompts), 3, tmp_path / f"{i}.parquet")
 
 
@@ -163,7 +174,11 @@ def test_an_embedded_target_uses_the_heads_of_the_model_it_holds(
     larger = embed(target, Shape.parse("3/2x2x5/4"))
     monkeypatch.setattr(engine, "DATA", Path(target.config._name_or_path).parent)
     batch = torch.tensor([[5, 3, 60, 2, 2, 9], [1, 2, 3, 4, 5, 6]])
-    for kind, logits in ((engine.MedusaHeads, medusa_logits), (engine.EagleHead, eagle_logits)):
+    for kind, logits in (
+        (engine.MedusaHeads, medusa_logits),
+        (engine.HydraHeads, hydra_logits),
+        (engine.EagleHead, eagle_logits),
+    ):
         small, large = (engine.load_heads(model, kind) for model in (target, larger))
         with torch.no_grad():
             torch.testing.assert_close(
@@ -217,11 +232,11 @@ def test_sampled_texts_have_the_targets_distribution(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path, target: LlamaForCausalLM, prompts: Prompts) -> None:
-    with pytest.raises(ModelError, match="simulated world only; live ones are medusa, eagle2"):
-        serve(world_of(target), configure("heads", heads="hydra"), prompts[:1], limit=2)
+    with pytest.raises(ModelError, match="simulated world only; live ones are medusa, hydra, eagle2"):
+        serve(world_of(target), configure("heads", heads="eagle3"), prompts[:1], limit=2)
     deep = configure("heads", heads="medusa", tree_widths=(1, 1, 1, 1))
     with pytest.raises(ModelError, match="3 Medusa heads draft at most 3 levels, 4 were asked for"):
         serve(world_of(target), deep, prompts[2:3], limit=2)
     tiny_model(1).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="calibrate pair eagle --target"):
-        serve(world_of(load_model(str(tmp_path))), SETTINGS[2], prompts[2:3], limit=2)
+        serve(world_of(load_model(str(tmp_path))), SETTINGS[3], prompts[2:3], limit=2)

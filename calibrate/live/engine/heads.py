@@ -1,10 +1,11 @@
-"""Heads that draft on their target, as trained by `calibrate pair medusa` and `calibrate pair eagle`.
+"""Heads that draft on their target, as trained by `calibrate pair medusa`, `hydra` and `eagle`.
 
 A head reads f_t, the target's last hidden state (after its norm) at a token x_t.  A Medusa head j is a
 residual block, f + SiLU(W_j f), and says x_(t+1+j) through the target's own output matrix (Cai et al. 2024,
-eq. 1).  An EAGLE head is one decoder layer over pairs (x_(t+1), f_t), fused by a matrix; what leaves it is an
-estimate of f_(t+1), which goes through the target's output matrix and, with the next drafted token, back into
-the head (Li et al. 2024).  Its own keys and values are those of the committed text's pairs.
+eq. 1); a Hydra head reads the embeddings of the tokens between, too.  An EAGLE head is one decoder layer over
+pairs (x_(t+1), f_t), fused by a matrix; what leaves it is an estimate of f_(t+1), which goes through the
+target's output matrix and, with the next drafted token, back into the head (Li et al. 2024).  Its own keys
+and values are those of the committed text's pairs.
 
 A model embedded in a larger shape (`calibrate.pair.embed`) uses the head of the model it holds, filled up
 with zeros to its shape: real hidden states are the small ones with zeros behind, so that the head computes
@@ -55,6 +56,33 @@ class MedusaHeads(nn.Module):
         return torch.stack([hidden + functional.silu(block(hidden)) for block in self.blocks], dim=-2)
 
 
+class HydraHeads(nn.Module):
+    """J heads, each of which reads the tokens before its own, too (Ankner et al. 2024).
+
+    `blocks` [J]: head j, (1 + j) H -> H without biases, zero at first, reads f_t beside the embeddings of
+    x_(t+1) to x_(t+j), and says x_(t+1+j).
+    """
+
+    name = "hydra"
+
+    def __init__(self, model: Any, count: int) -> None:
+        super().__init__()
+        size = int(model.config.hidden_size)
+        self.blocks = nn.ModuleList(nn.Linear((1 + j) * size, size, bias=False) for j in range(1, count + 1))
+        for block in self.blocks:
+            nn.init.zeros_(block.weight)
+
+    @classmethod
+    def shaped(cls, model: Any, tensors: dict[str, Tensor]) -> HydraHeads:
+        """Untrained heads, as many as are named in `tensors`."""
+        return cls(model, len(tensors))
+
+    def state(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        """[..., H] what head j says in place of the hidden states [..., H], from j embeddings [..., j, H]."""
+        block = self.blocks[embedded.shape[-2] - 1]
+        return hidden + functional.silu(block(torch.cat([hidden, embedded.flatten(-2)], dim=-1)))
+
+
 class EagleHead(nn.Module):
     """The layer of its own of an EAGLE head, which begins as a copy of the target's last one."""
 
@@ -74,7 +102,7 @@ class EagleHead(nn.Module):
         return cls(model)
 
 
-DraftingHeads: TypeAlias = MedusaHeads | EagleHead
+DraftingHeads: TypeAlias = MedusaHeads | HydraHeads | EagleHead
 
 
 class Pairs(nn.Module):
@@ -190,17 +218,18 @@ def load_heads(model: Any, kind: type[DraftingHeads]) -> DraftingHeads:
     scale = 1.0 if embedding is None else 1.0 / math.sqrt(Fraction(embedding["width"]))
     with torch.no_grad():
         for name, place in places.items():
-            halves = 2 if name == "fuse.weight" else 1
-            _fill(place, tensors[name], path, scale if place.dim() == 1 else 1.0, halves)
+            joined = name.startswith(("fuse", "blocks"))
+            parts = place.shape[-1] // int(model.config.hidden_size) if joined else 1
+            _fill(place, tensors[name], path, scale if place.dim() == 1 else 1.0, parts)
     return heads.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
 
 
-def _fill(place: Tensor, small: Tensor, path: Path, scale: float, halves: int) -> None:
-    """The trained weight in a corner of zeros; if it has halves, each in a corner of its own."""
+def _fill(place: Tensor, small: Tensor, path: Path, scale: float, parts: int) -> None:
+    """The trained weight in a corner of zeros; if it joins parts, each in a corner of its own."""
     if any(mine < theirs for mine, theirs in zip(place.shape, small.shape, strict=True)):
         raise ModelError(f"{path} is of a larger model: {list(small.shape)} does not fit {list(place.shape)}")
     place.zero_()
-    for to, part in zip(place.chunk(halves, dim=-1), small.chunk(halves, dim=-1), strict=True):
+    for to, part in zip(place.chunk(parts, dim=-1), small.chunk(parts, dim=-1), strict=True):
         to[tuple(map(slice, part.shape))] = scale * part.to(place.dtype)
 
 

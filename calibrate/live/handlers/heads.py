@@ -12,6 +12,7 @@ from calibrate.live.backends.torch import ModelRunner
 from calibrate.live.engine.executor import Executor, handles
 from calibrate.live.engine.heads import (
     EagleHead,
+    HydraHeads,
     MedusaHeads,
     eagle_part,
     forward_weights,
@@ -47,6 +48,25 @@ class MedusaDrafter:
         return logits
 
 
+class HydraDrafter(MedusaDrafter):
+    """Hydra heads of a loaded model, one pass for each level."""
+
+    heads: HydraHeads
+
+    def __init__(self, model: Any, heads: HydraHeads) -> None:
+        self.heads, self._out, self._embed = heads, model.lm_head, model.model.embed_tokens
+        own = weights(heads.blocks) / len(heads.blocks) + weights(model.lm_head)
+        self.share = own / forward_weights(model)
+
+    def level(self, states: Tensor, paths: Sequence[Tokens]) -> Tensor:
+        """[R, m, V] behind paths of equal length, m in each row, from each row's last state [R, H]."""
+        embedded = self._embed(torch.tensor(paths, device=states.device))
+        logits: Tensor = self._out(
+            self.heads.state(states[:, None].expand(-1, embedded.shape[1], -1), embedded)
+        )
+        return logits
+
+
 class EagleDrafter:
     """An EAGLE head of a loaded model, with keys and values of its own.
 
@@ -77,9 +97,10 @@ class EagleDrafter:
         return logits
 
 
-Drafter: TypeAlias = MedusaDrafter | EagleDrafter
+Drafter: TypeAlias = MedusaDrafter | HydraDrafter | EagleDrafter
 DRAFTERS: dict[HeadFamily, Callable[[Any], Drafter]] = {
     "medusa": lambda model: MedusaDrafter(model, load_heads(model, MedusaHeads)),
+    "hydra": lambda model: HydraDrafter(model, load_heads(model, HydraHeads)),
     "eagle2": lambda model: EagleDrafter(model, load_heads(model, EagleHead)),
 }
 """Families that can be trained here, from the target's model."""
@@ -105,7 +126,9 @@ def draft_heads(executor: Executor, operation: DraftHeads) -> list[TreeDrafted]:
     if new:
         grower = TreeGrower(operation.plan, list(new), GREEDY, None)
         name = f"head:{drafter.share:.4g}"
-        if isinstance(drafter, MedusaDrafter):
+        if isinstance(drafter, HydraDrafter):
+            works = _by_hydra(executor, drafter, name, new, grower)
+        elif isinstance(drafter, MedusaDrafter):
             works = _by_medusa(executor, drafter, name, list(new.values()), grower)
         else:
             works = _by_eagle(executor, drafter, name, new, grower)
@@ -128,6 +151,30 @@ def _by_medusa(
         while grower.grow(logits[:, level : level + 1].expand(-1, nodes, -1)):
             level, nodes = level + 1, len(grower.pending()[0][0])
     return [((name, 1),)] * len(states)
+
+
+def _by_hydra(
+    executor: Executor, drafter: HydraDrafter, name: str, new: dict[Row, Tensor], grower: TreeGrower
+) -> list[Work]:
+    """A pass per level: each node's head reads the last committed token and the nodes on its way."""
+    levels, heads = 1 + len(grower.plan.fed), len(drafter.heads.blocks)
+    if levels > heads:
+        raise ModelError(f"{heads} Hydra heads draft at most {heads} levels, {levels} were asked for")
+    states = torch.stack([own[-1] for own in new.values()])
+    # [R] the path to each node in the order in which they are fed, that to the root first.
+    paths = [[[row.tail[-1]]] for row in new]
+    newest, more = paths, True
+    while more:
+        with executor.step(name, [range(len(own)) for own in newest]):
+            more = grower.grow(drafter.level(states, newest))
+            executor.runner.fed += sum(map(len, newest))
+        if more:
+            newest = [
+                [[*known[parent - ROOT], token] for token, parent in zip(*own, strict=True)]
+                for known, own in zip(paths, zip(*grower.pending(), strict=True), strict=True)
+            ]
+            paths = [known + added for known, added in zip(paths, newest, strict=True)]
+    return [((name, 1), *((name, count) for count in grower.plan.fed))] * len(new)
 
 
 def _by_eagle(
