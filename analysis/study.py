@@ -32,7 +32,7 @@ class Plan:
     """How a study is run; each may have further options, or other defaults."""
 
     hw: tuple[str, ...] = option(("cpu2-x5",), "Profiles that predict; the first one's pair runs live.")
-    prompts: str = option("heldout", "Shipped set, Spec-Bench JSONL, or `recorded`: the calibration's own.")
+    prompts: str = option("heldout", "Shipped set, a file, or `recorded`: the calibration's own.")
     count: int | None = option(8, "Prompts to use.", type=POSITIVE)
     max_tokens: int | None = option(64, "Most tokens per prompt.", type=POSITIVE)
     temperature: tuple[float, ...] = option((0.0,), "List.")

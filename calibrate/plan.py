@@ -192,7 +192,9 @@ def _live(rows: tuple[int, ...], temperatures: Sequence[float], *, quick: bool) 
     # Greedy first, always: host times of sampled runs are fitted on top of those of greedy ones.
     for temperature in (0.0, *[t for t in temperatures if t > 0.0][:1]):
         greedy = temperature == 0.0
-        runs, repeats = (CALIBRATION_RUNS, 1 if quick else 2) if greedy else (FEWER_RUNS, 1)
+        runs = CALIBRATION_RUNS if greedy else FEWER_RUNS
+        # What drawing costs is told by sampled runs alone, and from little more than the weather.
+        repeats = 1 if quick and greedy else 2
         prompts = 2 if quick else 4
         parts.append(LivePart(runs, prompts, repeats, temperature=temperature))
         # Twice as many prompts as rows: some are replaced as they finish, as in service.

@@ -69,7 +69,8 @@ def load_prompts(path: Path) -> list[Prompt]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        prompt = _parse(line, number, f"{path}:{number}")
+        plain = str(path).endswith(".txt")
+        prompt = Prompt(number, "prompts", line, "") if plain else _parse(line, number, f"{path}:{number}")
         if prompt.question_id in prompts:
             raise PromptError(f"{path}:{number}: question_id {prompt.question_id} occurs twice")
         prompts[prompt.question_id] = prompt
@@ -86,7 +87,9 @@ def _parse(line: str, number: int, where: str) -> Prompt:
             row = {"question_id": number, "category": "prompts", **row}
         prompt = Prompt(int(row["question_id"]), str(row["category"]), text, str(row.get("source", "")))
     except FileRefused as error:
-        raise PromptError(f"{where}: neither a prompt nor a Spec-Bench row: {error}") from error
+        raise PromptError(
+            f'{where}: expected {{"prompt": "..."}} or a Spec-Bench row: {error}; or .txt, a prompt a line'
+        ) from error
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise PromptError(
             f'{where}: expected {{"prompt": "..."}}, or question_id, category and turns ({error!r})'

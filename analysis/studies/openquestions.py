@@ -51,7 +51,7 @@ HIT_AND_SPEED = {"cache_hit_rate": "cache hit rate", "speedup_vs_ar": SPEED_LABE
 class RecordedPlan(Plan):
     """On the prompts that the profile was calibrated on: no model runs unless it is asked for."""
 
-    prompts: str = option(RECORDED, "Shipped set, Spec-Bench JSONL, or `recorded`: the calibration's own.")
+    prompts: str = option(RECORDED, "Shipped set, a file, or `recorded`: the calibration's own.")
     count: int | None = option(None, "Prompts.  [default: all; live 6 or the widest batch]", type=POSITIVE)
     max_tokens: int | None = option(None, "Most tokens per prompt.  [default: all; live 64]", type=POSITIVE)
     repeats: int = option(2, "Live repetitions.", type=POSITIVE)

@@ -65,7 +65,7 @@ class ValidationPlan(arrivals.LoadPlan, Plan):
     """Every combination of the knobs that each policy has."""
 
     policies: tuple[str, ...] = option(("ar", "sd", "pearl", "saguaro"), "List.")
-    prompts: str = option("heldout", "Shipped set or Spec-Bench JSONL.")
+    prompts: str = option("heldout", "Shipped set, or a file as `calibrate` takes it.")
     count: int | None = option(12, "Prompts to use.", type=POSITIVE)
     hw: tuple[str, ...] = option(("auto",), "Profile to predict with; auto: this machine's.")
     emulate: str = option("", "Profile whose times live devices take; it predicts, too.")

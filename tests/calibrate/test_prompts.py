@@ -30,12 +30,14 @@ def test_a_prompt_a_line_is_enough(tmp_path: Path) -> None:
         write(tmp_path / "p.jsonl", {"prompt": "a"}, {"prompt": "b", "category": "c", "x": 1})
     )
     assert found == [Prompt(1, "prompts", "a"), Prompt(2, "c", "b")]
+    text = write(tmp_path / "p.txt", "Why?", "", '{"prompt": "a"}')
+    assert [(p.question_id, p.text) for p in load_prompts(text)] == [(1, "Why?"), (3, '{"prompt": "a"}')]
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (["{"], ":1: neither a prompt nor a Spec-Bench row"),
+        (["{"], ":1: expected .*Spec-Bench row.*or .txt, a prompt a line"),
         ([row(1), {"question_id": 2}], ":2: expected .*prompt.*, or question_id, category and turns"),
         ([{"prompt": 3}], ":1: the prompt is empty"),
         ([row(1), row(1)], "occurs twice"),
