@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from calibrate.corpus import (
     Document,
@@ -204,7 +205,7 @@ def _show(name: str, as_json: bool) -> None:
     except ValueError as error:
         raise Refusal(str(error)) from error
     if as_json:
-        click.echo(to_json({"name": name, **asdict(meta)}))
+        click.echo(to_json({"name": name, **msgspec.structs.asdict(meta)}))
         return
     click.echo(
         f"{meta.tokens} tokens of {meta.documents} documents; tokenizer {meta.tokenizer} with "

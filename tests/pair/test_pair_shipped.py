@@ -107,5 +107,5 @@ def test_other_names_stay_as_they_are(name: str) -> None:
 
 
 def test_an_unknown_name_of_the_pair_is_an_error() -> None:
-    with pytest.raises(ValueError, match=re.escape("pair:target, pair:draft, pair:x5, pair:x20")):
+    with pytest.raises(ValueError, match=re.escape("pair:target, pair:draft, pair:block, pair:x5, pair:x20")):
         resolve_model("pair:x6")
