@@ -528,30 +528,32 @@ def _measure_drafting(
 
 def medusa_kind(count: int = UNROLLED) -> HeadKind[MedusaHeads, DraftingReport]:
     """How Medusa heads are trained, measured and kept."""
-    from calibrate.live.engine.heads import MedusaHeads, save_heads
+    from calibrate.live.engine.heads import MedusaHeads
 
-    def make(target: Any) -> MedusaHeads:
-        return MedusaHeads(target, count)
-
-    def loss(target: Any, heads: MedusaHeads, batch: torch.Tensor) -> torch.Tensor:
-        return drafting_loss(*medusa_logits(target, heads, batch))
-
-    measure = partial(_measure_drafting, medusa_logits, ahead_of=count)
-    return HeadKind("medusa", 3e-3, 8_000_000, WINDOW, make, loss, save_heads, measure)
+    return _chained("medusa", MedusaHeads, medusa_logits, count, first=8_000_000, window=WINDOW)
 
 
 def hydra_kind(count: int = UNROLLED) -> HeadKind[HydraHeads, DraftingReport]:
     """How Hydra heads are trained, measured and kept."""
-    from calibrate.live.engine.heads import HydraHeads, save_heads
+    from calibrate.live.engine.heads import HydraHeads
 
-    def make(target: Any) -> HydraHeads:
-        return HydraHeads(target, count)
+    return _chained("hydra", HydraHeads, hydra_logits, count, first=11_000_000, window=160)
 
-    def loss(target: Any, heads: HydraHeads, batch: torch.Tensor) -> torch.Tensor:
-        return drafting_loss(*hydra_logits(target, heads, batch))
 
-    measure = partial(_measure_drafting, hydra_logits, ahead_of=count)
-    return HeadKind("hydra", 3e-3, 11_000_000, 160, make, loss, save_heads, measure)
+def _chained(
+    name: str, heads: Callable[..., Any], logits: Callable[..., Any], count: int, *, first: int, window: int
+) -> HeadKind[Any, DraftingReport]:
+    """Of `count` heads, each of which says one token of a chain."""
+    from calibrate.live.engine.heads import save_heads
+
+    def make(target: Any) -> Any:
+        return heads(target, count)
+
+    def loss(target: Any, own: Any, batch: torch.Tensor) -> torch.Tensor:
+        return drafting_loss(*logits(target, own, batch))
+
+    measure = partial(_measure_drafting, logits, ahead_of=count)
+    return HeadKind(name, 3e-3, first, window, make, loss, save_heads, measure)
 
 
 def eagle_kind() -> HeadKind[EagleHead, DraftingReport]:
